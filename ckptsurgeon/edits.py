@@ -1,0 +1,261 @@
+"""Plain values that a surgery is made of: changes, edits, fingerprints, promise, plan, receipt.
+
+Every path is a POSIX string relative to the run's root (it starts with `..` when a log directory
+lies outside). Nothing here reads or writes the disk. Each value survives `to_json`/`from_json`.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Scalar: TypeAlias = bool | int | float | str | None
+Value: TypeAlias = Scalar | list[Any] | tuple[Any, ...]
+Key: TypeAlias = str | int
+
+ZEROS = "zeros"
+"""`Change.new` of a tensor whose every element becomes 0."""
+ABSENT = "absent"
+"""`Change.old` of a dict key that is not there yet."""
+
+
+# --- changes: what the user reads ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field in one place, old value → new value.
+
+    In a shard, `path` is the key path inside its pickle (dict keys, list indices, attribute names)
+    and `new` may be `ZEROS`. In a text pointer, `path` is empty and the values are the whole text.
+    """
+
+    file: str
+    field: str
+    old: Value
+    new: Value
+    path: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A checkpoint or an event file that goes to the attic as it is."""
+
+    file: str
+    field: str
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes [start, end) of an existing file."""
+
+    file: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Content:
+    """The bytes of a new file: literal bytes and spans of existing files, in order.
+
+    `mtime_ns` is set on the new file when given: an event file keeps the time of its last event.
+    """
+
+    pieces: tuple[bytes | Span, ...]
+    mtime_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A small file that gets new bytes (`old` says what it was), or a new one when `new_file`."""
+
+    file: str
+    field: str
+    content: Content
+    note: str
+    new_file: bool = False
+
+
+AnyChange: TypeAlias = Change | Aside | Rewrite
+
+
+# --- edits: what the disk gets -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Move:
+    """Rename `src` to `dst`, which does not exist. With `content`, `src` is first staged from it,
+    so a new file is a Move too. Inverse: the move back."""
+
+    src: str
+    dst: str
+    content: Content | None = None
+
+
+@dataclass(frozen=True)
+class Replace:
+    """`file` is linked to `kept`, then `staged` is renamed over it: `file` exists at every moment.
+    `staged` is written from `content`, or is there already when `content` is None (undo).
+    Inverse: the same with `kept` as the staged file."""
+
+    file: str
+    staged: str
+    kept: str
+    content: Content | None = None
+
+
+@dataclass(frozen=True)
+class Append:
+    """Bytes after the last byte of `file`, ascending; what no write covers is a hole.
+
+    The last write makes the new state visible to a reader: all others are durable before it.
+    Every byte before `old_size` stays as it is. Inverse: `Truncate`."""
+
+    file: str
+    old_size: int
+    writes: tuple[tuple[int, bytes], ...]
+    mtime_ns: int
+
+    @property
+    def new_size(self) -> int:
+        offset, data = self.writes[-1]
+        return offset + len(data)
+
+
+@dataclass(frozen=True)
+class Truncate:
+    """The inverse of `Append`: `file` has `new_size` bytes and gets its old size and time back.
+
+    `digest` is the sha256 of the appended writes; a tail that differs is not ours and stays."""
+
+    file: str
+    old_size: int
+    new_size: int
+    digest: str
+    spans: tuple[tuple[int, int], ...]
+    mtime_ns: int
+
+
+Edit: TypeAlias = Move | Replace | Append | Truncate
+
+
+# --- the plan ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A file (or directory) as it was when the plan was made; compared right before the commit."""
+
+    file: str
+    dev: int
+    ino: int
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the trainer will really use at `step` = N + 1.
+
+    `lr` is the rate of the first update; `weight_decay` has one value per param group;
+    `adam_step` is the counter before that update; `consumed_samples` is the position of the next
+    sample; `skip` are inclusive iteration ranges. None: the format does not keep the field."""
+
+    step: int
+    lr: float
+    betas: tuple[float, float] | None
+    eps: float | None
+    weight_decay: tuple[float, ...] | None
+    adam_step: int | None
+    loss_scale: float | None
+    clip_grad: float | None
+    consumed_samples: int | None
+    skip: tuple[tuple[int, int], ...] | None
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The changes, the edits they render to, the fingerprints they assume, and the promise.
+
+    `id` is the receipt that it will become; `edits` are in the order in which the disk gets them,
+    such that a reader of the pointers sees the state before or the state after."""
+
+    id: str
+    run: str
+    title: str
+    recipe: Mapping[str, Any]
+    changes: tuple[AnyChange, ...]
+    edits: tuple[Edit, ...]
+    assumes: tuple[Fingerprint, ...]
+    promise: Promise | None
+    before: Promise | None = None
+    warnings: tuple[str, ...] = ()
+    undoes: str | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not self.edits
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """An applied plan, kept. `inverse` are the edits that bring back the state before, in order."""
+
+    id: str
+    title: str
+    why: str
+    when: str
+    user: str
+    host: str
+    version: str
+    recipe: Mapping[str, Any]
+    changes: tuple[AnyChange, ...]
+    inverse: tuple[Edit, ...]
+    promise: Promise | None
+    before: Promise | None = None
+    undoes: str | None = None
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        Change, Aside, Span, Content, Rewrite, Move, Replace, Append, Truncate,
+        Fingerprint, Promise, Plan, Receipt,
+    )
+}  # fmt: skip
+
+
+def to_json(value: Any) -> Any:
+    """A JSON document of one of the values above. Bytes are base64; tuples become lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        document = {"kind": type(value).__name__}
+        for item in dataclasses.fields(value):
+            document[item.name] = to_json(getattr(value, item.name))
+        return document
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    return value
+
+
+def from_json(document: Any) -> Any:
+    """The inverse of `to_json`. Raises KeyError or TypeError on a document it did not write."""
+    if isinstance(document, list):
+        return tuple(from_json(item) for item in document)
+    if isinstance(document, dict):
+        if set(document) == {"base64"}:
+            return base64.b64decode(document["base64"])
+        if "kind" in document and document["kind"] in _KINDS:
+            kind = _KINDS[document["kind"]]
+            return kind(**{k: from_json(v) for k, v in document.items() if k != "kind"})
+        return {key: from_json(item) for key, item in document.items()}
+    return document

@@ -1,0 +1,67 @@
+"""The errors a user can meet: what happened, what was left untouched, what to do next.
+
+SurgeryError                     exit 1   failed or refused; the run is exactly as it was
+├── UsageError                   exit 2   the request itself is wrong (flag, recipe key, value)
+├── DamagedFile                  exit 1   a file is not what its reader needs: path and byte offset
+├── VerificationFailed           exit 4   the disk disagrees with the promise
+└── InterruptedSurgery           exit 5   a committed surgery is waiting for `recover`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+UNTOUCHED = "the run is exactly as it was"
+
+
+class SurgeryError(Exception):
+    """A refusal in three parts.
+
+    `what` names the file and the number, `untouched` is a true sentence about the run at the
+    moment of raising, `next` is one or more commands or acts that lead on.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self, what: str, *, next: str | Sequence[str] = (), untouched: str = UNTOUCHED
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.untouched = untouched
+        self.next: tuple[str, ...] = (next,) if isinstance(next, str) else tuple(next)
+
+
+class UsageError(SurgeryError):
+    """The request can't be meant: an unknown key, a step that is not there, an impossible value."""
+
+    exit_code = 2
+
+
+class DamagedFile(SurgeryError):
+    """A file can't be read as its format asks. `offset` is the byte where reading stopped."""
+
+    def __init__(
+        self,
+        path: str,
+        offset: int,
+        what: str,
+        *,
+        next: str | Sequence[str] = "ckptsurgeon verify    list every damaged file",
+        untouched: str = UNTOUCHED,
+    ) -> None:
+        super().__init__(f"{path}: byte {offset}: {what}", next=next, untouched=untouched)
+        self.path = path
+        self.offset = offset
+
+
+class VerificationFailed(SurgeryError):
+    """What is on disk, or what the trainer printed, is not what the plan promised."""
+
+    exit_code = 4
+
+
+class InterruptedSurgery(SurgeryError):
+    """A journal with a commit record is on disk: only `recover` may touch the run."""
+
+    exit_code = 5

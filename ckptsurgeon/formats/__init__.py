@@ -1,0 +1,124 @@
+"""The Format protocol: where one family of trainers keeps each field, and which place wins on load.
+
+A new format is one file in this folder plus one line in `FORMATS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ckptsurgeon.edits import AnyChange, Key, Promise
+from ckptsurgeon.errors import SurgeryError
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place where a checkpoint keeps a field.
+
+    `path` is the key path inside the pickle of `file`. `wins` is true when the trainer's value at
+    step N + 1 comes from here, and false for a copy that is overwritten or never read."""
+
+    file: Path
+    path: tuple[Key, ...]
+    value: Any
+    wins: bool = True
+
+
+@dataclass(frozen=True)
+class State:
+    """One checkpoint as its trainer would see it: no tensor bytes.
+
+    `schedule` has Megatron's AnnealingLR keys (steps are samples) or None; `tokens`, `gigaflos` and
+    `saved_at` (Unix time of the newest file) are what event files are matched with."""
+
+    step: int
+    promise: Promise
+    schedule: Mapping[str, Any] | None
+    dialect: str
+    data_parallel: int
+    model_parallel: int
+    dynamic_loss_scale: bool
+    tokens: int | None
+    gigaflos: float | None
+    saved_at: float
+    notes: tuple[str, ...] = ()
+
+
+class Checkpoint(Protocol):
+    """One saved step, its shards' trees read once."""
+
+    path: Path
+    step: int
+
+    def state(self) -> State:
+        """What is in the checkpoint. Raises SurgeryError when its shards disagree."""
+        ...
+
+    def locate(self, field: str) -> list[Place]:
+        """Every place `field` is kept in, in every shard; an empty list when it is kept nowhere."""
+        ...
+
+    def value(self, file: Path, path: tuple[Key, ...]) -> Any:
+        """The value under `path` in `file`; None when it is not there."""
+        ...
+
+    def is_zero(self, place: Place) -> bool:
+        """Whether the tensor in `place` is known to be all zeros without reading its bytes."""
+        ...
+
+    def scaler_start(self) -> list[tuple[Place, Any]]:
+        """Each place of the dynamic loss scaler with the value that it had in a new run."""
+        ...
+
+    def after(self, changes: Sequence[AnyChange], root: Path) -> Checkpoint:
+        """This checkpoint as it will be once `changes` are on disk; nothing is written."""
+        ...
+
+
+class Format(Protocol):
+    """One family of trainers."""
+
+    name: str
+
+    def recognizes(self, run: Path) -> bool:
+        """Whether the directory looks like the root of such a run."""
+        ...
+
+    def steps(self, run: Path) -> list[int]:
+        """The saved steps, ascending, complete or not."""
+        ...
+
+    def directory(self, run: Path, step: int) -> Path:
+        """Where step `step` is saved."""
+        ...
+
+    def missing(self, checkpoint: Path) -> list[str]:
+        """The names of the shards that must exist for the checkpoint to load, and do not."""
+        ...
+
+    def pointers(self, run: Path, step: int) -> dict[Path, str]:
+        """Each pointer file of the run with the whole text that makes it name `step`."""
+        ...
+
+    def pointed(self, pointer: Path) -> int | None:
+        """The step that a pointer file names, or None when it is missing or names nothing."""
+        ...
+
+    def open(self, checkpoint: Path) -> Checkpoint:
+        """Read the trees of every shard of one saved step."""
+        ...
+
+
+def detect(run: Path) -> Format | None:
+    """The format of the run rooted at `run`, or None."""
+    from ckptsurgeon.formats.deepspeed import DeepSpeed
+
+    formats: tuple[Format, ...] = (DeepSpeed(),)
+    return next((item for item in formats if item.recognizes(run)), None)
+
+
+class Disagreement(SurgeryError):
+    """Shards of one checkpoint hold different values of a field that must be the same in all."""

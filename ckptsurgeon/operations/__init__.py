@@ -1,0 +1,1 @@
+"""Intent becomes changes: one file per section of a recipe."""

@@ -1,0 +1,180 @@
+"""Wanted hyperparameters: lr schedule, betas, eps, weight decay, clipping, seed, loss scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptsurgeon.edits import AnyChange, Change
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats.annealing import is_annealing, learning_rate
+from ckptsurgeon.recipe import Recipe, absolute
+from ckptsurgeon.run import Run
+
+SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style")
+FLAGS = {"clip_grad": "--clip-grad", "seed": "--seed"}
+COUPLED = {"cur_iter": 0, "last_overflow_iter": -1}
+"""Counters that a dynamic loss scaler takes its next growth from."""
+
+
+def hyperparameters(
+    run: Run, recipe: Recipe, checkpoint: Checkpoint
+) -> tuple[list[AnyChange], list[str]]:
+    """Changes for the recipe's `set`, in every place of every shard.
+
+    What the format does not keep is refused with the trainer's flag to use instead."""
+    wanted = recipe.set.given()
+    if not wanted:
+        return [], []
+    surgeon = _Setter(run, checkpoint)
+    surgeon.schedule(wanted)
+    for key in ("beta1", "beta2"):
+        if key in wanted:
+            surgeon.beta(int(key[-1]) - 1, wanted[key])
+    if "eps" in wanted:
+        surgeon.groups("eps", wanted["eps"])
+    if "weight_decay" in wanted:
+        surgeon.groups("weight_decay", wanted["weight_decay"])
+    for key in FLAGS:
+        if key in wanted:
+            surgeon.flagged(key, wanted[key])
+    if "loss_scale" in wanted:
+        surgeon.loss_scale(wanted["loss_scale"])
+    if "beta2" in wanted and "moments" not in recipe.reset:
+        surgeon.warn_young_moments(wanted["beta2"])
+    return list(surgeon.changes.values()), surgeon.warnings
+
+
+class _Setter:
+    """The changes so far; a later one to the same place replaces the earlier (beta1, beta2)."""
+
+    def __init__(self, run: Run, checkpoint: Checkpoint) -> None:
+        self.run = run
+        self.checkpoint = checkpoint
+        self.changes: dict[tuple[Any, ...], AnyChange] = {}
+        self.warnings: list[str] = []
+
+    def put(self, field: str, place: Place, new: Any) -> None:
+        """Keeps the place's type: an int field stays an int where the value is whole."""
+        if isinstance(place.value, int) and isinstance(new, float) and new.is_integer():
+            new = int(new)
+        file = self.run.relative(place.file)
+        change = Change(file, field, place.value, new, place.path)
+        earlier = self.changes.get((file, place.path))
+        if isinstance(earlier, Change):
+            change = Change(file, earlier.field, earlier.old, new, place.path)
+        self.changes[(file, place.path)] = change
+
+    def schedule(self, wanted: dict[str, Any]) -> None:
+        """lr, min_lr, warmup, decay, decay_style: the scheduler's state in every model shard, and
+        the groups' lr that it gives at the saved position, so that the first step has it too."""
+        keys = {"lr": "max_lr", **{key: key for key in SCHEDULE[1:]}}
+        given = {keys[key]: wanted[key] for key in keys if key in wanted}
+        if not given:
+            return
+        present = self.checkpoint.state().schedule
+        if present is None:
+            if set(given) != {"max_lr"}:
+                raise SurgeryError(
+                    f"the checkpoint keeps no schedule, so {', '.join(sorted(given))} has no place",
+                    next="set only lr, and the schedule on the trainer's command line",
+                )
+            self._rates(given["max_lr"], None)
+            return
+        new = dict(present)
+        for key, value in given.items():
+            place = self.checkpoint.locate(key)[0]
+            inner = str(place.path[-1])
+            new[inner] = value if key == "decay_style" else absolute(value, present[inner], key)
+            if key in ("warmup", "decay"):
+                new[inner] = int(new[inner])
+        if new["max_lr"] < new["min_lr"]:
+            raise UsageError(
+                f"lr {new['max_lr']:g} is below min_lr {new['min_lr']:g}, and the trainer asserts "
+                "max_lr >= min_lr on resume",
+                next=f"ckptsurgeon set-lr {new['max_lr']:g} --min-lr {new['max_lr'] / 10:g}",
+            )
+        if new["decay_style"] != "constant" and new["decay_steps"] <= new["warmup_steps"]:
+            raise UsageError(
+                f"decay {new['decay_steps']} samples is not beyond warmup {new['warmup_steps']}",
+                next="set decay above warmup; both count samples from the start of the run",
+            )
+        assert is_annealing(new)
+        for key in given:
+            for place in self.checkpoint.locate(key):
+                value = new[str(place.path[-1])]
+                self.put("lr" if key == "max_lr" else key, place, value)
+        self._rates(learning_rate(new), new["max_lr"])
+        if new["num_steps"] < new["warmup_steps"]:
+            self.warnings.append(
+                f"still warming up: sample {new['num_steps']} of {new['warmup_steps']}"
+            )
+
+    def _rates(self, rate: float | str, peak: float | None) -> None:
+        for place in self.checkpoint.locate("lr"):
+            self.put("lr", place, absolute(rate, place.value, "lr"))
+        for place in self.checkpoint.locate("initial_lr"):
+            self.put("lr", place, peak if peak is not None else absolute(rate, place.value, "lr"))
+
+    def beta(self, index: int, value: float) -> None:
+        for place in self._places("betas", "set betas on the trainer's command line"):
+            known = self.changes.get((self.run.relative(place.file), place.path))
+            betas = list(known.new if isinstance(known, Change) else place.value)  # type: ignore[arg-type]
+            betas[index] = float(value)
+            self.put("betas", place, type(place.value)(betas))
+
+    def groups(self, key: str, value: float | str) -> None:
+        """A weight decay of 0 marks biases and layer norms: such a group keeps it."""
+        places = self._places(key, f"set {key} on the trainer's command line")
+        if key == "weight_decay":
+            places = [place for place in places if place.value != 0]
+            if not places:
+                raise SurgeryError(
+                    "every param group has weight decay 0, so none says which ones should decay",
+                    next="set the weight decay in the trainer, which knows its parameters",
+                )
+        for place in places:
+            self.put(key, place, absolute(value, place.value, key))
+
+    def flagged(self, key: str, value: float | str) -> None:
+        places = self.checkpoint.locate(key)
+        if not any(place.wins for place in places):
+            raise SurgeryError(
+                f"this checkpoint does not decide {key}: the trainer's command line does",
+                next=f"relaunch the trainer with {FLAGS[key]} {value}",
+            )
+        for place in places:
+            self.put(key, place, absolute(value, place.value, key))
+
+    def loss_scale(self, value: float | str) -> None:
+        places = self.checkpoint.locate("loss_scale")
+        if not self.checkpoint.state().dynamic_loss_scale or not places:
+            raise SurgeryError(
+                "the run has no dynamic loss scale (bf16 and fp32 train without one)",
+                next="drop loss_scale",
+            )
+        for place in places:
+            self.put("loss_scale", place, absolute(value, place.value, "loss_scale"))
+            for name, start in COUPLED.items():
+                old = self.checkpoint.value(place.file, (*place.path[:-1], name))
+                if old is not None:
+                    beside = Place(place.file, (*place.path[:-1], name), old)
+                    self.put("loss_scale", beside, start)
+
+    def warn_young_moments(self, beta2: float) -> None:
+        promise = self.checkpoint.state().promise
+        if promise.betas is None or promise.adam_step is None:
+            return
+        horizon = 3 / (1 - max(beta2, promise.betas[1]))
+        if promise.adam_step < horizon:
+            self.warnings.append(
+                f"exp_avg_sq has seen only {promise.adam_step} steps under beta2 "
+                f"{promise.betas[1]:g}; the bias correction of the new one is off until about "
+                f"step {horizon:.0f}"
+            )
+
+    def _places(self, name: str, advice: str) -> list[Place]:
+        places = self.checkpoint.locate(name)
+        if not places:
+            raise SurgeryError(f"this checkpoint keeps no {name}", next=advice)
+        return places

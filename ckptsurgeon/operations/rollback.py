@@ -1,0 +1,31 @@
+"""Back to a saved step: newer checkpoints go to the attic, every pointer names the step."""
+
+from __future__ import annotations
+
+from ckptsurgeon.edits import AnyChange, Aside, Change
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.recipe import Recipe
+from ckptsurgeon.run import Run
+
+
+def rollback(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:
+    """Changes for `rollback.to` or `repair_latest`, whose step `checkpoint` is.
+
+    Newer steps must leave, and not only lose the pointer: trainers that pick the highest step
+    would go back to the abandoned branch, and retention would delete the new one first."""
+    changes: list[AnyChange] = []
+    if recipe.rollback is not None:
+        changes += [
+            Aside(run.relative(run.directory(step)), "checkpoint")
+            for step in run.steps()
+            if step > checkpoint.step
+        ]
+    elif recipe.repair_latest is None:
+        return [], []
+    for path, text in run.format.pointers(run.root, checkpoint.step).items():
+        old = path.read_text("utf-8", "replace") if path.exists() else None
+        changes.append(Change(run.relative(path), "latest", old, text))
+    warnings = []
+    if (run.root / "latest_universal").exists():
+        warnings.append("latest_universal is not changed: it names a converted checkpoint")
+    return changes, warnings

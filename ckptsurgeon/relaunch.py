@@ -1,0 +1,125 @@
+"""Start the trainer from the edited state and hold its first line against the promise."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, TextIO
+
+from ckptsurgeon.edits import Promise
+from ckptsurgeon.errors import SurgeryError, VerificationFailed
+from ckptsurgeon.recipe import Relaunch
+from ckptsurgeon.run import Run
+
+CONFIG = "train.yaml"
+STANDS = "the surgery stands; the trainer has trained no step"
+TOLERANCE = 1e-12
+"""Relative: two implementations of one formula may differ in the last bit, and in no more."""
+
+
+def command(run: Run, wanted: Relaunch | None = None, extra: Sequence[str] = ()) -> list[str]:
+    """The argument list that starts the trainer, never a shell string.
+
+    The run's `ckptsurgeon.yaml` decides (`relaunch: {command: [...]}`); else it is the bundled
+    trainer with the `train.yaml` that it left in the run, on as many ranks as saved the shards."""
+    arguments = [*(wanted.args if wanted else []), *extra]
+    own = run.settings.get("relaunch")
+    if own is not None:
+        if not isinstance(own, dict) or not isinstance(own.get("command"), list):
+            raise SurgeryError(
+                "ckptsurgeon.yaml: `relaunch.command` must be a list of arguments",
+                next="relaunch: {command: [torchrun, --nproc_per_node, '8', train.py]}",
+            )
+        return [*map(str, own["command"]), *arguments]
+    config = run.root / CONFIG
+    if not config.is_file():
+        raise SurgeryError(
+            f"how this run was started is not known: no {CONFIG} and no ckptsurgeon.yaml",
+            next="write `relaunch: {command: [...]}` to ckptsurgeon.yaml in the run",
+        )
+    module = "ckptsurgeon_train" if importlib.util.find_spec("ckptsurgeon_train") else "train"
+    state = run.checkpoint(run.latest()).state()
+    ranks = state.data_parallel * state.model_parallel
+    if wanted is not None and wanted.nproc_per_node is not None:
+        ranks = wanted.nproc_per_node
+    launcher = [sys.executable]
+    if ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    return [*launcher, "-m", module, "--config", str(config), f"save={run.root}", *arguments]
+
+
+def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, out: TextIO) -> int:
+    """Run `argv`, pass its output on to `out`, and compare its first line with `promise`.
+
+    Returns the trainer's exit status. Raises VerificationFailed, after stopping the trainer, when
+    the line disagrees. With `check` the bundled trainer stops after the line by itself."""
+    argv = [*argv, *(["--exit-after-first-line"] if check else [])]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=run.root) as trainer:
+        assert trainer.stdout is not None
+        try:
+            first = trainer.stdout.readline()
+            out.write(first)
+            out.flush()
+            differing = compare(promise, first) if first else []
+            if differing:
+                raise VerificationFailed(
+                    f"the trainer does not use what was promised: {'; '.join(differing)}",
+                    untouched="the trainer was stopped before its first step; " + STANDS,
+                    next="ckptsurgeon undo    take the surgery back",
+                )
+            for line in trainer.stdout:
+                out.write(line)
+                out.flush()
+        except BaseException:
+            trainer.terminate()
+            raise
+        status = trainer.wait()
+    if not first:
+        raise SurgeryError(
+            f"the trainer ended with status {status} before its first line",
+            untouched=STANDS,
+            next="read its messages above; then ckptsurgeon relaunch",
+        )
+    return status
+
+
+def compare(promise: Promise, line: str) -> list[str]:
+    """The fields in which the trainer's first line differs from the promise, a sentence each.
+
+    A field that the format does not keep (None in the promise) can't be compared."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        return [f"its first line is not the JSON object of what it uses: {line.strip()[:80]!r}"]
+    differing = []
+    for item in fields(promise):
+        promised = getattr(promise, item.name)
+        if promised is None:
+            continue
+        if item.name not in told:
+            differing.append(f"{item.name}: promised {_plain(promised)}, not told")
+        elif not _same(_plain(promised), told[item.name]):
+            differing.append(f"{item.name}: promised {_plain(promised)}, uses {told[item.name]}")
+    return differing
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _same(promised: Any, told: Any) -> bool:
+    if isinstance(promised, list):
+        return (
+            isinstance(told, list)
+            and len(told) == len(promised)
+            and all(_same(a, b) for a, b in zip(promised, told, strict=True))
+        )
+    if isinstance(promised, float) and isinstance(told, (int, float)):
+        return abs(promised - told) <= TOLERANCE * max(abs(promised), abs(told))
+    return bool(promised == told)

@@ -1,0 +1,233 @@
+"""A training run on disk: its checkpoints, pointers, event files and launch settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon import journal, recipe
+from ckptsurgeon.edits import Fingerprint, Move, Receipt
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats import Checkpoint, Format, detect
+
+HOME = ".ckptsurgeon"
+SETTINGS = "ckptsurgeon.yaml"
+EVENT_WRITER = re.compile(r"tfevents\.(?P<born>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.\d+")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run rooted at `root`, the folder of its checkpoints. Reads only; finds, never guesses.
+
+    `settings` is the content of `ckptsurgeon.yaml` (name, tensorboard: [DIR], relaunch:
+    {command: [ARG]}), or empty."""
+
+    root: Path
+    format: Format
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, start: Path) -> Run:
+        """The run at `start` or in the nearest folder above it, as git finds a repository."""
+        here = start.resolve()
+        if not here.is_dir():
+            raise UsageError(f"{start} is not a directory", next="ckptsurgeon -C RUN status")
+        for folder in (here, *here.parents):
+            found = detect(folder)
+            if found is not None:
+                file = folder / SETTINGS
+                return cls(folder, found, _settings(file) if file.is_file() else {})
+        raise UsageError(
+            f"no training run in {here} or above (no global_step<N> folder, no latest)",
+            next="ckptsurgeon status -C RUN    with the folder that holds the checkpoints",
+        )
+
+    @property
+    def name(self) -> str:
+        """What the settings call it, else the folder's name."""
+        return str(self.settings.get("name", self.root.name))
+
+    # --- paths -----------------------------------------------------------------------------------
+
+    def relative(self, path: Path) -> str:
+        """`path` as edits name it: POSIX, from the root, `..` when it lies outside."""
+        return Path(os.path.relpath(path, self.root)).as_posix()
+
+    def attic(self, file: str, id: str) -> str:
+        """Where `file` is kept after surgery `id`: on its own file system, by a name that
+        TensorBoard does not load."""
+        return self._aside("attic", file, id)
+
+    def staging(self, file: str, id: str) -> str:
+        """Where the new bytes of `file` are written before the commit, by the same rules."""
+        return self._aside("staging", file, id)
+
+    def _aside(self, kind: str, file: str, id: str) -> str:
+        plain = file.replace("tfevents", "tf-events")
+        if not file.startswith("../"):
+            return f"{HOME}/{kind}/{id}/{plain}"
+        folder, _, name = plain.rpartition("/")
+        return f"{folder}/{HOME}/{kind}/{id}/{name}"
+
+    def fingerprint(self, file: str) -> Fingerprint:
+        """What `file` is at this moment; an absent file has inode 0."""
+        try:
+            info = os.lstat(self.root / file)
+        except FileNotFoundError:
+            return Fingerprint(file, 0, 0, 0, 0)
+        return Fingerprint(file, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """The saved steps, ascending, complete or not."""
+        return self.format.steps(self.root)
+
+    def directory(self, step: int) -> Path:
+        """Where `step` is saved."""
+        return self.format.directory(self.root, step)
+
+    def complete(self, step: int) -> bool:
+        """Whether every shard of `step` is there (names and world sizes, not contents)."""
+        try:
+            return not self.format.missing(self.directory(step))
+        except SurgeryError:
+            return False
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """Open `step`. Raises when it is not saved or lacks a shard, and names what is near."""
+        steps = self.steps()
+        if step not in steps:
+            near = sorted(steps, key=lambda other: (abs(other - step), other))[:2]
+            hints = [f"step {other} is saved" for other in sorted(near)]
+            raise UsageError(
+                f"step {step} is not saved in {self.root}",
+                next=[*hints, "ckptsurgeon status    list all steps"],
+            )
+        missing = self.format.missing(self.directory(step))
+        if missing:
+            complete = [other for other in steps if other < step and self.complete(other)]
+            hint = [f"step {complete[-1]} is the newest complete one before it"] if complete else []
+            names = ", ".join(missing[:3]) + (" …" if len(missing) > 3 else "")
+            raise SurgeryError(
+                f"step {step} is incomplete: {len(missing)} shard(s) missing: {names}",
+                next=[*hint, "ckptsurgeon status    list the complete steps"],
+            )
+        return self.format.open(self.directory(step))
+
+    def pointers(self) -> dict[str, int | None]:
+        """Pointer file → the step it names, or None when it is missing or names nothing."""
+        return {
+            self.relative(path): self.format.pointed(path)
+            for path in self.format.pointers(self.root, 0)
+        }
+
+    def latest(self) -> int:
+        """The step that every pointer names. Raises when they disagree or name no saved step."""
+        named = self.pointers()
+        fix = "ckptsurgeon repair-latest    point them at the newest complete step"
+        for file, step in named.items():
+            if step is None:
+                raise SurgeryError(f"{file} is missing or names no step", next=fix)
+            if step not in self.steps():
+                raise SurgeryError(f"{file} names step {step}, which is not saved", next=fix)
+        if len(set(named.values())) > 1:
+            told = ", ".join(f"{file} → {step}" for file, step in named.items())
+            raise SurgeryError(f"the pointers disagree: {told}", next=fix)
+        return next(step for step in named.values() if step is not None)
+
+    # --- surgeries -------------------------------------------------------------------------------
+
+    def receipts(self) -> list[Receipt]:
+        """The surgeries done so far, oldest first."""
+        return journal.receipts(self.root)
+
+    def interrupted(self) -> str | None:
+        """The title of a surgery that was cut off and waits for `recover`."""
+        return journal.interrupted(self.root)
+
+    # --- logs ------------------------------------------------------------------------------------
+
+    def logdirs(self) -> list[Path]:
+        """Folders with event files of this run: those of the settings, else all below the root
+        that a surgery did not make itself to keep a cut branch."""
+        named = self.settings.get("tensorboard")
+        if named:
+            names = named if isinstance(named, list) else [named]
+            return [Path(os.path.normpath(self.root / str(item))) for item in names]
+        kept = {
+            (self.root / edit.src).parent
+            for receipt in self.receipts()
+            for edit in receipt.inverse
+            if isinstance(edit, Move) and "tfevents" in edit.src and "tfevents" not in edit.dst
+        }
+        found: list[Path] = []
+        for folder, inner, files in os.walk(self.root):
+            inner[:] = sorted(
+                name for name in inner if name != HOME and not name.startswith("global_step")
+            )
+            if any("tfevents" in name for name in files) and Path(folder) not in kept:
+                found.append(Path(folder))
+        return found
+
+    def writers(self) -> list[str]:
+        """Evidence of trainers that are alive on this machine and write to this run.
+
+        Two signs: the bundled trainer's `trainer.pid`, and an event file whose name holds this host
+        and the number of a living process that is older than the file. Another host's trainer
+        can't be seen from here."""
+        found = []
+        record = self.root / "trainer.pid"
+        if record.is_file():
+            try:
+                data = json.loads(record.read_text("utf-8"))
+                pid, start = int(data["pid"]), int(data["start_time"])
+                here = data["host"] == socket.gethostname()
+            except (ValueError, KeyError, TypeError):
+                here = False
+            if here and _ticks(pid) == start:
+                found.append(f"trainer.pid: process {pid} is running")
+        for folder in self.logdirs():
+            for item in sorted(folder.glob("*tfevents*")):
+                match = EVENT_WRITER.search(item.name)
+                if match and match["host"] == socket.gethostname():
+                    pid = int(match["pid"])
+                    if pid != os.getpid() and _born_before(pid, int(match["born"])):
+                        found.append(
+                            f"{self.relative(item)}: its writer, process {pid}, is running"
+                        )
+        return found
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    data = recipe.settings(file)
+    for key in data:
+        if key not in ("name", "tensorboard", "relaunch"):
+            raise recipe.unknown_key(key, ("name", "tensorboard", "relaunch"), str(file))
+    return data
+
+
+def _ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot (proc(5), stat field 22)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
+    except OSError:
+        return None
+    return int(stat.rsplit(")", 1)[1].split()[19])
+
+
+def _born_before(pid: int, moment: int) -> bool:
+    """Whether `pid` is alive and was started before `moment` (Unix time), so that it can have
+    made a file then: a number that was given anew since is no evidence."""
+    ticks = _ticks(pid)
+    if ticks is None:
+        return False
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return boot + ticks / os.sysconf("SC_CLK_TCK") <= moment + 2

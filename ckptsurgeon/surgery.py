@@ -1,0 +1,370 @@
+"""The public API: plan, apply, undo, recover, verify; the order of operations is one tuple."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckptsurgeon import journal
+from ckptsurgeon.edits import (
+    AnyChange,
+    Append,
+    Aside,
+    Change,
+    Content,
+    Edit,
+    Move,
+    Plan,
+    Promise,
+    Receipt,
+    Replace,
+    Rewrite,
+)
+from ckptsurgeon.errors import InterruptedSurgery, SurgeryError, UsageError, VerificationFailed
+from ckptsurgeon.files import torch_archive
+from ckptsurgeon.formats import Checkpoint, State
+from ckptsurgeon.journal import Recovery
+from ckptsurgeon.operations.events import events
+from ckptsurgeon.operations.hyperparameters import hyperparameters
+from ckptsurgeon.operations.reset import reset
+from ckptsurgeon.operations.rollback import rollback
+from ckptsurgeon.operations.skip import skip
+from ckptsurgeon.recipe import Recipe, to_dict
+from ckptsurgeon.run import Run
+
+OPERATIONS = (rollback, hyperparameters, reset, skip, events)
+
+Progress = Callable[[str, int, int], None]
+
+
+# --- plan ----------------------------------------------------------------------------------------
+
+
+def plan(run: Run, recipe: Recipe) -> Plan:
+    """What `recipe` would do to `run`, byte for byte. Reads only.
+
+    Raises SurgeryError when it can't be done in every shard, and names what to do instead."""
+    _refuse_busy(run)
+    step = _target(run, recipe)
+    checkpoint = run.checkpoint(step)
+    before = checkpoint.state()
+    changes: list[AnyChange] = []
+    warnings = list(before.notes)
+    for operation in OPERATIONS:
+        wanted, said = operation(run, recipe, checkpoint)
+        changes += [change for change in wanted if not _idle(change)]
+        warnings += said
+    after = checkpoint.after(changes, run.root).state()
+    id = journal.next_id(run.root)
+    edits = _render(run, changes, id)
+    touched = dict.fromkeys(_touched(edits))
+    shards = [run.relative(path) for path in sorted(checkpoint.path.iterdir())] if edits else []
+    return Plan(
+        id=id,
+        run=str(run.root),
+        title=_title(run, recipe, step),
+        recipe=to_dict(recipe),
+        changes=tuple(changes),
+        edits=tuple(edits),
+        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys([*touched, *shards])),
+        promise=after.promise,
+        before=before.promise,
+        warnings=tuple(warnings),
+    )
+
+
+def _refuse_busy(run: Run) -> None:
+    title = run.interrupted()
+    if title is not None:
+        raise InterruptedSurgery(
+            f"a surgery was interrupted: {title}",
+            untouched="nothing was touched by this command",
+            next="ckptsurgeon recover    finish it or take it back",
+        )
+    alive = run.writers()
+    if alive:
+        raise SurgeryError(
+            f"a trainer is alive in this run: {alive[0]}",
+            next="stop the trainer, wait until it is gone, then repeat the command",
+        )
+
+
+def _target(run: Run, recipe: Recipe) -> int:
+    """The step whose checkpoint is edited: of the rollback, of the repair, else the latest."""
+    if recipe.rollback is not None:
+        return recipe.rollback.to
+    if recipe.repair_latest is not None:
+        if recipe.repair_latest.to is not None:
+            return recipe.repair_latest.to
+        complete = [step for step in run.steps() if run.complete(step)]
+        if not complete:
+            raise SurgeryError(
+                f"no complete checkpoint in {run.root}",
+                next="ckptsurgeon status    what is missing",
+            )
+        return complete[-1]
+    return run.latest()
+
+
+def _title(run: Run, recipe: Recipe, step: int) -> str:
+    parts = []
+    if recipe.rollback is not None:
+        newest = max(run.steps())
+        parts.append(f"rollback {newest} → {step}" if newest != step else f"rollback to {step}")
+    if recipe.repair_latest is not None:
+        parts.append(f"repair latest → {step}")
+    given = recipe.set.given()
+    if given:
+        parts.append("set " + " ".join(f"{key}={value}" for key, value in given.items()))
+    parts += [f"reset {state}" for state in recipe.reset]
+    if recipe.clear_skip:
+        parts.append("clear skip")
+    if recipe.skip:
+        parts.append(f"skip {' '.join(recipe.skip)}")
+    if recipe.tensorboard.after is not None:
+        parts.append(f"cut events after {recipe.tensorboard.after}")
+    if recipe.tensorboard.rename:
+        parts.append(f"rename {len(recipe.tensorboard.rename)} tags")
+    return ", ".join(parts) or "nothing"
+
+
+def _idle(change: AnyChange) -> bool:
+    return isinstance(change, Change) and change.old == change.new
+
+
+# --- changes to edits ----------------------------------------------------------------------------
+
+
+def _render(run: Run, changes: Sequence[AnyChange], id: str) -> list[Edit]:
+    """All changes of one file as one edit, in the order in which a crash or a reader does no harm:
+    shards, event files, pointers, and last the checkpoints that leave."""
+    shards: dict[str, list[Change]] = {}
+    logs: list[Edit] = []
+    pointers: list[Edit] = []
+    asides: list[Edit] = []
+    for change in changes:
+        if isinstance(change, Aside):
+            move = Move(change.file, run.attic(change.file, id))
+            (asides if change.field == "checkpoint" else logs).append(move)
+        elif isinstance(change, Rewrite):
+            logs.append(_rewrite(run, change.file, change.content, id, new=change.new_file))
+        elif change.path:
+            shards.setdefault(change.file, []).append(change)
+        else:
+            text = Content((str(change.new).encode(),))
+            pointers.append(_rewrite(run, change.file, text, id, new=change.old is None))
+    edits: list[Edit] = []
+    for file, wanted in shards.items():
+        rendered = torch_archive.render(run.root / file, file, wanted)
+        if isinstance(rendered, Append):
+            edits.append(rendered)
+        else:
+            edits.append(_rewrite(run, file, rendered, id, new=False))
+    return [*edits, *logs, *pointers, *asides]
+
+
+def _rewrite(run: Run, file: str, content: Content, id: str, *, new: bool) -> Edit:
+    staged = run.staging(file, id)
+    if new:
+        return Move(staged, file, content)
+    return Replace(file, staged, run.attic(file, id), content)
+
+
+def _touched(edits: Sequence[Edit]) -> list[str]:
+    """The files that must still be what they were: edited, moved away, or about to be made."""
+    files = []
+    for edit in edits:
+        if isinstance(edit, Move):
+            files.append(edit.dst if edit.content is not None else edit.src)
+        else:
+            files.append(edit.file)
+    return files
+
+
+# --- apply, undo, recover ------------------------------------------------------------------------
+
+
+def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = None) -> Receipt:
+    """Commit `plan` in one transaction and verify its promise on a fresh read of the disk.
+
+    Raises SurgeryError (the run is as it was), InterruptedSurgery (committed, not finished) or
+    VerificationFailed (finished, and the disk does not hold what was promised)."""
+    if Path(plan.run) != run.root:
+        raise UsageError(
+            f"the plan was made for {plan.run}, and this run is {run.root}",
+            next="ckptsurgeon plan RECIPE -o plan.json    in this run",
+        )
+    _refuse_busy(run)
+    receipt = journal.commit(run.root, plan, jobs=jobs, progress=progress)
+    if plan.promise is not None:
+        _hold(run, receipt, plan.promise)
+    return receipt
+
+
+def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
+    found = run.checkpoint(promise.step - 1).state().promise
+    differing = differences(promise, found)
+    if differing:
+        raise VerificationFailed(
+            f"receipt {receipt.id} is not what was promised: {'; '.join(differing)}",
+            untouched="every byte from before the surgery is kept",
+            next=f"ckptsurgeon undo {receipt.id}",
+        )
+
+
+def differences(promised: Promise, found: Promise) -> list[str]:
+    """The fields in which two promises differ, one sentence each."""
+    return [
+        f"{name}: promised {value!r}, found {getattr(found, name)!r}"
+        for name, value in vars(promised).items()
+        if value != getattr(found, name)
+    ]
+
+
+def plan_undo(run: Run, id: str | None = None) -> Plan:
+    """The inverse of receipt `id`, or of the newest surgery that is not undone yet.
+
+    What the trainer wrote since goes to the attic: nothing is lost, and the run is byte for byte
+    what it was before that surgery."""
+    _refuse_busy(run)
+    receipts = run.receipts()
+    undone = {receipt.undoes for receipt in receipts}
+    standing = [r for r in receipts if r.undoes is None and r.id not in undone]
+    if not standing:
+        raise UsageError("there is no surgery to undo", next="ckptsurgeon log")
+    wanted = id.zfill(4) if id is not None else standing[-1].id
+    chosen = next((receipt for receipt in standing if receipt.id == wanted), None)
+    if chosen is None:
+        raise UsageError(
+            f"receipt {wanted} is not there, or is undone, or is an undo", next="ckptsurgeon log"
+        )
+    later = [receipt.id for receipt in standing if receipt.id > chosen.id]
+    if later:
+        raise UsageError(
+            f"receipt {later[-1]} came after {chosen.id} and stands on it",
+            next=f"ckptsurgeon undo {later[-1]}    first",
+        )
+    new = journal.next_id(run.root)
+    since = _since(run, chosen, new)
+    edits: list[Edit] = [*since]
+    gone = {edit.src for edit in since}
+    for edit in chosen.inverse:
+        if isinstance(edit, Replace):
+            edit = replace(edit, kept=run.attic(edit.file, new))
+        elif isinstance(edit, Move) and "/staging/" in f"/{edit.dst}":
+            if edit.src in gone:
+                continue
+            edit = replace(edit, dst=run.attic(edit.src, new))
+        edits.append(edit)
+    return Plan(
+        id=new,
+        run=str(run.root),
+        title=f"undo {chosen.id} ({chosen.title})",
+        recipe={},
+        changes=tuple(Aside(edit.src, _kind(run, edit.src)) for edit in since),
+        edits=tuple(edits),
+        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(_touched(edits))),
+        promise=None,
+        undoes=chosen.id,
+    )
+
+
+def _kind(run: Run, file: str) -> str:
+    return "checkpoint" if (run.root / file).is_dir() else "events"
+
+
+def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
+    """Moves of what a trainer wrote since: checkpoints past the step, new event files."""
+    if not any(isinstance(c, (Aside, Rewrite)) for c in receipt.changes) and not any(
+        isinstance(c, Change) and c.field == "latest" for c in receipt.changes
+    ):
+        return []
+    out = []
+    if receipt.promise is not None and "rollback" in receipt.recipe:
+        newer = [step for step in run.steps() if step >= receipt.promise.step]
+        out += [run.relative(run.directory(step)) for step in newer]
+    before = {edit.src for edit in receipt.inverse if isinstance(edit, Move)}
+    for folder in run.logdirs():
+        for item in sorted(folder.glob("*tfevents*")):
+            file = run.relative(item)
+            if _newer(item, receipt.when) and file not in before:
+                out.append(file)
+    return [Move(file, run.attic(file, id)) for file in out]
+
+
+def _newer(path: Path, when: str) -> bool:
+    """Whether an event file was opened after `when`, by the seconds in its name."""
+    import datetime
+
+    born = path.name.partition("tfevents.")[2].partition(".")[0]
+    moment = datetime.datetime.fromisoformat(when).timestamp()
+    return born.isdigit() and int(born) >= int(moment)
+
+
+def recover(run: Run) -> Recovery:
+    """Finish a surgery that was cut off after its commit point, or take back one cut off before."""
+    return journal.recover(run.root)
+
+
+# --- look ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found at one step; no findings means sound."""
+
+    step: int
+    format: str
+    promise: Promise | None
+    files: int
+    findings: tuple[str, ...]
+
+
+def inspect(run: Run, step: int | None = None) -> State:
+    """One checkpoint, by default the latest, as its trainer would see it."""
+    return run.checkpoint(run.latest() if step is None else step).state()
+
+
+def verify(run: Run, step: int | None = None) -> Verification:
+    """Read-only check: pointers, shard names, containers, agreement, and the promise of the last
+    surgery when the run still stands at its step."""
+    findings: list[str] = []
+    if step is None:
+        try:
+            step = run.latest()
+        except SurgeryError as error:
+            findings.append(error.what)
+            step = max((s for s in run.steps() if run.complete(s)), default=0)
+    promise: Promise | None = None
+    files = 0
+    try:
+        checkpoint: Checkpoint = run.checkpoint(step)
+        files = sum(1 for _ in os.scandir(checkpoint.path))
+        promise = checkpoint.state().promise
+    except UsageError:
+        raise
+    except SurgeryError as error:
+        findings.append(error.what)
+    undone = {receipt.undoes for receipt in run.receipts()}
+    standing = [r for r in run.receipts() if r.undoes is None and r.id not in undone]
+    if promise is not None and standing and standing[-1].promise is not None:
+        promised = standing[-1].promise
+        if promised.step == promise.step:
+            told = differences(promised, promise)
+            findings += [f"receipt {standing[-1].id}: {sentence}" for sentence in told]
+    return Verification(step, run.format.name, promise, files, tuple(findings))
+
+
+__all__ = [
+    "OPERATIONS",
+    "Verification",
+    "apply",
+    "differences",
+    "inspect",
+    "plan",
+    "plan_undo",
+    "recover",
+    "verify",
+]
