@@ -1,7 +1,7 @@
 """The state the user wants: Recipe, its YAML, its overrides; alone imports OmegaConf.
 
 A recipe holds wanted values, not steps: the order of its keys means nothing, what is absent is
-kept, and applying it twice changes nothing. It is data from anywhere: resolvers are off, and aliases,
+kept, and applying it twice changes nothing. It is data from anywhere: resolvers are off; aliases,
 tags, duplicate keys, deep nesting and files over 1 MB are refused before a value is read.
 """
 

@@ -1,0 +1,49 @@
+# One environment, one test command, one demo. `make help` lists the targets.
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+
+# The CPU accelerator must be named before DeepSpeed is imported; its compiled helpers are cached
+# per checkout, so that another environment's flags never force a rebuild; one thread per test.
+export DS_ACCELERATOR := cpu
+export TORCH_EXTENSIONS_DIR := $(CURDIR)/.cache/torch_extensions
+export OMP_NUM_THREADS := 1
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: help venv test lint nightly demo bench clean
+
+help:
+	@echo "make venv     .venv with everything, by constraints.txt"
+	@echo "make test     lint, types, import contracts, and the whole test suite"
+	@echo "make demo     a run diverges, is operated on, and recovers (CPU, minutes)"
+	@echo "make bench    the figures of README.md, as ratios measured in one run"
+	@echo "make lint     ruff, mypy, import-linter"
+	@echo "make nightly  the long sweeps too"
+
+venv: $(VENV)/.complete
+
+$(VENV)/.complete: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,tokenizers]'
+	touch $@
+
+lint: venv
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test: lint
+	$(PY) -m pytest -m "not slow"
+
+nightly: lint
+	$(PY) -m pytest
+
+demo: venv
+	$(PY) -m bench.demo
+
+bench: venv
+	$(PY) -m bench
+
+clean:
+	rm -rf .cache build dist demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
