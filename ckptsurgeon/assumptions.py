@@ -1,0 +1,262 @@
+"""What a plan takes for granted about the disk, checked before its commit. Reads only.
+
+Every check raises SurgeryError: nothing was written yet, or all of it is taken back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+from ckptsurgeon.edits import (
+    Append,
+    Content,
+    Edit,
+    Fingerprint,
+    Move,
+    Replace,
+    Truncate,
+)
+from ckptsurgeon.errors import SurgeryError
+
+AGAIN = "plan again, then apply the new plan"
+MARGIN = 1.05
+"""Free space and inodes that a plan must find: 5 % more than it counts."""
+
+Listings = Mapping[str, frozenset[str]]
+
+
+# --- fingerprints --------------------------------------------------------------------------------
+
+
+def check_files(root: Path, assumes: Iterable[Fingerprint]) -> Listings:
+    """Compare every fingerprint with the disk; return the names in each directory among them."""
+    listings = {}
+    for expected in assumes:
+        path = root / expected.file
+        if path.is_dir() and not path.is_symlink():
+            # The names first: a directory that changes in between has another mtime.
+            listings[expected.file] = _names(path)
+        _compare(path, expected, whole=True)
+    return listings
+
+
+def check_files_again(
+    root: Path, assumes: Iterable[Fingerprint], listings: Listings, made: Collection[str]
+) -> None:
+    """Compare once more, right before the commit. By now our own lock and staging lie beside the
+    run's files, so directories are compared by their names, less those in `made`."""
+    ours = defaultdict(set)
+    for name in made:
+        ours[os.path.normpath(root / PurePosixPath(name).parent)].add(PurePosixPath(name).name)
+    for expected in assumes:
+        path = root / expected.file
+        _compare(path, expected, whole=expected.file not in listings)
+        if expected.file in listings:
+            new = _names(path) - ours[os.path.normpath(path)]
+            if new != listings[expected.file] - ours[os.path.normpath(path)]:
+                raise SurgeryError(f"{path}: files came or went since the plan", next=AGAIN)
+
+
+def _compare(path: Path, expected: Fingerprint, *, whole: bool) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        if expected.ino:
+            raise SurgeryError(f"{path} is gone since the plan was made", next=AGAIN) from None
+        return
+    if not expected.ino:
+        raise SurgeryError(f"{path} is there, and was not when the plan was made", next=AGAIN)
+    if (found.st_dev, found.st_ino) != (expected.dev, expected.ino):
+        raise SurgeryError(f"{path} is another file since the plan was made", next=AGAIN)
+    same = (found.st_size, found.st_mtime_ns) == (expected.size, expected.mtime_ns)
+    if whole and not same:
+        raise SurgeryError(f"{path} was changed since the plan was made", next=AGAIN)
+
+
+def _names(path: Path) -> frozenset[str]:
+    return frozenset(entry.name for entry in path.iterdir())
+
+
+# --- edits ---------------------------------------------------------------------------------------
+
+
+def check_edits(root: Path, edits: Iterable[Edit]) -> None:
+    """Check that every edit can be done, and done again after a crash at any moment of it.
+
+    `redo` sees by the names alone what is done already, so a name that one edit makes is not used
+    by another. A file may be replaced more than once; each edit of bytes has its file alone."""
+    edits = tuple(edits)
+    made: list[str] = []
+    used: list[str] = []
+    bytewise: list[str] = []
+    replaced: list[str] = []
+    freed: set[str] = set()
+    for edit in edits:
+        if isinstance(edit, Move):
+            _check_source(root, edit.src, edit.content)
+            _check_absent(root, edit.dst, freed)
+            _check_device(root, edit.src, edit.dst)
+            freed.add(edit.src)
+            made.append(edit.dst)
+            used.append(edit.src)
+        elif isinstance(edit, Replace):
+            _check_source(root, edit.staged, edit.content)
+            _check_absent(root, edit.kept, set())
+            _check_regular(root / edit.file, may_link=True)
+            _check_device(root, edit.staged, edit.file)
+            made.append(edit.kept)
+            used.append(edit.staged)
+            replaced.append(edit.file)
+        else:
+            _check_regular(root / edit.file, may_link=False)
+            _check_size(root / edit.file, edit)
+            bytewise.append(edit.file)
+    once = made + bytewise
+    reused = {name for name in once if once.count(name) > 1} if len(set(once)) < len(once) else ()
+    clash = [*reused, *set(made) & set(used + replaced), *set(bytewise) & set(used + replaced)]
+    if clash or len(set(used)) < len(used):
+        name = clash[0] if clash else next(name for name in used if used.count(name) > 1)
+        raise SurgeryError(f"{name}: two edits of one plan use this name", next=AGAIN)
+
+
+def _check_source(root: Path, file: str, content: Content | None) -> None:
+    there = os.path.lexists(root / file)
+    if content is None and not there:
+        raise SurgeryError(f"{root / file} is not there", next=AGAIN)
+    if content is not None and there:
+        raise SurgeryError(f"{root / file}: a file is in the way of the staged one", next=AGAIN)
+    for piece in content.pieces if content is not None else ():
+        if not isinstance(piece, bytes):
+            size = _size(root / piece.file)
+            if not 0 <= piece.start <= piece.end <= size:
+                raise SurgeryError(
+                    f"{root / piece.file}: bytes {piece.start} to {piece.end} are wanted, and it "
+                    f"has {size}",
+                    next=AGAIN,
+                )
+
+
+def _check_absent(root: Path, file: str, freed: Collection[str]) -> None:
+    if file not in freed and os.path.lexists(root / file):
+        raise SurgeryError(f"{root / file}: a file of this name is in the way", next=AGAIN)
+
+
+def _check_regular(path: Path, *, may_link: bool) -> None:
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        raise SurgeryError(f"{path} is not there", next=AGAIN) from None
+    if may_link and stat.S_ISLNK(info.st_mode):
+        return
+    if not stat.S_ISREG(info.st_mode):
+        raise SurgeryError(f"{path} is not a regular file", next=AGAIN)
+    if not may_link and info.st_nlink > 1:
+        raise SurgeryError(
+            f"{path} has {info.st_nlink} names (hard links), and an edit in place changes them all",
+            next=AGAIN,
+        )
+
+
+def _check_size(path: Path, edit: Append | Truncate) -> None:
+    expected = edit.old_size if isinstance(edit, Append) else edit.new_size
+    size = _size(path)
+    if size != expected:
+        raise SurgeryError(f"{path} has {size} bytes, and {expected} were expected", next=AGAIN)
+    if isinstance(edit, Truncate) and tail_digest(path, edit.spans) != edit.digest:
+        raise SurgeryError(
+            f"{path}: the bytes after {edit.old_size} are not those that this surgery wrote",
+            next="ckptsurgeon verify    find out what changed the file",
+        )
+
+
+def tail_digest(path: Path, spans: Iterable[tuple[int, int]]) -> str:
+    """sha256 of the bytes [start, end) of each span, in order."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for start, end in spans:
+            file.seek(start)
+            while start < end:
+                piece = file.read(min(end - start, 1 << 20))
+                if not piece:
+                    break
+                digest.update(piece)
+                start += len(piece)
+    return digest.hexdigest()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        raise SurgeryError(f"{path} is not there", next=AGAIN) from None
+
+
+# --- file systems --------------------------------------------------------------------------------
+
+
+def check_space(root: Path, edits: Iterable[Edit], home: str) -> None:
+    """Check that the whole plan fits, on each file system that it writes to: bytes and inodes."""
+    need: dict[Path, list[int]] = defaultdict(list)
+    for edit in edits:
+        if isinstance(edit, Append):
+            tail = sum(len(data) for _, data in edit.writes)
+            need[_existing(root / edit.file)].append(tail)
+            need[_existing(root / home)].append(tail)
+        elif isinstance(edit, (Move, Replace)):
+            target = edit.dst if isinstance(edit, Move) else edit.kept
+            need[_existing(root / target)].append(0)
+            if edit.content is not None:
+                staged = edit.src if isinstance(edit, Move) else edit.staged
+                need[_existing(root / staged)].append(_length(edit.content))
+    need[_existing(root / home)] += [0] * 8  # journal, receipt, recipe and their directories
+    by_device: dict[int, tuple[Path, list[int]]] = {}
+    for folder, sizes in need.items():
+        by_device.setdefault(folder.stat().st_dev, (folder, []))[1].extend(sizes)
+    for folder, sizes in by_device.values():
+        _check_free(folder, sizes)
+
+
+def _check_free(folder: Path, sizes: list[int]) -> None:
+    room = os.statvfs(folder)
+    block = room.f_frsize or 4096
+    wanted = int(sum(size // block + 2 for size in sizes) * block * MARGIN)
+    free = room.f_bavail * block
+    if wanted > free:
+        raise SurgeryError(
+            f"{folder}: the plan needs {wanted:,} bytes of free space, and there are {free:,}",
+            next="free some space, then run the same command again",
+        )
+    # Each file has at most one new directory of its own. Some file systems do not count inodes.
+    inodes = int(2 * len(sizes) * MARGIN)
+    if room.f_files and inodes > room.f_favail:
+        raise SurgeryError(
+            f"{folder}: the plan needs {inodes:,} free inodes, and there are {room.f_favail:,}",
+            next="remove some files, then run the same command again",
+        )
+
+
+def _length(content: Content) -> int:
+    return sum(
+        len(piece) if isinstance(piece, bytes) else piece.end - piece.start
+        for piece in content.pieces
+    )
+
+
+def _check_device(root: Path, source: str, target: str) -> None:
+    one, two = _existing(root / source), _existing(root / target)
+    if one.lstat().st_dev != two.lstat().st_dev:
+        raise SurgeryError(
+            f"{root / source} and {root / target} are on different file systems: no rename", next=()
+        )
+
+
+def _existing(path: Path) -> Path:
+    """`path`, or its nearest parent that exists."""
+    while not os.path.lexists(path):
+        path = path.parent
+    return path

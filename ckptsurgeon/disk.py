@@ -1,0 +1,226 @@
+"""The only module that creates, writes, renames, truncates or removes anything on disk.
+
+Each mutating call first passes `hook(operation, path, details)`, in the thread that makes the call:
+that is where tests count calls, record them, and inject faults. A hook that returns a number
+shortens the write that it was asked about. Every OSError that leaves here names its path.
+
+Nothing here is durable by itself: data are durable after `fsync_file`, a name after
+`fsync_directory` of its directory. No call follows a symbolic link in the last part of its path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+Hook = Callable[[str, str, Mapping[str, Any]], "int | None"]
+T = TypeVar("T")
+
+hook: Hook | None = None
+
+INTERRUPTED_CALLS = 100
+"""A call that EINTR breaks is made again, at most this often (FUSE and old NFS mounts do it)."""
+COPY_AT_ONCE = 1 << 26
+
+_NO_DIRECTORY_FSYNC = (errno.EINVAL, errno.ENOTSUP)
+_NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
+
+
+def _act(operation: str, path: Path, call: Callable[[int | None], T], **details: Any) -> T:
+    """Make one mutating call, numbered by the hook. `call` gets the hook's answer."""
+    for attempt in range(INTERRUPTED_CALLS):
+        try:
+            return call(None if hook is None else hook(operation, str(path), details))
+        except InterruptedError:
+            if attempt == INTERRUPTED_CALLS - 1:
+                raise
+        except OSError as error:
+            if error.filename is None:
+                error.filename = str(path)
+            raise
+    raise AssertionError("unreachable")
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def make_directory(path: Path) -> None:
+    """Create one directory. Raises FileExistsError or FileNotFoundError as mkdir(2) does."""
+    _act("make_directory", path, lambda _: path.mkdir())
+
+
+def remove_directory(path: Path) -> None:
+    """Remove one empty directory."""
+    _act("remove_directory", path, lambda _: path.rmdir())
+
+
+def remove_file(path: Path) -> None:
+    _act("remove_file", path, lambda _: path.unlink())
+
+
+def rename(source: Path, target: Path) -> None:
+    """rename(2): an existing target file is replaced in one step."""
+    _act("rename", source, lambda _: source.rename(target), target=str(target))
+
+
+def link(source: Path, target: Path) -> None:
+    """A second name for `source` (for the link itself when it is symbolic)."""
+    _act(
+        "link",
+        source,
+        lambda _: os.link(source, target, follow_symlinks=False),
+        target=str(target),
+    )
+
+
+def symlink(text: str, path: Path) -> None:
+    _act("symlink", path, lambda _: path.symlink_to(text), text=text)
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in `path` durable; a file system that has no such call is left to itself."""
+
+    def sync(_: int | None) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NO_DIRECTORY_FSYNC:
+                raise
+        finally:
+            os.close(descriptor)
+
+    _act("fsync_directory", path, sync)
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def created(path: Path) -> Iterator[int]:
+    """The descriptor of a new, empty file. Raises FileExistsError when the name is taken."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = _act("create", path, lambda _: os.open(path, flags, 0o666))
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """The descriptor of an existing regular file, open for writing in place."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def write_at(descriptor: int, path: Path, offset: int, data: bytes | memoryview) -> None:
+    """Write all of `data` at `offset`, in as many calls as the kernel asks for."""
+    view = memoryview(data)
+    while view:
+        rest = view
+
+        def write(limit: int | None, rest: memoryview = rest, offset: int = offset) -> int:
+            return os.pwrite(descriptor, rest if limit is None else rest[:limit], offset)
+
+        count = _act("write", path, write, offset=offset, data=rest)
+        if count == 0:
+            raise OSError(errno.EIO, "nothing could be written", str(path))
+        view = view[count:]
+        offset += count
+
+
+def copy_at(descriptor: int, path: Path, offset: int, source: Path, start: int, end: int) -> None:
+    """Copy bytes [start, end) of `source` to `offset`: inside the kernel where that is possible,
+    so a file system with reflinks shares the blocks. Raises OSError when `source` is shorter."""
+    in_kernel = True
+    origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while start < end:
+
+            def copy(
+                limit: int | None,
+                start: int = start,
+                offset: int = offset,
+                in_kernel: bool = in_kernel,
+            ) -> int:
+                count = min(end - start, COPY_AT_ONCE if limit is None else limit)
+                if in_kernel:
+                    return os.copy_file_range(origin, descriptor, count, start, offset)
+                data = os.pread(origin, min(count, 1 << 20), start)
+                return os.pwrite(descriptor, data, offset)
+
+            try:
+                count = _act(
+                    "copy", path, copy, offset=offset, source=str(source), start=start, end=end
+                )
+            except OSError as error:
+                if not in_kernel or error.errno not in _NO_KERNEL_COPY:
+                    raise
+                in_kernel = False
+                continue
+            if count == 0:
+                raise OSError(errno.EIO, f"ends before byte {end}", str(source))
+            start += count
+            offset += count
+    finally:
+        os.close(origin)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """A new file with these bytes, which are durable; its name is not until its directory is."""
+    with created(path) as descriptor:
+        write_at(descriptor, path, 0, data)
+        fsync_file(descriptor, path)
+
+
+def truncate(descriptor: int, path: Path, size: int) -> None:
+    """Cut the file, or extend it with a hole, to `size` bytes."""
+    _act("truncate", path, lambda _: os.ftruncate(descriptor, size), size=size)
+
+
+def fsync_file(descriptor: int, path: Path) -> None:
+    """Make data, size and times of one file durable."""
+    _act("fsync_file", path, lambda _: os.fsync(descriptor))
+
+
+def fsync_data(descriptor: int, path: Path) -> None:
+    """Make data and size of one file durable."""
+    _act("fsync_data", path, lambda _: os.fdatasync(descriptor))
+
+
+# --- times and rights ----------------------------------------------------------------------------
+
+
+def set_times(path: Path, mtime_ns: int) -> None:
+    """Set the modification time; the access time stays as it is."""
+    access = path.lstat().st_atime_ns
+    _act(
+        "set_times",
+        path,
+        lambda _: os.utime(path, ns=(access, mtime_ns), follow_symlinks=False),
+        mtime_ns=mtime_ns,
+    )
+
+
+def copy_rights(descriptor: int, path: Path, like: os.stat_result) -> None:
+    """Give a new file the mode of `like`, and its owner and group where this user may.
+
+    Without it, a pointer that root replaced could no longer be written by the trainer."""
+    mine = os.fstat(descriptor)
+    if (mine.st_uid, mine.st_gid) != (like.st_uid, like.st_gid):
+        with contextlib.suppress(PermissionError):
+            _act("set_owner", path, lambda _: os.fchown(descriptor, like.st_uid, like.st_gid))
+    mode = stat.S_IMODE(like.st_mode)
+    if stat.S_IMODE(mine.st_mode) != mode:
+        _act("set_mode", path, lambda _: os.fchmod(descriptor, mode), mode=mode)

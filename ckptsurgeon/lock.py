@@ -1,0 +1,291 @@
+"""One surgeon at a time, by a lock record that also holds where flock does not (NFS, Lustre).
+
+A record is written to a private file and linked to `<root>/.ckptsurgeon/lock`: link(2) succeeds
+for one process only, and the record is complete before anyone can see it. A record is stale only
+when its process is provably gone: same host and pid namespace, and another boot, no such pid, or a
+pid that started at another time. There are no time-outs: a long surgery is not a dead one.
+
+Whoever finds a stale record first claims the right to remove it, by a link that is named after the
+record's token. A token is used once, so a claim is won once, and nobody can remove by mistake a
+lock that was taken in between. A claimant that dies is stale itself and has an heir by the same
+rule. The record is evidence about well-behaved hosts, not proof: hosts that share a name and a
+pid namespace number but not their processes can't be told apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ckptsurgeon import disk
+from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+
+HOME = ".ckptsurgeon"
+ATTEMPTS = 200
+PAUSE_S = 0.002
+"""How often, and how far apart, to look again while others take, break or release the lock."""
+
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds the lock. `start` is in clock ticks since boot; "" or 0 means unknown."""
+
+    token: str
+    host: str
+    boot: str
+    namespace: int
+    pid: int
+    start: int
+    uid: int
+    title: str
+    time: str
+
+    def __str__(self) -> str:
+        return f"“{self.title}” on {self.host} (process {self.pid}, since {self.time})"
+
+
+_UNREADABLE = Holder("", "an unknown host", "", 0, 0, 0, 0, "unreadable lock record", "?")
+
+
+def holder(root: Path) -> Holder | None:
+    """Who holds the lock of this run now, dead or alive; None when nobody does."""
+    return _read(root / HOME / "lock")
+
+
+@contextlib.contextmanager
+def hold(root: Path, title: str) -> Iterator[None]:
+    """Hold the lock of the run at `root`; leave no trace of it, nor of a `.ckptsurgeon` that it
+    made and nobody filled.
+
+    Raises SurgeryError when another surgery holds it, OSError when it can't be written, and
+    InterruptedSurgery when it can't be removed."""
+    home = root / HOME
+    mine = _myself(title)
+    root_time = None if home.exists() else root.stat().st_mtime_ns
+    try:
+        _take(home, mine)
+        yield
+    finally:
+        try:
+            _release(home, mine, root_time)
+        except (OSError, KeyboardInterrupt) as error:
+            raise InterruptedSurgery(
+                f"the lock {home / 'lock'} could not be removed: {error or 'interrupted'}",
+                untouched="no edit of this surgery was lost",
+                next="ckptsurgeon recover    remove it",
+            ) from error
+
+
+def unlock(root: Path) -> str:
+    """Remove the lock whoever holds it, and say who it was. For a lock of another host, after the
+    user has made sure that nothing runs there. Raises SurgeryError when there is no lock."""
+    home = root / HOME
+    found = _read(home / "lock")
+    if found is None:
+        raise SurgeryError(f"there is no lock in {home}")
+    private = home / f"lock.{secrets.token_hex(8)}"
+    disk.write_new(private, _encode(_myself("unlock")))
+    try:
+        if not _break(home, found, private):
+            raise SurgeryError(f"the lock of {found} is being removed by another process")
+    finally:
+        _remove(private)
+    return str(found)
+
+
+# --- taking and releasing ------------------------------------------------------------------------
+
+
+def _take(home: Path, mine: Holder) -> None:
+    lock, private = home / "lock", home / f"lock.{mine.token}"
+    for _ in range(ATTEMPTS):
+        found = _read(lock)
+        if found is not None and not _stale(found):
+            raise _held(lock, found)
+        try:
+            if not home.is_dir():
+                with contextlib.suppress(FileExistsError):
+                    disk.make_directory(home)
+            if not private.exists():
+                disk.write_new(private, _encode(mine))
+            if found is not None:
+                _break(home, found, private)
+            elif _claim(lock, private):
+                _tidy(home)
+                return
+        except FileNotFoundError:
+            pass  # the last holder removed its empty home, or tidied our private file away
+        time.sleep(PAUSE_S)
+    raise SurgeryError(
+        f"{lock}: too many surgeries start at once", next="run the same command again"
+    )
+
+
+def _release(home: Path, mine: Holder, root_time: int | None) -> None:
+    found = _read(home / "lock")
+    if found is not None and found.token == mine.token:
+        disk.remove_file(home / "lock")
+    _remove(home / f"lock.{mine.token}")
+    with contextlib.suppress(FileNotFoundError, FileExistsError):
+        if home.is_dir() and not any(home.iterdir()):
+            try:
+                disk.remove_directory(home)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+            else:
+                if root_time is not None:
+                    disk.set_times(home.parent, root_time)
+
+
+def _claim(name: Path, private: Path) -> bool:
+    """Make `name` ours if nobody has it. True: it is ours."""
+    try:
+        disk.link(private, name)
+    except FileExistsError:
+        # The answer to a link over NFS can get lost: the name may be ours all the same.
+        found, mine = _read(name), _read(private)
+        return found is not None and mine is not None and found.token == mine.token
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        try:
+            disk.write_new(name, private.read_bytes())
+        except FileExistsError:
+            return False
+    return True
+
+
+def _break(home: Path, victim: Holder, private: Path) -> bool:
+    """Remove the lock of `victim`, if this process wins the claim to do so. True: it is gone."""
+    claims = []
+    heir = victim
+    while True:
+        claim = home / f"lock.{heir.token}.heir"
+        if _claim(claim, private):
+            claims.append(claim)
+            break
+        other = _read(claim)
+        if other is None or not _stale(other):
+            return False
+        claims.append(claim)
+        heir = other
+    try:
+        # A claim can be won after the break is over; then the lock is another one by now.
+        found = _read(home / "lock")
+        if found is not None and found.token == victim.token:
+            disk.remove_file(home / "lock")
+    finally:
+        for claim in claims:
+            _remove(claim)
+    return True
+
+
+def _tidy(home: Path) -> None:
+    """Remove what dead processes left beside the lock. A live one that loses its private file
+    tries again, and a claim whose victim is gone is worth nothing."""
+    for name in sorted(entry.name for entry in home.iterdir()):
+        if name.startswith("lock."):
+            _remove(home / name)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.lexists(path):
+            disk.remove_file(path)
+
+
+def _held(lock: Path, found: Holder) -> SurgeryError:
+    if found.host == os.uname().nodename and found.namespace == _namespace():
+        follow = "wait until it ends, then run the same command again"
+    else:
+        follow = "ckptsurgeon unlock    remove it, once you are sure that nothing runs there"
+    return SurgeryError(f"{lock}: another surgery is under way: {found}", next=follow)
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+def _myself(title: str) -> Holder:
+    return Holder(
+        token=secrets.token_hex(8),
+        host=os.uname().nodename,
+        boot=_boot(),
+        namespace=_namespace(),
+        pid=os.getpid(),
+        start=_start(os.getpid()) or 0,
+        uid=os.getuid(),
+        title=title,
+        time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+
+
+def _encode(record: Holder) -> bytes:
+    return json.dumps(asdict(record)).encode()
+
+
+def _read(path: Path) -> Holder | None:
+    """The record at `path`, or None when there is no such file.
+
+    An incomplete record is looked at again: without hard links it is not written in one step."""
+    for _ in range(10):
+        try:
+            return Holder(**json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):
+            time.sleep(PAUSE_S)
+    return _UNREADABLE
+
+
+def _stale(record: Holder) -> bool:
+    if record.host != os.uname().nodename or record.namespace != _namespace():
+        return False
+    if record.boot and _boot() and record.boot != _boot():
+        return True
+    return record.pid > 0 and not _alive(record)
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _namespace() -> int:
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+def _alive(record: Holder) -> bool:
+    try:
+        os.kill(record.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    # /proc may hide the processes of other users: an unknown start time proves nothing.
+    start = _start(record.pid)
+    return start is None or not record.start or start == record.start
+
+
+def _start(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; -1 for a zombie, None if unknown."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    state, *rest = fields.rpartition(")")[2].split()
+    return -1 if state in "ZX" else int(rest[18])

@@ -1,0 +1,212 @@
+"""Writes the new bytes of a plan beside the run's files, reads them back, and removes them.
+
+The names are known before the first of them is made, and stand in the journal: so whatever an
+interruption leaves is found and removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path, PurePosixPath
+
+from ckptsurgeon import disk
+from ckptsurgeon.edits import Append, Content, Edit, Move, Plan, Replace, Truncate
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.lock import HOME
+from ckptsurgeon.redo import Step, Tail, anchor, each
+
+PIECE = 1 << 20
+
+
+def tails_file(id: str) -> str:
+    """Where the appended bytes of all shards are staged, one after the other, in plan order."""
+    return f"{HOME}/staging/{id}/tails"
+
+
+def staged_files(plan: Plan) -> tuple[str, ...]:
+    """Every file that is written before the commit."""
+    files = [name for name, _, _ in _contents(plan.edits)]
+    if any(isinstance(edit, Append) for edit in plan.edits):
+        files.append(tails_file(plan.id))
+    return tuple(files)
+
+
+def directories(root: Path, plan: Plan, receipt: str) -> tuple[str, ...]:
+    """The directories that the plan fills or empties: those to be made, parents first, and those
+    below `.ckptsurgeon` that may be left empty."""
+    filled = [*staged_files(plan), receipt]
+    emptied = []
+    for edit in plan.edits:
+        if isinstance(edit, Move):
+            filled.append(edit.dst)
+            emptied.append(edit.src)
+        elif isinstance(edit, Replace):
+            filled.append(edit.kept)
+            emptied.append(edit.staged)
+    wanted = {str(parent) for name in filled for parent in _parents(name)}
+    missing = {name for name in wanted if not (root / name).is_dir()}
+    inside = {str(p) for name in emptied for p in _parents(name) if HOME in p.parts}
+    return tuple(sorted(missing | inside, key=lambda name: (name.count("/"), name)))
+
+
+def make_directories(root: Path, names: Iterable[str]) -> None:
+    """Make the missing ones, and every name on the way to them durable."""
+    for name in names:
+        if not (root / name).is_dir():
+            disk.make_directory(root / name)
+            disk.fsync_directory((root / name).parent)
+
+
+def write(root: Path, plan: Plan, jobs: int) -> None:
+    """Write every staged file, make it durable, and read it back."""
+    contents = list(_contents(plan.edits))
+    each(lambda item: _write_content(root, *item), contents, jobs)
+    tails = [data for edit in _appends(plan.edits) for _, data in edit.writes]
+    files = [root / name for name, _, _ in contents]
+    if tails:
+        files.append(root / tails_file(plan.id))
+        with disk.created(files[-1]) as descriptor:
+            offsets = accumulate((len(data) for data in tails), initial=0)
+            for offset, data in zip(offsets, tails, strict=False):
+                disk.write_at(descriptor, files[-1], offset, data)
+            disk.fsync_file(descriptor, files[-1])
+        _compare(files[-1], iter(tails))
+    each(disk.fsync_directory, sorted({file.parent for file in files}), jobs)
+
+
+def remove(root: Path, files: Sequence[str], directories: Sequence[str]) -> None:
+    """Remove these files, then those of the directories that are empty; durable at the end."""
+    changed = []
+    for name in files:
+        if os.path.lexists(root / name):
+            disk.remove_file(root / name)
+            changed.append((root / name).parent)
+    for name in reversed(directories):
+        path = root / name
+        if path.is_dir() and not any(path.iterdir()):
+            disk.remove_directory(path)
+            changed.append(path.parent)
+    for parent in dict.fromkeys(changed):
+        if parent.is_dir():
+            disk.fsync_directory(parent)
+
+
+def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
+    """The edits as the journal keeps them: appended bytes by their place in the tails file."""
+    out: list[Step] = []
+    at = 0
+    for edit in edits:
+        if isinstance(edit, Append):
+            before = anchor(root / edit.file, edit.old_size)
+            spans = _spans(edit)
+            out.append(Tail(edit.file, edit.old_size, spans, at, _digest(edit), before))
+            at += sum(end - start for start, end in spans)
+        else:
+            out.append(edit)
+    return tuple(out)
+
+
+def inverse(edits: Iterable[Edit]) -> tuple[Edit, ...]:
+    """The edits that bring back the state before, in order; none for a plan that truncates, since
+    the bytes it cuts off are not kept: such a plan is an undo, and is undone by its recipe."""
+    out: list[Edit] = []
+    for edit in edits:
+        if isinstance(edit, Truncate):
+            return ()
+        if isinstance(edit, Append):
+            size, time = edit.new_size, edit.mtime_ns
+            out.append(Truncate(edit.file, edit.old_size, size, _digest(edit), _spans(edit), time))
+        elif isinstance(edit, Replace):
+            out.append(Replace(edit.file, staged=edit.kept, kept=edit.staged))
+        else:
+            out.append(Move(edit.dst, edit.src))
+    return tuple(reversed(out))
+
+
+# --- contents ------------------------------------------------------------------------------------
+
+
+def _contents(edits: Iterable[Edit]) -> Iterator[tuple[str, Content, str | None]]:
+    """Staged name, content, and the file whose rights the staged one gets."""
+    for edit in edits:
+        if isinstance(edit, Move) and edit.content is not None:
+            yield edit.src, edit.content, None
+        elif isinstance(edit, Replace) and edit.content is not None:
+            yield edit.staged, edit.content, edit.file
+
+
+def _write_content(root: Path, name: str, content: Content, like: str | None) -> None:
+    path = root / name
+    with disk.created(path) as descriptor:
+        offset = 0
+        for piece in content.pieces:
+            if isinstance(piece, bytes):
+                disk.write_at(descriptor, path, offset, piece)
+                offset += len(piece)
+            else:
+                source = root / piece.file
+                disk.copy_at(descriptor, path, offset, source, piece.start, piece.end)
+                offset += piece.end - piece.start
+        if like is not None:
+            disk.copy_rights(descriptor, path, (root / like).stat())
+        if content.mtime_ns is not None:
+            disk.set_times(path, content.mtime_ns)
+        disk.fsync_file(descriptor, path)
+    _compare(path, _pieces(root, content))
+
+
+def _pieces(root: Path, content: Content) -> Iterator[bytes]:
+    for piece in content.pieces:
+        if isinstance(piece, bytes):
+            yield piece
+            continue
+        with (root / piece.file).open("rb") as source:
+            source.seek(piece.start)
+            rest = piece.end - piece.start
+            while rest:
+                data = source.read(min(rest, PIECE))
+                if not data:
+                    raise SurgeryError(f"{root / piece.file} became shorter during the surgery")
+                yield data
+                rest -= len(data)
+
+
+def _compare(path: Path, wanted: Iterator[bytes]) -> None:
+    """Read a staged file back, from the device where the kernel allows, and compare every byte."""
+    with path.open("rb") as staged:
+        os.posix_fadvise(staged.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for data in wanted:
+            if staged.read(len(data)) != data:
+                raise SurgeryError(
+                    f"{path}: byte {staged.tell()}: what was written does not read back",
+                    next="check the disk and its kernel log before anything else",
+                )
+        if staged.read(1):
+            raise SurgeryError(f"{path} is longer than what was written")
+
+
+# --- appends -------------------------------------------------------------------------------------
+
+
+def _appends(edits: Iterable[Edit]) -> Iterator[Append]:
+    return (edit for edit in edits if isinstance(edit, Append))
+
+
+def _spans(edit: Append) -> tuple[tuple[int, int], ...]:
+    return tuple((offset, offset + len(data)) for offset, data in edit.writes)
+
+
+def _digest(edit: Append) -> str:
+    digest = hashlib.sha256()
+    for _, data in edit.writes:
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _parents(name: str) -> list[PurePosixPath]:
+    """Every directory on the way to `name`, but `..` and the root itself."""
+    parents = PurePosixPath(os.path.normpath(name)).parents
+    return [parent for parent in parents if parent.name not in ("", "..")]
