@@ -1,0 +1,232 @@
+"""One-line commands: each is the recipe of one section that its flags stand for, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ckptsurgeon.cli.options import OneLiner, saved_steps
+from ckptsurgeon.cli.recipes import one_section
+from ckptsurgeon.errors import UsageError
+
+KeepTB = Annotated[
+    str | None,
+    typer.Option("--keep-tb", metavar="NAME", help="Name of the run that keeps the cut branch."),
+]
+NoKeepTB = Annotated[
+    bool, typer.Option("--no-keep-tb", help="Do not keep the cut branch as a run of its own.")
+]
+
+
+def rollback(
+    to: Annotated[
+        int,
+        typer.Option("--to", metavar="STEP", help="A saved step.", autocompletion=saved_steps),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="As `ckptsurgeon set`; repeatable."),
+    ] = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option("--reset", metavar="STATE", help="moments or loss-scale; repeatable."),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option("--skip", metavar="A-B", help="Iterations to pass over; repeatable."),
+    ] = None,
+    keep_tb: KeepTB = None,
+    no_keep_tb: NoKeepTB = False,
+    no_truncate: Annotated[
+        bool, typer.Option("--no-truncate", help="Leave the event files alone.")
+    ] = False,
+    *,
+    common: OneLiner,
+) -> None:
+    """Back to a saved step.
+
+    Newer checkpoints go to the attic, the pointers name the step, event files are cut there."""
+    data: dict[str, Any] = {"rollback": {"to": to}}
+    if reset:
+        data["reset"] = _states(reset)
+    if skip:
+        data["skip"] = skip
+    tensorboard = _kept(keep_tb, no_keep_tb)
+    if no_truncate:
+        tensorboard["truncate"] = False
+    if tensorboard:
+        data["tensorboard"] = tensorboard
+    one_section(common, data, _settings(settings or ()))
+
+
+def set_lr(
+    lr: Annotated[
+        str | None, typer.Argument(metavar="LR", help="The peak of the schedule, or 0.5x of it.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option("--scale", metavar="FACTOR", help="Multiply the peak instead.")
+    ] = None,
+    min_lr: Annotated[
+        str | None, typer.Option("--min-lr", metavar="LR", help="Where the decay ends.")
+    ] = None,
+    warmup: Annotated[
+        str | None, typer.Option("--warmup", metavar="SAMPLES", help="Length of the warm-up.")
+    ] = None,
+    decay: Annotated[
+        str | None, typer.Option("--decay", metavar="SAMPLES", help="Length of the decay.")
+    ] = None,
+    decay_style: Annotated[
+        str | None,
+        typer.Option("--decay-style", metavar="STYLE", help="constant, linear or cosine."),
+    ] = None,
+    *,
+    common: OneLiner,
+) -> None:
+    """Change the learning-rate schedule."""
+    if lr is not None and scale is not None:
+        raise UsageError("both LR and --scale were given", next="ckptsurgeon set-lr --scale 0.5")
+    wanted = {
+        "lr": f"{scale}x" if scale is not None else lr,
+        "min_lr": min_lr,
+        "warmup": warmup,
+        "decay": decay,
+        "decay_style": decay_style,
+    }
+    given = [f"set.{key}={value}" for key, value in wanted.items() if value is not None]
+    if not given:
+        raise UsageError("no learning rate was given", next="ckptsurgeon set-lr 3e-5")
+    one_section(common, {}, given)
+
+
+def set_values(
+    settings: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY=VALUE", help="For example: beta2=0.95 eps=1e-8"),
+    ],
+    *,
+    common: OneLiner,
+) -> None:
+    """Change hyperparameters in every place that keeps them.
+
+    KEY is lr min_lr warmup decay decay_style beta1 beta2 eps weight_decay clip_grad seed or
+    loss_scale; a VALUE such as 0.5x scales the present one."""
+    one_section(common, {}, _settings(settings))
+
+
+def reset(
+    states: Annotated[
+        list[str], typer.Argument(metavar="moments|loss-scale", help="What starts anew.")
+    ],
+    *,
+    common: OneLiner,
+) -> None:
+    """Start the Adam moments or the loss scale anew.
+
+    Moments are exp_avg, exp_avg_sq and step together; fp32 masters and the schedule stay."""
+    one_section(common, {"reset": _states(states)})
+
+
+def skip(
+    ranges: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="A-B", help="Iterations, from 1, both ends included."),
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Forget the ranges that are set.")] = False,
+    *,
+    common: OneLiner,
+) -> None:
+    """Pass over the data of some iterations.
+
+    They count, and so do their samples, but nothing is trained and the schedule waits."""
+    if not ranges and not clear:
+        raise UsageError("no range was given", next="ckptsurgeon skip 6900-7010")
+    data: dict[str, Any] = {"skip": ranges} if ranges else {}
+    one_section(common, {**data, "clear_skip": True} if clear else data)
+
+
+def repair_latest(
+    to: Annotated[
+        int | None,
+        typer.Option(
+            "--to",
+            metavar="STEP",
+            help="A saved step [the newest complete one].",
+            autocompletion=saved_steps,
+        ),
+    ] = None,
+    *,
+    common: OneLiner,
+) -> None:
+    """Point the pointers at a checkpoint that loads."""
+    one_section(common, {"repair_latest": {} if to is None else {"to": to}})
+
+
+def truncate_tb_events(
+    after: Annotated[
+        int, typer.Option("--after", metavar="STEP", help="The last iteration that stays.")
+    ],
+    keep_tb: KeepTB = None,
+    no_keep_tb: NoKeepTB = False,
+    *,
+    common: OneLiner,
+) -> None:
+    """Cut TensorBoard events after an iteration.
+
+    Tags on other axes (samples, tokens, gigaflos) are cut at the same moment of training."""
+    one_section(common, {"tensorboard": {"after": after, **_kept(keep_tb, no_keep_tb)}})
+
+
+def rename_tb_events(
+    old: Annotated[str | None, typer.Argument(metavar="OLD", help="A tag.")] = None,
+    new: Annotated[str | None, typer.Argument(metavar="NEW", help="Its new name.")] = None,
+    mapping: Annotated[
+        Path | None,
+        typer.Option(
+            "--map", metavar="FILE", help="YAML: old tag: new tag, or a recipe with them."
+        ),
+    ] = None,
+    regex: Annotated[bool, typer.Option("--regex", help="OLD is a regular expression.")] = False,
+    allow_merge: Annotated[
+        bool, typer.Option("--allow-merge", help="NEW may be a tag that exists.")
+    ] = False,
+    *,
+    common: OneLiner,
+) -> None:
+    """Rename TensorBoard tags.
+
+    All pairs take one pass over each file."""
+    from ckptsurgeon import recipe
+
+    if mapping is not None and old is None:
+        section = recipe.settings(mapping)
+        if "tensorboard" in section:
+            section = recipe.load(mapping).tensorboard.rename
+        pairs = dict(section)
+    elif mapping is None and old is not None and new is not None:
+        pairs = {old: new}
+    else:
+        raise UsageError(
+            "the tags to rename are OLD NEW or --map FILE, one of the two",
+            next="ckptsurgeon rename-tb-events 'lm loss' 'lm-loss-training/lm loss'",
+        )
+    section = {"rename": pairs, "regex": regex, "allow_merge": allow_merge}
+    one_section(common, {"tensorboard": section})
+
+
+def _settings(pairs: Sequence[str]) -> list[str]:
+    return [pair if pair.startswith("set.") else f"set.{pair}" for pair in pairs]
+
+
+def _states(names: Sequence[str]) -> list[str]:
+    return [name.replace("-", "_") for name in names]
+
+
+def _kept(name: str | None, nothing: bool) -> dict[str, Any]:
+    if name is not None and nothing:
+        raise UsageError("--keep-tb and --no-keep-tb exclude each other", next="give one of them")
+    if nothing:
+        return {"keep": False}
+    return {} if name is None else {"keep_as": name}

@@ -1,0 +1,150 @@
+"""The options that every command accepts, the exit codes, and how a command gets them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.report import Look
+
+if TYPE_CHECKING:
+    from ckptsurgeon.run import Run
+
+EXIT_CODES = {
+    0: "done, or nothing to do",
+    1: "failed or declined; the run is exactly as it was",
+    2: "wrong usage; the run is exactly as it was",
+    3: "with --exit-code: there are changes",
+    4: "verification failed; the message says what differs",
+    5: "an interrupted surgery is waiting: ckptsurgeon recover",
+    130: "Ctrl-C before the commit point; the run is exactly as it was",
+}
+LOOKS = (0, 1, 2)
+EDITS = (0, 1, 2, 4, 5, 130)
+
+
+def exit_codes(codes: tuple[int, ...], more: str = "") -> str:
+    """The last lines of a command's --help."""
+    rows = [f"  {code:<4} {EXIT_CODES[code]}" for code in codes]
+    return "\n".join(["\b", "Exit codes:", *rows, *([f"  {more}"] if more else [])])
+
+
+class Cancelled(SurgeryError):
+    """Ctrl-C while nothing was committed."""
+
+    exit_code = 130
+
+
+@dataclass(frozen=True)
+class Common:
+    """What every command accepts."""
+
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run", "-C", metavar="DIR", help="The run, found upward from DIR [here]."),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show, and do nothing.")] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document (docs/json.md).")] = (
+        False
+    )
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False
+
+    def open_run(self) -> Run:
+        """The run that -C, or the working directory, lies in."""
+        from ckptsurgeon.run import Run
+
+        return Run.open(self.run_dir or Path())
+
+    @property
+    def look(self) -> Look:
+        """What an answer may look like."""
+        return Look.of(sys.stdout)
+
+    def answer(self, text: str, document: Mapping[str, Any]) -> None:
+        """Print the text, or with --json the document; with -q neither."""
+        if not self.quiet:
+            print(json.dumps(document, ensure_ascii=False) if self.as_json else text)
+
+
+@dataclass(frozen=True)
+class Editing(Common):
+    """What every command that edits accepts."""
+
+    why: Annotated[
+        str | None, typer.Option("--why", metavar="TEXT", help="The logbook line that `log` shows.")
+    ] = None
+    relaunch: Annotated[
+        bool,
+        typer.Option("--relaunch", help="Start the trainer afterwards and check its first line."),
+    ] = False
+
+
+@dataclass(frozen=True)
+class OneLiner(Editing):
+    """What every command that is a recipe of one section accepts."""
+
+    print_recipe: Annotated[
+        bool, typer.Option("--print-recipe", help="Print the same request as YAML, and do nothing.")
+    ] = False
+
+
+def saved_steps(ctx: typer.Context) -> list[str]:
+    """What completes a step: the steps of the run, or nothing when there is no run."""
+    from ckptsurgeon.run import Run
+
+    above = ctx.parent.params if ctx.parent else {}
+    folder = ctx.params.get("run_dir") or above.get("run_dir") or Path()
+    try:
+        return [str(step) for step in Run.open(Path(folder)).steps()]
+    except (SurgeryError, OSError):
+        return []
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """`function` as Typer wants it: a parameter of a class above becomes the options in that class.
+
+    Ctrl-C inside `function` becomes Cancelled."""
+    hints = get_type_hints(function, include_extras=True)
+    bundles: dict[str, type[Common]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints[parameter.name]
+        if not is_dataclass(hint):
+            parameters.append(
+                parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
+            )
+            continue
+        bundles[parameter.name] = hint  # type: ignore[assignment]
+        types = get_type_hints(hint, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                item.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=item.default,
+                annotation=types[item.name],
+            )
+            for item in fields(hint)
+        ]
+
+    def invoke(**given: Any) -> None:
+        for name, bundle in bundles.items():
+            given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
+        try:
+            function(**given)
+        except KeyboardInterrupt:
+            raise Cancelled("stopped by Ctrl-C", next="run the same command again") from None
+
+    invoke.__doc__ = function.__doc__
+    invoke.__name__ = function.__name__
+    invoke.__annotations__ = {item.name: item.annotation for item in parameters}
+    invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return invoke

@@ -1,0 +1,42 @@
+"""Plan, Receipt, Run and State as text or JSON; the only package that knows colour and width."""
+
+from __future__ import annotations
+
+from ckptsurgeon.report.document import (
+    SCHEMA,
+    checkpoint_json,
+    error_json,
+    log_json,
+    plan_json,
+    recovery_json,
+    relaunch_json,
+    status_json,
+    verification_json,
+)
+from ckptsurgeon.report.look import Look
+from ckptsurgeon.report.plan import done, error, log, plan, recipe, recovery
+from ckptsurgeon.report.progress import Progress
+from ckptsurgeon.report.run import checkpoint, status, verification
+
+__all__ = [
+    "SCHEMA",
+    "Look",
+    "Progress",
+    "checkpoint",
+    "checkpoint_json",
+    "done",
+    "error",
+    "error_json",
+    "log",
+    "log_json",
+    "plan",
+    "plan_json",
+    "recipe",
+    "recovery",
+    "recovery_json",
+    "relaunch_json",
+    "status",
+    "status_json",
+    "verification",
+    "verification_json",
+]

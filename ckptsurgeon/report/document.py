@@ -1,0 +1,184 @@
+"""The JSON documents of `--json`, schema 1: docs/json.md says what each key means."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckptsurgeon.edits import AnyChange, Aside, Change, Plan, Promise, Receipt
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.report.run import FIELDS, places
+
+if TYPE_CHECKING:
+    from ckptsurgeon.formats import Checkpoint, State
+    from ckptsurgeon.journal import Recovery
+    from ckptsurgeon.run import Run
+    from ckptsurgeon.surgery import Verification
+
+SCHEMA = 1
+"""Grows when a key changes its meaning or leaves; a new key alone does not change it."""
+
+
+def plain(item: Any) -> Any:
+    """`item` in JSON's own types; a number that JSON can't say (inf, nan) becomes its name."""
+    if item is None or isinstance(item, (bool, int, str)):
+        return item
+    if isinstance(item, float):
+        return item if math.isfinite(item) else str(item)
+    if isinstance(item, Mapping):
+        return {str(key): plain(inner) for key, inner in item.items()}
+    if isinstance(item, (list, tuple)):
+        return [plain(inner) for inner in item]
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return {f.name: plain(getattr(item, f.name)) for f in dataclasses.fields(item)}
+    return str(item)
+
+
+def plan_json(plan: Plan, format: str, receipt: Receipt | None = None) -> dict[str, Any]:
+    """The document of `plan`, and with its receipt that of every command that edited."""
+    return {
+        "schema": SCHEMA,
+        "run": plan.run,
+        "title": plan.title,
+        "step": _step(plan.promise),
+        "format": format,
+        "promise": plain(plan.promise),
+        "before": plain(plan.before),
+        "changes": [_change(item) for item in plan.changes],
+        "edits": len(plan.edits),
+        "warnings": list(plan.warnings),
+        "undoes": plan.undoes,
+        "applied": receipt is not None,
+        "receipt": None if receipt is None else receipt.id,
+    }
+
+
+def _step(promise: Promise | None) -> int | None:
+    return None if promise is None else promise.step - 1
+
+
+def _change(item: AnyChange) -> dict[str, Any]:
+    base = {"file": item.file, "field": item.field}
+    if isinstance(item, Change):
+        path = [plain(key) for key in item.path]
+        return {
+            "kind": "change",
+            **base,
+            "path": path,
+            "old": plain(item.old),
+            "new": plain(item.new),
+        }
+    if isinstance(item, Aside):
+        return {"kind": "aside", **base}
+    return {"kind": "rewrite", **base, "note": item.note, "new_file": item.new_file}
+
+
+def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The document of `show`."""
+    state = checkpoint.state()
+    return {
+        "schema": SCHEMA,
+        "run": str(run.root),
+        "step": state.step,
+        "format": run.format.name,
+        "dialect": state.dialect,
+        "data_parallel": state.data_parallel,
+        "model_parallel": state.model_parallel,
+        "promise": plain(state.promise),
+        "schedule": plain(state.schedule),
+        "places": {
+            field: [
+                {
+                    "file": run.relative(place.file),
+                    "path": [plain(key) for key in place.path],
+                    "value": plain(place.value),
+                    "wins": place.wins,
+                }
+                for place in places(checkpoint, field)
+            ]
+            for field in FIELDS
+        },
+        "notes": list(state.notes),
+    }
+
+
+def verification_json(found: Verification) -> dict[str, Any]:
+    """The document of `verify`."""
+    return {
+        "schema": SCHEMA,
+        "step": found.step,
+        "format": found.format,
+        "promise": plain(found.promise),
+        "files": found.files,
+        "sound": not found.findings,
+        "findings": list(found.findings),
+    }
+
+
+def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> dict[str, Any]:
+    """The document of `status`."""
+    return {
+        "schema": SCHEMA,
+        "run": str(run.root),
+        "name": run.name,
+        "step": None if state is None else state.step,
+        "format": run.format.name,
+        "promise": None if state is None else plain(state.promise),
+        "schedule": None if state is None else plain(state.schedule),
+        "steps": [{"step": step, "complete": run.complete(step)} for step in run.steps()],
+        "pointers": run.pointers(),
+        "logdirs": [run.relative(folder) for folder in run.logdirs()],
+        "writers": run.writers(),
+        "interrupted": run.interrupted(),
+        "receipts": len(run.receipts()),
+        "problem": None if problem is None else error_json(problem),
+    }
+
+
+def log_json(receipts: Sequence[Receipt]) -> dict[str, Any]:
+    """The document of `log`, newest first."""
+    return {
+        "schema": SCHEMA,
+        "receipts": [
+            {
+                "receipt": item.id,
+                "title": item.title,
+                "why": item.why,
+                "when": item.when,
+                "user": item.user,
+                "host": item.host,
+                "version": item.version,
+                "recipe": plain(item.recipe),
+                "promise": plain(item.promise),
+                "undoes": item.undoes,
+            }
+            for item in reversed(receipts)
+        ],
+    }
+
+
+def recovery_json(done: Recovery) -> dict[str, Any]:
+    """The document of `recover`."""
+    return {
+        "schema": SCHEMA,
+        "outcome": done.outcome,
+        "title": done.title,
+        "receipt": done.receipt,
+    }
+
+
+def relaunch_json(argv: Sequence[str], promise: Promise, status: int | None) -> dict[str, Any]:
+    """The document of `relaunch`; `status` is null when nothing was started."""
+    return {"schema": SCHEMA, "command": list(argv), "promise": plain(promise), "status": status}
+
+
+def error_json(error: SurgeryError) -> dict[str, Any]:
+    """The one object that stderr gets when a command with --json fails."""
+    return {
+        "error": error.what,
+        "untouched": error.untouched,
+        "next": list(error.next),
+        "exit_code": error.exit_code,
+    }

@@ -1,0 +1,57 @@
+"""The phases of a surgery on stderr, while they last."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TextIO
+
+PATIENCE = 0.5
+"""Seconds before a terminal gets a bar: what is over sooner needs none."""
+BAR = 24
+
+
+class Progress:
+    """One line a phase with its seconds when it is over; on a terminal a bar while it lasts.
+
+    Call it with a phase, how much is done, and of how much."""
+
+    def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
+        self.stream = stream
+        self.quiet = quiet
+        self.bar = stream.isatty()
+        self.phase = ""
+        self.started = 0.0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._finish()
+        elif self.bar and not self.quiet:
+            self.stream.write("\r\033[K")
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        if self.quiet:
+            return
+        if phase != self.phase:
+            self._finish()
+            self.phase, self.started = phase, time.monotonic()
+        if self.bar and time.monotonic() - self.started > PATIENCE:
+            full = BAR * done // max(total, 1)
+            self.stream.write(f"\r  {phase:<11} {'#' * full:.<{BAR}} {done}/{total}\033[K")
+            self.stream.flush()
+
+    def _finish(self) -> None:
+        if self.phase and not self.quiet:
+            start = "\r\033[K" if self.bar else ""
+            took = time.monotonic() - self.started
+            self.stream.write(f"{start}  {self.phase:<11} {took:.1f} s\n")
+            self.stream.flush()
+            self.phase = ""

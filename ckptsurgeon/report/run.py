@@ -1,0 +1,162 @@
+"""Run, one Checkpoint and Verification as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ckptsurgeon.edits import Promise
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.report.look import GREEN, RED, Look, Row, clean, count, names, number, table, value
+from ckptsurgeon.report.plan import promise
+
+if TYPE_CHECKING:
+    from ckptsurgeon.formats import Checkpoint, Place, State
+    from ckptsurgeon.run import Run
+    from ckptsurgeon.surgery import Verification
+
+FIELDS = (
+    "lr", "max_lr", "min_lr", "warmup", "decay", "decay_style", "betas", "eps", "weight_decay",
+    "clip_grad", "loss_scale", "adam_step", "consumed_samples", "skip", "seed",
+)  # fmt: skip
+"""What `show` asks a checkpoint for, in this order."""
+
+
+def status(run: Run, state: State | None, problem: SurgeryError | None, look: Look) -> str:
+    """The run on one screen. `problem` is why the latest checkpoint can't be read."""
+    at = f"at step {state.step}   {state.dialect}" if state else run.format.name
+    rows = [_steps(run), *_pointers(run)]
+    if problem is not None:
+        rows += [Row("problem", clean(line)) for line in problem.what.splitlines()]
+        rows += [Row("next", hint) for hint in problem.next]
+    if state is not None:
+        rows += _hyperparameters(state)
+    rows += _events(run)
+    rows += _surgery(run)
+    rows += [Row("live", clean(line)) for line in run.writers()]
+    return "\n".join([f"{run.name}   {at}", "", *table(rows, look)])
+
+
+def _steps(run: Run) -> Row:
+    steps = run.steps()
+    broken = [str(step) for step in steps if not run.complete(step)]
+    note = f"incomplete: {names(broken)}" if broken else "all complete"
+    return Row("steps", names([str(step) for step in steps]) or "none", note if steps else "")
+
+
+def _pointers(run: Run) -> list[Row]:
+    named = run.pointers()
+    told = set(named.values())
+    if len(told) == 1 and None not in told:
+        step = next(iter(told))
+        agree = "the pointer names a saved step" if len(named) == 1 else "all pointers agree"
+        return [Row("latest", str(step), agree if step in run.steps() else "not saved")]
+    return [Row("latest", "names nothing" if s is None else str(s), f) for f, s in named.items()]
+
+
+def _hyperparameters(state: State) -> list[Row]:
+    held = state.promise
+    rows = [Row("lr", f"{held.lr:.3e}", schedule(state.schedule))]
+    adam = [item for item in promise(held) if item.startswith(("beta", "eps", "adam"))]
+    if adam:
+        rows.append(Row("adam", "   ".join(item.removeprefix("adam ") for item in adam)))
+    if held.weight_decay is not None:
+        rows.append(Row("decay", value("", held.weight_decay), "weight decay of each param group"))
+    if held.loss_scale is not None:
+        kind = "dynamic" if state.dynamic_loss_scale else "static"
+        rows.append(Row("loss scale", number(held.loss_scale), kind))
+    if held.clip_grad is not None:
+        rows.append(Row("clip", number(held.clip_grad)))
+    if held.skip is not None:
+        rows.append(Row("skip", value("skip", held.skip)))
+    rows += [Row("note", clean(note)) for note in state.notes]
+    return rows
+
+
+def schedule(state: Mapping[str, Any] | None) -> str:
+    """AnnealingLR's state in words: where it goes, and where it stands."""
+    if state is None:
+        return "no schedule is saved"
+    peak, floor = float(state["max_lr"]), float(state["min_lr"])
+    now, warmup, end = (int(state[key]) for key in ("num_steps", "warmup_steps", "decay_steps"))
+    style = state["decay_style"]
+    after = "constant" if style == "constant" else f"{style} to {floor:.3e}"
+    if now < warmup:
+        return f"warming up to {peak:.3e}, sample {now} of {warmup}, then {after}"
+    if style == "constant":
+        return f"constant at {peak:.3e}"
+    if now > end:
+        return f"{style} from {peak:.3e} ended, {floor:.3e} from now on"
+    return f"{style} from {peak:.3e} to {floor:.3e}, sample {now} of {end}"
+
+
+def _events(run: Run) -> list[Row]:
+    rows = []
+    for folder in run.logdirs():
+        files = sum(1 for _ in folder.glob("*tfevents*"))
+        rows.append(Row("events", f"{run.relative(folder)}/", count(files, "file")))
+    return rows or [Row("events", "none")]
+
+
+def _surgery(run: Run) -> list[Row]:
+    waiting = run.interrupted()
+    if waiting is not None:
+        return [Row("surgery", f"interrupted: {waiting}", "ckptsurgeon recover")]
+    receipts = run.receipts()
+    if not receipts:
+        return [Row("surgery", "none yet")]
+    last = receipts[-1]
+    rows = [Row("surgery", f"{last.id}  {last.title}", last.when)]
+    if len(receipts) > 1:
+        rows.append(Row("surgery", f"{len(receipts) - 1} more: ckptsurgeon log"))
+    return rows
+
+
+def checkpoint(run: Run, checkpoint: Checkpoint, look: Look) -> str:
+    """One step: what comes next, and every place of each field with the place that wins."""
+    state = checkpoint.state()
+    rows = [Row("dialect", state.dialect), Row("schedule", schedule(state.schedule))]
+    rows += [Row(f"step {state.promise.step}", item) for item in promise(state.promise)]
+    lines = [f"{run.name}   step {state.step}", "", *table(rows, look), ""]
+    kept: list[Row] = []
+    for field in FIELDS:
+        kept += _places(field, places(checkpoint, field))
+    return "\n".join([*lines, *table(kept, look)])
+
+
+def places(checkpoint: Checkpoint, field: str) -> list[Place]:
+    """Where `field` is kept; nothing for a field that the format does not know."""
+    try:
+        return checkpoint.locate(field)
+    except KeyError:
+        return []
+
+
+def _places(field: str, found: list[Place]) -> list[Row]:
+    groups: dict[tuple[str, bool], list[Place]] = {}
+    for place in found:
+        text = value(field, place.value)
+        groups.setdefault((text, place.wins), []).append(place)
+    rows = []
+    for (text, wins), group in sorted(groups.items(), key=lambda item: not item[0][1]):
+        path = clean(".".join(map(str, group[0].path)))
+        shards = len({place.file for place in group})
+        where = f"{count(len(group), 'place')} in {count(shards, 'shard')}"
+        rows.append(Row(field, text, f"{'wins' if wins else 'copy'}   {where}   {path}"))
+    return rows
+
+
+def verification(found: Verification, look: Look) -> str:
+    """Sound, or every finding."""
+    head = f"step {found.step}: {count(found.files, 'file')}, {found.format}"
+    if not found.findings:
+        lines = [f"{look.paint('sound:', GREEN)} {head}", *_next(found.promise)]
+    else:
+        label = look.paint("damaged:", RED)
+        lines = [f"{label} {head}, {count(len(found.findings), 'finding')}"]
+        lines += [f"  {clean(finding)}" for finding in found.findings]
+    return "\n".join(lines)
+
+
+def _next(held: Promise | None) -> list[str]:
+    return [] if held is None else [f"  step {held.step} uses {'   '.join(promise(held)[:3])}"]
