@@ -1,0 +1,1 @@
+"""What is known about the bytes of one file: torch archives, pickle programs, event files."""

@@ -1,0 +1,316 @@
+"""In which order the files of one training were written, and which of them lead to step N.
+
+Restarts, crashes and earlier rollbacks leave overlapping files. A stretch that starts at `lo` was
+resumed from an earlier one that had reached `lo` - 1: walking back from the one that holds N gives
+each the step up to which it is part of the history.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.operations import segment as cutting
+from ckptsurgeon.operations.segment import Segment
+
+if TYPE_CHECKING:
+    from ckptsurgeon.operations.lineage import Marks
+
+SKEW = 3600.0
+"""Seconds between a file's mtime and its last event's wall time, beyond which one of both clocks
+is not to be trusted."""
+FLUSH = 600.0
+"""Seconds of events that a killed writer may take with it (torch flushes every 120 s)."""
+OVERLAP = 5.0
+"""Seconds that two jobs may overlap before they are two trainings in one directory."""
+
+
+@dataclass
+class History:
+    """Segments in the order in which they were written, the ones that lead to N with their bounds
+    (newest first), and what speaks against this order."""
+
+    order: list[Segment]
+    chain: list[tuple[Segment, int]]
+    warnings: list[str]
+    doubts: list[str]
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+def read(
+    found: Mapping[int, list[Segment]],
+    point: int,
+    marks: Marks,
+    branch: Collection[str],
+    order: str | None,
+) -> History:
+    """The history that the evidence allows, or a refusal.
+
+    Writers' clocks and the file server's clock (mtimes) are two witnesses. Where they differ for
+    some files only, both readings are tried: a writer with a wrong clock, or a file that was
+    copied. One without contradictions is taken; two that cut differently are refused."""
+    per_file = [segments for segments in found.values() if segments]
+    if order == "name":
+        whole = [s for i in sorted(found) for s in found[i]]
+        return _walk(whole, point, marks, branch)
+    lags = [_lag(segments[0]) for segments in per_file]
+    usual = min(lags, key=abs)
+    skewed = [abs(lag - usual) > SKEW for lag in lags]
+    raw = _sorted(per_file, [0.0] * len(lags))
+    shifts = [lag - usual if far else 0.0 for lag, far in zip(lags, skewed, strict=True)]
+    if order == "mtime":
+        return _walk(_sorted(per_file, shifts), point, marks, branch)
+    if order == "wall" or not any(skewed):
+        history = _walk(raw, point, marks, branch)
+        if order is None and _overlaps(raw):
+            raise refused("two trainings wrote at the same time", _overlaps(raw))
+        return history
+    readings: list[History] = []
+    refusal: SurgeryError | None = None
+    for candidate, shift in ((raw, [0.0] * len(lags)), (_sorted(per_file, shifts), shifts)):
+        _shift(per_file, shift)
+        try:
+            history = _walk(candidate, point, marks, branch)
+        except SurgeryError as error:
+            refusal = error
+            continue
+        history.doubts += _overlaps(candidate)
+        readings.append(history)
+    if not readings and refusal:
+        raise refusal
+    best = min(readings, key=lambda history: len(history.doubts))
+    rest = [history for history in readings if len(history.doubts) == len(best.doubts)]
+    if best.doubts:
+        raise refused("the order of the files is in doubt", best.doubts)
+    if len(rest) > 1 and _bounds(rest[0]) != _bounds(rest[1]):
+        raise refused(
+            "the clocks of the files disagree, and the history differs by which is right",
+            [_told(segments[0], lag) for segments, lag in zip(per_file, lags, strict=True)],
+        )
+    if best.order is not raw:
+        _shift(per_file, shifts)
+        best.warnings += [
+            f"{segments[0].name}: its clock was {abs(shift) / 3600:.1f} h "
+            f"{'behind' if shift > 0 else 'ahead'}; ordered by the file's own time"
+            for segments, shift in zip(per_file, shifts, strict=True)
+            if shift
+        ]
+    else:
+        _shift(per_file, [0.0] * len(lags))
+    return best
+
+
+def _lag(segment: Segment) -> float:
+    index = segment.events.index
+    return index.mtime_ns / 1e9 - index.walls[-1]
+
+
+def _shift(per_file: Sequence[list[Segment]], shifts: Sequence[float]) -> None:
+    for segments, shift in zip(per_file, shifts, strict=True):
+        for segment in segments:
+            segment.shift = shift
+
+
+def _sorted(per_file: Sequence[list[Segment]], shifts: Sequence[float]) -> list[Segment]:
+    """All segments by time; those of one file stay in its order."""
+    _shift(per_file, shifts)
+    return sorted((s for segments in per_file for s in segments), key=lambda s: s.first + s.shift)
+
+
+def _overlaps(order: Sequence[Segment]) -> list[str]:
+    return [
+        f"{a.name} ends {a.last + a.shift - b.first - b.shift:.0f} s after {b.name} begins"
+        for a, b in pairwise(order)
+        if b.first + b.shift < a.last + a.shift - OVERLAP
+    ]
+
+
+def _bounds(history: History) -> dict[tuple[str, int], int]:
+    return {(s.name, s.start): min(bound, s.hi) for s, bound in history.chain}
+
+
+# --- branches ------------------------------------------------------------------------------------
+
+
+def _walk(order: list[Segment], point: int, marks: Marks, branch: Collection[str]) -> History:
+    """From the segment that holds `point` back to the first one."""
+    history = History(order, [], [], [])
+    lowest = min(order, key=lambda s: s.lo)
+    if order[0].lo > lowest.lo and order[0] is not lowest:
+        history.doubts.append(
+            f"{order[0].name} starts at {order[0].lo}, before {lowest.name}, "
+            f"which starts at {lowest.lo}"
+        )
+    head = _head(order, point, marks, branch, history)
+    bound = point
+    while head is not None:
+        history.chain.append((head, bound))
+        bound = head.lo - 1
+        earlier = order[: _place(order, head)]
+        head = _holder(
+            earlier, bound, head.interval, f"{head.name} (from {head.lo})", branch, history
+        )
+    if not history.chain and order:
+        history.warnings.append(f"the logs start after step {point}: all of it is cut")
+    return history
+
+
+def _place(order: Sequence[Segment], segment: Segment) -> int:
+    return next(i for i, other in enumerate(order) if other is segment)
+
+
+def _head(
+    order: list[Segment],
+    point: int,
+    marks: Marks,
+    branch: Collection[str],
+    history: History,
+) -> Segment | None:
+    """The segment whose pass through `point` is the checkpoint's."""
+    holders = [s for s in order if s.lo <= point <= s.hi]
+    chosen = [s for s in holders if s.name in branch] or holders
+    clock = order[0].clock
+    for word, value in marks.counters().items():
+        if word != clock and len(chosen) > 1:
+            logged = [cutting.at(s, point, word) for s in chosen]
+            same = [s for s, x in zip(chosen, logged, strict=True) if x in (None, int(value))]
+            chosen = same or chosen
+    if marks.saved_at is not None:
+        chosen, reached = _by_time(order, chosen, point, marks.saved_at)
+        if reached is not None:
+            history.warnings.append(
+                f"{reached.name}: its last event is {reached.hi}; those up to {point} were lost"
+            )
+            return reached
+    elif len(chosen) > 1 and not any(s.name in branch for s in chosen):
+        raise refused(f"{len(chosen)} branches hold step {point}", map(_branch, chosen))
+    if chosen:
+        _check_counters(chosen[-1], point, marks)
+        return chosen[-1]
+    if not any(s.lo <= point for s in order):
+        return None
+    return _holder(order, point, 1, f"step {point}", branch, history)
+
+
+def _by_time(
+    order: Sequence[Segment], chosen: list[Segment], point: int, saved_at: float
+) -> tuple[list[Segment], Segment | None]:
+    """The candidates whose event `point` precedes the save; and, if there is one, the segment that
+    ran when the checkpoint was saved but lost its events on the way to `point`."""
+    import numpy as np
+
+    def moment(segment: Segment) -> float:
+        rows = segment.rows(segment.reference)
+        k = int(np.searchsorted(segment.steps()[rows], point, "right"))
+        walls = segment.events.walls[segment.start : segment.stop]
+        return float(walls[rows[max(k - 1, 0)]]) + segment.shift
+
+    before = [s for s in chosen if moment(s) <= saved_at + OVERLAP]
+    started = [s for s in order if s.first + s.shift <= saved_at]
+    last = started[-1] if started else None
+    if (
+        before
+        and last is not None
+        and _place(order, last) > _place(order, before[-1])
+        and last.lo <= point
+        and last.hi < point
+        and saved_at - last.last - last.shift < FLUSH
+    ):
+        return before, last
+    return before or chosen, None
+
+
+def _check_counters(head: Segment, point: int, marks: Marks) -> None:
+    """The log and the checkpoint must count alike at N, or this is not its log."""
+    steps = head.steps()
+    for word, value in marks.counters().items():
+        if word == head.clock:
+            continue
+        for series, rows, own in cutting.pairs(head, word):
+            k = min(len(rows), len(own))
+            x, clock = steps[rows[:k]], steps[own[:k]]
+            kept, cut = x[clock <= point], x[clock > point]
+            if (len(kept) and int(kept.max()) > value) or (len(cut) and int(cut.min()) <= value):
+                tag = ", ".join(head.events.index.names[series])
+                near = int(kept.max()) if len(kept) else int(cut.min())
+                raise SurgeryError(
+                    f"{head.events.index.path}: at step {point} the checkpoint counts "
+                    f"{value:.0f} {word}, the log {near} (tag {tag})",
+                    next="ckptsurgeon truncate-tb-events --tb DIR --after N    "
+                    "rely on the log alone",
+                )
+
+
+def _holder(
+    earlier: Sequence[Segment],
+    point: int,
+    interval: int,
+    what: str,
+    branch: Collection[str],
+    history: History,
+) -> Segment | None:
+    """The segment from which one was resumed that goes on after `point`: the newest that was at
+    `point` before. None: the history starts there."""
+    below = [s for s in earlier if s.lo <= point]
+    if not below:
+        return None
+    newest = below[-1]
+    reached = point + 1 - interval
+    if newest.hi >= reached:
+        named = [s for s in below if s.name in branch and s.hi >= reached]
+        return named[-1] if named else newest
+    holders = [s for s in below if s.hi >= reached]
+    named = [s for s in (*holders, newest) if s.name in branch]
+    if named:
+        return named[-1]
+    if not holders:
+        furthest = max(below, key=lambda s: s.hi)
+        history.warnings.append(
+            f"no events from {furthest.hi + 1} to {point} before {what}: "
+            "iterations that were skipped, or events that a killed job lost"
+        )
+        return furthest
+    pace = (newest.last - newest.first) / max(1, newest.hi - newest.lo)
+    if pace * (point - newest.hi) > FLUSH:
+        return holders[-1]
+    raise refused(
+        f"{what} was resumed at {point}, and it is not known from which file",
+        map(_branch, (holders[-1], newest)),
+    )
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def _day(moment: float) -> str:
+    when = datetime.datetime.fromtimestamp(moment, datetime.timezone.utc)
+    return when.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _branch(segment: Segment) -> str:
+    return (
+        f"{segment.name}: {segment.lo} to {segment.hi}, begun {_day(segment.first + segment.shift)}"
+    )
+
+
+def _told(segment: Segment, lag: float) -> str:
+    return (
+        f"{segment.name}: last event {_day(segment.events.index.walls[-1])}, "
+        f"file changed {_day(segment.events.index.walls[-1] + lag)}"
+    )
+
+
+def refused(what: str, evidence: Iterable[str]) -> SurgeryError:
+    return SurgeryError(
+        f"the lineage of the logs can't be proven: {what}" + "".join(f"\n  {x}" for x in evidence),
+        next=(
+            "--branch FILE     name a file that is part of the history (repeatable)",
+            "--order wall      trust the times of the events (or: mtime, name)",
+        ),
+    )
