@@ -12,7 +12,6 @@ from ckptsurgeon.edits import (
     ABSENT,
     AnyChange,
     Append,
-    Aside,
     Change,
     Content,
     Edit,
@@ -27,6 +26,7 @@ from ckptsurgeon.edits import (
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.report.look import (
     GREEN,
+    MANY,
     RED,
     Look,
     Row,
@@ -62,7 +62,8 @@ def plan(plan: Plan, name: str, look: Look, undone: Receipt | None = None) -> st
     lines = [head, "", *table(rows, look), ""]
     if plan.promise is not None:
         lines += packed(label, promise(plan.promise), look)
-    lines.append(f"{'  cost':<{len(label)}}{cost(plan.edits)}")
+    undo = "" if plan.undoes else ", undo kept"
+    lines.append(f"{'  cost':<{len(label)}}{cost(plan.edits)}{undo}")
     return "\n".join([*lines, *_notes(plan, look)])
 
 
@@ -118,21 +119,32 @@ def _asides(files: Sequence[str], back: bool) -> list[Row]:
 
 
 def _rewritten(field: str, items: Sequence[AnyChange], back: bool) -> list[Row]:
-    counts: dict[tuple[str, str], int] = {}
+    notes: dict[str, list[str]] = {}
     for item in items:
-        if isinstance(item, Aside):
-            kind = ("<", "from the attic") if back else (">", "to the attic")
-        elif isinstance(item, Rewrite) and item.new_file:
-            kind = (">", f"to the attic ({item.note})") if back else ("+", item.note)
+        sign, note = _about(item, back)
+        notes.setdefault(sign, []).append(note)
+    parts = []
+    for sign, said in notes.items():
+        if len(set(said)) > 1 and len(said) <= MANY:
+            parts += [(sign, f"1 file{note}") for note in said]
         else:
-            note = item.note if isinstance(item, Rewrite) else ""
-            kind = ("~", f"back from: {note}") if back else ("~", note)
-        counts[kind] = counts.get(kind, 0) + 1
-    parts = [(sign, f"{count(n, 'file')} {clean(note)}") for (sign, note), n in counts.items()]
+            more = "" if len(set(said)) == 1 else ", the first"
+            parts.append((sign, f"{count(len(said), 'file')}{more}{said[0]}"))
+    label = "events" if field == "tensorboard" else field
     line = ", ".join([parts[0][1], *(f"{sign} {text}" for sign, text in parts[1:])])
     if len(line) <= 64:
-        return [Row(field, line, sign=parts[0][0])]
-    return [Row(field, text, sign=sign) for sign, text in parts]
+        return [Row(label, line, sign=parts[0][0])]
+    return [Row(label, text, sign=sign) for sign, text in parts]
+
+
+def _about(item: AnyChange, back: bool) -> tuple[str, str]:
+    """Sign of an event file's change, and what follows `1 file`."""
+    if isinstance(item, Rewrite) and item.new_file:
+        folder = clean(PurePosixPath(item.file).parent.name)
+        return (">", " to the attic") if back else ("+", f" in {folder}/: {clean(item.note)}")
+    if isinstance(item, Rewrite):
+        return ("~", " as before") if back else ("~", f": {clean(item.note)}")
+    return ("<", " from the attic") if back else (">", " to the attic")
 
 
 def promise(promise: Promise) -> list[str]:
@@ -162,7 +174,7 @@ def cost(edits: Sequence[Edit]) -> str:
             written += _length(edit.content)
             copied += isinstance(edit, Replace) and edit.file.endswith(".pt")
     shards = f"{count(copied, 'shard')} copied" if copied else "no shard copied"
-    return f"{size(written)} written, {shards}, undo kept"
+    return f"{size(written)} written, {shards}"
 
 
 def _length(content: Content) -> int:
