@@ -1,0 +1,99 @@
+"""The contract: train, operate, resume, and the trainer's first line equals the plan's promise."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.recipe import load
+from ckptsurgeon.relaunch import compare
+from tests.conftest import REPO, Trained, launch
+
+# Recipe → what fits it to a run with steps 2, 4, 6, 8, and what the live optimizer must then hold.
+CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "roll-back-and-lower-lr": (
+        ["rollback.to=4", "set.lr=5e-4", "set.warmup=16"],
+        {"step": 5, "lr": 5e-4, "adam_step": 4, "consumed_samples": 32},
+    ),
+    "roll-back-and-skip": (
+        ["rollback.to=6", "skip=[7-8]"],
+        {"step": 7, "skip": [[7, 8]], "adam_step": 6},
+    ),
+    "reset-moments": (["rollback.to=4"], {"step": 5, "adam_step": 0, "consumed_samples": 32}),
+    "lower-beta2": (["rollback.to=4"], {"step": 5, "betas": [0.9, 0.9]}),
+    "fake-sgd": (
+        ["set.decay_style=constant"],
+        {"step": 9, "betas": [0.0, 0.95], "eps": 1.0, "lr": 9e-3},
+    ),
+    "lower-clip": ([], {"step": 9, "clip_grad": 0.3}),
+    "change-seed": (["rollback.to=4"], {"step": 5, "seed": 43}),
+}
+
+
+def tree(root: Path) -> dict[str, str]:
+    """Every file outside `.ckptsurgeon` with the hash of its bytes and its time."""
+    return {
+        str(path.relative_to(root)): (
+            hashlib.sha256(path.read_bytes()).hexdigest() + f" {path.stat().st_mtime_ns}"
+        )
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and ".ckptsurgeon" not in path.parts
+    }
+
+
+def first_line(root: Path, ranks: int = 1) -> str:
+    done = launch(f"--config={root / 'train.yaml'}", "--exit-after-first-line", ranks=ranks)
+    return done.stdout.splitlines()[0]
+
+
+def operate_and_resume(root: Path, name: str, ranks: int) -> None:
+    overrides, expected = CASES[name]
+    before = tree(root)
+    run = Run.open(root)
+    wanted = plan(run, load(REPO / "recipes" / f"{name}.yaml", overrides))
+    assert wanted.promise is not None
+    surgery.apply(run, wanted)
+
+    line = first_line(root, ranks)
+    assert compare(wanted.promise, line) == []
+    told = json.loads(line)
+    assert {key: told[key] for key in expected} == expected
+
+    again = plan(run, load(REPO / "recipes" / f"{name}.yaml", overrides))
+    assert again.changes == ()
+    assert again.empty
+
+    surgery.apply(run, surgery.plan_undo(run))
+    assert tree(root) == before
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_the_trainer_uses_what_the_plan_promised(trained: Trained, name: str, ranks: int) -> None:
+    operate_and_resume(trained(ranks=ranks), name, ranks)
+
+
+@pytest.mark.parametrize(
+    ("zero", "dtype", "name"),
+    [
+        (0, "fp32", "roll-back-and-lower-lr"),
+        (0, "fp32", "reset-moments"),
+        (0, "fp32", "lower-clip"),
+        (0, "bf16", "fake-sgd"),
+        (1, "bf16", "reset-moments"),
+        (1, "bf16", "fake-sgd"),
+    ],
+)
+def test_the_promise_holds_in_other_stages(
+    trained: Trained, zero: int, dtype: str, name: str
+) -> None:
+    operate_and_resume(trained(zero=zero, dtype=dtype), name, 1)
+
+
+def test_every_recipe_is_in_the_contract() -> None:
+    assert {path.stem for path in (REPO / "recipes").glob("*.yaml")} == set(CASES)
