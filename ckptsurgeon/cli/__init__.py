@@ -73,9 +73,12 @@ for _name, _function, _epilog in COMMANDS:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from importlib import metadata
 
-        print(f"ckptsurgeon {version('ckptsurgeon')}")
+        try:
+            print(f"ckptsurgeon {metadata.version('ckptsurgeon')}")
+        except metadata.PackageNotFoundError:
+            print("ckptsurgeon, a checkout that is not installed")
         raise typer.Exit
 
 

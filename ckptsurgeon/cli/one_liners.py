@@ -185,7 +185,11 @@ def rename_tb_events(
     mapping: Annotated[
         Path | None,
         typer.Option(
-            "--map", metavar="FILE", help="YAML: old tag: new tag, or a recipe with them."
+            "--map",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="YAML: old tag: new tag, or a recipe with them.",
         ),
     ] = None,
     regex: Annotated[bool, typer.Option("--regex", help="OLD is a regular expression.")] = False,

@@ -78,7 +78,8 @@ def apply(
             f"{source} is a finished plan; KEY=VALUE and --why belong to the recipe it came from",
             next=f"ckptsurgeon plan RECIPE KEY=VALUE -o {source}",
         )
-    carry_out(common.open_run(), read_plan(source), common)
+    kept = read_plan(source)
+    carry_out(common.open_run(), kept, common)
 
 
 def undo(

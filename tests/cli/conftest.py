@@ -1,0 +1,68 @@
+"""The command line as a user calls it, in this process and on a terminal of its own."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ckptsurgeon.cli import app
+
+Surgeon = Callable[..., Result]
+PLAIN = {"NO_COLOR": None, "FORCE_COLOR": None, "CKPTSURGEON_RUN": None, "COLUMNS": "100"}
+
+
+@pytest.fixture
+def surgeon() -> Surgeon:
+    """`surgeon("status", "-C", run)`: the result, with stdout, stderr and exit_code."""
+
+    def invoke(*words: object, input: str | None = None) -> Result:
+        return CliRunner(env=PLAIN).invoke(app, [str(word) for word in words], input=input)
+
+    return invoke
+
+
+def on_terminal(answer: str, *words: object) -> tuple[int, str]:
+    """Exit status and output of a process whose stdin, stdout and stderr are one terminal.
+
+    `answer` is typed when the process asks; Ctrl-C is typed as `\\x03`."""
+    keeper, terminal = pty.openpty()
+    environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckptsurgeon", *map(str, words)],
+        cwd=Path(__file__).parent.parent.parent,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=_own_terminal,
+    )
+    os.close(terminal)
+    output, asked = b"", False
+    while True:
+        try:
+            read = os.read(keeper, 4096)
+        except OSError:  # EIO: the last holder of the terminal is gone
+            break
+        if not read:
+            break
+        output += read
+        if not asked and b"[y/N]" in output:
+            asked = True
+            os.write(keeper, answer.encode())
+    os.close(keeper)
+    return process.wait(timeout=60), output.decode().replace("\r\n", "\n")
+
+
+def _own_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -1,0 +1,81 @@
+"""--help, start-up, and what every command has in common."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ckptsurgeon.cli import COMMANDS
+from tests.cli.conftest import Surgeon
+
+NAMES = [name for name, *_ in COMMANDS]
+SHARED = ("-C, --run", "-n, --dry-run", "-y, --yes", "--json", "-q, --quiet")
+EDITING = NAMES[NAMES.index("rollback") : NAMES.index("relaunch")]
+HEAVY = ("torch", "deepspeed", "tensorboard", "numpy", "omegaconf", "yaml")
+
+
+def test_every_command_of_the_design_is_there() -> None:
+    assert NAMES == [
+        "status", "show", "log", "verify",
+        "plan", "apply", "undo", "recover",
+        "rollback", "set-lr", "set", "reset", "skip", "repair-latest",
+        "truncate-tb-events", "rename-tb-events",
+        "relaunch",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_has_the_shared_options_and_ends_with_the_exit_codes(
+    surgeon: Surgeon, name: str
+) -> None:
+    result = surgeon(name, "-h")
+    assert result.exit_code == 0
+    assert surgeon(name, "--help").stdout == result.stdout
+    for option in SHARED:
+        assert f"  {option} " in result.stdout
+    _, _, codes = result.stdout.partition("Exit codes:\n")
+    lines = [line.split()[0] for line in codes.strip().splitlines()]
+    assert lines[:3] == ["0", "1", "2"]
+    assert all(line.isdigit() or line == "else" for line in lines)
+
+
+@pytest.mark.parametrize("name", [*EDITING, "apply", "undo"])
+def test_a_command_that_edits_takes_a_reason_and_relaunches(surgeon: Surgeon, name: str) -> None:
+    text = surgeon(name, "-h").stdout
+    assert "--why TEXT" in text
+    assert "--relaunch " in text
+    assert ("--print-recipe" in text) == (name in EDITING)
+    assert "  130  Ctrl-C" in text
+
+
+def test_no_argument_is_help(surgeon: Surgeon) -> None:
+    result = surgeon()
+    assert result.exit_code == 0
+    assert all(f"  {name} " in result.stdout for name in NAMES)
+    assert "..." not in result.stdout.partition("Commands:")[2]
+
+
+def test_the_command_line_starts_without_heavy_imports() -> None:
+    code = f"import sys, ckptsurgeon.cli\nprint([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_the_module_and_its_version_run_as_a_script() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptsurgeon", "--version"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("ckptsurgeon")
+
+
+def test_a_terminal_without_unicode_gets_no_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptsurgeon", "set-lr", "1", "--why", "→", "--print-recipe"],
+        capture_output=True,
+        env={"PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"why: '?'" in done.stdout or b"why: ?" in done.stdout

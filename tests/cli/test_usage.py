@@ -1,0 +1,78 @@
+"""Wrong usage: three lines, exit 2, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Surgeon
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "command": (["staus"], "Did you mean 'status'"),
+    "option": (["rollback", "--tp", "3"], "--tp"),
+    "missing option": (["rollback"], "--to"),
+    "missing argument": (["set"], "KEY=VALUE"),
+    "not a number": (["rollback", "--to", "soon"], "'--to'"),
+    "unknown key": (["set", "betta2=0.9", "--print-recipe"], "`set.beta2`"),
+    "not a pair": (["set", "beta2", "--print-recipe"], "is not KEY=VALUE"),
+    "no rate": (["set-lr"], "no learning rate"),
+    "two rates": (["set-lr", "1e-4", "--scale", "0.5"], "both LR and --scale"),
+    "rate in words": (["set-lr", "small", "--print-recipe"], "`set.lr` is 'small'"),
+    "unknown state": (["reset", "momments", "--print-recipe"], "`moments`"),
+    "no range": (["skip"], "no range"),
+    "empty range": (["skip", "9-3", "--print-recipe"], "9-3"),
+    "two wishes": (
+        ["truncate-tb-events", "--after", "3", "--keep-tb", "a", "--no-keep-tb"],
+        "excl",
+    ),
+    "half a pair": (["rename-tb-events", "lm loss"], "OLD NEW or --map"),
+    "no recipe": (["plan", "absent.yaml"], "absent.yaml"),
+    "no plan": (["apply", "absent.json"], "absent.json"),
+    "no map": (["rename-tb-events", "--map", "absent.yaml"], "absent.yaml"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_usage_is_three_lines(surgeon: Surgeon, name: str) -> None:
+    words, said = WRONG[name]
+    result = surgeon(*words)
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("error: ")
+    assert said in result.stderr
+    assert "untouched: the run is exactly as it was" in lines
+    assert any(line.startswith("next: ") for line in lines)
+    assert result.stdout == ""
+    assert result.exit_code == 2
+
+
+def test_wrong_usage_with_json_is_one_object(surgeon: Surgeon) -> None:
+    result = surgeon("rollback", "--json")
+    told = json.loads(result.stderr)
+    assert set(told) == {"error", "untouched", "next", "exit_code"}
+    assert (told["exit_code"], result.exit_code, result.stdout) == (2, 2, "")
+
+
+def test_a_folder_without_a_run_is_wrong_usage(surgeon: Surgeon, tmp_path: Path) -> None:
+    result = surgeon("status", "-C", tmp_path)
+    assert result.exit_code == 2
+    assert str(tmp_path) in result.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", "not json", '{"kind": "Plan"}', '{"kind": "Aside", "file": "a"}']
+)
+def test_a_file_that_is_no_plan_is_refused(surgeon: Surgeon, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(text)
+    (tmp_path / "latest").write_text("global_step3")
+    result = surgeon("apply", file, "-C", tmp_path, "--yes")
+    assert result.exit_code == 2
+    assert "is not a plan" in result.stderr
+
+
+def test_a_finished_plan_takes_no_overrides(surgeon: Surgeon, tmp_path: Path) -> None:
+    result = surgeon("apply", tmp_path / "plan.json", "set.lr=3e-5")
+    assert result.exit_code == 2
+    assert "finished plan" in result.stderr
