@@ -1,0 +1,127 @@
+"""`python -m train`: train from a config, or prepare data."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from . import distributed
+from .config import RUN_CONFIG, Config, dump_config, load_config
+from .errors import TrainError
+from .run_folder import find_checkpoint, live_marker, refuse_live_trainer, write_atomically
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. A TrainError becomes three lines on stderr and its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments[:1] == ["prepare-data"]:
+            return _prepare_data(arguments[1:])
+        return _train(arguments)
+    except TrainError as e:
+        if os.environ.get("RANK", "0") == "0":
+            print(e.render(), file=sys.stderr)
+        _leave(e.exit_code)
+    except KeyboardInterrupt:
+        _leave(130)
+    except Exception:
+        traceback.print_exc()
+        _leave(1)
+    return 1
+
+
+def _train(arguments: Sequence[str]) -> int:
+    options = _train_parser().parse_intermixed_args(arguments)
+    distributed.complete_environment()
+    say = _take_stdout()
+    overrides = list(options.overrides)
+    if options.train_iters is not None:
+        overrides.append(f"train_iters={options.train_iters}")
+    config = load_config(options.config, overrides)
+    checkpoint = find_checkpoint(Path(config.save), options.from_scratch)
+    with ExitStack() as stack:
+        if distributed.rank() == 0:
+            if options.exit_after_first_line:
+                refuse_live_trainer(Path(config.save))
+            else:
+                Path(config.save).mkdir(parents=True, exist_ok=True)
+                stack.enter_context(live_marker(Path(config.save)))
+        _run(config, checkpoint, say, options.exit_after_first_line)
+    distributed.finish()
+
+
+def _run(
+    config: Config, checkpoint: Path | None, say: Callable[[str], None], only_first_line: bool
+) -> None:
+    device = distributed.start(config.threads)
+    from . import trainer  # after `start`, which chooses DeepSpeed's accelerator
+
+    training = trainer.prepare(config, checkpoint, device)
+    line = trainer.first_line(training)
+    say(line)
+    if checkpoint is not None and distributed.rank() == 0:
+        trainer.warn(trainer.differences(training))
+    if only_first_line:
+        return
+    if distributed.rank() == 0:
+        # Only now: a start that was refused must not change what the next relaunch reads.
+        write_atomically(Path(config.save) / RUN_CONFIG, dump_config(config))
+    trainer.train(training, say)
+
+
+def _take_stdout() -> Callable[[str], None]:
+    """Keep stdout for the trainer's own lines; libraries and compilers write to stderr instead."""
+    sys.stdout.flush()
+    own = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    if distributed.rank() == 0:
+        return lambda text: print(text, file=own, flush=True)
+    return lambda text: None
+
+
+def _leave(code: int) -> None:
+    """Exit at once: a process group that lost a rank would hang the ordinary way out."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _train_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m train",
+        description="Train a GPT. On resume the checkpoint wins over the config. "
+        "See also: python -m train prepare-data --help",
+    )
+    parser.add_argument("--config", required=True, type=Path, help="YAML file")
+    parser.add_argument("--from-scratch", action="store_true", help="start with random weights")
+    parser.add_argument("--train-iters", type=int, help="the same as train_iters=N")
+    parser.add_argument(
+        "--exit-after-first-line",
+        action="store_true",
+        help="load, print what the next step would use, change nothing",
+    )
+    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="config overrides")
+    return parser
+
+
+def _prepare_data(arguments: Sequence[str]) -> int:
+    from .prepare_data import prepare_data
+
+    parser = argparse.ArgumentParser(prog="python -m train prepare-data")
+    parser.add_argument("--output", required=True, help="prefix of the .bin and .idx")
+    parser.add_argument("--tokenizer", default="byte", help="byte, or a tokenizers JSON file")
+    parser.add_argument("--pydoc", action="store_true", help="Python's own manual as the text")
+    parser.add_argument("files", nargs="*", help="text files, one document each")
+    options = parser.parse_intermixed_args(arguments)
+    prepare_data(options.output, options.tokenizer, options.files, options.pydoc)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""Checkpoints: DeepSpeed's own, with Megatron-DeepSpeed's client state and both pointer files."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .config import Config
+from .errors import TrainError
+from .optimizer import live_clip_grad, live_optimizer
+from .progress import Progress
+from .run_folder import LATEST, LATEST_ITERATION, write_atomically
+
+ZERO_SHARD = "zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+MODEL_STATES = "mp_rank_00_model_states.pt"
+SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "padded_vocab_size")
+
+
+def save_checkpoint(
+    engine: Any, config: Config, progress: Progress, skip: list[list[int]], seed: int
+) -> None:
+    """Save global_step<iteration>, then name it in `latest` and in Megatron's tracker.
+
+    The pointers change only when every rank has written its shards, each by a rename: a run that
+    is killed at any moment still has a `latest` that names a complete checkpoint.
+    """
+    root = Path(config.save)
+    tag = f"global_step{progress.iteration}"
+    state = client_state(engine, config, progress, skip, seed)
+    engine.save_checkpoint(str(root), tag=tag, client_state=state, save_latest=False)
+    if engine.global_rank == 0:
+        write_atomically(root / LATEST, tag)
+        write_atomically(root / LATEST_ITERATION, str(progress.iteration))
+
+
+def client_state(
+    engine: Any, config: Config, progress: Progress, skip: list[list[int]], seed: int
+) -> dict[str, Any]:
+    """What the trainer adds, at top level, to every model_states file."""
+    state: dict[str, Any] = {
+        "trainer": "ckptsurgeon",
+        "iteration": progress.iteration,
+        "tokens": progress.tokens,
+        "skip_train_iteration_range": [list(pair) for pair in skip],
+        "checkpoint_version": 3.0,
+        "checkpoint_info": {
+            "padded_vocab_size": config.padded_vocab_size,
+            "original_vocab_size": config.vocab_size,
+        },
+        "args": megatron_args(engine, config, progress, seed),
+        "random_rng_state": random.getstate(),
+        "np_rng_state": np.random.get_state(),
+        "torch_rng_state": torch.get_rng_state(),
+        "rng_tracker_states": {},
+    }
+    if torch.cuda.is_available():
+        state["cuda_rng_state"] = torch.cuda.get_rng_state()
+    return state
+
+
+def megatron_args(engine: Any, config: Config, progress: Progress, seed: int) -> argparse.Namespace:
+    """Megatron's argument names with the values that are in force, not those of the config."""
+    schedule = engine.lr_scheduler
+    group = live_optimizer(engine).param_groups[0]
+    return argparse.Namespace(
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        seq_length=config.seq_length,
+        max_position_embeddings=config.seq_length,
+        padded_vocab_size=config.padded_vocab_size,
+        make_vocab_size_divisible_by=config.make_vocab_size_divisible_by,
+        tokenizer_type=config.tokenizer_type,
+        untie_embeddings=config.untie_embeddings,
+        init_method_std=config.init_std,
+        layernorm_epsilon=config.layernorm_epsilon,
+        global_batch_size=config.global_batch_size,
+        micro_batch_size=config.micro_batch_size,
+        rampup_batch_size=config.rampup_batch_size,
+        lr=schedule.max_lr,
+        min_lr=schedule.min_lr,
+        lr_decay_style=schedule.decay_style,
+        lr_warmup_samples=schedule.warmup_steps,
+        lr_decay_samples=schedule.decay_steps,
+        adam_beta1=float(group["betas"][0]),
+        adam_beta2=float(group["betas"][1]),
+        adam_eps=float(group["eps"]),
+        weight_decay=float(group["weight_decay"]),
+        clip_grad=live_clip_grad(engine),
+        seed=seed,
+        train_iters=config.train_iters,
+        save_interval=config.save_interval,
+        log_interval=config.log_interval,
+        iteration=progress.iteration,
+        consumed_train_samples=progress.samples,
+        consumed_valid_samples=0,
+        consumed_train_tokens=progress.tokens,
+        gigaflos_no_embeds=float(progress.gigaflos),
+        zero_stage=config.zero_stage,
+        bf16=config.dtype == "bf16",
+        fp16=False,
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1,
+        data_parallel_size=engine.dp_world_size,
+        save=config.save,
+        data_path=config.data,
+    )
+
+
+def read_client_state(checkpoint: Path, config: Config, ranks: int) -> dict[str, Any]:
+    """The model_states file without its tensors' bytes (they stay on disk, mapped).
+
+    Raises TrainError when shards are missing, or when config and ranks can't continue it.
+    """
+    path = checkpoint / MODEL_STATES
+    if not path.is_file():
+        raise _unusable(checkpoint, f"{MODEL_STATES} is missing")
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    except Exception as e:
+        raise _unusable(checkpoint, f"{MODEL_STATES} can't be read: {_first_line(e)}") from e
+    missing = [k for k in ("trainer", "args", "iteration", "lr_scheduler") if k not in state]
+    if missing:
+        raise _unusable(checkpoint, f"{MODEL_STATES} has no {', '.join(missing)}")
+    args = state["args"]
+    for key in SHAPE:
+        saved, wanted = getattr(args, key), getattr(config, key)
+        if saved != wanted:
+            raise _cannot_continue(checkpoint, key, saved, wanted)
+    dtype = "bf16" if args.bf16 else "fp32"
+    for key, saved, wanted in (
+        ("zero_stage", args.zero_stage, config.zero_stage),
+        ("dtype", dtype, config.dtype),
+        ("untie_embeddings", args.untie_embeddings, config.untie_embeddings),
+    ):
+        if saved != wanted:
+            raise _cannot_continue(checkpoint, key, saved, wanted)
+    if config.zero_stage:
+        saved_ranks = state["dp_world_size"]
+        prefix = "bf16_" if dtype == "bf16" else ""
+        shards = [prefix + ZERO_SHARD.format(rank=r) for r in range(saved_ranks)]
+        absent = [name for name in shards if not (checkpoint / name).is_file()]
+        if absent:
+            raise _unusable(checkpoint, f"{', '.join(absent)} missing")
+        if saved_ranks != ranks:
+            raise TrainError(
+                f"{checkpoint}: its optimizer is in {saved_ranks} shards, but {ranks} ranks run",
+                next=f"torchrun --nproc_per_node {saved_ranks} -m train …",
+                untouched="the checkpoint is as it was",
+            )
+    return state
+
+
+def load_checkpoint(engine: Any, checkpoint: Path) -> None:
+    """Load weights, optimizer and scheduler into the live engine. Raises TrainError."""
+    try:
+        loaded, _ = engine.load_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
+    except Exception as e:
+        raise _unusable(checkpoint, f"DeepSpeed can't load it: {_first_line(e)}") from e
+    if loaded is None:
+        raise _unusable(checkpoint, "DeepSpeed found nothing to load")
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """Put the random generators where the checkpoint left them."""
+    random.setstate(state["random_rng_state"])
+    np.random.set_state(state["np_rng_state"])
+    torch.set_rng_state(state["torch_rng_state"])
+    if torch.cuda.is_available() and "cuda_rng_state" in state:
+        torch.cuda.set_rng_state(state["cuda_rng_state"])
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]
+
+
+def _cannot_continue(checkpoint: Path, key: str, saved: object, wanted: object) -> TrainError:
+    return TrainError(
+        f"{checkpoint}: {key} is {saved}, the config says {wanted}",
+        next=f"set {key}={saved} to continue this run, or another save=DIR for a new one",
+        untouched="the checkpoint is as it was",
+    )
+
+
+def _unusable(checkpoint: Path, what: str) -> TrainError:
+    others = sorted(
+        (p.name for p in checkpoint.parent.glob("global_step*") if p != checkpoint),
+        key=lambda name: (len(name), name),
+    )
+    hint = f"point {LATEST} at another one: {', '.join(others[-3:])}" if others else "restore it"
+    return TrainError(f"{checkpoint}: {what}", next=hint, untouched="the checkpoint is as it was")

@@ -1,0 +1,177 @@
+"""The trainer's config: one flat structured dataclass, read from YAML and overrides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional  # OmegaConf evaluates these annotations, on 3.10 as well
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from .errors import UsageError
+
+RUN_CONFIG = "train.yaml"
+HEADER = "# The resolved config of the run in this folder; the folder of this file is its `save`.\n"
+DECAY_STYLES = ("linear", "cosine", "constant")
+DTYPES = ("fp32", "bf16")
+
+
+@dataclass
+class Config:
+    """Everything that a run needs. Names follow Megatron; *_samples count samples, iterations
+    are 1-based and ranges [a, b] include both ends."""
+
+    save: str = MISSING  # the run's root: checkpoints, pointers, tensorboard/
+    data: str = MISSING  # prefix of the .bin/.idx pair
+
+    num_layers: int = 2
+    hidden_size: int = 32
+    num_attention_heads: int = 2
+    seq_length: int = 32
+    vocab_size: int = 256
+    make_vocab_size_divisible_by: int = 128
+    untie_embeddings: bool = False
+    init_method_std: Optional[float] = None  # default sqrt(2 / (5 hidden_size))  # noqa: UP045
+    layernorm_epsilon: float = 1e-5
+    tokenizer_type: str = "byte"
+
+    lr: float = 1e-3
+    min_lr: float = 0.0
+    lr_decay_style: str = "linear"
+    lr_warmup_samples: int = 0
+    lr_decay_samples: Optional[int] = None  # default train_iters x global_batch_size  # noqa: UP045
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_grad: float = 1.0  # 0 turns clipping off
+
+    global_batch_size: int = 8
+    micro_batch_size: int = 8
+    rampup_batch_size: Optional[list[int]] = None  # start, increment, samples  # noqa: UP045
+
+    train_iters: int = 100
+    save_interval: int = 50
+    log_interval: int = 1
+    seed: int = 1234
+    skip_train_iteration_range: list[list[int]] = field(default_factory=list)
+
+    zero_stage: int = 1
+    dtype: str = "fp32"
+    threads: int = 1  # torch threads per rank
+
+    # For demos and tests: the targets of iterations a..b are replaced by random bytes 128-255.
+    poison: Optional[list[int]] = None  # noqa: UP045
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return (
+            math.ceil(self.vocab_size / self.make_vocab_size_divisible_by)
+            * self.make_vocab_size_divisible_by
+        )
+
+    @property
+    def init_std(self) -> float:
+        if self.init_method_std is not None:
+            return self.init_method_std
+        return math.sqrt(2 / (5 * self.hidden_size))
+
+    @property
+    def decay_samples(self) -> int:
+        if self.lr_decay_samples is not None:
+            return self.lr_decay_samples
+        return self.train_iters * self.global_batch_size
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read `path`, then `KEY=VALUE` overrides. Raises UsageError for anything that can't be meant.
+
+    A file that the trainer wrote as <save>/train.yaml describes the run in whose folder it lies,
+    so a moved or copied run trains in its own folder, never in the one it came from.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as e:
+        raise UsageError(
+            f"{path}: can't read the config: {e.strerror}", next="--config FILE that exists"
+        ) from None
+    malformed = [o for o in overrides if "=" not in o]
+    if malformed:
+        raise UsageError(f"{malformed[0]!r} is not KEY=VALUE", next="for example lr=0.001")
+    try:
+        loaded = OmegaConf.create(text)
+        if not isinstance(loaded, DictConfig):
+            raise UsageError(f"{path}: not a mapping of keys to values", next="KEY: VALUE lines")
+        if text.startswith(HEADER):
+            loaded["save"] = str(path.resolve().parent)
+        merged = OmegaConf.merge(
+            OmegaConf.structured(Config), loaded, OmegaConf.from_dotlist(list(overrides))
+        )
+        missing = sorted(str(key) for key in OmegaConf.missing_keys(merged))
+        if missing:
+            raise UsageError(
+                f"{path}: {' and '.join(missing)} not set",
+                next=" ".join(f"{key}=PATH" for key in missing),
+            )
+        config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as e:
+        reason = str(e).splitlines()[0]
+        raise UsageError(f"{path}: {reason}", next=f"keys: {', '.join(_keys())}") from None
+    assert isinstance(config, Config)
+    config.save = str(Path(config.save).expanduser().resolve())
+    config.data = str(Path(config.data).expanduser().resolve())
+    validate(config)
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """The resolved config as YAML, under the header by which `load_config` knows a run's file."""
+    return HEADER + OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def validate(config: Config) -> None:
+    """Refuse values that can't train, naming the key and the number."""
+    c = config
+    for key in (
+        "num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size",
+        "make_vocab_size_divisible_by", "global_batch_size", "micro_batch_size", "train_iters",
+        "save_interval", "log_interval", "threads",
+    ):  # fmt: skip
+        _check(getattr(c, key) >= 1, key, getattr(c, key), "at least 1")
+    for key in ("lr", "min_lr", "weight_decay", "clip_grad", "lr_warmup_samples"):
+        value = getattr(c, key)
+        _check(math.isfinite(value) and value >= 0, key, value, "a finite number, at least 0")
+    for key in ("adam_beta1", "adam_beta2"):
+        _check(0 <= getattr(c, key) < 1, key, getattr(c, key), "in [0, 1)")
+    _check(c.adam_eps > 0, "adam_eps", c.adam_eps, "above 0")
+    _check(c.hidden_size % c.num_attention_heads == 0, "hidden_size", c.hidden_size,
+           f"a multiple of num_attention_heads {c.num_attention_heads}")  # fmt: skip
+    _check(c.min_lr <= c.lr, "min_lr", c.min_lr, f"at most lr {c.lr}")
+    _check(c.lr_decay_style in DECAY_STYLES, "lr_decay_style", c.lr_decay_style, DECAY_STYLES)
+    _check(c.dtype in DTYPES, "dtype", c.dtype, DTYPES)
+    _check(c.zero_stage in range(4), "zero_stage", c.zero_stage, (0, 1, 2, 3))
+    _check(0 <= c.seed < 2**32, "seed", c.seed, "in 0 … 2^32 - 1")
+    if c.lr_decay_style != "constant":
+        _check(c.lr_warmup_samples < c.decay_samples, "lr_warmup_samples", c.lr_warmup_samples,
+               f"below lr_decay_samples {c.decay_samples}")  # fmt: skip
+    for index, pair in enumerate(c.skip_train_iteration_range):
+        _check_range(f"skip_train_iteration_range[{index}]", pair)
+    if c.poison is not None:
+        _check_range("poison", c.poison)
+
+
+def _check_range(key: str, pair: list[int]) -> None:
+    _check(len(pair) == 2 and 1 <= pair[0] <= pair[1], key, pair, "[a, b] with 1 <= a <= b")
+
+
+def _check(ok: bool, key: str, value: object, must: object) -> None:
+    if not ok:
+        wanted = " or ".join(map(str, must)) if isinstance(must, tuple) else must
+        raise UsageError(f"{key} is {value}; it must be {wanted}", next=f"change {key}")
+
+
+def _keys() -> list[str]:
+    return sorted(Config.__dataclass_fields__)

@@ -1,0 +1,68 @@
+"""Batches addressed by number: sample k is a pure function of (dataset, seed, k)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import TrainError
+from .indexed_dataset import IndexedDataset
+
+Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+class SampleStream:
+    """An endless stream of samples of seq_length + 1 tokens.
+
+    The token stream is cut into slots of seq_length; every epoch visits each slot once, in an
+    order drawn from (seed, epoch). So a replay is exact, a skip is arithmetic, and the number of
+    ranks plays no part.
+    """
+
+    def __init__(self, dataset: IndexedDataset, seq_length: int, seed: int, vocab: int) -> None:
+        self.samples_per_epoch = (len(dataset.tokens) - 1) // seq_length
+        if self.samples_per_epoch < 1:
+            raise TrainError(
+                f"{dataset.prefix}.bin: {len(dataset.tokens)} tokens are too few for one sample of "
+                f"seq_length {seq_length}",
+                next="a longer text, or a smaller seq_length",
+            )
+        self._dataset = dataset
+        self._seq_length = seq_length
+        self._seed = seed
+        self._vocab = vocab
+        self._order: tuple[int, npt.NDArray[np.int64]] | None = None
+
+    def slot(self, sample: int) -> int:
+        """The slot of the token stream that sample number `sample` reads."""
+        epoch, within = divmod(sample, self.samples_per_epoch)
+        if self._order is None or self._order[0] != epoch:
+            # RandomState is frozen: the order is the same under every numpy version.
+            order = np.random.RandomState([self._seed, epoch]).permutation(self.samples_per_epoch)
+            self._order = (epoch, order)
+        return int(self._order[1][within])
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Samples first … first+count-1 as (inputs, targets), each [count, seq_length] int64."""
+        length = self._seq_length
+        rows = np.empty((count, length + 1), dtype=np.int64)
+        for row in range(count):
+            start = self.slot(first + row) * length
+            rows[row] = self._dataset.tokens[start : start + length + 1]
+        if rows.max() >= self._vocab or rows.min() < 0:
+            raise TrainError(
+                f"{self._dataset.prefix}.bin holds token {rows.max()}; "
+                f"vocab_size {self._vocab} can't hold it",
+                next="set vocab_size to that of the tokenizer that made the data",
+                untouched="the checkpoints are as they were",
+            )
+        return rows[:, :-1], rows[:, 1:]
+
+    def poisoned(self, batch: Batch, first: int) -> Batch:
+        """The same inputs with targets of random bytes 128-255, again a function of the sample."""
+        inputs, targets = batch
+        random = np.empty_like(targets)
+        for row in range(len(targets)):
+            state = np.random.RandomState([self._seed, first + row, 128])
+            random[row] = state.randint(128, 256, size=targets.shape[1])
+        return inputs, random

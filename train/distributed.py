@@ -1,0 +1,78 @@
+"""Ranks: the launch environment, the process group, the teardown."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, NoReturn
+
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def complete_environment() -> None:
+    """Without a launcher, make this process rank 0 of 1, on a port that is free now."""
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    values = ("0", "1", "0", "127.0.0.1", str(port))
+    os.environ.update(zip(RANK_VARIABLES, values, strict=True))
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def world_size() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def start(threads: int) -> Any:
+    """Join the process group (NCCL with a GPU, else gloo) and return torch's device."""
+    import torch
+
+    torch.set_num_threads(threads)
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+
+    if on_gpu:
+        torch.cuda.set_device(local_rank())
+    else:
+        # On a CPU DeepSpeed would compile its shared-memory all-reduce at the first start (40 s,
+        # a compiler needed). Only inference calls that op; an empty table says "not available".
+        deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.init_distributed("nccl" if on_gpu else "gloo", verbose=False)
+    return torch.device("cuda", local_rank()) if on_gpu else torch.device("cpu")
+
+
+def gather(value: Any) -> list[Any]:
+    """Every rank's `value`, in rank order, on every rank."""
+    import torch.distributed as dist
+
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def finish() -> NoReturn:
+    """Leave together, with status 0.
+
+    The interpreter's own teardown is skipped: with several ranks gloo's threads were seen to
+    abort it after everything had been saved.
+    """
+    import sys
+
+    import torch.distributed as dist
+
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,86 @@
+"""What a run reports: Megatron's loss line, and TensorBoard with Megatron-DeepSpeed's tags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .progress import Progress
+
+
+@dataclass(frozen=True)
+class Report:
+    """The figures of one trained iteration. `seconds` is the time it took."""
+
+    loss: float
+    lr: float
+    batch_size: int
+    grad_norm: float
+    loss_scale: float
+    skipped: int
+    seconds: float
+
+
+def loss_line(report: Report, progress: Progress, train_iters: int) -> str:
+    """One line in Megatron's form."""
+    return (
+        f" iteration {progress.iteration:8d}/{train_iters:8d} |"
+        f" consumed samples: {progress.samples:12d} |"
+        f" elapsed time per iteration (ms): {report.seconds * 1000:.1f} |"
+        f" learning rate: {report.lr:.3E} |"
+        f" global batch size: {report.batch_size:5d} |"
+        f" lm loss: {report.loss:.6E} |"
+        f" grad norm: {report.grad_norm:.3f} |"
+        f" number of skipped iterations: {report.skipped:3d} |"
+    )
+
+
+class EventLog:
+    """Scalars in <save>/tensorboard on four x axes: iteration, samples, tokens, gigaflos."""
+
+    def __init__(self, root: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(root / "tensorboard"))
+
+    def restart(self, iteration: int, world_size: int) -> None:
+        """Mark the start of a process: the number of ranks, then 0 one iteration later."""
+        self._add("iteration-time/world_size", world_size, iteration)
+        self._add("iteration-time/world_size", 0, iteration + 1)
+
+    def iteration(self, report: Report, progress: Progress) -> None:
+        """All scalars of one trained iteration, at the counters after it."""
+        for tag, value, axes in (
+            ("lm-loss-training/lm loss", report.loss, "samples tokens gigaflos"),
+            ("learning-rate/learning-rate", report.lr, "samples tokens"),
+            ("batch-size/batch-size", report.batch_size, "samples"),
+            ("loss-scale/loss-scale", report.loss_scale, "samples tokens"),
+            ("grad-norm/grad-norm", report.grad_norm, "samples tokens"),
+            ("iteration-time/iteration-time", report.seconds, "samples tokens"),
+        ):
+            self._add(tag, value, progress.iteration)
+            if "samples" in axes:
+                self._add(f"{tag} vs samples", value, progress.samples)
+            if "tokens" in axes:
+                self._add(f"{tag} vs tokens", value, progress.tokens)
+            if "gigaflos" in axes:
+                self._add(f"{tag} vs gigaflos (without embeddings)", value, int(progress.gigaflos))
+        self._add(
+            "iteration-time/samples per second",
+            report.batch_size / report.seconds,
+            progress.iteration,
+        )
+        for name, count in (("samples", progress.samples), ("tokens", progress.tokens)):
+            group = f"steps-vs-{name}"
+            self._add(f"{group}/y=steps,x={name}", progress.iteration, count)
+            self._add(f"{group}/y={name},x=steps", count, progress.iteration)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _add(self, tag: str, value: float, step: int) -> None:
+        self._writer.add_scalar(tag, value, step, new_style=True)

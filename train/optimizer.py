@@ -1,0 +1,113 @@
+"""AdamW with Megatron's two param groups, inside a DeepSpeed engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import deepspeed
+import torch
+from torch import nn
+
+from .config import Config
+from .microbatches import BatchSizes
+from .schedule import AnnealingLR
+
+
+def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; biases and LayerNorm parameters do not."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    return [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+
+
+def build_engine(config: Config, model: nn.Module, sizes: BatchSizes) -> Any:
+    """The DeepSpeed engine with a fresh optimizer (no moments, Adam step 0) and scheduler."""
+    optimizer = torch.optim.AdamW(
+        param_groups(model, config.weight_decay),
+        lr=0.0,  # the scheduler sets it; DeepSpeed's own step at construction must change nothing
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_eps,
+    )
+
+    def scheduler(inner: Any) -> AnnealingLR:
+        return AnnealingLR(
+            inner,
+            max_lr=config.lr,
+            min_lr=config.min_lr,
+            warmup_steps=config.lr_warmup_samples,
+            decay_steps=config.decay_samples,
+            decay_style=config.lr_decay_style,
+        )
+
+    engine, _, _, _ = deepspeed.initialize(
+        model=model,
+        optimizer=optimizer,
+        lr_scheduler=scheduler,
+        config=deepspeed_config(config, sizes),
+    )
+    # Without ZeRO, DeepSpeed's 16-bit wrapper runs one step on zero gradients to allocate its
+    # state, which would count as Adam step 1.
+    optimizer.state.clear()
+    return engine
+
+
+def deepspeed_config(config: Config, sizes: BatchSizes) -> dict[str, Any]:
+    first = sizes.at(0)
+    return {
+        "train_batch_size": first,
+        "train_micro_batch_size_per_gpu": sizes.micro_batch_size,
+        "gradient_accumulation_steps": sizes.micro_batches(first),
+        "zero_optimization": {"stage": config.zero_stage},
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": config.clip_grad,
+        "bf16": {"enabled": config.dtype == "bf16"},
+        "steps_per_print": None,
+    }
+
+
+def live_clip_grad(engine: Any) -> float:
+    """The clipping norm that the next step will use: the wrapper's own, else the engine's."""
+    return float(getattr(engine.optimizer, "clip_grad", engine.gradient_clipping()))
+
+
+def set_clip_grad(engine: Any, value: float) -> None:
+    """Change the clipping of a live engine, for checkpoints whose shards do not carry it."""
+    engine._config.gradient_clipping = value
+    if hasattr(engine.optimizer, "clip_grad"):
+        engine.optimizer.clip_grad = value
+
+
+def live_loss_scale(engine: Any) -> float:
+    """The scale the loss is multiplied by at the next step; 1.0 without loss scaling."""
+    optimizer = engine.optimizer
+    scale = getattr(optimizer, "loss_scale", None)
+    if scale is None:
+        scaler = getattr(optimizer, "loss_scale_config", None)
+        scale = 1.0 if scaler is None else scaler.cur_scale
+    return float(scale)
+
+
+def live_adam_step(engine: Any) -> int:
+    """The largest step counter in this rank's live optimizer state; 0 when there is none."""
+    states = live_optimizer(engine).state.values()
+    return max((int(s["step"]) for s in states if "step" in s), default=0)
+
+
+def live_optimizer(engine: Any) -> Any:
+    """The torch optimizer inside DeepSpeed's wrapper, or itself when there is no wrapper."""
+    return getattr(engine.optimizer, "optimizer", engine.optimizer)
+
+
+def keeps_grad_norm(config: Config) -> bool:
+    """Whether DeepSpeed's optimizer of this config remembers the gradient norm of its step."""
+    return config.zero_stage > 0 or config.dtype != "fp32"
+
+
+def raw_grad_norm(model: nn.Module) -> float:
+    """The 2-norm of the gradients that lie in the model now."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norms = torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients])
+    return float(torch.linalg.vector_norm(norms))

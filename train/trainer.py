@@ -1,0 +1,204 @@
+"""The training run: load, say what will be used, train, save."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import distributed
+from .checkpoint import load_checkpoint, read_client_state, restore_rng, save_checkpoint
+from .config import Config
+from .data import SampleStream
+from .first_line import agreed_line, read_live
+from .indexed_dataset import IndexedDataset
+from .log import EventLog, Report, loss_line
+from .microbatches import BatchSizes
+from .model import GPT
+from .optimizer import (
+    build_engine,
+    keeps_grad_norm,
+    live_clip_grad,
+    live_loss_scale,
+    live_optimizer,
+    raw_grad_norm,
+    set_clip_grad,
+)
+from .progress import Progress, skip_range
+
+
+@dataclass
+class Training:
+    """One process's part of a run, ready for the iteration after `progress`."""
+
+    config: Config
+    engine: Any
+    device: Any
+    stream: SampleStream
+    sizes: BatchSizes
+    progress: Progress
+    skip: list[list[int]]
+    seed: int
+    flops_per_token: int
+
+
+def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
+    """Build the engine and, with a checkpoint, let it win over the config. Raises TrainError."""
+    ranks = distributed.world_size()
+    sizes = BatchSizes(
+        config.global_batch_size, config.micro_batch_size, ranks, config.rampup_batch_size
+    )
+    dataset = IndexedDataset(config.data)
+    state = None if checkpoint is None else read_client_state(checkpoint, config, ranks)
+    torch.manual_seed(config.seed)
+    model = GPT(config)
+    flops_per_token = 6 * model.parameters_without_embeddings()
+    engine = build_engine(config, model, sizes)
+    progress, skip, seed = Progress(), config.skip_train_iteration_range, config.seed
+    if checkpoint is not None and state is not None:
+        load_checkpoint(engine, checkpoint)
+        restore_rng(state)
+        args = state["args"]
+        if config.zero_stage in (0, 3):  # ZeRO 1 and 2 restore it from their shards
+            set_clip_grad(engine, float(args.clip_grad))
+        skip = [[int(a), int(b)] for a, b in state["skip_train_iteration_range"]]
+        seed = int(args.seed)
+        progress = Progress(
+            iteration=int(state["iteration"]),
+            samples=int(args.consumed_train_samples),
+            tokens=int(state["tokens"]),
+            gigaflos=float(args.gigaflos_no_embeds),
+        )
+    stream = SampleStream(dataset, config.seq_length, seed, config.vocab_size)
+    return Training(config, engine, device, stream, sizes, progress, skip, seed, flops_per_token)
+
+
+def differences(training: Training) -> list[str]:
+    """One sentence per field in which the loaded state differs from the config."""
+    config, engine = training.config, training.engine
+    schedule, groups = engine.lr_scheduler, live_optimizer(engine).param_groups
+    decay = next((g["weight_decay"] for g in groups if g["weight_decay"]), 0.0)
+    pairs = (
+        ("lr", config.lr, schedule.max_lr),
+        ("min_lr", config.min_lr, schedule.min_lr),
+        ("lr_decay_style", config.lr_decay_style, schedule.decay_style),
+        ("lr_warmup_samples", config.lr_warmup_samples, schedule.warmup_steps),
+        ("lr_decay_samples", config.decay_samples, schedule.decay_steps),
+        ("adam_beta1", config.adam_beta1, groups[0]["betas"][0]),
+        ("adam_beta2", config.adam_beta2, groups[0]["betas"][1]),
+        ("adam_eps", config.adam_eps, groups[0]["eps"]),
+        ("weight_decay", config.weight_decay, decay),
+        ("clip_grad", config.clip_grad, live_clip_grad(engine)),
+        ("seed", config.seed, training.seed),
+        ("skip_train_iteration_range", config.skip_train_iteration_range, training.skip),
+    )
+    return [
+        f"{name}: config {ours}, checkpoint {theirs}: the checkpoint wins"
+        for name, ours, theirs in pairs
+        if ours != theirs
+    ]
+
+
+def first_line(training: Training) -> str:
+    """The JSON text of what all ranks will use at the next step. Raises TrainError."""
+    live = read_live(training.engine, training.progress, training.skip, training.seed)
+    return agreed_line(live)
+
+
+def train(training: Training, say: Callable[[str], None]) -> None:
+    """Run to train_iters, saving every save_interval and at the end."""
+    config, progress = training.config, training.progress
+    last_rank = distributed.rank() == distributed.world_size() - 1
+    events = EventLog(Path(config.save)) if last_rank else None
+    if events is not None:
+        events.restart(progress.iteration, distributed.world_size())
+    saved = progress.iteration
+    announced: object = None
+    while progress.iteration < config.train_iters:
+        size = training.sizes.at(progress.samples)
+        skipped = skip_range(training.skip, progress.iteration + 1)
+        if skipped is not None:
+            if skipped is not announced:
+                say(f" iterations {skipped[0]}-{skipped[1]} are skipped: data passed over")
+                announced = skipped
+            progress.advance(size, config.seq_length, flops_per_token=0)
+        else:
+            report = _iteration(training, size)
+            if progress.iteration % config.log_interval == 0:
+                say(loss_line(report, progress, config.train_iters))
+            if events is not None:
+                events.iteration(report, progress)
+        if progress.iteration % config.save_interval == 0:
+            _save(training, events)
+            saved = progress.iteration
+    if saved != progress.iteration:
+        _save(training, events)
+    if events is not None:
+        events.close()
+
+
+def _iteration(training: Training, size: int) -> Report:
+    """Train on one global batch and advance the counters."""
+    config, engine, progress = training.config, training.engine, training.progress
+    began = time.perf_counter()
+    if engine.train_batch_size() != size:
+        engine.set_train_batch_size(size)
+    count = training.sizes.micro_batches(size)
+    lr = live_optimizer(engine).param_groups[0]["lr"]
+    skipped_before = engine.skipped_steps
+    loss = torch.zeros((), device=training.device)
+    norm = None
+    for micro_batch in range(count):
+        tokens, targets = _micro_batch(training, micro_batch)
+        # DeepSpeed's own count of micro-batches goes astray when the batch size ramps up.
+        engine.set_gradient_accumulation_boundary(micro_batch == count - 1)
+        micro_loss = engine(tokens, targets)
+        engine.backward(micro_loss)
+        loss += micro_loss.detach().float() / count
+        if micro_batch == count - 1 and not keeps_grad_norm(config):
+            norm = raw_grad_norm(engine.module)
+        tokens_after = progress.tokens + size * config.seq_length
+        engine.step(lr_kwargs={"increment": size, "token_num": tokens_after})
+    if norm is None:
+        norm = float(engine.get_global_grad_norm())
+    dist.all_reduce(loss)
+    progress.advance(size, config.seq_length, training.flops_per_token)
+    return Report(
+        loss=float(loss) / distributed.world_size(),
+        lr=lr,
+        batch_size=size,
+        grad_norm=norm,
+        loss_scale=live_loss_scale(engine),
+        skipped=engine.skipped_steps - skipped_before,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _micro_batch(training: Training, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    config, progress, sizes = training.config, training.progress, training.sizes
+    first = sizes.first_sample(progress.samples, micro_batch, distributed.rank())
+    batch = training.stream.batch(first, config.micro_batch_size)
+    poison = config.poison
+    if poison is not None and poison[0] <= progress.iteration + 1 <= poison[1]:
+        batch = training.stream.poisoned(batch, first)
+    tokens, targets = (torch.from_numpy(part).to(training.device) for part in batch)
+    return tokens, targets
+
+
+def _save(training: Training, events: EventLog | None) -> None:
+    if events is not None:
+        events.flush()
+    save_checkpoint(
+        training.engine, training.config, training.progress, training.skip, training.seed
+    )
+
+
+def warn(lines: list[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)
