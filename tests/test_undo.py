@@ -1,0 +1,73 @@
+"""Undo brings back every byte, also after the trainer went on from the edited state."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.recipe import from_data
+from tests.conftest import Trained, launch
+from tests.test_contract import tree
+
+
+def test_undo_after_the_trainer_went_on_keeps_what_it_wrote(trained: Trained) -> None:
+    root = trained()
+    before = tree(root)
+    run = Run.open(root)
+    recipe = from_data({"rollback": {"to": 4}, "set": {"lr": 5e-4}})
+    surgery.apply(run, plan(run, recipe))
+    launch(f"--config={root / 'train.yaml'}", "train_iters=10")
+    assert run.steps() == [2, 4, 6, 8, 10]
+    trained_since = tree(root)
+
+    surgery.apply(run, surgery.plan_undo(run))
+
+    after = tree(root)
+    config = "train.yaml"  # the relaunched trainer rewrites its own record of the command line
+    assert {k: v for k, v in after.items() if k != config} == {
+        k: v for k, v in before.items() if k != config
+    }
+    attic = {
+        path.read_bytes()
+        for path in (root / ".ckptsurgeon/attic/0002").rglob("*")
+        if path.is_file()
+    }
+    import hashlib
+
+    kept = {hashlib.sha256(data).hexdigest() for data in attic}
+    for name, value in trained_since.items():
+        digest = value.split()[0]
+        if "global_step6" in name or "global_step8" in name or "global_step10" in name:
+            assert digest in kept, name
+
+
+def test_surgeries_are_undone_newest_first(trained: Trained) -> None:
+    root = trained()
+    start = tree(root)
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data({"set": {"beta2": 0.9}})))
+    middle = tree(root)
+    surgery.apply(run, plan(run, from_data({"reset": ["moments"]})))
+
+    with pytest.raises(UsageError, match="receipt 0002 came after 0001"):
+        surgery.plan_undo(run, "0001")
+    surgery.apply(run, surgery.plan_undo(run))
+    assert tree(root) == middle
+    surgery.apply(run, surgery.plan_undo(run, "1"))
+    assert tree(root) == start
+    with pytest.raises(UsageError, match="no surgery to undo"):
+        surgery.plan_undo(run)
+
+
+def test_undo_of_a_rollback_with_a_kept_branch_removes_the_branch(trained: Trained) -> None:
+    root = trained()
+    folders = sorted(p for p in root.rglob("*") if p.is_dir() and ".ckptsurgeon" not in p.parts)
+    run = Run.open(root)
+    recipe = from_data({"rollback": {"to": 4}, "tensorboard": {"keep_as": "tb-glitch"}})
+    surgery.apply(run, plan(run, recipe))
+    assert list((root / "tensorboard" / "tb-glitch").iterdir())
+    surgery.apply(run, surgery.plan_undo(run))
+    assert folders == sorted(
+        p for p in root.rglob("*") if p.is_dir() and ".ckptsurgeon" not in p.parts
+    )
