@@ -52,58 +52,53 @@ def read(
 ) -> History:
     """The history that the evidence allows, or a refusal.
 
-    Writers' clocks and the file server's clock (mtimes) are two witnesses. Where they differ for
-    some files only, both readings are tried: a writer with a wrong clock, or a file that was
-    copied. One without contradictions is taken; two that cut differently are refused."""
+    Writers' clocks and the file server's clock (mtimes) are two witnesses. A file whose mtime lies
+    before its last event had a writer with a wrong clock. One whose mtime lies after it had either
+    that or a copy made of it: both readings are tried, one without contradictions is taken, and
+    two that cut differently are refused."""
     per_file = [segments for segments in found.values() if segments]
     if order == "name":
-        whole = [s for i in sorted(found) for s in found[i]]
-        return _walk(whole, point, marks, branch)
+        return _walk([s for i in sorted(found) for s in found[i]], point, marks, branch)
     lags = [_lag(segments[0]) for segments in per_file]
     usual = min(lags, key=abs)
-    skewed = [abs(lag - usual) > SKEW for lag in lags]
-    raw = _sorted(per_file, [0.0] * len(lags))
-    shifts = [lag - usual if far else 0.0 for lag, far in zip(lags, skewed, strict=True)]
-    if order == "mtime":
-        return _walk(_sorted(per_file, shifts), point, marks, branch)
-    if order == "wall" or not any(skewed):
-        history = _walk(raw, point, marks, branch)
-        if order is None and _overlaps(raw):
-            raise refused("two trainings wrote at the same time", _overlaps(raw))
-        return history
-    readings: list[History] = []
+    off = [lag - usual if abs(lag - usual) > SKEW else 0.0 for lag in lags]
+    ahead = [min(shift, 0.0) for shift in off]
+    trusted = {None: [ahead] if off == ahead else [ahead, off], "wall": [[0.0] * len(off)]}
+    readings: list[tuple[History, list[float]]] = []
     refusal: SurgeryError | None = None
-    for candidate, shift in ((raw, [0.0] * len(lags)), (_sorted(per_file, shifts), shifts)):
-        _shift(per_file, shift)
+    for shifts in trusted.get(order, [off]):
+        candidate = _sorted(per_file, shifts)
         try:
             history = _walk(candidate, point, marks, branch)
         except SurgeryError as error:
-            refusal = error
+            refusal = refusal or error
             continue
-        history.doubts += _overlaps(candidate)
-        readings.append(history)
-    if not readings and refusal:
+        if not any(off):  # both clocks agree on every file, so this order is a fact
+            history.warnings += history.doubts
+            history.doubts = []
+        if order is None:
+            history.doubts += _overlaps(candidate)
+        readings.append((history, shifts))
+    if refusal and not readings:
         raise refusal
-    best = min(readings, key=lambda history: len(history.doubts))
-    rest = [history for history in readings if len(history.doubts) == len(best.doubts)]
-    if best.doubts:
-        raise refused("the order of the files is in doubt", best.doubts)
-    if len(rest) > 1 and _bounds(rest[0]) != _bounds(rest[1]):
+    fewest = min(len(history.doubts) for history, _ in readings)
+    rest = [reading for reading in readings if len(reading[0].doubts) == fewest]
+    history, shifts = rest[0]
+    if history.doubts and order is None:
+        raise refused("the order of the files is in doubt", history.doubts)
+    if len(rest) > 1 and _bounds(history) != _bounds(rest[1][0]):
         raise refused(
             "the clocks of the files disagree, and the history differs by which is right",
             [_told(segments[0], lag) for segments, lag in zip(per_file, lags, strict=True)],
         )
-    if best.order is not raw:
-        _shift(per_file, shifts)
-        best.warnings += [
-            f"{segments[0].name}: its clock was {abs(shift) / 3600:.1f} h "
-            f"{'behind' if shift > 0 else 'ahead'}; ordered by the file's own time"
-            for segments, shift in zip(per_file, shifts, strict=True)
-            if shift
-        ]
-    else:
-        _shift(per_file, [0.0] * len(lags))
-    return best
+    _shift(per_file, shifts)
+    for segments, shift in zip(per_file, shifts, strict=True):
+        if shift:
+            history.warnings.append(
+                f"{segments[0].name}: the clock of its writer was {abs(shift) / 3600:.1f} h "
+                f"{'behind' if shift > 0 else 'ahead'}; it is ordered by its file's time"
+            )
+    return history
 
 
 def _lag(segment: Segment) -> float:
@@ -124,11 +119,15 @@ def _sorted(per_file: Sequence[list[Segment]], shifts: Sequence[float]) -> list[
 
 
 def _overlaps(order: Sequence[Segment]) -> list[str]:
-    return [
-        f"{a.name} ends {a.last + a.shift - b.first - b.shift:.0f} s after {b.name} begins"
-        for a, b in pairwise(order)
-        if b.first + b.shift < a.last + a.shift - OVERLAP
-    ]
+    found = []
+    for a, b in pairwise(order):
+        seconds = a.last + a.shift - b.first - b.shift
+        if seconds > OVERLAP:
+            found.append(
+                f"two trainings at the same time: {a.name} ends {seconds:.0f} s after "
+                f"{b.name} begins"
+            )
+    return found
 
 
 def _bounds(history: History) -> dict[tuple[str, int], int]:
@@ -215,9 +214,8 @@ def _by_time(
     started = [s for s in order if s.first + s.shift <= saved_at]
     last = started[-1] if started else None
     if (
-        before
-        and last is not None
-        and _place(order, last) > _place(order, before[-1])
+        last is not None
+        and (not before or _place(order, last) > _place(order, before[-1]))
         and last.lo <= point
         and last.hi < point
         and saved_at - last.last - last.shift < FLUSH
@@ -269,20 +267,20 @@ def _holder(
     named = [s for s in (*holders, newest) if s.name in branch]
     if named:
         return named[-1]
+    pace = (newest.last - newest.first) / max(1, newest.hi - newest.lo)
+    possible = pace * (point - newest.hi) <= FLUSH
+    furthest = holders[-1] if holders else max(below, key=lambda s: s.hi)
+    if possible and furthest is not newest and furthest.hi > newest.hi:
+        raise refused(
+            f"{what} was resumed at {point}, and it is not known from which file",
+            map(_branch, (furthest, newest)),
+        )
     if not holders:
-        furthest = max(below, key=lambda s: s.hi)
         history.warnings.append(
             f"no events from {furthest.hi + 1} to {point} before {what}: "
             "iterations that were skipped, or events that a killed job lost"
         )
-        return furthest
-    pace = (newest.last - newest.first) / max(1, newest.hi - newest.lo)
-    if pace * (point - newest.hi) > FLUSH:
-        return holders[-1]
-    raise refused(
-        f"{what} was resumed at {point}, and it is not known from which file",
-        map(_branch, (holders[-1], newest)),
-    )
+    return furthest
 
 
 # --- words ---------------------------------------------------------------------------------------

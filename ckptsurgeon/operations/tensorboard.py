@@ -44,6 +44,8 @@ def truncate(
     Whole records are copied, none is encoded anew. A second call finds nothing to change. Raises
     SurgeryError when the lineage can't be proven and DamagedFile on a bad record (see `lineage`
     and `event_file.scan` for `branch`, `order`, `axes` and `salvage`)."""
+    if keep_as is not None:
+        _check_name(keep_as)
     indexes = [event_file.scan(path, salvage=salvage) for path in files(logdir)]
     if not indexes:
         return [], []
@@ -74,8 +76,11 @@ def truncate(
             cut = _cut_branch(index, flags, root, logdir / keep_as, file)
             if cut is not None:
                 archive.append(cut)
-    if archive and keep_as is not None:
-        _check_folder(logdir, keep_as)
+    if archive and keep_as is not None and (logdir / keep_as).exists():
+        raise UsageError(
+            f"{logdir / keep_as} exists, so the cut branch can't be kept there",
+            next="give another name: --keep-tb NAME",
+        )
     return changes + archive, warnings
 
 
@@ -113,16 +118,11 @@ def _cut_branch(
     return Rewrite(_relative(folder / index.path.name, root), FIELD, content, note, new_file=True)
 
 
-def _check_folder(logdir: Path, keep_as: str) -> None:
+def _check_name(keep_as: str) -> None:
     if keep_as in ("", ".", "..") or "/" in keep_as or "tfevents" in keep_as:
         raise UsageError(
             f"{keep_as!r} is not the name of a folder for the cut branch",
             next="give one plain name, such as tb-7k-glitch",
-        )
-    if (logdir / keep_as).exists():
-        raise UsageError(
-            f"{logdir / keep_as} exists, so the cut branch can't be kept there",
-            next="give another name: --keep-tb NAME",
         )
 
 
@@ -183,6 +183,8 @@ def rename(
         if not any(renamed.counts.values()):
             continue
         for pair, count in renamed.counts.items():
+            if not pair[1]:
+                raise UsageError(f"{path}: the new name of {pair[0]!r} would be empty")
             totals[pair] = totals.get(pair, 0) + count
         if not allow_merge:
             _check_merge(path, renamed, name)
