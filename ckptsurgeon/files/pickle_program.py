@@ -1,0 +1,352 @@
+"""Sets, inserts and deletes values in a pickle by splicing their bytes; all other bytes stay.
+
+`splice` runs no code of the file and knows no class: it replaces the bytes between which a value
+stands, so what it does not touch loads as before.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckptsurgeon.edits import Key, Value
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files import pickle_scan as opcodes
+from ckptsurgeon.files.pickle_scan import Scan, scan
+from ckptsurgeon.files.pickle_sharing import Cut, Splice, cut
+
+_TEXT_WIDTH = {opcodes.SHORT_BINUNICODE: 1, opcodes.BINUNICODE: 4, opcodes.BINUNICODE8: 8}
+_INTEGER_BYTES = {opcodes.BININT1: 1, opcodes.BININT2: 2}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a holder keeps one value: `items[index]` of the opcode at `opcode`.
+
+    `keyed`: the key is the value before it. `marked`: the first of the items is a mark."""
+
+    opcode: int
+    items: Sequence[int]
+    index: int
+    keyed: bool = False
+
+    @property
+    def value(self) -> int:
+        return self.items[self.index]
+
+
+def splice(
+    data: bytes,
+    edits: Mapping[tuple[Key, ...], Value],
+    *,
+    delete: Sequence[tuple[Key, ...]] = (),
+    where: str = "",
+    base: int = 0,
+    scanned: Scan | None = None,
+) -> bytes:
+    """`data` with the value under each path of `edits` set and each path of `delete` gone.
+
+    Does what `tree[…][key] = value` and `del tree[…][key]` do: a path leads through shared
+    containers, and a value that is shared itself stays as it is for its other holders. A last key
+    that its dict lacks is inserted. A number or sequence keeps the type it has: an int set where a
+    float is becomes a float, a list set where a tuple is becomes a tuple; a float set where an int
+    is stays a float. At protocol 2 and 3 the result has no opcode that `weights_only=True` refuses
+    if `data` has none (but for values that a removed cycle shares).
+
+    Raises KeyError with the path if it leads nowhere, SurgeryError if edits overlap or a path goes
+    into a tuple that others share, DamagedFile as `scan` does."""
+    if scanned is None:
+        scanned = scan(data, where=where, base=base)
+    program = _Program(scanned)
+    cuts: list[Cut] = []
+    for path, value in edits.items():
+        holder, slot = program.find(path)
+        if slot is None:
+            cuts.append(program.insertion(holder, path, value))
+        else:
+            new = _encode(_like(scanned, slot.value, value))
+            cuts.append(Cut((program.span(slot),), new))
+    for path in delete:
+        _, slot = program.find(path)
+        if slot is None:
+            raise KeyError(path)
+        cuts.append(program.deletion(slot, path))
+    return _apply(scanned, cut(scanned, cuts))
+
+
+class _Program:
+    """The values of one scanned pickle, by path."""
+
+    def __init__(self, scanned: Scan) -> None:
+        self.scan = scanned
+        self.data = scanned.data
+        self._shared: set[int] | None = None
+
+    def find(self, path: tuple[Key, ...]) -> tuple[int, Slot | None]:
+        """The holder of the last key, and its slot; None where a dict lacks the key."""
+        if not path:
+            raise KeyError(path)
+        holder = self.scan.made(self.scan.root)
+        for depth, key in enumerate(path):
+            slot = self._slot(holder, key)
+            if slot is None:
+                if depth + 1 < len(path) or self._dict_for(holder) is None:
+                    raise KeyError(path[: depth + 1])
+                return holder, None
+            if self.data[holder] in opcodes.TUPLES and self._is_shared(holder):
+                raise SurgeryError(
+                    f"{self.scan.where}: {path!r} lies in a tuple that other values share",
+                    next=f"set the whole tuple {path[:depth]!r}",
+                )
+            if depth + 1 < len(path):
+                holder = self.scan.made(slot.value)
+        return holder, slot
+
+    def span(self, slot: Slot) -> tuple[int, int]:
+        """The bytes of the value in `slot`, with its PUT."""
+        after = slot.index + 1
+        end = self.scan.start(slot.items[after]) if after < len(slot.items) else slot.opcode
+        while end in self.scan.gaps:
+            end = self.scan.gaps[end]
+        return self.scan.start(slot.value), end
+
+    def insertion(self, holder: int, path: tuple[Key, ...], value: Value) -> Cut:
+        """A new last key of the dict that is, or is the state of, `holder`."""
+        target = self._dict_for(holder)
+        assert target is not None
+        at = target + 1
+        for opcode, _ in self.scan.grown.get(target, ()):
+            at = max(at, opcode + 1)
+        at += self.scan.put_size(at)
+        return Cut(((at, at),), _encode(path[-1]) + _encode(value) + bytes([opcodes.SETITEM]))
+
+    def deletion(self, slot: Slot, path: tuple[Key, ...]) -> Cut:
+        """A dict key with its value, or an item of a list, gone."""
+        if self.data[slot.opcode] in (*opcodes.TUPLES, *opcodes.OBJECTS):
+            raise SurgeryError(
+                f"{self.scan.where}: {path!r} is an item of a tuple", next="set the whole tuple"
+            )
+        spans = [self.span(slot)]
+        if slot.keyed:
+            key = Slot(slot.opcode, slot.items, slot.index - 1)
+            spans.insert(0, self.span(key))
+        alone = self.data[slot.opcode] in (opcodes.SETITEM, opcodes.APPEND)
+        return Cut(tuple(spans), b"", slot.opcode if alone else None)
+
+    # --- steps of a path -------------------------------------------------------------------------
+
+    def _slot(self, holder: int, key: Key) -> Slot | None:
+        """As `pickle_reader.get` steps: attributes before items, items of a dict before its own
+        attributes."""
+        opcode = self.data[holder]
+        if opcode == opcodes.EMPTY_DICT:
+            return self._item(holder, key)
+        if opcode == opcodes.EMPTY_LIST:
+            return self._appended(holder, key)
+        if opcode in opcodes.TUPLES:
+            parts = self.scan.parts.get(holder, [])
+            return self._at(key, [(holder, parts, int(opcode == opcodes.TUPLE))])
+        if opcode in opcodes.OBJECTS:
+            steps = [self._attribute, self._item, self._appended]
+            if self._is_ordered_dict(holder):
+                steps = [self._item, self._attribute]
+            for step in steps:
+                if (slot := step(holder, key)) is not None:
+                    return slot
+        return None
+
+    def _item(self, holder: int, key: Key) -> Slot | None:
+        """The last of equal keys is the one that loads; two of them in a dict are refused."""
+        found: list[Slot] = []
+        for opcode, items in self.scan.grown.get(holder, ()):
+            if self.data[opcode] not in (opcodes.SETITEM, opcodes.SETITEMS):
+                continue
+            for index in range(int(self.data[opcode] == opcodes.SETITEMS), len(items), 2):
+                if self._equals(items[index], key):
+                    found.append(Slot(opcode, items, index + 1, keyed=True))
+        if len(found) > 1:
+            raise self.scan.damaged(found[1].opcode, f"the key {key!r} is twice in one dict")
+        return found[0] if found else None
+
+    def _appended(self, holder: int, key: Key) -> Slot | None:
+        fillings = [
+            (opcode, items, int(self.data[opcode] == opcodes.APPENDS))
+            for opcode, items in self.scan.grown.get(holder, ())
+            if self.data[opcode] in (opcodes.APPEND, opcodes.APPENDS)
+        ]
+        return self._at(key, fillings)
+
+    def _attribute(self, holder: int, key: Key) -> Slot | None:
+        for state in self._states(holder):
+            if (slot := self._slot(state, key)) is not None:
+                return slot
+        return None
+
+    def _states(self, holder: int) -> Iterator[int]:
+        """What BUILD gives to `holder`, the last first; a pair is (`__dict__`, slots)."""
+        for _, value in reversed(self.scan.built.get(holder, ())):
+            state = self.scan.made(value)
+            pair = self.scan.parts.get(state, ()) if self.data[state] == opcodes.TUPLE2 else ()
+            halves = [self.scan.made(half) for half in pair]
+            if halves and self.data[halves[1]] == opcodes.EMPTY_DICT:
+                yield from reversed(halves)
+            else:
+                yield state
+
+    @staticmethod
+    def _at(key: Key, fillings: Sequence[tuple[int, Sequence[int], int]]) -> Slot | None:
+        if isinstance(key, str):
+            return None
+        if key < 0:
+            key += sum(len(items) - first for _, items, first in fillings)
+        for opcode, items, first in fillings:
+            if 0 <= key < len(items) - first:
+                return Slot(opcode, items, first + key)
+            key -= len(items) - first
+        return None
+
+    def _dict_for(self, holder: int) -> int | None:
+        """Where a new key of `holder` goes: itself, or its attributes."""
+        opcode = self.data[holder]
+        if opcode == opcodes.EMPTY_DICT or self._is_ordered_dict(holder):
+            return holder
+        if opcode in opcodes.OBJECTS:
+            dicts = (s for s in self._states(holder) if self.data[s] == opcodes.EMPTY_DICT)
+            return next(dicts, None)
+        return None
+
+    def _is_ordered_dict(self, holder: int) -> bool:
+        if self.data[holder] not in opcodes.OBJECTS:
+            return False
+        maker = self.scan.made(self.scan.parts[holder][0])
+        name = b"ccollections\nOrderedDict\n"
+        if self.data[maker] == opcodes.GLOBAL:
+            return self.data.startswith(name, maker)
+        names = [_scalar(self.scan, part) for part in self.scan.parts[maker]]
+        return names == ["collections", "OrderedDict"]
+
+    def _is_shared(self, value: int) -> bool:
+        if self._shared is None:
+            self._shared = set(self.scan.alias.values())
+        return value in self._shared
+
+    def _equals(self, value: int, key: Key) -> bool:
+        found = _scalar(self.scan, value)
+        return found is not _NO_SCALAR and bool(found == key)
+
+
+# --- values --------------------------------------------------------------------------------------
+
+_NO_SCALAR = object()
+
+
+def _scalar(scanned: Scan, value: int) -> Any:
+    """A str, int, float, bool or None of the pickle; `_NO_SCALAR` for all else."""
+    at = scanned.made(value)
+    data, opcode = scanned.data, scanned.data[at]
+    if width := _TEXT_WIDTH.get(opcode, 0):
+        start = at + 1 + width
+        length = int.from_bytes(data[at + 1 : start], "little")
+        return data[start : start + length].decode("utf-8", "surrogatepass")
+    if width := _INTEGER_BYTES.get(opcode, 0):
+        return int.from_bytes(data[at + 1 : at + 1 + width], "little")
+    if opcode == opcodes.BININT:
+        return struct.unpack_from("<i", data, at + 1)[0]
+    if opcode == opcodes.BINFLOAT:
+        return struct.unpack_from(">d", data, at + 1)[0]
+    if opcode in (opcodes.LONG1, opcodes.LONG4):
+        start = at + (2 if opcode == opcodes.LONG1 else 5)
+        length = int.from_bytes(data[at + 1 : start], "little")
+        return int.from_bytes(data[start : start + length], "little", signed=True)
+    plain = {opcodes.NONE: None, opcodes.NEWTRUE: True, opcodes.NEWFALSE: False}
+    return plain.get(opcode, _NO_SCALAR)
+
+
+def _like(scanned: Scan, value: int, new: Any) -> Any:
+    """`new` in the type of the value that it replaces."""
+    old = scanned.made(value)
+    opcode = scanned.data[old]
+    if opcode == opcodes.BINFLOAT and isinstance(new, int) and not isinstance(new, bool):
+        return float(new) if float(new) == new else new
+    if not isinstance(new, (list, tuple)):
+        return new
+    if opcode in opcodes.TUPLES:
+        parts = scanned.parts.get(old, [])[int(opcode == opcodes.TUPLE) :]
+        return tuple(_like_each(scanned, parts, new))
+    if opcode == opcodes.EMPTY_LIST:
+        parts = []
+        for at, items in scanned.grown.get(old, ()):
+            parts += items[int(scanned.data[at] == opcodes.APPENDS) :]
+        return list(_like_each(scanned, parts, new))
+    return new
+
+
+def _like_each(scanned: Scan, parts: Sequence[int], new: Sequence[Any]) -> Sequence[Any]:
+    if len(parts) != len(new):
+        return new
+    return [_like(scanned, part, item) for part, item in zip(parts, new, strict=True)]
+
+
+def _encode(value: Any) -> bytes:
+    """Opcodes that push `value`, of protocol 2, which all later ones have, and without a memo."""
+    if value is None or isinstance(value, bool):
+        constants = {None: opcodes.NONE, True: opcodes.NEWTRUE, False: opcodes.NEWFALSE}
+        return bytes([constants[value]])
+    if isinstance(value, int):
+        if 0 <= value < 1 << 8:
+            return struct.pack("<BB", opcodes.BININT1, value)
+        if 0 <= value < 1 << 16:
+            return struct.pack("<BH", opcodes.BININT2, value)
+        if -(1 << 31) <= value < 1 << 31:
+            return struct.pack("<Bi", opcodes.BININT, value)
+        digits = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+        if len(digits) > 255:
+            raise TypeError(f"an integer of {len(digits)} bytes is too long for a pickle")
+        return struct.pack("<BB", opcodes.LONG1, len(digits)) + digits
+    if isinstance(value, float):
+        return struct.pack(">Bd", opcodes.BINFLOAT, value)
+    if isinstance(value, str):
+        text = value.encode("utf-8", "surrogatepass")
+        return struct.pack("<BI", opcodes.BINUNICODE, len(text)) + text
+    if isinstance(value, tuple) and not value:
+        return bytes([opcodes.EMPTY_TUPLE])
+    if isinstance(value, (list, tuple)):
+        inside = bytes([opcodes.MARK]) + b"".join(_encode(item) for item in value)
+        if isinstance(value, tuple):
+            return inside + bytes([opcodes.TUPLE])
+        return bytes([opcodes.EMPTY_LIST]) + inside + bytes([opcodes.APPENDS])
+    raise TypeError(f"{type(value).__name__} can't be set in a pickle")
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+def _apply(scanned: Scan, splices: Sequence[Splice]) -> bytes:
+    """The bytes with `splices` done and the frame lengths of protocol 4 and 5 adjusted."""
+    ordered = [*splices, *_frame_lengths(scanned, splices)]
+    ordered.sort(key=lambda splice: (splice.start, splice.end))
+    out: list[bytes] = []
+    position = 0
+    for item in ordered:
+        out += (scanned.data[position : item.start], item.new)
+        position = item.end
+    out.append(scanned.data[position:])
+    return b"".join(out)
+
+
+def _frame_lengths(scanned: Scan, splices: Sequence[Splice]) -> Iterator[Splice]:
+    """New lengths of the frames whose content changes. A frame whose header goes leaves its
+    content unframed, which every unpickler reads."""
+    for header, length in scanned.frames:
+        start, end = header + 9, header + 9 + length
+        grown = 0
+        for item in splices:
+            if item.start <= header < item.end:
+                break
+            if start <= item.start < end or item.start == item.end == end:
+                grown += len(item.new) - (min(item.end, end) - item.start)
+        else:
+            if grown:
+                yield Splice(header + 1, start, struct.pack("<Q", length + grown))

@@ -1,0 +1,291 @@
+"""A pickle as an inert tree: what the file names is neither imported nor called.
+
+Reading is done by the C unpickler. Each global becomes a `Global`, what a global would make becomes
+an `Object`, a torch tensor becomes a `Tensor` that says where its bytes are.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.files.pickle_scan import Scan, collector_paused, scan
+
+ITEM_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2,
+    "int8": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1, "complex32": 4,
+    "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+}  # fmt: skip
+"""Bytes of one element by dtype."""
+
+_STORAGES = {
+    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32",
+    "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
+    "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128", "UntypedStorage": "uint8",
+}  # fmt: skip
+
+
+class Global(type):
+    """A name that the file would import, `module.name`, and nothing of what is behind it.
+
+    It is a class because the C unpickler instantiates nothing else. Calling it makes what stands
+    for an instance, and runs none of the file's code. Two with the same name are equal."""
+
+    module: str
+    name: str
+
+    def __new__(cls, module: str, name: str) -> Global:
+        make = _MAKERS.get((module, name), _make_object)
+        inside = {"module": module, "name": name, "__new__": make, "__slots__": ()}
+        return super().__new__(cls, "Global", (), inside)
+
+    def __init__(cls, module: str, name: str) -> None:
+        super().__init__("Global", (), {})
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise AttributeError("a Global does not change")
+
+    def __eq__(cls, other: object) -> bool:
+        if not isinstance(other, Global):
+            return NotImplemented
+        return (cls.module, cls.name) == (other.module, other.name)
+
+    def __hash__(cls) -> int:
+        return hash((cls.module, cls.name))
+
+    def __repr__(cls) -> str:
+        return f"{cls.module}.{cls.name}"
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Elements that tensors share: `numel` of `dtype`, the record `data/<key>`."""
+
+    dtype: str
+    key: str
+    numel: int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor by where its elements are: `offset`, `size` and `stride` count elements of the
+    storage, which has `storage_numel` of them."""
+
+    dtype: str
+    storage: str
+    storage_numel: int
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return prod(self.size)
+
+
+@dataclass(eq=False)
+class Object:
+    """An instance of a class that is not imported: how the file makes it.
+
+    `state` is what BUILD gets, mostly the attributes; `items` and `appends` fill it if it is a
+    container. Two objects are equal if they are the same one."""
+
+    cls: Global
+    args: tuple[Any, ...] = ()
+    state: Any = None
+    keywords: dict[str, Any] | None = None
+    items: dict[Any, Any] | None = None
+    appends: list[Any] | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = _merged(self.state, state)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self.items is None:
+            self.items = {}
+        self.items[key] = value
+
+    def extend(self, values: Sequence[Any]) -> None:
+        self.appends = [*(self.appends or ()), *values]
+
+    def append(self, value: Any) -> None:
+        self.extend((value,))
+
+    add = append
+
+
+class Dict(dict[Any, Any]):
+    """An OrderedDict, which may have attributes (`_metadata` of a state dict): they are `state`."""
+
+    __slots__ = ("state",)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = _merged(getattr(self, "state", None), state)
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """Attributes after one more BUILD: a pair is (`__dict__`, slots)."""
+    if isinstance(new, tuple) and len(new) == 2 and isinstance(new[1], dict):
+        new = {**(new[0] or {}), **new[1]}
+    return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new
+
+
+# --- what stands for an instance -----------------------------------------------------------------
+
+
+def _make_object(cls: Global, *args: Any, **keywords: Any) -> Object:
+    return Object(cls, args, keywords=keywords or None)
+
+
+def _make_dict(cls: Global, *args: Any) -> Dict:
+    return Dict(*args)
+
+
+def _make_tuple(cls: Global, *args: Any) -> tuple[Any, ...]:
+    return tuple(*args)
+
+
+def _make_tensor(
+    cls: Global, storage: Storage, offset: int, size: Any, stride: Any, *rest: Any
+) -> Tensor:
+    return Tensor(storage.dtype, storage.key, storage.numel, offset, tuple(size), tuple(stride))
+
+
+def _make_tensor_v3(
+    cls: Global, storage: Storage, offset: int, size: Any, stride: Any, *rest: Any
+) -> Tensor:
+    dtype = rest[2].name
+    numel = storage.numel * ITEM_BYTES[storage.dtype] // ITEM_BYTES[dtype]
+    return Tensor(dtype, storage.key, numel, offset, tuple(size), tuple(stride))
+
+
+def _make_first(cls: Global, first: Any, *rest: Any) -> Any:
+    return first
+
+
+def _make_subclass(cls: Global, make: Global, kind: Global, args: Any, state: Any) -> Any:
+    made: Any = make(*args)
+    return made
+
+
+_MAKERS = {
+    ("collections", "OrderedDict"): _make_dict,
+    ("torch", "Size"): _make_tuple,
+    ("torch._utils", "_rebuild_tensor"): _make_tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): _make_tensor,
+    ("torch._utils", "_rebuild_tensor_v3"): _make_tensor_v3,
+    ("torch._utils", "_rebuild_parameter"): _make_first,
+    ("torch._utils", "_rebuild_parameter_with_state"): _make_first,
+    ("torch._tensor", "_rebuild_from_type_v2"): _make_subclass,
+}
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes) -> None:
+        # Through a buffer the unpickler peeks ahead instead of asking for one byte at a time.
+        super().__init__(io.BufferedReader(io.BytesIO(data), 1 << 16), encoding="utf-8")
+        self.globals: dict[tuple[str, str], Global] = {}
+        self.storages: list[Storage] = []
+
+    def find_class(self, module: str, name: str) -> Global:
+        found = self.globals.get((module, name))
+        if found is None:
+            found = self.globals[module, name] = Global(module, name)
+        return found
+
+    def persistent_load(self, saved: Any) -> Any:
+        if saved[0] == "module":  # a class with its source, in the legacy format
+            return saved[1]
+        kind, storage, key, _, numel, *view = saved
+        if kind != "storage" or any(view):
+            raise ValueError(f"persistent id {kind!r} is no whole storage")
+        made = Storage(_STORAGES[storage.name], key, numel)
+        self.storages.append(made)
+        return made
+
+
+def read(data: bytes, *, where: str = "", base: int = 0, scanned: Scan | None = None) -> Any:
+    """The tree of `data`: dict, list, tuple, set, scalars, `Tensor`, `Object`, `Global`.
+
+    `scan` goes over the bytes first, so what it guarantees holds here; `scanned` is its result if
+    it is there already. `base` is the offset of `data` in the file `where`.
+    Raises DamagedFile; nothing that the file names is imported or called, whatever it holds."""
+    return _load(data, scanned or scan(data, where=where, base=base))[0]
+
+
+def read_storages(data: bytes, scanned: Scan) -> set[Storage]:
+    """The storages that `data` refers to. Raises DamagedFile."""
+    return set(_load(data, scanned)[1])
+
+
+def _load(data: bytes, scanned: Scan) -> tuple[Any, list[Storage]]:
+    with collector_paused():
+        unpickler = _Unpickler(data)
+        try:
+            return unpickler.load(), unpickler.storages
+        except Exception as error:
+            # Placeholders meet values that no trainer writes: any kind of error can come of it.
+            problem = " ".join(str(error).split())[:200]
+            raise scanned.damaged(0, f"the pickle makes no sense: {problem}") from None
+
+
+def get(tree: Any, path: Sequence[Key]) -> Any:
+    """The value under `path`: dict keys, list and tuple indices, attributes of objects.
+
+    An attribute comes before an item of the same name. Raises KeyError with the path."""
+    value = tree
+    for depth, key in enumerate(path):
+        try:
+            value = _step(value, key)
+        except (KeyError, IndexError, TypeError):
+            raise KeyError(tuple(path[: depth + 1])) from None
+    return value
+
+
+def _step(value: Any, key: Key) -> Any:
+    if isinstance(value, Object):
+        for place in (value.state, value.items, value.appends):
+            if isinstance(place, dict) and key in place:
+                return place[key]
+            if isinstance(place, (list, tuple)) and isinstance(key, int):
+                return place[key]
+        raise KeyError(key)
+    if isinstance(value, Dict) and key not in value:
+        return value.state[key] if hasattr(value, "state") else value[key]
+    if isinstance(value, dict):
+        return value[key]
+    if isinstance(value, (list, tuple)) and isinstance(key, int):
+        return value[key]
+    raise KeyError(key)
+
+
+def tensors(tree: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """Each tensor of `tree` once, with one path that leads to it."""
+    seen: set[int] = set()
+    todo: list[tuple[tuple[Any, ...], Any]] = [((), tree)]
+    while todo:
+        path, value = todo.pop()
+        if not isinstance(value, (Tensor, dict, list, tuple, Object)) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            yield path, value
+        elif isinstance(value, dict):
+            todo += [((*path, key), item) for key, item in value.items()]
+            todo.append((path, getattr(value, "state", None)))
+        elif isinstance(value, (list, tuple)):
+            todo += [((*path, key), item) for key, item in enumerate(value)]
+        else:
+            todo += [(path, part) for part in (value.args, value.keywords, value.state)]
+            todo += [(path, value.items), (path, value.appends)]
