@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckptsurgeon import report
+from ckptsurgeon import disk, report
 from ckptsurgeon.cli.options import Cancelled, Common, Editing, OneLiner
 from ckptsurgeon.cli.run import start
 from ckptsurgeon.edits import Plan, from_json, to_json
-from ckptsurgeon.errors import InterruptedSurgery, SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 
 if TYPE_CHECKING:
     from ckptsurgeon.recipe import Recipe, Relaunch
@@ -51,7 +51,7 @@ def plan(
     run = common.open_run()
     made = surgery.plan(run, wanted)
     if output is not None:
-        output.write_text(json.dumps(to_json(made), indent=1) + "\n", "utf-8")
+        _keep(made, output)
     _show(run, made, common)
     if exit_code and not made.empty:
         raise typer.Exit(3)
@@ -176,6 +176,13 @@ def read_plan(path: Path) -> Plan:
     return found
 
 
+def _keep(plan: Plan, path: Path) -> None:
+    try:
+        disk.write_new(path, json.dumps(to_json(plan), indent=1).encode())
+    except FileExistsError:
+        raise UsageError(f"{path} is there already", next="remove it, or name another") from None
+
+
 _MAKE = "ckptsurgeon plan RECIPE -o plan.json"
 
 
@@ -186,13 +193,7 @@ def _show(run: Run, plan: Plan, common: Common) -> None:
 
 
 def _stopped(run: Run, plan: Plan) -> SurgeryError:
-    """Ctrl-C during the surgery: the disk says on which side of the commit point it came."""
-    if run.interrupted() is not None:
-        return InterruptedSurgery(
-            f"{plan.title}: stopped by Ctrl-C after the commit point",
-            untouched="every byte from before the surgery is kept",
-            next="ckptsurgeon recover    finish it",
-        )
+    """Ctrl-C before the commit point or, when there is a receipt, before the verification."""
     if any(receipt.id == plan.id for receipt in run.receipts()):
         return Cancelled(
             f"{plan.title}: stopped by Ctrl-C when it was done, before it was verified",
