@@ -1,0 +1,204 @@
+"""One file that `torch.save` wrote, read from its directory and pickle; tensor bytes stay on disk.
+
+Torch reads the pickle and the storages of the folder that the first entry names; so does this.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.files import crc32, torch_legacy
+from ckptsurgeon.files.pickle_reader import ITEM_BYTES, Tensor, read
+from ckptsurgeon.files.pickle_scan import MAX_BYTES, Scan, scan
+from ckptsurgeon.files.zip_directory import Directory, Record, payload, read_directory
+
+PICKLE = "data.pkl"
+
+_NUMBERS = {
+    "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h",
+    "int8": "b", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "bool": "?",
+}  # fmt: skip
+
+
+class Archive:
+    """A torch file as it was when it was opened: any later change of the file is an error.
+
+    `records` are its parts by name without the folder: `data.pkl` and one `data/<key>` for each
+    storage. `directory` is None if the file is of the format before torch 1.6, which has no CRCs.
+    """
+
+    path: Path
+    size: int
+    folder: str
+    records: Mapping[str, Record]
+    directory: Directory | None
+
+    @classmethod
+    def open(cls, path: Path) -> Archive:
+        """Read the directory of `path`. Raises DamagedFile, or OSError if it can't be opened."""
+        archive = cls()
+        archive.path = path
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            archive.status = os.fstat(descriptor)
+            if not stat.S_ISREG(archive.status.st_mode):
+                raise DamagedFile(str(path), 0, "this is no regular file")
+            archive.size = archive.status.st_size
+
+            def read_at(offset: int, length: int) -> bytes:
+                return _read_at(path, file.fileno(), offset, length)
+
+            if read_at(0, min(4, archive.size)) == b"PK\3\4":
+                archive.directory = read_directory(str(path), archive.size, read_at)
+                archive.folder = archive.directory.folder
+                archive.records = archive.directory.records
+            else:
+                archive.directory, archive.folder = None, ""
+                archive.records = torch_legacy.read_records(str(path), archive.size, read_at)
+            if PICKLE not in archive.records:
+                raise DamagedFile(str(path), archive.size, f"the archive has no {PICKLE}")
+        return archive
+
+    def __init__(self) -> None:
+        self.status: os.stat_result
+        self._pickle: bytes | None = None
+        self._scan: Scan | None = None
+        self._tree: Any = None
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Bytes of the file. Raises SurgeryError if it is not the file that was opened."""
+        with self.path.open("rb", buffering=0) as file:
+            now, then = os.fstat(file.fileno()), self.status
+            for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns"):
+                if getattr(now, name) != getattr(then, name):
+                    raise SurgeryError(f"{self.path} changed while it was read", next="try again")
+            return _read_at(self.path, file.fileno(), offset, length)
+
+    def payload(self, name: str) -> int:
+        """Where the bytes of a record start. Raises DamagedFile if torch might read others."""
+        record = self.record(name)
+        if self.directory is None:
+            return record.offset
+        return payload(str(self.path), self.directory, record, self.read_at)
+
+    def record(self, name: str) -> Record:
+        try:
+            return self.records[name]
+        except KeyError:
+            raise DamagedFile(str(self.path), self.size, f"no record {name!r}") from None
+
+    def pickle(self) -> bytes:
+        """The bytes of data.pkl, checked by their CRC (0 stands for "not computed")."""
+        if self._pickle is None:
+            record = self.record(PICKLE)
+            start = self.payload(PICKLE)
+            if record.size > MAX_BYTES:
+                raise DamagedFile(str(self.path), start, f"{PICKLE} has {record.size} bytes")
+            data = self.read_at(start, record.size)
+            if record.crc and zlib.crc32(data) != record.crc:
+                raise DamagedFile(str(self.path), start, f"{PICKLE} does not have its CRC")
+            self._pickle = data
+        return self._pickle
+
+    def scan(self) -> Scan:
+        if self._scan is None:
+            where, base = str(self.path), self.payload(PICKLE)
+            self._scan = scan(self.pickle(), where=where, base=base)
+        return self._scan
+
+    def tree(self) -> Any:
+        """The inert tree of data.pkl, see `pickle_reader.read`. The same one at each call."""
+        if self._tree is None:
+            self._tree = read(self.pickle(), scanned=self.scan())
+        return self._tree
+
+    # --- tensors ---------------------------------------------------------------------------------
+
+    def storage(self, tensor: Tensor) -> Record:
+        """The record of the elements. Raises DamagedFile if it does not hold as many as said."""
+        record = self.record(f"data/{tensor.storage}")
+        if record.size != tensor.storage_numel * ITEM_BYTES[tensor.dtype]:
+            raise DamagedFile(
+                str(self.path),
+                record.offset,
+                f"the storage {tensor.storage!r} has {record.size} bytes, "
+                f"not {tensor.storage_numel} elements of {tensor.dtype}",
+            )
+        steps = zip(tensor.size, tensor.stride, strict=True)
+        last = tensor.offset + sum((size - 1) * stride for size, stride in steps)
+        if tensor.numel and not 0 <= tensor.offset <= last < tensor.storage_numel:
+            raise DamagedFile(
+                str(self.path), record.offset, f"a tensor leaves the storage {tensor.storage!r}"
+            )
+        return record
+
+    def value(self, tensor: Tensor) -> int | float | bool:
+        """The number in a tensor of one element, such as Adam's step."""
+        if tensor.numel != 1:
+            raise ValueError(f"a tensor of {tensor.numel} elements has no one value")
+        self.storage(tensor)
+        start = self.payload(f"data/{tensor.storage}") + tensor.offset * ITEM_BYTES[tensor.dtype]
+        return self.decode(tensor.dtype, self.read_at(start, ITEM_BYTES[tensor.dtype]))
+
+    def is_zero(self, tensor: Tensor) -> bool:
+        """Whether the whole storage is zeros by its CRC; False too where there is no CRC."""
+        record = self.storage(tensor)
+        return record.crc != 0 and record.crc == crc32.of_zeros(record.size)
+
+    def byte_order(self) -> str:
+        """`<` or `>`, as the file says; files that say nothing are little-endian."""
+        record = self.records.get("byteorder")
+        if record is not None and self.read_at(self.payload("byteorder"), record.size) == b"big":
+            return ">"
+        return "<"
+
+    def decode(self, dtype: str, data: bytes) -> int | float | bool:
+        order = self.byte_order()
+        if dtype == "bfloat16":
+            data = b"\0\0" + data if order == "<" else data + b"\0\0"
+            dtype = "float32"
+        if dtype not in _NUMBERS:
+            raise SurgeryError(f"{self.path}: a value of dtype {dtype} can't be read")
+        number: int | float | bool = struct.unpack(order + _NUMBERS[dtype], data)[0]
+        return number
+
+    def encode(self, dtype: str, value: int | float | bool) -> bytes:
+        """The element that holds `value` exactly. Raises SurgeryError if `dtype` can't."""
+        order = self.byte_order()
+        try:
+            if dtype == "bfloat16":
+                data = struct.pack(order + "f", value)
+                data = data[2:] if order == "<" else data[:2]
+            else:
+                data = struct.pack(order + _NUMBERS[dtype], value)
+        except (KeyError, OverflowError, struct.error):
+            data = b""
+        if not data or not _close(self.decode(dtype, data), value):
+            raise SurgeryError(f"{self.path}: a tensor of {dtype} can't hold {value!r}")
+        return data
+
+
+def _close(stored: float, wanted: float) -> bool:
+    """Equal, or as near as a rounded float is."""
+    if stored == wanted or (stored != stored and wanted != wanted):
+        return True
+    return isinstance(stored, float) and abs(stored - wanted) <= abs(wanted) * 2**-8
+
+
+def _read_at(path: Path, descriptor: int, offset: int, length: int) -> bytes:
+    if offset < 0 or length < 0:
+        raise DamagedFile(str(path), 0, f"{length} bytes at {offset} can't be read")
+    data = os.pread(descriptor, length, offset)
+    while len(data) < length:
+        more = os.pread(descriptor, length - len(data), offset + len(data))
+        if not more:
+            raise DamagedFile(str(path), offset + len(data), "the file is cut short")
+        data += more
+    return data

@@ -1,0 +1,167 @@
+"""Renders the changes of one torch file to one edit of its bytes.
+
+`Append`: new records after the last byte, then a new directory; every old byte stays. `Content`: a
+new file with the old bytes in their old places, for a file that must not or can't grow in place.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import ABSENT, ZEROS, Append, Change, Content, Key, Value
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files import archive_content, crc32
+from ckptsurgeon.files.archive import PICKLE, Archive
+from ckptsurgeon.files.pickle_program import splice
+from ckptsurgeon.files.pickle_reader import Tensor, get
+from ckptsurgeon.files.storage_edit import StorageEdit, storage_edits
+from ckptsurgeon.files.zip_directory import Directory
+from ckptsurgeon.files.zip_tail import Moved, directory, end_records, local_header
+
+FIRST_GAP = 66 << 10
+"""Bytes between the old end and the first new record. Readers look for the end record in the last
+65,557 bytes (unzip: 66,000), so from the moment the file has grown until the new end record is
+there, none of them finds the old one."""
+LARGEST_COPY = 4 << 20
+"""Bytes of a storage that an Append writes again because its neighbours change."""
+SMALLEST_HOLE = 4096
+"""Zeros shorter than a block of the file system are written."""
+
+__all__ = ["Archive", "render"]
+
+
+def render(
+    path: Path, file: str, changes: Sequence[Change], *, strict: bool = False
+) -> Append | Content:
+    """One edit that makes all `changes` to the torch file at `path`, called `file` in the edit.
+
+    A value of data.pkl is set by `pickle_program.splice`; a tensor becomes `ZEROS`, or a tensor of
+    one element a number of its dtype. A key whose `old` is `ABSENT` is inserted. The result is
+    `Content` if the file has other links, is a symbolic link, may not be written, is of the legacy
+    format, if too much of a shared storage stays, or if `strict`: storages then stay where they
+    are, for readers that compute where they must be.
+    Raises DamagedFile, or SurgeryError if a path leads nowhere or a tensor can't be changed alone.
+    """
+    archive = Archive.open(path)
+    values, tensors = _sorted(archive, file, changes)
+    data: bytes | None = None
+    if values:
+        try:
+            data = splice(archive.pickle(), values, scanned=archive.scan())
+        except KeyError as missing:
+            raise SurgeryError(f"{file}: {missing} can't be set") from None
+    storages = storage_edits(archive.tree(), tensors)
+    if archive.directory is None or strict or not _can_grow(archive, storages):
+        return archive_content.render(archive, file, data, storages)
+    return _append(archive, archive.directory, file, data, storages)
+
+
+def _sorted(
+    archive: Archive, file: str, changes: Sequence[Change]
+) -> tuple[dict[tuple[Key, ...], Value], list[tuple[Tensor, bytes | None]]]:
+    """Changes of values of the pickle, and changes of tensors (None: zeros)."""
+    values: dict[tuple[Key, ...], Value] = {}
+    tensors: list[tuple[Tensor, bytes | None]] = []
+    for change in changes:
+        found = _value(archive.tree(), file, change)
+        if not isinstance(found, Tensor):
+            if change.new == ZEROS and not isinstance(found, str):
+                raise SurgeryError(f"{file}: {change.path!r} is no tensor, so it has no zeros")
+            values[change.path] = change.new
+            continue
+        archive.storage(found)
+        if change.new == ZEROS:
+            tensors.append((found, None))
+        elif found.numel == 1 and isinstance(change.new, (int, float)):
+            tensors.append((found, archive.encode(found.dtype, change.new)))
+        else:
+            raise SurgeryError(f"{file}: the tensor {change.path!r} can't become {change.new!r}")
+    return values, tensors
+
+
+def _value(tree: Any, file: str, change: Change) -> Any:
+    try:
+        return get(tree, change.path)
+    except KeyError:
+        if change.old == ABSENT:
+            return None
+        raise SurgeryError(f"{file}: there is no {change.path!r}") from None
+
+
+def _can_grow(archive: Archive, storages: dict[str, StorageEdit]) -> bool:
+    status, path = archive.status, archive.path
+    alone = status.st_nlink == 1 and not path.is_symlink()
+    writable = bool(status.st_mode & 0o200) and os.access(path, os.W_OK)
+    return alone and writable and all(edit.kept <= LARGEST_COPY for edit in storages.values())
+
+
+def _append(
+    archive: Archive,
+    old: Directory,
+    file: str,
+    data: bytes | None,
+    storages: dict[str, StorageEdit],
+) -> Append:
+    tail = _Tail(old, archive.size + FIRST_GAP)
+    if data is not None:
+        tail.record(PICKLE, [(len(data), data)])
+    if storages and ".format_version" in old.records:
+        # Version 1 promises storages in the order and places of torch.save, and with
+        # calculate_storage_offsets torch then reads where they would be.
+        tail.record(".format_version", [(1, b"0")])
+    for key, edit in storages.items():
+        tail.record(f"data/{key}", _pieces(archive, key, edit))
+    return Append(file, archive.size, tail.finish(), archive.status.st_mtime_ns)
+
+
+def _pieces(archive: Archive, key: str, edit: StorageEdit) -> list[tuple[int, bytes | None]]:
+    """The whole storage as (length, bytes), where None is zeros."""
+    out: list[tuple[int, bytes | None]] = []
+    for start, end, new, kept in edit.pieces():
+        if kept:
+            new = archive.read_at(archive.payload(f"data/{key}") + start, end - start)
+        out.append((end - start, new))
+    return out
+
+
+class _Tail:
+    """What comes after the old end: writes in ascending order, and holes between them."""
+
+    def __init__(self, old: Directory, start: int) -> None:
+        self.old = old
+        self.end = start
+        self.moved: list[Moved] = []
+        self.writes: list[tuple[int, list[bytes]]] = []
+        self._written = -1
+
+    def record(self, name: str, pieces: Sequence[tuple[int, bytes | None]]) -> None:
+        crc = size = 0
+        for length, data in pieces:
+            of_piece = crc32.of_zeros(length) if data is None else zlib.crc32(data)
+            crc = crc32.joined(crc, of_piece, length) if size else of_piece
+            size += length
+        self.moved.append(Moved(self.old.records[name], self.end, size, crc))
+        self._put(local_header(self.old.folder, name, crc, size, self.end))
+        for length, data in pieces:
+            if data is not None or length < SMALLEST_HOLE:
+                self._put(data or bytes(length))
+            else:
+                self.end += length
+
+    def finish(self) -> tuple[tuple[int, bytes], ...]:
+        entries, start = directory(self.old, self.moved), self.end
+        wide, end = end_records(len(self.old.records), len(entries), start)
+        self._put(entries + wide)
+        return (*((offset, b"".join(parts)) for offset, parts in self.writes), (self.end, end))
+
+    def _put(self, data: bytes) -> None:
+        if self._written == self.end:
+            self.writes[-1][1].append(data)
+        else:
+            self.writes.append((self.end, [data]))
+        self.end += len(data)
+        self._written = self.end

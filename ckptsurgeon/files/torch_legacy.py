@@ -1,0 +1,70 @@
+"""The format of `torch.save` before torch 1.6: five pickles, then the bytes of each storage.
+
+Magic number, protocol version, system info, the object, the storage keys; then for each key its
+number of elements (8 bytes) and the elements. There are no CRCs, and nothing may follow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.pickle_reader import ITEM_BYTES, read, read_storages
+from ckptsurgeon.files.pickle_scan import MAX_BYTES, CutShort, Scan, scan
+from ckptsurgeon.files.zip_directory import STORED, Read, Record
+
+MAGIC = 0x1950A86A20F9469CFC6C
+PROTOCOL = 1001
+WINDOW = 1 << 16
+"""Bytes in which the end of a pickle is looked for first; eight times as many next."""
+
+
+def read_records(path: str, size: int, read_at: Read) -> dict[str, Record]:
+    """The object as `data.pkl` and the storages as `data/<key>`: a record's offset is that of its
+    first byte. Raises DamagedFile if the file is not of this format, whole, and nothing more."""
+    position = 0
+    values: list[Any] = []
+    records: dict[str, Record] = {}
+    elements: dict[str, int] = {}
+    for part in range(5):
+        scanned = _scan(path, size, position, read_at)
+        if part == 3:
+            records["data.pkl"] = _record("data.pkl", position, scanned.stop)
+            storages = read_storages(scanned.data, scanned)
+            elements = {item.key: ITEM_BYTES[item.dtype] for item in storages}
+        else:
+            values.append(read(scanned.data, scanned=scanned))
+        position += scanned.stop
+        if values[:1] != [MAGIC] or values[1:2] not in ([], [PROTOCOL]):
+            raise DamagedFile(path, 0, "this is no file of torch.save, neither zip nor legacy")
+    keys = values[3]
+    if not isinstance(keys, list) or sorted(keys) != sorted(elements):
+        raise DamagedFile(path, position, "the storage keys are not those of the object")
+    for key in keys:
+        numel = int.from_bytes(read_at(position, 8), "little")
+        length = numel * elements[key]
+        if position + 8 + length > size:
+            raise DamagedFile(path, position, f"the storage {key!r} of {length} bytes is cut short")
+        records[f"data/{key}"] = _record(f"data/{key}", position + 8, length)
+        position += 8 + length
+    if position != size:
+        raise DamagedFile(path, position, f"{size - position} bytes follow the last storage")
+    return records
+
+
+def _record(name: str, offset: int, size: int) -> Record:
+    return Record(name, offset, size, 0, STORED, 0, size, 0, 0)
+
+
+def _scan(path: str, size: int, position: int, read_at: Read) -> Scan:
+    """The pickle at `position`, whose length only its opcodes tell."""
+    window = WINDOW
+    while True:
+        window = min(window, size - position)
+        data = read_at(position, window)
+        try:
+            return scan(data, where=path, base=position)
+        except CutShort:
+            if window == size - position or window >= MAX_BYTES:
+                raise
+            window = min(8 * window, MAX_BYTES)

@@ -1,0 +1,199 @@
+"""The central directory of a zip archive as torch writes it, read from the file's last bytes.
+
+Accepted is what torch, Python's zipfile and unzip read in the same way: an end record without a
+comment as the last 22 bytes, the directory right before it, records that do not overlap.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
+
+from ckptsurgeon.errors import DamagedFile
+
+Read = Callable[[int, int], bytes]
+"""The bytes from an offset, so many of them."""
+
+LOCAL = struct.Struct("<4sHHHHHIIIHH")
+ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")
+END = struct.Struct("<4sHHHHIIH")
+END_64 = struct.Struct("<4sQHHIIQQQQ")
+LOCATOR_64 = struct.Struct("<4sIQI")
+
+MAX_DIRECTORY = 256 << 20
+"""Bytes of the largest central directory: a record takes about 60."""
+FULL_16, FULL_32 = 0xFFFF, 0xFFFFFFFF
+STORED = 0
+ENCRYPTED = 0x2041
+DESCRIPTOR = 0x0008
+"""Flag: CRC and sizes come after the payload, the local header has zeros."""
+
+
+class Record(NamedTuple):
+    """One file of the archive. `offset` is that of its local header, `entry` and `entry_end` are
+    where its entry stands in the central directory, `name` has no folder."""
+
+    name: str
+    offset: int
+    size: int
+    crc: int
+    method: int
+    flags: int
+    packed: int
+    entry: int
+    entry_end: int
+
+
+@dataclass(frozen=True)
+class Directory:
+    """All records by name, and the bytes of the central directory, which starts at `offset`."""
+
+    folder: str
+    records: Mapping[str, Record]
+    data: bytes
+    offset: int
+
+
+def read_directory(path: str, size: int, read: Read) -> Directory:
+    """The directory of the archive of `size` bytes. Raises DamagedFile."""
+    end = size - END.size
+    if end < 0 or read(end, 4) != b"PK\5\6":
+        raise DamagedFile(
+            path, max(end, 0), "no zip end record in the last 22 bytes: the file is cut short"
+        )
+    _, disk, first_disk, here, count, length, offset, comment = END.unpack(read(end, END.size))
+    if disk or first_disk or here != count or comment:
+        raise DamagedFile(path, end, "the zip end record has a comment or names other disks")
+    if end >= LOCATOR_64.size and read(end - LOCATOR_64.size, 4) == b"PK\6\7":
+        end, wide = _end_64(path, end, read)
+        for short, full, value in zip(
+            (count, length, offset), (FULL_16, FULL_32, FULL_32), wide, strict=True
+        ):
+            if short not in (value, full):
+                raise DamagedFile(path, end, "the two zip end records disagree")
+        count, length, offset = wide
+    if offset + length != end or length < count * ENTRY.size:
+        raise DamagedFile(
+            path, end, f"a central directory of {length} bytes at {offset} does not end here"
+        )
+    if length > MAX_DIRECTORY:
+        raise DamagedFile(path, offset, f"the central directory has {length} bytes")
+    data = read(offset, length)
+    folder, entries = _entries(path, data, offset, count)
+    _check_extents(path, entries, offset)
+    records = {record.name: record for record in entries}
+    # torch finds names by bisection and without regard to case: which of two it reads is chance.
+    if len({name.lower() for name in records}) != count:
+        raise DamagedFile(path, offset, "two records have the same name")
+    return Directory(folder, records, data, offset)
+
+
+def _end_64(path: str, end: int, read: Read) -> tuple[int, tuple[int, int, int]]:
+    """The offset of the zip64 end record, and its count, length and offset of the directory."""
+    _, disk, start, disks = LOCATOR_64.unpack(read(end - LOCATOR_64.size, LOCATOR_64.size))
+    if disk or disks > 1 or start + END_64.size != end - LOCATOR_64.size:
+        raise DamagedFile(path, end - LOCATOR_64.size, "the zip64 locator points elsewhere")
+    fields = END_64.unpack(read(start, END_64.size))
+    signature, rest, _, _, disk, first_disk, here, count, length, offset = fields
+    if signature != b"PK\6\6" or rest != END_64.size - 12 or disk or first_disk or here != count:
+        raise DamagedFile(path, start, "no zip64 end record where the locator points")
+    return start, (count, length, offset)
+
+
+def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[Record]]:
+    """The folder of entry 0, in which torch looks for all records, and the entries in their order.
+    Runs of entries whose parts are of the same lengths are unpacked in one go."""
+    out: list[Record] = []
+    prefix = b""
+    at = 0
+    while len(out) < count:
+        if at + ENTRY.size > len(data):
+            raise DamagedFile(path, base + at, f"the directory ends after {len(out)} entries")
+        lengths = data[at + 28 : at + 36]  # of name, extra and comment, and the disk
+        name, extra, comment, disk = struct.unpack("<HHHH", lengths)
+        if not out:
+            text = data[at + ENTRY.size : at + ENTRY.size + name]
+            prefix = text[: text.find(b"/") + 1]
+        row = struct.Struct(f"<4s4xHH4xIII8s6xI{name}s{extra}s{comment}x")
+        rows = row.iter_unpack(memoryview(data)[at : at + (len(data) - at) // row.size * row.size])
+        before = len(out)
+        for signature, flags, method, crc, packed, size, found, offset, text, more in rows:
+            if found != lengths or signature != b"PK\1\2" or len(out) == count:
+                break
+            if packed == FULL_32 or size == FULL_32 or offset == FULL_32:
+                size, packed, offset = _wide(path, base + at, more, size, packed, offset)
+            if disk or not prefix or not text.startswith(prefix) or b"\0" in text:
+                raise DamagedFile(path, base + at, f"the record {text!r} is not where torch looks")
+            after = at + row.size
+            label = text[len(prefix) :].decode("utf-8", "surrogateescape")
+            out.append(Record(label, offset, size, crc, method, flags, packed, at, after))
+            at = after
+        if len(out) == before:
+            raise DamagedFile(path, base + at, "no entry of the central directory starts here")
+    if at != len(data):
+        raise DamagedFile(path, base + at, f"the directory goes on after {count} entries")
+    return prefix[:-1].decode("utf-8", "surrogateescape"), out
+
+
+def _wide(
+    path: str, at: int, extra: bytes, size: int, packed: int, offset: int
+) -> tuple[int, int, int]:
+    """Size, packed size and offset, those that do not fit in 32 bits from the zip64 field."""
+    values = [size, packed, offset]
+    position = 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, position)
+        field = extra[position + 4 : position + 4 + length]
+        position += 4 + length
+        if kind != 1:
+            continue
+        for i, value in enumerate(values):
+            if value == FULL_32:
+                if len(field) < 8:
+                    break
+                values[i], field = int.from_bytes(field[:8], "little"), field[8:]
+    if FULL_32 in values:
+        raise DamagedFile(path, at, "an entry lacks its zip64 sizes")
+    return values[0], values[1], values[2]
+
+
+def _check_extents(path: str, entries: list[Record], end: int) -> None:
+    """No record reaches into the next one or into the directory, by the least that its local
+    header takes; `payload` knows the exact bounds."""
+    after = end
+    for record in sorted(entries, key=attrgetter("offset"), reverse=True):
+        if record.offset + LOCAL.size + len(record.name) + record.packed > after:
+            what = f"the record {record.name!r} of {record.packed} bytes ends after byte {after}"
+            raise DamagedFile(path, record.offset, what)
+        after = record.offset
+
+
+def payload(path: str, directory: Directory, record: Record, read: Read) -> int:
+    """Where the bytes of a stored record start. Its local header must say what its entry says:
+    torch believes the one, unzip the other. Raises DamagedFile."""
+    header = read(record.offset, LOCAL.size)
+    fields = LOCAL.unpack(header) if len(header) == LOCAL.size else (b"",) * 11
+    signature, _, flags, method, _, _, crc, packed, size, name_length, extra_length = fields
+    if signature != b"PK\3\4":
+        raise DamagedFile(path, record.offset, f"no local header of {record.name!r} here")
+    start = int(record.offset + LOCAL.size + name_length + extra_length)
+    rest = read(record.offset + LOCAL.size, name_length + extra_length)
+    name = f"{directory.folder}/{record.name}".encode("utf-8", "surrogateescape")
+    known = (crc, packed, size) == (
+        record.crc,
+        min(record.packed, FULL_32),
+        min(record.size, FULL_32),
+    )
+    later = flags & DESCRIPTOR and not crc and not packed and not size
+    if rest[:name_length] != name or flags != record.flags or not (known or later):
+        raise DamagedFile(path, record.offset, f"local header and entry of {record.name!r} differ")
+    if method != STORED or record.method != STORED or record.packed != record.size:
+        raise DamagedFile(path, record.offset, f"the record {record.name!r} is compressed")
+    if flags & ENCRYPTED:
+        raise DamagedFile(path, record.offset, f"the record {record.name!r} is encrypted")
+    if start + record.size > directory.offset:
+        raise DamagedFile(path, record.offset, f"the record {record.name!r} has no room")
+    return start
