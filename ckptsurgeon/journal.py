@@ -1,10 +1,10 @@
 """Applies a plan in one transaction: killed anywhere, the run ends before the surgery or after it.
 
 1. Intent: a durable record of every name that staging will make.
-2. Staging: all new bytes, durable and read back. The run's own files are not touched.
+2. Staging: all new bytes and the receipt, durable and read back. The run is not touched.
 3. Commit point: one rename puts a record in place that holds all that is needed to finish.
 4. Redo: every edit, from that record alone; it can be cut off and done again (`redo.py`).
-5. Receipt: durable, with the edits that bring the state before back. Then staging and journal go.
+5. The receipt is renamed into its place; then staging and journal go.
 
 Before 3, an error takes everything back: the run is byte for byte as it was. After 3, only
 `recover` may go on: it finishes. The journal is one file: the sha256 of its JSON, then the JSON.
@@ -35,14 +35,14 @@ RECOVER = "ckptsurgeon recover    finish it or take it back"
 
 @dataclass(frozen=True)
 class Entry:
-    """What the journal file holds. `receipt` is None until the commit point."""
+    """What the journal file holds. `steps` are filled in at the commit point."""
 
     id: str
     title: str
     files: tuple[str, ...]
     directories: tuple[str, ...]
     steps: tuple[Step, ...] = ()
-    receipt: Receipt | None = None
+    committed: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,18 +117,18 @@ def _commit(
     root: Path, plan: Plan, listings: assumptions.Listings, jobs: int, progress: Progress
 ) -> Receipt:
     receipt = _receipt(plan)
-    folders = staging.directories(root, plan, _receipt_file(plan.id))
+    folders = staging.directories(root, plan)
     entry = Entry(plan.id, plan.title, staging.staged_files(plan), folders)
     try:
         disk.fsync_directory(root)
         _write(root, entry)
         progress("staging", 0, len(entry.files))
         staging.make_directories(root, folders)
-        staging.write(root, plan, jobs)
+        staging.write(root, plan, receipt, jobs)
         progress("staging", len(entry.files), len(entry.files))
         made = [HOME, *entry.files, *folders]
         assumptions.check_files_again(root, plan.assumes, listings, made)
-        entry = replace(entry, steps=staging.steps(root, plan.edits), receipt=receipt)
+        entry = replace(entry, steps=staging.steps(root, plan.edits), committed=True)
         _write(root, entry)
         _finish(root, entry, jobs, progress)
     except BaseException as error:
@@ -140,11 +140,7 @@ def _cut_off(root: Path, entry: Entry, error: BaseException) -> BaseException:
     """Take the staging back when the commit point was not reached. What to tell the user."""
     try:
         found = _read(root)
-        if found is None:
-            committed = (root / _receipt_file(entry.id)).exists()
-        else:
-            committed = found.receipt is not None
-        if committed:
+        if found.committed if found else (root / _receipt_file(entry.id)).exists():
             return _waiting(entry.title, error)
         _discard(root, entry)
     except (OSError, SurgeryError, KeyboardInterrupt) as second:
@@ -196,7 +192,7 @@ def _silent(phase: str, done: int, total: int) -> None:
 # --- recover -------------------------------------------------------------------------------------
 
 
-def recover(root: Path) -> Recovery:
+def recover(root: Path, *, jobs: int = 8) -> Recovery:
     """Finish a surgery that was cut off after its commit point; take back one cut off before.
 
     Does nothing, without a write, when there is nothing to do. Raises InterruptedSurgery when it
@@ -207,7 +203,7 @@ def recover(root: Path) -> Recovery:
     title = interrupted(root) or "recover"
     try:
         with lock.hold(root, f"recover: {title}"):
-            return _recover(root)
+            return _recover(root, jobs)
     except (OSError, KeyboardInterrupt) as error:
         raise _waiting(title, error) from error
 
@@ -220,17 +216,17 @@ def _traces(home: Path) -> bool:
     return not names or any(name.startswith(("journal", "lock")) for name in names)
 
 
-def _recover(root: Path) -> Recovery:
+def _recover(root: Path, jobs: int) -> Recovery:
     entry = _read(root)
     if entry is None:
         staging.remove(root, [f"{HOME}/journal.new"], [])
         return Recovery("nothing")
     # A record that is seen is not yet one that survives a power cut.
     disk.fsync_directory(root / HOME)
-    if entry.receipt is None:
+    if not entry.committed:
         _discard(root, entry)
         return Recovery("discarded", entry.title)
-    _finish(root, entry, 8, _silent)
+    _finish(root, entry, jobs, _silent)
     return Recovery("finished", entry.title, entry.id)
 
 
@@ -240,10 +236,8 @@ def _discard(root: Path, entry: Entry) -> None:
 
 
 def _finish(root: Path, entry: Entry, jobs: int, progress: Progress) -> None:
-    """Redo, receipt, tidy. Once the receipt is there, the edits are known to be done."""
-    assert entry.receipt is not None
-    path = root / _receipt_file(entry.id)
-    if not path.exists():
+    """Redo, receipt, tidy. Once the receipt is in place, the edits are known to be done."""
+    if not (root / _receipt_file(entry.id)).exists():
         finished = 0
 
         def count(files: int) -> None:
@@ -251,9 +245,12 @@ def _finish(root: Path, entry: Entry, jobs: int, progress: Progress) -> None:
             finished += files
             progress("editing", finished, len(entry.steps))
 
-        progress("editing", 0, len(entry.steps))
+        count(0)
         redo(root, entry.steps, root / staging.tails_file(entry.id), jobs, count)
-        _write_receipt(path, entry.receipt)
+    for staged, final in staging.records(entry.id).items():
+        if (root / staged).exists():
+            disk.rename(root / staged, root / final)
+            disk.fsync_directory((root / final).parent)
     staging.remove(root, entry.files, entry.directories)
     _remove_journal(root)
 
@@ -308,12 +305,6 @@ def _version() -> str:
         return "unknown"
 
 
-def _write_receipt(path: Path, receipt: Receipt) -> None:
-    """The recipe first: the receipt's name is what says that the surgery is finished."""
-    _put(path.with_name("recipe.json"), _pretty(receipt.recipe))
-    _put(path, _pretty(to_json(receipt)))
-
-
 def _write(root: Path, entry: Entry) -> None:
     steps = [
         {"kind": "Tail", **asdict(step)} if isinstance(step, Tail) else to_json(step)
@@ -325,10 +316,15 @@ def _write(root: Path, entry: Entry) -> None:
         "files": entry.files,
         "directories": entry.directories,
         "steps": steps,
-        "receipt": to_json(entry.receipt),
+        "committed": entry.committed,
     }
     body = json.dumps(document).encode()
-    _put(root / HOME / "journal", hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    new, path = root / HOME / "journal.new", root / HOME / "journal"
+    if os.path.lexists(new):
+        disk.remove_file(new)
+    disk.write_new(new, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    disk.rename(new, path)
+    disk.fsync_directory(path.parent)
 
 
 def _read(root: Path) -> Entry | None:
@@ -358,17 +354,3 @@ def _steps(documents: Sequence[Any]) -> tuple[Step, ...]:
 
 def _remove_journal(root: Path) -> None:
     staging.remove(root, [f"{HOME}/journal.new", f"{HOME}/journal"], [])
-
-
-def _pretty(document: Any) -> bytes:
-    return json.dumps(document, indent=1, ensure_ascii=False, default=str).encode() + b"\n"
-
-
-def _put(path: Path, data: bytes) -> None:
-    """`path` has these bytes, durably, or what it had before."""
-    new = path.with_name(f"{path.name}.new")
-    if os.path.lexists(new):
-        disk.remove_file(new)
-    disk.write_new(new, data)
-    disk.rename(new, path)
-    disk.fsync_directory(path.parent)

@@ -7,13 +7,24 @@ interruption leaves is found and removed.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ckptsurgeon import disk
-from ckptsurgeon.edits import Append, Content, Edit, Move, Plan, Replace, Truncate
+from ckptsurgeon.edits import (
+    Append,
+    Content,
+    Edit,
+    Move,
+    Plan,
+    Receipt,
+    Replace,
+    Truncate,
+    to_json,
+)
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.lock import HOME
 from ckptsurgeon.redo import Step, Tail, anchor, each
@@ -23,7 +34,15 @@ PIECE = 1 << 20
 
 def tails_file(id: str) -> str:
     """Where the appended bytes of all shards are staged, one after the other, in plan order."""
-    return f"{HOME}/staging/{id}/tails"
+    return f"{HOME}/staging/{id}.tails"
+
+
+def records(id: str) -> dict[str, str]:
+    """Staged name → final name of the surgery's records; the receipt says that it is finished."""
+    return {
+        f"{HOME}/staging/{id}.{name}": f"{HOME}/receipts/{id}/{name}"
+        for name in ("recipe.json", "receipt.json")
+    }
 
 
 def staged_files(plan: Plan) -> tuple[str, ...]:
@@ -31,13 +50,13 @@ def staged_files(plan: Plan) -> tuple[str, ...]:
     files = [name for name, _, _ in _contents(plan.edits)]
     if any(isinstance(edit, Append) for edit in plan.edits):
         files.append(tails_file(plan.id))
-    return tuple(files)
+    return (*files, *records(plan.id))
 
 
-def directories(root: Path, plan: Plan, receipt: str) -> tuple[str, ...]:
+def directories(root: Path, plan: Plan) -> tuple[str, ...]:
     """The directories that the plan fills or empties: those to be made, parents first, and those
     below `.ckptsurgeon` that may be left empty."""
-    filled = [*staged_files(plan), receipt]
+    filled = [*staged_files(plan), *records(plan.id).values()]
     emptied = []
     for edit in plan.edits:
         if isinstance(edit, Move):
@@ -60,21 +79,17 @@ def make_directories(root: Path, names: Iterable[str]) -> None:
             disk.fsync_directory((root / name).parent)
 
 
-def write(root: Path, plan: Plan, jobs: int) -> None:
+def write(root: Path, plan: Plan, receipt: Receipt, jobs: int) -> None:
     """Write every staged file, make it durable, and read it back."""
     contents = list(_contents(plan.edits))
-    each(lambda item: _write_content(root, *item), contents, jobs)
-    tails = [data for edit in _appends(plan.edits) for _, data in edit.writes]
-    files = [root / name for name, _, _ in contents]
+    documents = (receipt.recipe, to_json(receipt))
+    for name, document in zip(records(plan.id), documents, strict=True):
+        contents.append((name, Content((_pretty(document),)), None))
+    tails = tuple(data for edit in _appends(plan.edits) for _, data in edit.writes)
     if tails:
-        files.append(root / tails_file(plan.id))
-        with disk.created(files[-1]) as descriptor:
-            offsets = accumulate((len(data) for data in tails), initial=0)
-            for offset, data in zip(offsets, tails, strict=False):
-                disk.write_at(descriptor, files[-1], offset, data)
-            disk.fsync_file(descriptor, files[-1])
-        _compare(files[-1], iter(tails))
-    each(disk.fsync_directory, sorted({file.parent for file in files}), jobs)
+        contents.append((tails_file(plan.id), Content(tails), None))
+    each(lambda item: _write_content(root, *item), contents, jobs)
+    each(disk.fsync_directory, sorted({(root / name).parent for name, _, _ in contents}), jobs)
 
 
 def remove(root: Path, files: Sequence[str], directories: Sequence[str]) -> None:
@@ -193,6 +208,10 @@ def _compare(path: Path, wanted: Iterator[bytes]) -> None:
 
 def _appends(edits: Iterable[Edit]) -> Iterator[Append]:
     return (edit for edit in edits if isinstance(edit, Append))
+
+
+def _pretty(document: Any) -> bytes:
+    return json.dumps(document, indent=1, ensure_ascii=False, default=str).encode() + b"\n"
 
 
 def _spans(edit: Append) -> tuple[tuple[int, int], ...]:
