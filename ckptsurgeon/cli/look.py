@@ -13,16 +13,16 @@ from ckptsurgeon.errors import SurgeryError, VerificationFailed
 
 def status(*, common: Common) -> None:
     """The run: steps, pointers, values, events, surgery."""
-    from ckptsurgeon import surgery
-
     run = common.open_run()
     state, problem = None, None
     try:
-        state = surgery.inspect(run)
+        state = run.checkpoint(run.latest()).state()
     except SurgeryError as error:
         problem = error
-    text = report.status(run, state, problem, common.look)
-    common.answer(text, report.status_json(run, state, problem))
+    common.answer(
+        lambda: report.status(run, state, problem, common.look),
+        lambda: report.status_json(run, state, problem),
+    )
 
 
 def show(
@@ -38,13 +38,16 @@ def show(
     The place that wins on load stands first; a copy is what the trainer overwrites or ignores."""
     run = common.open_run()
     found = run.checkpoint(step)
-    common.answer(report.checkpoint(run, found, common.look), report.checkpoint_json(run, found))
+    common.answer(
+        lambda: report.checkpoint(run, found, common.look),
+        lambda: report.checkpoint_json(run, found),
+    )
 
 
 def log(*, common: Common) -> None:
     """The surgeries of this run, newest first."""
     receipts = common.open_run().receipts()
-    common.answer(report.log(receipts, common.look), report.log_json(receipts))
+    common.answer(lambda: report.log(receipts, common.look), lambda: report.log_json(receipts))
 
 
 def verify(
@@ -63,6 +66,9 @@ def verify(
     from ckptsurgeon import surgery
 
     found = surgery.verify(common.open_run(), step)
-    common.answer(report.verification(found, common.look), report.verification_json(found))
+    common.answer(
+        lambda: report.verification(found, common.look),
+        lambda: report.verification_json(found),
+    )
     if found.findings:
         raise typer.Exit(VerificationFailed.exit_code)

@@ -69,10 +69,10 @@ class Common:
         """What an answer may look like."""
         return Look.of(sys.stdout)
 
-    def answer(self, text: str, document: Mapping[str, Any]) -> None:
-        """Print the text, or with --json the document; with -q neither."""
+    def answer(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]]) -> None:
+        """Make and print the text, or with --json the document; with -q neither."""
         if not self.quiet:
-            print(json.dumps(document, ensure_ascii=False) if self.as_json else text)
+            print(json.dumps(document(), ensure_ascii=False) if self.as_json else text())
 
 
 @dataclass(frozen=True)

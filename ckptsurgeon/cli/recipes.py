@@ -109,10 +109,10 @@ def recover(*, common: Common) -> None:
     if common.dry_run:
         waiting = run.interrupted()
         text = f"would finish: {waiting}" if waiting else "nothing to recover"
-        common.answer(text, {"schema": report.SCHEMA, "interrupted": waiting})
+        common.answer(lambda: text, lambda: {"schema": report.SCHEMA, "interrupted": waiting})
         return
     done = surgery.recover(run)
-    common.answer(report.recovery(done, common.look), report.recovery_json(done))
+    common.answer(lambda: report.recovery(done, common.look), lambda: report.recovery_json(done))
 
 
 def one_section(common: OneLiner, data: Mapping[str, Any], overrides: Sequence[str] = ()) -> None:
@@ -122,7 +122,7 @@ def one_section(common: OneLiner, data: Mapping[str, Any], overrides: Sequence[s
     wanted = recipes.from_data(data, overrides)
     if common.print_recipe:
         wanted = _because(wanted, common.why)
-        common.answer(report.recipe(wanted), recipes.to_dict(wanted))
+        common.answer(lambda: report.recipe(wanted), lambda: recipes.to_dict(wanted))
         return
     operate(common, wanted)
 
@@ -156,8 +156,10 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
                 receipt = surgery.apply(run, plan, progress=progress)
             except KeyboardInterrupt:
                 raise _stopped(run, plan) from None
-        text = report.done(receipt, common.look)
-        common.answer(text, report.plan_json(plan, run.format.name, receipt))
+        common.answer(
+            lambda: report.done(receipt, common.look),
+            lambda: report.plan_json(plan, run.format.name, receipt),
+        )
     if common.relaunch:
         promise = plan.promise or surgery.inspect(run).promise
         start(run, promise, launch, (), common)
@@ -188,8 +190,10 @@ _MAKE = "ckptsurgeon plan RECIPE -o plan.json"
 
 def _show(run: Run, plan: Plan, common: Common) -> None:
     undone = next((item for item in run.receipts() if item.id == plan.undoes), None)
-    text = report.plan(plan, run.name, common.look, undone)
-    common.answer(text, report.plan_json(plan, run.format.name))
+    common.answer(
+        lambda: report.plan(plan, run.name, common.look, undone),
+        lambda: report.plan_json(plan, run.format.name),
+    )
 
 
 def _stopped(run: Run, plan: Plan) -> SurgeryError:

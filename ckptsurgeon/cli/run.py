@@ -56,7 +56,7 @@ def start(
     argv = launching.command(run, wanted, extra)
     out = sys.stderr if common.as_json else sys.stdout
     if common.dry_run:
-        common.answer(shlex.join(argv), report.relaunch_json(argv, promise, None))
+        common.answer(lambda: shlex.join(argv), lambda: report.relaunch_json(argv, promise, None))
         return
     try:
         status = launching.relaunch(run, promise, argv, check=check, out=out)
@@ -67,5 +67,5 @@ def start(
             next="ckptsurgeon relaunch    goes on from the newest one",
         ) from None
     if common.as_json:
-        common.answer("", report.relaunch_json(argv, promise, status))
+        common.answer(str, lambda: report.relaunch_json(argv, promise, status))
     raise typer.Exit(status)

@@ -68,7 +68,9 @@ def plan(plan: Plan, name: str, look: Look, undone: Receipt | None = None) -> st
 
 
 def _notes(plan: Plan, look: Look) -> list[str]:
-    wrapped = (textwrap.wrap(clean(text), look.width - 8) for text in plan.warnings)
+    wrapped = (
+        textwrap.wrap(clean(text), look.width - 8, break_on_hyphens=False) for text in plan.warnings
+    )
     return [f"{'        ' if i else '  note  '}{line}" for w in wrapped for i, line in enumerate(w)]
 
 

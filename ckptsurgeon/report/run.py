@@ -61,7 +61,7 @@ def _hyperparameters(state: State) -> list[Row]:
     if adam:
         rows.append(Row("adam", "   ".join(item.removeprefix("adam ") for item in adam)))
     if held.weight_decay is not None:
-        rows.append(Row("decay", value("", held.weight_decay), "weight decay of each param group"))
+        rows.append(Row("weight decay", value("", held.weight_decay), "one a param group"))
     if held.loss_scale is not None:
         kind = "dynamic" if state.dynamic_loss_scale else "static"
         rows.append(Row("loss scale", number(held.loss_scale), kind))
@@ -139,7 +139,7 @@ def _places(field: str, found: list[Place]) -> list[Row]:
         groups.setdefault((text, place.wins), []).append(place)
     rows = []
     for (text, wins), group in sorted(groups.items(), key=lambda item: not item[0][1]):
-        path = clean(".".join(map(str, group[0].path)))
+        path = clean(".".join(map(str, group[0].path[-3:])))
         shards = len({place.file for place in group})
         where = f"{count(len(group), 'place')} in {count(shards, 'shard')}"
         rows.append(Row(field, text, f"{'wins' if wins else 'copy'}   {where}   {path}"))

@@ -22,8 +22,9 @@ PLAIN = {"NO_COLOR": None, "FORCE_COLOR": None, "CKPTSURGEON_RUN": None, "COLUMN
 def surgeon() -> Surgeon:
     """`surgeon("status", "-C", run)`: the result, with stdout, stderr and exit_code."""
 
-    def invoke(*words: object, input: str | None = None) -> Result:
-        return CliRunner(env=PLAIN).invoke(app, [str(word) for word in words], input=input)
+    def invoke(*words: object, input: str | None = None, **env: str) -> Result:
+        runner = CliRunner(env={**PLAIN, **env})
+        return runner.invoke(app, [str(word) for word in words], input=input)
 
     return invoke
 

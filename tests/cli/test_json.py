@@ -1,0 +1,78 @@
+"""docs/json.md lists exactly the keys that `--json` prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Surgeon
+from tests.conftest import REPO, Trained
+
+
+def documented() -> dict[str, list[str]]:
+    """Heading of docs/json.md → the keys of its table."""
+    keys: dict[str, list[str]] = {}
+    section = ""
+    for line in (REPO / "docs" / "json.md").read_text("utf-8").splitlines():
+        if line.startswith("## "):
+            section = line[3:]
+        elif match := re.match(r"\| `(\w+)` \|", line):
+            keys.setdefault(section, []).append(match[1])
+    return keys
+
+
+@pytest.fixture
+def printed(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """Heading → the document that the command prints."""
+    root = trained()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("rollback: {to: 4}\nset: {lr: 5e-4}\nskip: [5-6]\n")
+
+    def told(*words: object) -> dict[str, Any]:
+        result = surgeon(*words, "--json", "-C", root)
+        document: dict[str, Any] = json.loads(result.stdout or result.stderr)
+        return document
+
+    documents = {
+        "plan": told("plan", recipe),
+        "show": told("show", 4),
+        "verify": told("verify"),
+        "status": told("status"),
+        "recover": told("recover"),
+        "relaunch": told("relaunch", "--dry-run"),
+        "error": told("show", 5),
+    }
+    applied = told("apply", recipe, "--yes")
+    assert applied.keys() == documents["plan"].keys()
+    documents["log"] = told("log")
+    documents["promise"] = documents["plan"]["promise"]
+    return documents
+
+
+def test_the_documents_have_the_documented_keys(printed: dict[str, dict[str, Any]]) -> None:
+    assert {name: list(document) for name, document in printed.items()} == documented()
+    for name, document in printed.items():
+        assert document.get("schema") == (None if name in ("promise", "error") else 1), name
+
+
+def test_every_promise_has_the_same_keys(printed: dict[str, dict[str, Any]]) -> None:
+    keys = list(printed["promise"])
+    for name in ("plan", "show", "verify", "status", "relaunch"):
+        assert list(printed[name]["promise"]) == keys, name
+    assert printed["plan"]["promise"]["step"] == 5
+    assert printed["plan"]["promise"]["skip"] == [[5, 6]]
+
+
+def test_inner_objects_have_the_documented_keys(printed: dict[str, dict[str, Any]]) -> None:
+    text = (REPO / "docs" / "json.md").read_text("utf-8")
+    inner = {
+        *(key for change in printed["plan"]["changes"] for key in change),
+        *(key for places in printed["show"]["places"].values() for one in places for key in one),
+        *(key for receipt in printed["log"]["receipts"] for key in receipt),
+    }
+    assert [key for key in inner if f"`{key}`" not in text] == []
+    assert all(printed["show"]["places"][field] for field in ("lr", "betas", "adam_step"))

@@ -1,0 +1,71 @@
+"""relaunch: the trainer's first line against the promise, with the bundled trainer and another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.conftest import Surgeon
+from tests.conftest import REPO, Trained
+
+
+def test_a_rollback_relaunches_the_bundled_trainer(trained: Trained) -> None:
+    root = trained()
+    words = "rollback --to 6 --set beta1=0.8 --yes --relaunch"
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptsurgeon", *words.split(), "-C", str(root)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    _, _, after = done.stdout.partition("ckptsurgeon relaunch\n")
+    first = json.loads(after.splitlines()[0])
+    assert (first["step"], first["betas"][0]) == (7, 0.8)
+    assert (root / "latest").read_text() == "global_step8"
+
+
+def _names_its_own(root: Path, *command: str) -> None:
+    (root / "ckptsurgeon.yaml").write_text(json.dumps({"relaunch": {"command": list(command)}}))
+
+
+def test_a_trainer_that_breaks_the_promise_is_exit_4(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    _names_its_own(root, sys.executable, "-c", 'print(\'{"step": 9, "lr": 1.0}\')')
+    result = surgeon("relaunch", "-C", root)
+    assert result.exit_code == 4
+    assert "lr: promised" in result.stderr
+    assert "next: ckptsurgeon undo" in result.stderr
+
+
+def test_the_status_of_the_trainer_is_the_exit_code(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    shown = json.loads(surgeon("show", 8, "--json", "-C", root).stdout)
+    line = json.dumps(shown["promise"])
+    code = "import sys; print(sys.argv[1]); print(sys.argv[2:]); sys.exit(7)"
+    _names_its_own(root, sys.executable, "-c", code, line)
+    result = surgeon("relaunch", "-C", root, "--", "--more", "a b")
+    assert result.exit_code == 7
+    assert result.stdout.splitlines() == [line, "['--more', 'a b']"]
+    told = surgeon("relaunch", "--json", "-C", root)
+    assert json.loads(told.stdout)["status"] == 7
+    assert line in told.stderr
+
+
+def test_the_command_is_shown_as_a_shell_would_take_it(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    _names_its_own(root, "train me", "--lr", "$LR")
+    result = surgeon("relaunch", "--dry-run", "-C", root)
+    assert (result.exit_code, result.stdout) == (0, "'train me' --lr '$LR'\n")
+
+
+def test_a_command_that_is_not_there_is_an_error(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    _names_its_own(root, "/no/such/trainer")
+    result = surgeon("relaunch", "-C", root)
+    assert result.exit_code == 1
+    assert "/no/such/trainer" in result.stderr

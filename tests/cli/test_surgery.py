@@ -1,0 +1,163 @@
+"""Surgery from the command line on runs of the real trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Surgeon, on_terminal
+from tests.conftest import Trained
+from tests.test_contract import tree
+
+RECIPE = "why: spike\nrollback: {to: 4}\nset: {lr: 5e-4}\n"
+
+
+def test_a_rollback_is_done_shown_and_undone(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    before = tree(root)
+    result = surgeon(
+        "rollback", "--to", 4, "--set", "lr=5e-4", "--why", "spike", "--yes", "-C", root
+    )
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (
+        0,
+        "run   rollback 8 → 4, set lr=0.0005",
+    )
+    assert "  checkpoints  > 6 8 " in result.stdout
+    assert (
+        "  step 5 will use   lr 5.0" in result.stdout
+        or "  step 5 will use   lr 4.9" in result.stdout
+    )
+    assert "done: receipt 0001; verified: step 5 uses lr " in result.stdout
+    assert [line.split()[0] for line in result.stderr.splitlines()] == ["staging", "editing"]
+
+    told = surgeon("status", "-C", root).stdout
+    assert "run   at step 4   deepspeed · zero 1 · dp 1" in told
+    assert "  0001  rollback 8 → 4" in told
+    assert "why: spike" in surgeon("log", "-C", root).stdout
+
+    shown = surgeon("undo", "--dry-run", "-C", root).stdout
+    assert "  checkpoints  < 6 8 " in shown
+    assert "~ global_step4 → global_step8" in shown
+    undone = surgeon("undo", "--yes", "--why", "by mistake", "-C", root)
+    assert "the run is byte for byte what it was before 0001" in undone.stdout
+    assert tree(root) == before
+    log = surgeon("log", "-C", root).stdout
+    assert "why: by mistake" in log
+    assert "(undone by 0002)" in log
+    assert surgeon("undo", "--yes", "-C", root).exit_code == 2
+
+
+def test_looking_leaves_the_run_alone(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> None:
+    root = trained()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    before = tree(root)
+    for words in (
+        ["status"],
+        ["show", 4],
+        ["log"],
+        ["verify"],
+        ["verify", 2],
+        ["plan", recipe],
+        ["apply", recipe, "--dry-run"],
+        ["set-lr", "5e-4", "-n"],
+        ["reset", "moments", "-n"],
+        ["recover"],
+        ["recover", "-n"],
+        ["relaunch", "-n"],
+    ):
+        result = surgeon(*words, "-C", root)
+        assert (result.exit_code, result.stderr) == (0, ""), words
+        assert result.stdout, words
+        assert surgeon(*words, "-q", "-C", root).stdout == "", words
+    assert tree(root) == before
+    assert not (root / ".ckptsurgeon").exists()
+
+
+def test_plan_exits_3_until_the_recipe_is_applied(
+    surgeon: Surgeon, trained: Trained, tmp_path: Path
+) -> None:
+    root = trained()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    wanted = ["plan", recipe, "set.beta2=0.9", "--exit-code", "-C", root]
+    assert surgeon(*wanted).exit_code == 3
+    assert surgeon("apply", recipe, "set.beta2=0.9", "--yes", "-C", root).exit_code == 0
+    again = surgeon(*wanted)
+    assert again.exit_code == 0
+    assert again.stdout.startswith("nothing to do: ")
+    repeated = surgeon("apply", recipe, "set.beta2=0.9", "-C", root)
+    assert repeated.exit_code == 0
+    assert repeated.stdout.startswith("nothing to do: ")
+
+
+def test_a_kept_plan_is_applied_once_and_only_to_what_it_saw(
+    surgeon: Surgeon, trained: Trained, tmp_path: Path
+) -> None:
+    root = trained()
+    recipe, kept = tmp_path / "recipe.yaml", tmp_path / "plan.json"
+    recipe.write_text(RECIPE)
+    assert surgeon("plan", recipe, "-o", kept, "-C", root).exit_code == 0
+    assert surgeon("plan", recipe, "-o", kept, "-C", root).exit_code == 2
+    assert surgeon("set", "eps=1e-6", "--yes", "-C", root).exit_code == 0
+    before = tree(root)
+    stale = surgeon("apply", kept, "--yes", "-C", root)
+    assert stale.exit_code == 1
+    assert tree(root) == before
+    surgeon("undo", "--yes", "-C", root)
+    kept.unlink()
+    surgeon("plan", recipe, "-o", kept, "-C", root)
+    done = surgeon("apply", kept, "--yes", "-C", root)
+    assert (done.exit_code, "done: receipt 0003" in done.stdout) == (0, True)
+    assert "why: spike" in surgeon("log", "-C", root).stdout
+
+
+def test_without_a_terminal_only_yes_counts(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    before = tree(root)
+    for words in (["set-lr", "5e-4"], ["set-lr", "5e-4", "--json"], ["set-lr", "5e-4", "-q"]):
+        result = surgeon(*words, "-C", root, input="y\n")
+        assert result.exit_code == 1, words
+        assert "--yes" in result.stderr
+    assert tree(root) == before
+    assert not (root / ".ckptsurgeon").exists()
+
+
+@pytest.mark.parametrize(("typed", "status"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("\x03", 130)])
+def test_on_a_terminal_it_asks(trained: Trained, typed: str, status: int) -> None:
+    root = trained()
+    before = tree(root)
+    ended, output = on_terminal(typed, "set-lr", "5e-4", "-C", root)
+    assert "apply? [y/N] " in output
+    assert ended == status
+    assert (tree(root) == before) == (status != 0)
+    assert ("untouched: the run is exactly as it was" in output) == (status != 0)
+
+
+def test_the_run_is_found_from_below_from_outside_and_by_the_environment(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = trained()
+    told = surgeon("status", "-C", root).stdout
+    assert surgeon("-C", root, "status").stdout == told
+    assert surgeon("-C", tmp_path, "status", "--run", root).stdout == told
+    monkeypatch.chdir(root / "global_step4")
+    assert surgeon("status").stdout == told
+    monkeypatch.chdir(tmp_path)
+    assert surgeon("status").exit_code == 2
+    assert surgeon("status", CKPTSURGEON_RUN=str(root)).stdout == told
+    assert surgeon("status", "-C", root, CKPTSURGEON_RUN=str(tmp_path)).stdout == told
+    assert surgeon("-C", root, "status", CKPTSURGEON_RUN=str(tmp_path)).stdout == told
+
+
+def test_json_of_an_edit_is_one_document(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    result = surgeon("set-lr", "--scale", "0.5", "--json", "--yes", "-C", root)
+    told = json.loads(result.stdout)
+    assert (told["applied"], told["receipt"], told["step"]) == (True, "0001", 8)
+    assert told["promise"]["lr"] == pytest.approx(told["before"]["lr"] / 2, rel=0.2)
+    assert {change["field"] for change in told["changes"]} == {"lr"}
+    shown = json.loads(surgeon("show", 8, "--json", "-C", root).stdout)
+    assert shown["promise"] == told["promise"]

@@ -1,0 +1,155 @@
+"""Broken runs: three lines that lead on, the right exit code, and the run as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon import surgery
+from ckptsurgeon.errors import InterruptedSurgery
+from ckptsurgeon.recipe import Hyperparameters, Recipe
+from ckptsurgeon.run import Run
+from tests.cli.conftest import Surgeon
+from tests.conftest import Trained
+from tests.test_contract import tree
+
+
+def _no_pointer(root: Path) -> None:
+    (root / "latest").unlink()
+
+
+def _pointer_to_nothing(root: Path) -> None:
+    (root / "latest").write_text("global_step99")
+
+
+def _pointers_disagree(root: Path) -> None:
+    (root / "latest").write_text("global_step4")
+
+
+@pytest.mark.parametrize("breaks", [_no_pointer, _pointer_to_nothing, _pointers_disagree])
+def test_status_works_with_a_broken_latest_and_repair_mends_it(
+    surgeon: Surgeon, trained: Trained, breaks: Callable[[Path], None]
+) -> None:
+    root = trained()
+    before = tree(root)
+    breaks(root)
+    told = surgeon("status", "-C", root)
+    assert told.exit_code == 0
+    assert "ckptsurgeon repair-latest" in told.stdout
+    assert json.loads(surgeon("status", "--json", "-C", root).stdout)["problem"]["exit_code"] == 1
+    refused = surgeon("set-lr", "5e-4", "--yes", "-C", root)
+    assert refused.exit_code == 1
+    assert "next: ckptsurgeon repair-latest" in refused.stderr
+    assert surgeon("verify", "-C", root).exit_code == 4
+    mended = surgeon("repair-latest", "--yes", "-C", root)
+    assert mended.exit_code == 0, mended.stderr
+    assert (root / "latest").read_text() == "global_step8"
+    assert tree(root).keys() == before.keys()
+    assert surgeon("verify", "-C", root).exit_code == 0
+
+
+def test_a_step_that_is_not_there_names_the_nearest(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    before = tree(root)
+    for words in (["rollback", "--to", 5, "--yes"], ["show", 5], ["verify", 5]):
+        result = surgeon(*words, "-C", root)
+        assert result.exit_code == 2, words
+        assert "step 4" in result.stderr
+        assert "step 6" in result.stderr
+    assert tree(root) == before
+
+
+def test_an_incomplete_checkpoint_names_the_missing_shards(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    root = trained()
+    shard = next((root / "global_step6").glob("*optim_states.pt"))
+    shard.unlink()
+    before = tree(root)
+    result = surgeon("rollback", "--to", 6, "--yes", "-C", root)
+    assert result.exit_code == 1
+    assert shard.name in result.stderr
+    assert "step 4" in result.stderr
+    assert "incomplete: 6" in surgeon("status", "-C", root).stdout
+    assert tree(root) == before
+
+
+def test_damage_is_exit_4(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    assert surgeon("verify", 6, "-C", root).stdout.startswith("sound: step 6")
+    shard = next((root / "global_step6").glob("*optim_states.pt"))
+    with shard.open("r+b") as file:
+        file.truncate(shard.stat().st_size // 2)
+    result = surgeon("verify", 6, "-C", root)
+    assert result.exit_code == 4
+    assert shard.name in result.stdout
+    assert json.loads(surgeon("verify", 6, "--json", "-C", root).stdout)["sound"] is False
+    shown = surgeon("show", 6, "-C", root)
+    assert shown.exit_code == 1
+    assert shown.stderr.startswith("error: ")
+
+
+def test_a_rate_below_its_floor_is_refused(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    before = tree(root)
+    result = surgeon("set-lr", "5e-6", "--yes", "-C", root)
+    assert result.exit_code == 2
+    assert "below min_lr" in result.stderr
+    assert "--min-lr" in result.stderr
+    assert tree(root) == before
+
+
+def test_a_live_trainer_is_seen_and_left_alone(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    start = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    record = {"pid": os.getpid(), "start_time": start, "host": socket.gethostname()}
+    (root / "trainer.pid").write_text(json.dumps(record))
+    before = tree(root)
+    result = surgeon("set-lr", "5e-4", "--yes", "-C", root)
+    assert result.exit_code == 1
+    assert f"process {os.getpid()}" in result.stderr
+    assert f"process {os.getpid()} is running" in surgeon("status", "-C", root).stdout
+    assert tree(root) == before
+
+
+def test_an_interrupted_surgery_waits_for_recover(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    run = Run.open(root)
+    plan = surgery.plan(run, Recipe(set=Hyperparameters(lr=5e-4)))
+
+    def stop(phase: str, done: int, total: int) -> None:
+        if phase == "editing":
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedSurgery):
+        surgery.apply(run, plan, progress=stop)
+    told = surgeon("status", "-C", root)
+    assert told.exit_code == 0
+    assert "interrupted: set lr=0.0005   ckptsurgeon recover" in told.stdout
+    for words in (["set-lr", "1e-4", "--yes"], ["rollback", "--to", 4, "-n"], ["undo", "--yes"]):
+        refused = surgeon(*words, "-C", root)
+        assert refused.exit_code == 5, words
+        assert "next: ckptsurgeon recover" in refused.stderr
+    assert surgeon("recover", "-n", "-C", root).stdout == "would finish: set lr=0.0005\n"
+    finished = surgeon("recover", "-C", root)
+    assert finished.exit_code == 0
+    assert "finished: set lr=0.0005; receipt 0001" in finished.stdout
+    assert surgeon("recover", "-C", root).stdout.startswith("nothing to recover")
+    assert surgeon("verify", "-C", root).exit_code == 0
+
+
+def test_a_missing_file_is_an_error_and_no_traceback(
+    surgeon: Surgeon, trained: Trained, tmp_path: Path
+) -> None:
+    root = trained()
+    absent = tmp_path / "no" / "plan.json"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("set: {lr: 5e-4}")
+    result = surgeon("plan", recipe, "-o", absent, "-C", root)
+    assert result.exit_code == 1
+    assert str(absent) in result.stderr
