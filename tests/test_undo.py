@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from ckptsurgeon import Run, plan, surgery
@@ -33,7 +35,6 @@ def test_undo_after_the_trainer_went_on_keeps_what_it_wrote(trained: Trained) ->
         for path in (root / ".ckptsurgeon/attic/0002").rglob("*")
         if path.is_file()
     }
-    import hashlib
 
     kept = {hashlib.sha256(data).hexdigest() for data in attic}
     for name, value in trained_since.items():
