@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _leave(e.exit_code)
     except KeyboardInterrupt:
         _leave(130)
+    except SystemExit as e:
+        _leave(e.code if isinstance(e.code, int) else 0)
     except Exception:
         traceback.print_exc()
         _leave(1)
@@ -37,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(arguments: Sequence[str]) -> int:
     options = _train_parser().parse_intermixed_args(arguments)
+    # As an exception, so that the live marker goes when a scheduler or the surgeon ends the run.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     distributed.complete_environment()
     say = _take_stdout()
     overrides = list(options.overrides)

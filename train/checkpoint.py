@@ -18,6 +18,7 @@ from .run_folder import LATEST, LATEST_ITERATION, write_atomically
 
 ZERO_SHARD = "zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 MODEL_STATES = "mp_rank_00_model_states.pt"
+ZERO3_MODEL_STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt"
 SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "padded_vocab_size")
 
 
@@ -117,16 +118,16 @@ def read_client_state(checkpoint: Path, config: Config, ranks: int) -> dict[str,
 
     Raises TrainError when shards are missing, or when config and ranks can't continue it.
     """
-    path = checkpoint / MODEL_STATES
+    path = checkpoint / (ZERO3_MODEL_STATES if config.zero_stage == 3 else MODEL_STATES)
     if not path.is_file():
-        raise _unusable(checkpoint, f"{MODEL_STATES} is missing")
+        raise _unusable(checkpoint, f"{path.name} is missing")
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
     except Exception as e:
-        raise _unusable(checkpoint, f"{MODEL_STATES} can't be read: {_first_line(e)}") from e
+        raise _unusable(checkpoint, f"{path.name} can't be read: {_first_line(e)}") from e
     missing = [k for k in ("trainer", "args", "iteration", "lr_scheduler") if k not in state]
     if missing:
-        raise _unusable(checkpoint, f"{MODEL_STATES} has no {', '.join(missing)}")
+        raise _unusable(checkpoint, f"{path.name} has no {', '.join(missing)}")
     args = state["args"]
     for key in SHAPE:
         saved, wanted = getattr(args, key), getattr(config, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from typing import Any, NoReturn
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -42,6 +43,8 @@ def start(threads: int) -> Any:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
 
+    # DeepSpeed still calls the old name; nothing that a user of the trainer can act on.
+    warnings.filterwarnings("ignore", "`torch.distributed.*` is deprecated", FutureWarning)
     if on_gpu:
         torch.cuda.set_device(local_rank())
     else:

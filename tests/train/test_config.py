@@ -1,0 +1,72 @@
+"""The config: defaults, overrides, refusals, and the file that a run keeps of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from train.config import RUN_CONFIG, dump_config, load_config
+from train.errors import UsageError
+
+CONFIGS = Path(__file__).parent.parent.parent / "train" / "configs"
+PATHS = ["save=/tmp/run", "data=/tmp/data"]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_config_loads(path: Path) -> None:
+    assert load_config(path, PATHS).save == "/tmp/run"
+
+
+def config(tmp_path: Path, text: str, *overrides: str) -> Path:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    load_config(path, [*PATHS, *overrides])
+    return path
+
+
+def test_overrides_win_and_exponents_are_numbers(tmp_path: Path) -> None:
+    path = config(tmp_path, "lr: 3e-5\nadam_beta1: 0.8\n")
+    loaded = load_config(path, [*PATHS, "adam_beta1=0", "rampup_batch_size=[4,4,32]"])
+    assert (loaded.lr, loaded.adam_beta1, loaded.rampup_batch_size) == (3e-5, 0.0, [4, 4, 32])
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "says"),
+    [
+        ("learning_rate: 1", "lr=1", "learning_rate"),
+        ("lr: 1", "leraning_rate=1", "leraning_rate"),
+        ("lr: fast", "seed=1", "fast"),
+        ("- lr", "seed=1", "not a mapping"),
+        ("lr: 1", "seed", "not KEY=VALUE"),
+        ("lr: 1", "adam_beta2=1", "adam_beta2 is 1.0; it must be in"),
+        ("lr: 1", "min_lr=2", "min_lr is 2.0; it must be at most lr 1.0"),
+        ("lr: 1", "poison=[9,3]", "1 <= a <= b"),
+        ("lr: 1", "zero_stage=4", "zero_stage is 4"),
+        ("lr: 1", "lr_decay_style=step", "linear or cosine or constant"),
+        ("hidden_size: 33", "seed=1", "multiple of num_attention_heads"),
+        ("lr_warmup_samples: 900", "lr_decay_samples=900", "below lr_decay_samples 900"),
+    ],
+)
+def test_a_value_that_can_not_be_meant_is_refused(
+    tmp_path: Path, text: str, override: str, says: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        config(tmp_path, text, override)
+    assert says in caught.value.what
+
+
+def test_paths_that_are_not_set_are_named(tmp_path: Path) -> None:
+    path = config(tmp_path, "lr: 1")
+    with pytest.raises(UsageError, match="data and save not set"):
+        load_config(path)
+
+
+def test_a_runs_own_config_trains_in_the_folder_it_lies_in(tmp_path: Path) -> None:
+    path = config(tmp_path, "lr: 0.5")
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / RUN_CONFIG).write_text(dump_config(load_config(path, PATHS)))
+    again = load_config(moved / RUN_CONFIG)
+    assert (again.save, again.data, again.lr) == (str(moved), "/tmp/data", 0.5)
+    assert load_config(moved / RUN_CONFIG, ["save=/tmp/other"]).save == "/tmp/other"

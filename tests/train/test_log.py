@@ -1,0 +1,66 @@
+"""TensorBoard's own reader finds Megatron-DeepSpeed's tags on their axes."""
+
+from __future__ import annotations
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.conftest import Trained
+from train.log import Report, loss_line
+from train.progress import Progress
+
+LOSS = "lm-loss-training/lm loss"
+FOUR_AXES = {"": 1, " vs samples": 8, " vs tokens": 256}
+
+
+@pytest.fixture
+def events(trained: Trained) -> EventAccumulator:
+    accumulator = EventAccumulator(
+        str(trained() / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0}
+    )
+    accumulator.Reload()
+    return accumulator
+
+
+def steps(events: EventAccumulator, tag: str) -> list[int]:
+    return [event.step for event in events.Tensors(tag)]
+
+
+def test_every_series_has_its_axes(events: EventAccumulator) -> None:
+    for tag in ("learning-rate/learning-rate", "loss-scale/loss-scale", "grad-norm/grad-norm",
+                "iteration-time/iteration-time", LOSS):  # fmt: skip
+        for axis, unit in FOUR_AXES.items():
+            assert steps(events, tag + axis) == [unit * i for i in range(1, 9)]
+    assert steps(events, "batch-size/batch-size vs samples") == [8 * i for i in range(1, 9)]
+    assert "batch-size/batch-size vs tokens" not in events.Tags()["tensors"]
+    assert steps(events, "iteration-time/samples per second") == list(range(1, 9))
+    assert len(steps(events, f"{LOSS} vs gigaflos (without embeddings)")) == 8
+    assert events.Tags()["scalars"] == []  # new-style: every value is a tensor
+
+
+def test_steps_samples_and_tokens_point_at_each_other(events: EventAccumulator) -> None:
+    for name, unit in (("samples", 8), ("tokens", 256)):
+        series = events.Tensors(f"steps-vs-{name}/y=steps,x={name}")
+        assert [(e.step, e.tensor_proto.float_val[0]) for e in series] == [
+            (unit * i, i) for i in range(1, 9)
+        ]
+        assert steps(events, f"steps-vs-{name}/y={name},x=steps") == list(range(1, 9))
+
+
+def test_a_restart_is_marked_by_the_world_size(events: EventAccumulator) -> None:
+    series = events.Tensors("iteration-time/world_size")
+    assert [(e.step, e.tensor_proto.float_val[0]) for e in series] == [(0, 1.0), (1, 0.0)]
+
+
+def test_the_loss_line_is_megatrons() -> None:
+    progress = Progress(iteration=50, samples=400)
+    report = Report(
+        loss=3.123456, lr=0.05, batch_size=8, grad_norm=1.2341, loss_scale=1.0, skipped=0,
+        seconds=0.0125,
+    )  # fmt: skip
+    assert loss_line(report, progress, 400) == (
+        " iteration       50/     400 | consumed samples:          400 |"
+        " elapsed time per iteration (ms): 12.5 | learning rate: 5.000E-02 |"
+        " global batch size:     8 | lm loss: 3.123456E+00 | grad norm: 1.234 |"
+        " number of skipped iterations:   0 |"
+    )

@@ -1,0 +1,118 @@
+"""Starting: only from a checkpoint that `latest` names, or from scratch when told so."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Trained, launch
+from tests.train.conftest import snapshot
+from train.errors import TrainError
+from train.run_folder import find_checkpoint, live_marker, refuse_live_trainer, write_atomically
+
+
+def steps(root: Path, *numbers: int) -> Path:
+    for number in numbers:
+        (root / f"global_step{number}").mkdir(parents=True)
+    return root
+
+
+def test_latest_decides(tmp_path: Path) -> None:
+    steps(tmp_path, 2, 10, 9)
+    (tmp_path / "latest").write_text("global_step9\n")
+    assert find_checkpoint(tmp_path, from_scratch=False) == tmp_path / "global_step9"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "latest", "says"),
+    [
+        ((), None, "no checkpoint and no latest here"),
+        ((2, 10), None, "missing, but 2 checkpoints are here, the last global_step10"),
+        ((2, 10), "global_step4", "names 'global_step4', which is not here"),
+        ((2, 10), "", "names ''"),
+        ((2, 10), "../run/global_step2", "which is not here"),
+    ],
+)
+def test_it_never_starts_from_random_weights_by_itself(
+    tmp_path: Path, numbers: tuple[int, ...], latest: str | None, says: str
+) -> None:
+    steps(tmp_path, *numbers)
+    if latest is not None:
+        (tmp_path / "latest").write_text(latest)
+    with pytest.raises(TrainError, match=says):
+        find_checkpoint(tmp_path, from_scratch=False)
+
+
+def test_from_scratch_wants_a_folder_without_checkpoints(tmp_path: Path) -> None:
+    assert find_checkpoint(tmp_path / "new", from_scratch=True) is None
+    with pytest.raises(TrainError, match="two runs would mix"):
+        find_checkpoint(steps(tmp_path, 2), from_scratch=True)
+
+
+def test_the_marker_names_this_process_while_it_trains(tmp_path: Path) -> None:
+    with live_marker(tmp_path):
+        recorded = json.loads((tmp_path / "trainer.pid").read_text())
+        assert recorded["pid"] == os.getpid() and recorded["boot_id"]
+        assert sorted(recorded) == ["boot_id", "host", "pid", "start_time"]
+        with pytest.raises(TrainError, match=f"pid {os.getpid()}"), live_marker(tmp_path):
+            pass
+        with pytest.raises(TrainError, match="writing to this run"):
+            refuse_live_trainer(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("stale", [{"start_time": 1}, {"boot_id": "another"}, {"pid": 2**22 + 1}])
+def test_a_marker_of_a_dead_trainer_is_taken_over(tmp_path: Path, stale: dict[str, object]) -> None:
+    with live_marker(tmp_path):
+        recorded = json.loads((tmp_path / "trainer.pid").read_text())
+    (tmp_path / "trainer.pid").write_text(json.dumps({**recorded, **stale}))
+    with live_marker(tmp_path):
+        assert json.loads((tmp_path / "trainer.pid").read_text()) == recorded
+
+
+def test_a_torn_marker_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "trainer.pid").write_text('{"pid": 1')
+    with live_marker(tmp_path):
+        assert json.loads((tmp_path / "trainer.pid").read_text())["pid"] == os.getpid()
+
+
+def test_a_pointer_is_replaced_not_rewritten(tmp_path: Path) -> None:
+    pointer = tmp_path / "latest"
+    write_atomically(pointer, "global_step2")
+    with pointer.open() as reader:
+        write_atomically(pointer, "global_step4")
+        assert reader.read() == "global_step2"
+    assert snapshot(tmp_path) == {"latest": b"global_step4"}
+
+
+@pytest.mark.parametrize("trouble", ["no latest", "live", "shape", "shard", "ranks", "key"])
+def test_a_refusal_is_three_lines_and_leaves_the_run_as_it_was(
+    trained: Trained, trouble: str
+) -> None:
+    run = trained()
+    arguments = ["--config", str(run / "train.yaml")]
+    marker = run / "trainer.pid"
+    if trouble == "no latest":
+        (run / "latest").unlink()
+    elif trouble == "shape":
+        arguments.append("num_layers=3")
+    elif trouble == "shard":
+        (run / "global_step8/zero_pp_rank_0_mp_rank_00_optim_states.pt").unlink()
+    elif trouble == "ranks":
+        arguments += ["micro_batch_size=3"]
+    elif trouble == "key":
+        arguments += ["learning_rate=1"]
+    elif trouble == "live":
+        with live_marker(run):
+            mine = marker.read_text()
+        marker.write_text(mine)
+    before = snapshot(run)
+    done = launch(*arguments, status=2 if trouble in ("ranks", "key") else 1)
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("error: ") and lines[2].startswith("next:  ")
+    assert "Traceback" not in done.stderr
+    assert snapshot(run) == before
