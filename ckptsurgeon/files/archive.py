@@ -131,9 +131,11 @@ class Archive:
                 f"the storage {tensor.storage!r} has {record.size} bytes, "
                 f"not {tensor.storage_numel} elements of {tensor.dtype}",
             )
-        steps = zip(tensor.size, tensor.stride, strict=True)
-        last = tensor.offset + sum((size - 1) * stride for size, stride in steps)
-        if tensor.numel and not 0 <= tensor.offset <= last < tensor.storage_numel:
+        last = tensor.offset
+        for size, stride in zip(tensor.size, tensor.stride, strict=True):
+            last += (size - 1) * stride
+        inside = 0 <= tensor.offset <= last < tensor.storage_numel
+        if tensor.numel and not (inside and min(tensor.stride, default=0) >= 0):
             raise DamagedFile(
                 str(self.path), record.offset, f"a tensor leaves the storage {tensor.storage!r}"
             )

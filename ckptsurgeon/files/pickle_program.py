@@ -13,8 +13,8 @@ from typing import Any
 
 from ckptsurgeon.edits import Key, Value
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files import pickle_scan as opcodes
-from ckptsurgeon.files.pickle_scan import Scan, scan
+from ckptsurgeon.files import pickle_opcodes as opcodes
+from ckptsurgeon.files.pickle_scan import InRun, Scan, scan
 from ckptsurgeon.files.pickle_sharing import Cut, Splice, cut
 
 _TEXT_WIDTH = {opcodes.SHORT_BINUNICODE: 1, opcodes.BINUNICODE: 4, opcodes.BINUNICODE8: 8}
@@ -59,6 +59,16 @@ def splice(
     into a tuple that others share, DamagedFile as `scan` does."""
     if scanned is None:
         scanned = scan(data, where=where, base=base)
+    try:
+        return _spliced(scanned, edits, delete)
+    except InRun:
+        scanned = scan(data, where=scanned.where, base=scanned.base, whole=True)
+        return _spliced(scanned, edits, delete)
+
+
+def _spliced(
+    scanned: Scan, edits: Mapping[tuple[Key, ...], Value], delete: Sequence[tuple[Key, ...]]
+) -> bytes:
     program = _Program(scanned)
     cuts: list[Cut] = []
     for path, value in edits.items():
@@ -228,6 +238,8 @@ class _Program:
         return names == ["collections", "OrderedDict"]
 
     def _is_shared(self, value: int) -> bool:
+        if self.scan.runs:
+            raise InRun
         if self._shared is None:
             self._shared = set(self.scan.alias.values())
         return value in self._shared

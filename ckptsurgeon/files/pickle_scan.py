@@ -10,16 +10,48 @@ import bisect
 import contextlib
 import gc
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
 from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files import pickle_run
+from ckptsurgeon.files.pickle_opcodes import (
+    ADDITEMS,
+    BINGET,
+    BINPUT,
+    EMPTY_DICT,
+    FRAME,
+    FROZENSET,
+    GETS,
+    GLOBAL,
+    GLOBALS,
+    HOLDERS,
+    KEYED,
+    LENGTH_SIZE,
+    LONG_BINGET,
+    LONG_BINPUT,
+    LONGS,
+    MARK,
+    MARKED,
+    OBJECTS,
+    OPERANDS,
+    POP,
+    POP_MARK,
+    PROTO,
+    PUSH_SIZE,
+    PUTS,
+    SETITEM,
+    STACK_GLOBAL,
+    STOP,
+    TEXTS,
+    TUPLES,
+)  # fmt: skip
 
 MAX_BYTES = 256 << 20
 """Bytes of the longest pickle, so of the longest string in it."""
 MAX_OPCODES = 4_000_000
-"""Opcodes of the longest pickle: a shard of 10,000 tensors has 300,000."""
+"""Opcodes of the longest pickle, where a run of `pickle_run` counts as one."""
 MAX_DEPTH = 1000
 """Levels of nesting, leaving out what a cycle repeats."""
 MAX_INTEGER = 4096
@@ -28,56 +60,16 @@ MAX_NAME = 4096
 """Bytes of the longest module or class name."""
 MAX_KEY = 1000
 """Values in the largest tuple that is a dict key or a set item, each reference counted again."""
-
-# Opcodes by what they do. The ones missing here are not written by protocols 2 to 5.
-PROTO, STOP, FRAME = 0x80, 0x2E, 0x95
-MARK, POP, POP_MARK = 0x28, 0x30, 0x31
-BINPUT, LONG_BINPUT, MEMOIZE = 0x71, 0x72, 0x94
-BINGET, LONG_BINGET = 0x68, 0x6A
-GLOBAL, STACK_GLOBAL = 0x63, 0x93
-EMPTY_DICT, EMPTY_LIST, EMPTY_SET, EMPTY_TUPLE = 0x7D, 0x5D, 0x8F, 0x29
-TUPLE, TUPLE1, TUPLE2, TUPLE3, FROZENSET = 0x74, 0x85, 0x86, 0x87, 0x91
-SETITEM, SETITEMS, APPEND, APPENDS, ADDITEMS = 0x73, 0x75, 0x61, 0x65, 0x90
-REDUCE, NEWOBJ, NEWOBJ_EX, BUILD, BINPERSID = 0x52, 0x81, 0x92, 0x62, 0x51
-NONE, NEWTRUE, NEWFALSE = 0x4E, 0x88, 0x89
-BININT, BININT1, BININT2, LONG1, LONG4, BINFLOAT = 0x4A, 0x4B, 0x4D, 0x8A, 0x8B, 0x47
-BINUNICODE, SHORT_BINUNICODE, BINUNICODE8 = 0x58, 0x8C, 0x8D
-BINBYTES, SHORT_BINBYTES, BINBYTES8, BYTEARRAY8 = 0x42, 0x43, 0x8E, 0x96
-BINSTRING, SHORT_BINSTRING = 0x54, 0x55
-
-TUPLES = frozenset((EMPTY_TUPLE, TUPLE, TUPLE1, TUPLE2, TUPLE3))
-TEXTS = frozenset((BINUNICODE, SHORT_BINUNICODE, BINUNICODE8))
-OBJECTS = frozenset((REDUCE, NEWOBJ, NEWOBJ_EX))
-
-# Bytes of an opcode that does nothing but push one value, with its argument.
-_PUSH = bytearray(256)
-for _opcode in (NONE, NEWTRUE, NEWFALSE, EMPTY_DICT, EMPTY_LIST, EMPTY_SET, EMPTY_TUPLE):
-    _PUSH[_opcode] = 1
-for _opcode, _size in ((BININT1, 2), (BININT2, 3), (BININT, 5), (BINFLOAT, 9)):
-    _PUSH[_opcode] = _size
-
-# Opcodes that push as many bytes as the length after them says: width of that length.
-_COUNTED = {
-    SHORT_BINUNICODE: 1, BINUNICODE: 4, BINUNICODE8: 8, SHORT_BINBYTES: 1, BINBYTES: 4,
-    BINBYTES8: 8, BYTEARRAY8: 8, SHORT_BINSTRING: 1, BINSTRING: 4, LONG1: 1, LONG4: 4,
-}  # fmt: skip
-_INTEGERS = frozenset((LONG1, LONG4))
-
-_PARTS = {TUPLE1: 1, TUPLE2: 2, TUPLE3: 3, BINPERSID: 1, REDUCE: 2, NEWOBJ: 2, NEWOBJ_EX: 3}
-_PARTS[STACK_GLOBAL] = 2
-
-_HOLDERS = {
-    SETITEMS: frozenset((EMPTY_DICT, *OBJECTS)),
-    SETITEM: frozenset((EMPTY_DICT, *OBJECTS)),
-    APPENDS: frozenset((EMPTY_LIST, *OBJECTS)),
-    APPEND: frozenset((EMPTY_LIST, *OBJECTS)),
-    ADDITEMS: frozenset((EMPTY_SET, *OBJECTS)),
-    BUILD: OBJECTS,
-}
+MIN_RUNS = 1 << 16
+"""Bytes of the shortest pickle in which runs are worth their regular expression."""
 
 
 class CutShort(DamagedFile):
     """The pickle, or a value in it, ends after the last byte there is."""
+
+
+class InRun(Exception):
+    """What is asked for lies in a run of opcodes that the scan has stepped over."""
 
 
 @dataclass
@@ -88,7 +80,8 @@ class Scan:
     there is one); `grown` of a container are the (opcode offset, values) that fill it, where the
     values of SETITEMS, APPENDS and ADDITEMS come after their mark; `built` of an object are the
     (opcode offset, state). `alias` leads from each GET to the value it stands for. `gaps` leads
-    from the end of bytes that belong to no value (a FRAME, popped values) to their start."""
+    from the end of bytes that belong to no value (a FRAME, popped values) to their start. `runs`
+    leads from the values that were stepped over to their ends: what is in them is not told."""
 
     data: bytes
     where: str
@@ -104,6 +97,7 @@ class Scan:
     alias: dict[int, int] = field(default_factory=dict)
     frames: list[tuple[int, int]] = field(default_factory=list)
     gaps: dict[int, int] = field(default_factory=dict)
+    runs: dict[int, int] = field(default_factory=dict)
 
     def start(self, value: int) -> int:
         """First byte of `value`."""
@@ -112,8 +106,29 @@ class Scan:
         return value
 
     def made(self, value: int) -> int:
-        """The value that `value` stands for, if it is a GET."""
-        return self.alias.get(value, value)
+        """The value that `value` stands for, if it is a GET. Raises InRun if only a whole scan
+        can tell."""
+        if value in self.runs:
+            raise InRun
+        target = self.alias.get(value)
+        if target is None:
+            return value
+        if self.runs:
+            # A run may set the same index again; if no bytes look like that, none does.
+            put = bytes([LONG_BINPUT]) + self.data[value + 1 : value + 5]
+            again = self.data[value] == LONG_BINGET and self.data.count(put) > 1
+            if target in self.runs or again:
+                raise InRun
+        return target
+
+    def put_index(self, k: int) -> int:
+        """The memo index that the k-th PUT sets."""
+        put = self.puts[k]
+        if self.data[put] == BINPUT:
+            return self.data[put + 1]
+        if self.data[put] == LONG_BINPUT:
+            return int.from_bytes(self.data[put + 1 : put + 5], "little")
+        return k
 
     def put_size(self, offset: int) -> int:
         """Bytes of the opcode at `offset` if it sets a memo index, else 0."""
@@ -145,14 +160,15 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def scan(data: bytes, *, where: str = "", base: int = 0) -> Scan:
+def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) -> Scan:
     """Walk `data` from PROTO to STOP. `base` is the offset of `data` in the file `where`.
 
     Guarantees, for what the C unpickler then does with the same bytes: protocol 2 to 5; at most
     MAX_BYTES, MAX_OPCODES and MAX_DEPTH; each length lies inside the data; a memo index is below
-    the number of opcodes and set once; only named globals are called or instantiated, and only on
-    the spot; only containers that are still being built are filled; a dict key or set item costs
-    at most MAX_KEY steps to hash. So its memory is bounded by a constant times len(data).
+    the number of bytes before it, or below 2^22; only named globals are called or instantiated,
+    and only on the spot; only containers that are still being built are filled; a dict key or set
+    item costs at most MAX_KEY steps to hash. So its memory is bounded by a constant times
+    len(data), plus 64 MiB. With `whole` there are no runs, and each memo index is set once.
     Raises DamagedFile with the offset of the opcode that breaks a rule."""
     out = Scan(data, where, base)
     if len(data) > MAX_BYTES:
@@ -163,29 +179,36 @@ def scan(data: bytes, *, where: str = "", base: int = 0) -> Scan:
         raise out.damaged(0, "no pickle of protocol 2 to 5 starts here")
     out.protocol = data[1]
     with collector_paused():
-        _walk(out)
+        if len(data) >= MIN_RUNS and not whole:
+            with contextlib.suppress(DamagedFile, InRun):
+                _walk(out, runs=True)
+                return out
+            out = Scan(data, where, base, out.protocol)
+        _walk(out, runs=False)
     return out
 
 
-def _walk(out: Scan) -> None:
-    data, parts, memo, alias = out.data, out.parts, out.memo, out.alias
-    grown, built, puts = out.grown, out.built, out.puts
+def _walk(out: Scan, *, runs: bool) -> None:
+    data, parts, memo, alias, puts = out.data, out.parts, out.memo, out.alias, out.puts
+    push_size, length_size, operands = PUSH_SIZE, LENGTH_SIZE, OPERANDS
     u32 = struct.Struct("<I").unpack_from
-    push_size, counted, part_count, holders = _PUSH, _COUNTED, _PARTS, _HOLDERS
     stack: list[int] = []
-    marks: list[int] = []
+    marks: list[int] = []  # where on the stack the open marks are
     height: dict[int, int] = {}  # levels below a value that has any
-    tall = height.get
-    push, pop, put = stack.append, stack.pop, puts.append
-    floor = 0  # values below it belong to an open mark
+    push = stack.append
     i = 2
     try:
         for _ in repeat(None, MAX_OPCODES):
             op = data[i]
-            if size := push_size[op]:
+            if runs and (op == EMPTY_DICT or op in GETS) and (end := _run_end(data, i, op)):
+                out.runs[i] = end
+                height[i] = pickle_run.LEVELS
+                push(i)
+                i = end
+            elif size := push_size[op]:
                 push(i)
                 i += size
-            elif op in (BINPUT, LONG_BINPUT, MEMOIZE):
+            elif op in PUTS:
                 if op == BINPUT:
                     index, size = data[i + 1], 2
                 elif op == LONG_BINPUT:
@@ -195,152 +218,161 @@ def _walk(out: Scan) -> None:
                 if index >= i or index in memo:
                     raise out.damaged(i, f"memo index {index} is set twice or out of range")
                 memo[index] = stack[-1]
-                put(i)
+                puts.append(i)
                 i += size
-            elif op in (BINGET, LONG_BINGET):
+            elif op in GETS:
                 if op == BINGET:
-                    value, size = memo[data[i + 1]], 2
+                    index, size = data[i + 1], 2
                 else:
-                    value, size = memo[u32(data, i + 1)[0]], 5
-                alias[i] = value
-                if levels := tall(value):
-                    height[i] = levels
+                    (index,), size = u32(data, i + 1), 5
+                if index not in memo:
+                    raise InRun if runs else out.damaged(i, f"memo index {index} is not set")
+                alias[i] = value = memo[index]
+                if value in height:
+                    height[i] = height[value]
                 push(i)
                 i += size
             elif op == MARK:
                 marks.append(len(stack))
                 push(i)
                 i += 1
-                floor = len(stack)
-            elif size := part_count.get(op, 0):
-                if len(stack) - floor < size:
-                    raise out.damaged(i, "an opcode lacks its values on the stack")
-                items = stack[-size:]
-                del stack[-size:]
-                _check_call(out, i, op, items)
-                levels = 1 + max([tall(item, 0) for item in items])
-                if levels > MAX_DEPTH:
-                    raise out.damaged(i, f"values are nested more than {MAX_DEPTH} levels deep")
-                parts[i] = items
-                height[i] = levels
-                push(i)
-                i += 1
-            elif size := counted.get(op, 0):
+            elif size := length_size.get(op, 0):
                 length = int.from_bytes(data[i + 1 : i + 1 + size], "little")
                 if i + 1 + size + length > len(data):
                     raise out.cut_short(i, f"a value of {length} bytes does not fit in the pickle")
-                if op in _INTEGERS and length > MAX_INTEGER:
+                if op in LONGS and length > MAX_INTEGER:
                     raise out.damaged(i, f"an integer has {length} bytes")
                 push(i)
                 i += 1 + size + length
-            elif op in (TUPLE, FROZENSET):
-                mark = marks.pop()
-                items = stack[mark:]
-                del stack[mark:]
-                floor = marks[-1] + 1 if marks else 0
-                if op == FROZENSET:
-                    _check_keys(out, height, items)
-                levels = 1 + max([tall(item, 0) for item in items])
+            elif op in operands or op in MARKED or op in HOLDERS:
+                items = _operands(out, i, op, stack, marks)
+                levels = 1
+                for item in items:
+                    if item in height and height[item] >= levels:
+                        levels = height[item] + 1
                 if levels > MAX_DEPTH:
                     raise out.damaged(i, f"values are nested more than {MAX_DEPTH} levels deep")
-                parts[i] = items
-                height[i] = levels
-                push(i)
-                i += 1
-            elif op in holders:
-                if op in (SETITEMS, APPENDS, ADDITEMS):
-                    mark = marks.pop()
-                    items = stack[mark:]
-                    del stack[mark:]
-                    floor = marks[-1] + 1 if marks else 0
+                if op in HOLDERS:
+                    _fill(out, i, op, items, stack[-1], height)
+                    if levels > height.get(stack[-1], 0):
+                        height[stack[-1]] = levels
                 else:
-                    size = 2 if op == SETITEM else 1
-                    if len(stack) - floor < size:
-                        raise out.damaged(i, "an opcode lacks its values on the stack")
-                    items = stack[-size:]
-                    del stack[-size:]
-                if len(stack) == floor:
-                    raise out.damaged(i, "an opcode lacks its values on the stack")
-                target = stack[-1]
-                if data[target] not in holders[op]:
-                    raise out.damaged(i, "a value is put into what can't hold it")
-                if op in (SETITEMS, SETITEM, ADDITEMS):
-                    if op == SETITEMS and not len(items) % 2:
-                        raise out.damaged(i, "a dict key has no value")
-                    keys = items if op == ADDITEMS else items[op == SETITEMS :: 2]
-                    if not height.keys().isdisjoint(keys):
-                        _check_keys(out, height, keys)
-                levels = 1 + max([tall(item, 0) for item in items])
-                if levels > MAX_DEPTH:
-                    raise out.damaged(i, f"values are nested more than {MAX_DEPTH} levels deep")
-                if levels > tall(target, 0):
-                    height[target] = levels
-                if op == BUILD:
-                    built.setdefault(target, []).append((i, items[0]))
-                else:
-                    grown.setdefault(target, []).append((i, items))
+                    _check(out, i, op, items, height)
+                    parts[i] = items
+                    height[i] = levels
+                    push(i)
                 i += 1
-            elif op == GLOBAL:
-                push(i)
-                middle = data.index(b"\n", i + 1, i + 2 + MAX_NAME)
-                i = data.index(b"\n", middle + 1, middle + 2 + MAX_NAME) + 1
-            elif op == FRAME:
-                length = int.from_bytes(data[i + 1 : i + 9], "little")
-                if i + 9 + length > len(data):
-                    raise out.cut_short(i, f"a frame of {length} bytes does not fit in the pickle")
-                out.frames.append((i, length))
-                out.gaps[i + 9] = i
-                i += 9
-            elif op in (POP, POP_MARK):
-                if op == POP and len(stack) > floor:
-                    popped = out.start(pop())
-                else:
-                    mark = marks.pop()
-                    popped = stack[mark]
-                    del stack[mark:]
-                    floor = marks[-1] + 1 if marks else 0
-                i += 1
-                out.gaps[i] = popped
             elif op == STOP:
                 break
             else:
-                raise out.damaged(i, f"opcode {op:#04x} is not written by protocols 2 to 5")
+                i = _rare(out, i, op, stack, marks)
         else:
             raise out.damaged(i, f"the pickle has more than {MAX_OPCODES} opcodes")
     except (IndexError, struct.error):
         if i >= len(data):
             raise out.cut_short(len(data), "the pickle is cut short") from None
         raise out.damaged(i, "an opcode lacks its values on the stack") from None
-    except KeyError:
-        raise out.damaged(i, "a memo index is read that was not set") from None
-    except ValueError:
-        cut = len(data) - i < 2 * MAX_NAME
-        error = out.cut_short if cut else out.damaged
-        raise error(i, "a global has no end or a name that is too long") from None
     if len(stack) != 1 or marks:
         raise out.damaged(i, f"{len(stack)} values are left on the stack, not one")
+    if runs:  # a key in a run may be any value of BINGET
+        _check_keys(out, [memo[index] for index in range(256) if memo.get(index) in height])
     out.root = stack[0]
     out.stop = i + 1
 
 
-def _check_call(out: Scan, offset: int, opcode: int, items: list[int]) -> None:
+def _run_end(data: bytes, i: int, op: int) -> int:
+    """The end of the run that starts at `i`, or 0."""
+    if op == EMPTY_DICT:
+        found = pickle_run.tensor_dict()(data, i)
+    else:
+        after = i + (2 if op == BINGET else 5)
+        found = pickle_run.tensor()(data, i) if data[after : after + 2] == b"((" else None
+    return found.end() if found else 0
+
+
+def _operands(out: Scan, i: int, op: int, stack: list[int], marks: list[int]) -> list[int]:
+    """Take the values of the opcode off the stack; with the mark, if it works up to one."""
+    if op in MARKED:
+        first = marks.pop()
+    else:
+        first = len(stack) - (OPERANDS.get(op) or (2 if op == SETITEM else 1))
+    items = stack[first:]
+    del stack[first:]
+    floor = marks[-1] + 1 if marks else 0
+    if first < floor + (op in HOLDERS):
+        raise out.damaged(i, "an opcode lacks its values on the stack")
+    return items
+
+
+def _fill(
+    out: Scan, i: int, op: int, items: list[int], target: int, height: dict[int, int]
+) -> None:
+    if out.data[target] not in HOLDERS[op]:
+        raise out.damaged(i, "a value is put into what can't hold it")
+    if op in KEYED or op == ADDITEMS:
+        if op in MARKED and op in KEYED and not len(items) % 2:
+            raise out.damaged(i, "a dict key has no value")
+        keys = items if op == ADDITEMS else items[op in MARKED :: 2]
+        if not height.keys().isdisjoint(keys):
+            _check_keys(out, keys)
+    if op in HOLDERS and HOLDERS[op] is OBJECTS:
+        out.built.setdefault(target, []).append((i, items[0]))
+    else:
+        out.grown.setdefault(target, []).append((i, items))
+
+
+def _check(out: Scan, i: int, op: int, items: list[int], height: dict[int, int]) -> None:
     """Called and instantiated are named globals only; a global's name is made of two strings."""
-    data = out.data
-    if opcode in (REDUCE, NEWOBJ, NEWOBJ_EX):
-        if data[out.alias.get(items[0], items[0])] not in (GLOBAL, STACK_GLOBAL):
-            raise out.damaged(offset, "the pickle calls something that is not a named global")
-    elif opcode == STACK_GLOBAL and any(data[out.made(item)] not in TEXTS for item in items):
-        raise out.damaged(offset, "the name of a global is not a string")
+    if op in OBJECTS:
+        if out.data[out.alias.get(items[0], items[0])] not in GLOBALS:
+            raise out.damaged(i, "the pickle calls something that is not a named global")
+    elif op == STACK_GLOBAL:
+        if any(out.data[out.alias.get(item, item)] not in TEXTS for item in items):
+            raise out.damaged(i, "the name of a global is not a string")
+    elif op == FROZENSET:
+        _check_keys(out, items)
 
 
-def _check_keys(out: Scan, height: dict[int, int], keys: list[int]) -> None:
+def _check_keys(out: Scan, keys: Sequence[int]) -> None:
     """Hashing visits a shared tuple once for each reference: the steps are counted first."""
     for key in keys:
         steps, todo = 0, [key]
         while todo:
-            value = out.made(todo.pop())
+            value = todo.pop()
+            value = out.alias.get(value, value)
             steps += 1
             if out.data[value] in TUPLES or out.data[value] == FROZENSET:
                 todo += out.parts.get(value, ())
             if steps > MAX_KEY:
                 raise out.damaged(key, f"a dict key has more than {MAX_KEY} parts")
+
+
+def _rare(out: Scan, i: int, op: int, stack: list[int], marks: list[int]) -> int:
+    """GLOBAL, FRAME, POP and POP_MARK; the offset after it."""
+    data = out.data
+    if op == GLOBAL:
+        stack.append(i)
+        for _ in range(2):
+            line = data.find(b"\n", i + 1, i + 2 + MAX_NAME)
+            if line < 0:
+                error = out.cut_short if len(data) < i + 2 + MAX_NAME else out.damaged
+                raise error(i, f"the name of a global has no end, or over {MAX_NAME} bytes")
+            i = line
+        return i + 1
+    if op == FRAME:
+        length = int.from_bytes(data[i + 1 : i + 9], "little")
+        if i + 9 + length > len(data):
+            raise out.cut_short(i, f"a frame of {length} bytes does not fit in the pickle")
+        out.frames.append((i, length))
+        out.gaps[i + 9] = i
+        return i + 9
+    if op not in (POP, POP_MARK):
+        raise out.damaged(i, f"opcode {op:#04x} is not written by protocols 2 to 5")
+    if op == POP and len(stack) > (marks[-1] + 1 if marks else 0):
+        popped = out.start(stack.pop())
+    else:
+        mark = marks.pop()
+        popped = stack[mark]
+        del stack[mark:]
+    out.gaps[i + 1] = popped
+    return i + 1

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files import pickle_scan as opcodes
-from ckptsurgeon.files.pickle_scan import Scan
+from ckptsurgeon.files import pickle_opcodes as opcodes
+from ckptsurgeon.files.pickle_scan import InRun, Scan
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ def cut(scanned: Scan, cuts: Sequence[Cut]) -> list[Splice]:
     for left, right in itertools.pairwise(ordered):
         if right.start < left.end:
             raise SurgeryError(f"{scanned.where}: two edits overlap at byte {right.start}")
+    if any(item.start <= value < item.end for item in ordered for value in scanned.runs):
+        raise InRun
     memo = _Memo(scanned)
     kept = {item for item in ordered if memo.must_stay(item)}
     while True:
@@ -99,18 +101,10 @@ class _Memo:
         """The memo indices that are set in [start, end), and the bytes of their values."""
         puts = self.scan.puts
         first, last = bisect.bisect_left(puts, start), bisect.bisect_left(puts, end)
-        return {self._index(k): self._span(k) for k in range(first, last)}
-
-    def _index(self, k: int) -> int:
-        put = self.scan.puts[k]
-        if self.data[put] == opcodes.BINPUT:
-            return self.data[put + 1]
-        if self.data[put] == opcodes.LONG_BINPUT:
-            return int.from_bytes(self.data[put + 1 : put + 5], "little")
-        return k
+        return {self.scan.put_index(k): self._span(k) for k in range(first, last)}
 
     def _span(self, k: int) -> tuple[int, int]:
-        put, value = self.scan.puts[k], self.scan.memo[self._index(k)]
+        put, value = self.scan.puts[k], self.scan.memo[self.scan.put_index(k)]
         fillings = [*self.scan.grown.get(value, ()), *self.scan.built.get(value, ())]
         end = put + self.scan.put_size(put)
         return self.scan.start(value), max([end, *(opcode + 1 for opcode, _ in fillings)])
@@ -126,6 +120,8 @@ class _Memo:
             while at >= 0:
                 if at in self.scan.alias:
                     found.append(at)
+                elif self.scan.runs:
+                    raise InRun
                 at = self.data.find(pattern, at + 1, end)
         return sorted(found)
 

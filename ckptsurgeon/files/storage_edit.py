@@ -46,7 +46,8 @@ class StorageEdit:
     @property
     def kept(self) -> int:
         """Bytes that stay."""
-        return sum(end - start for start, end, _, kept in self.pieces() if kept)
+        changed = sum(end - start for start, end in self.zeros)
+        return self.size - changed - sum(map(len, self.numbers.values()))
 
 
 def storage_edits(
@@ -67,13 +68,15 @@ def storage_edits(
                 f"the storage {tensor.storage!r} is to hold two numbers in one place"
             )
     for key, edit in out.items():
-        edit.zeros = union(edit.zeros)
-        if overlap(edit.zeros, edit.number_ranges()):
+        if len(edit.zeros) > 1:
+            edit.zeros = union(edit.zeros)
+        if edit.numbers and overlap(edit.zeros, edit.number_ranges()):
             raise SurgeryError(f"the storage {key!r} is to hold zero and a number in one place")
+    if not out:
+        return out
     known = {id(tensor) for tensor, _ in wanted}
     for path, tensor in tensors(tree):
-        found = out.get(tensor.storage)
-        if found is None or id(tensor) in known:
+        if id(tensor) in known or (found := out.get(tensor.storage)) is None:
             continue
         if overlap(ranges(tensor), union([*found.zeros, *found.number_ranges()])):
             raise SurgeryError(
@@ -87,6 +90,9 @@ def ranges(tensor: Tensor) -> list[Range]:
     """The byte ranges of the storage that the elements of `tensor` are in, joined and ascending.
     Raises SurgeryError for a view of more than MAX_ROWS of them."""
     item = ITEM_BYTES[tensor.dtype]
+    if len(tensor.size) == 1 and tensor.stride[0] == 1:  # nearly all: flat, or flattened
+        start = tensor.offset * item
+        return [(start, start + tensor.size[0] * item)] if tensor.size[0] else []
     if not tensor.numel:
         return []
     # From the innermost axis outwards: the elements of a run lie side by side.

@@ -18,6 +18,7 @@ from ckptsurgeon.files import archive_content, crc32
 from ckptsurgeon.files.archive import PICKLE, Archive
 from ckptsurgeon.files.pickle_program import splice
 from ckptsurgeon.files.pickle_reader import Tensor, get
+from ckptsurgeon.files.pickle_scan import collector_paused
 from ckptsurgeon.files.storage_edit import StorageEdit, storage_edits
 from ckptsurgeon.files.zip_directory import Directory
 from ckptsurgeon.files.zip_tail import Moved, directory, end_records, local_header
@@ -46,7 +47,13 @@ def render(
     are, for readers that compute where they must be.
     Raises DamagedFile, or SurgeryError if a path leads nowhere or a tensor can't be changed alone.
     """
-    archive = Archive.open(path)
+    with collector_paused():
+        return _render(Archive.open(path), file, changes, strict)
+
+
+def _render(
+    archive: Archive, file: str, changes: Sequence[Change], strict: bool
+) -> Append | Content:
     values, tensors = _sorted(archive, file, changes)
     data: bytes | None = None
     if values:
@@ -120,6 +127,8 @@ def _append(
 
 def _pieces(archive: Archive, key: str, edit: StorageEdit) -> list[tuple[int, bytes | None]]:
     """The whole storage as (length, bytes), where None is zeros."""
+    if not edit.kept and not edit.numbers:
+        return [(edit.size, None)]
     out: list[tuple[int, bytes | None]] = []
     for start, end, new, kept in edit.pieces():
         if kept:

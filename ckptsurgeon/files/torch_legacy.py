@@ -53,7 +53,7 @@ def read_records(path: str, size: int, read_at: Read) -> dict[str, Record]:
 
 
 def _record(name: str, offset: int, size: int) -> Record:
-    return Record(name, offset, size, 0, STORED, 0, size, 0, 0)
+    return Record(name, offset, size, 0, STORED, 0, size, 0)
 
 
 def _scan(path: str, size: int, position: int, read_at: Read) -> Scan:

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.pickle_scan import collector_paused
 
 Read = Callable[[int, int], bytes]
 """The bytes from an offset, so many of them."""
@@ -33,8 +34,8 @@ DESCRIPTOR = 0x0008
 
 
 class Record(NamedTuple):
-    """One file of the archive. `offset` is that of its local header, `entry` and `entry_end` are
-    where its entry stands in the central directory, `name` has no folder."""
+    """One file of the archive. `offset` is that of its local header, `entry` is where its entry
+    stands in the central directory, `packed` its bytes in the file; `name` has no folder."""
 
     name: str
     offset: int
@@ -44,7 +45,6 @@ class Record(NamedTuple):
     flags: int
     packed: int
     entry: int
-    entry_end: int
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,15 @@ def read_directory(path: str, size: int, read: Read) -> Directory:
     if length > MAX_DIRECTORY:
         raise DamagedFile(path, offset, f"the central directory has {length} bytes")
     data = read(offset, length)
-    folder, entries = _entries(path, data, offset, count)
-    _check_extents(path, entries, offset)
-    records = {record.name: record for record in entries}
-    # torch finds names by bisection and without regard to case: which of two it reads is chance.
-    if len({name.lower() for name in records}) != count:
-        raise DamagedFile(path, offset, "two records have the same name")
+    with collector_paused():
+        folder, entries = _entries(path, data, offset, count)
+        _check_extents(path, entries, offset)
+        records = {record.name: record for record in entries}
+        names = "\0".join(records)
+        # torch bisects names, as C strings and without regard to case: which of two that look the
+        # same it finds is chance.
+        if names.count("\0") != count - 1 or len(set(names.lower().split("\0"))) != count:
+            raise DamagedFile(path, offset, "two records have the same name")
     return Directory(folder, records, data, offset)
 
 
@@ -117,24 +120,25 @@ def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[R
         if not out:
             text = data[at + ENTRY.size : at + ENTRY.size + name]
             prefix = text[: text.find(b"/") + 1]
+        if disk or not prefix:
+            raise DamagedFile(path, base + at, "an entry names no folder, or another disk")
         row = struct.Struct(f"<4s4xHH4xIII8s6xI{name}s{extra}s{comment}x")
         rows = row.iter_unpack(memoryview(data)[at : at + (len(data) - at) // row.size * row.size])
         before = len(out)
         for signature, flags, method, crc, packed, size, found, offset, text, more in rows:
-            if found != lengths or signature != b"PK\1\2" or len(out) == count:
+            if found != lengths or signature != b"PK\1\2":
                 break
             if packed == FULL_32 or size == FULL_32 or offset == FULL_32:
                 size, packed, offset = _wide(path, base + at, more, size, packed, offset)
-            if disk or not prefix or not text.startswith(prefix) or b"\0" in text:
+            if not text.startswith(prefix):
                 raise DamagedFile(path, base + at, f"the record {text!r} is not where torch looks")
-            after = at + row.size
             label = text[len(prefix) :].decode("utf-8", "surrogateescape")
-            out.append(Record(label, offset, size, crc, method, flags, packed, at, after))
-            at = after
+            out.append(Record(label, offset, size, crc, method, flags, packed, at))
+            at += row.size
         if len(out) == before:
             raise DamagedFile(path, base + at, "no entry of the central directory starts here")
-    if at != len(data):
-        raise DamagedFile(path, base + at, f"the directory goes on after {count} entries")
+    if at != len(data) or len(out) != count:
+        raise DamagedFile(path, base + at, f"the directory has {len(out)} entries, not {count}")
     return prefix[:-1].decode("utf-8", "surrogateescape"), out
 
 

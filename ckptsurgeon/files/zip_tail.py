@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ckptsurgeon.files.zip_directory import (
     END,
@@ -56,29 +57,30 @@ def directory(old: Directory, moved: Iterable[Moved]) -> bytes:
     out: list[bytes] = []
     position = 0
     for item in sorted(moved, key=lambda item: item.record.entry):
-        out += (old.data[position : item.record.entry], _entry(old, item))
-        position = item.record.entry_end
+        start = item.record.entry
+        fields = ENTRY.unpack_from(old.data, start)
+        name, extra, comment = fields[10:13]
+        out += (old.data[position:start], _entry(old, item, fields))
+        position = start + ENTRY.size + name + extra + comment
     return b"".join((*out, old.data[position:]))
 
 
-def _entry(old: Directory, moved: Moved) -> bytes:
-    fields = list(ENTRY.unpack_from(old.data, moved.record.entry))
-    name_length = fields[10]
-    name = old.data[moved.record.entry + ENTRY.size :][:name_length]
+def _entry(old: Directory, moved: Moved, fields: tuple[Any, ...]) -> bytes:
+    made, needed, flags, method = fields[1:5]
+    time, date, name_length, attributes = fields[5], fields[6], fields[10], fields[13:16]
+    start = moved.record.entry + ENTRY.size
+    name = old.data[start : start + name_length]
     wide = b""
     for value in (moved.size, moved.size, moved.offset):
         if value >= FULL_32:
             wide += value.to_bytes(8, "little")
-    extra = struct.pack("<HH", 1, len(wide)) + wide if wide else b""
     if wide:
-        fields[2] = max(fields[2], _ZIP_64)
-    size, offset = min(moved.size, FULL_32), min(moved.offset, FULL_32)
+        wide, needed = struct.pack("<HH", 1, len(wide)) + wide, max(needed, _ZIP_64)
     if moved.offset != moved.record.offset:
-        fields[3:5] = (_UTF_8, STORED)
-    fields[7:12] = (moved.crc, size, size, name_length, len(extra))
-    fields[12] = 0  # bytes of the comment
-    fields[16] = offset
-    return ENTRY.pack(*fields) + name + extra
+        flags, method = _UTF_8, STORED
+    size, offset = min(moved.size, FULL_32), min(moved.offset, FULL_32)
+    head = (b"PK\1\2", made, needed, flags, method, time, date, moved.crc, size, size)
+    return ENTRY.pack(*head, name_length, len(wide), 0, *attributes, offset) + name + wide
 
 
 def end_records(count: int, length: int, offset: int) -> tuple[bytes, bytes]:
