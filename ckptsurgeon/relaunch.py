@@ -58,7 +58,7 @@ def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, ou
     Returns the trainer's exit status. Raises VerificationFailed, after stopping the trainer, when
     the line disagrees. With `check` the bundled trainer stops after the line by itself."""
     argv = [*argv, *(["--exit-after-first-line"] if check else [])]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=run.root) as trainer:
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
         try:
             first = trainer.stdout.readline()
