@@ -24,6 +24,15 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 STATES = ("moments", "loss_scale")
 DECAY_STYLES = ("constant", "linear", "cosine")
+SYNONYMS = {
+    "learning_rate": "lr", "max_lr": "lr", "peak_lr": "lr", "lr_warmup_samples": "warmup",
+    "warmup_steps": "warmup", "warmup_samples": "warmup", "lr_decay_samples": "decay",
+    "decay_steps": "decay", "lr_decay_style": "decay_style", "wd": "weight_decay",
+    "grad_clip": "clip_grad", "clip": "clip_grad", "gradient_clipping": "clip_grad",
+    "max_grad_norm": "clip_grad", "epsilon": "eps", "b1": "beta1", "b2": "beta2",
+    "beta1": "beta1", "beta2": "beta2", "eps": "eps",
+}  # fmt: skip
+"""What other trainers call a key of `set`."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +279,12 @@ def _build(kind: type, data: Any, prefix: str, where: str) -> Any:
 
 def unknown_key(key: str, known: Sequence[str], where: str) -> UsageError:
     """The error for a key that does not exist, with the nearest one that does."""
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    word = key.rpartition(".")[2].replace("-", "_").removeprefix("adam_")
+    words = {name.rpartition(".")[2]: name for name in known}
+    meant = SYNONYMS.get(word)
+    if meant not in words:
+        meant = next(iter(difflib.get_close_matches(word, words, n=1, cutoff=0.5)), None)
+    near = [words[meant]] if meant is not None else []
     hint = f"did you mean `{near[0]}`?" if near else f"the keys are: {', '.join(known)}"
     return UsageError(f"{where}: unknown key `{key}`", next=hint)
 
@@ -324,15 +338,20 @@ def _wrong(key: str, value: Any, wanted: str, where: str) -> UsageError:
     return UsageError(f"{where}: `{key}` is {value!r}", next=f"write {wanted}")
 
 
-def absolute(value: float | str, present: float | None, key: str) -> float:
-    """`0.5x` as half of `present`; any other value as it is."""
-    if not isinstance(value, str):
-        return value
-    if present is None:
-        raise UsageError(
-            f"`{key}: {value}`: the checkpoint keeps no {key} to scale", next=f"{key}: NUMBER"
-        )
-    return float(value[:-1]) * present
+def absolute(recipe: Recipe, present: Mapping[str, float | None]) -> Recipe:
+    """The recipe with each `0.5x` replaced by that share of the `present` value: a plan keeps
+    absolute values, so that applying it twice changes nothing."""
+    resolved: dict[str, Any] = {}
+    for key, value in recipe.set.given().items():
+        if key != "decay_style" and isinstance(value, str):
+            base = present.get(key)
+            if base is None:
+                raise UsageError(
+                    f"`{key}: {value}`: the checkpoint keeps no single {key} to scale",
+                    next=f"{key}: NUMBER",
+                )
+            resolved[key] = float(value[:-1]) * base
+    return dataclasses.replace(recipe, set=dataclasses.replace(recipe.set, **resolved))
 
 
 # --- values --------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from ckptsurgeon.operations.hyperparameters import hyperparameters
 from ckptsurgeon.operations.reset import reset
 from ckptsurgeon.operations.rollback import rollback
 from ckptsurgeon.operations.skip import skip
-from ckptsurgeon.recipe import Recipe, to_dict
+from ckptsurgeon.recipe import Recipe, absolute, to_dict
 from ckptsurgeon.run import Run
 
 OPERATIONS = (rollback, hyperparameters, reset, skip, events)
@@ -50,6 +50,7 @@ def plan(run: Run, recipe: Recipe) -> Plan:
     step = _target(run, recipe)
     checkpoint = run.checkpoint(step)
     before = checkpoint.state()
+    recipe = absolute(recipe, _present(before))
     changes: list[AnyChange] = []
     warnings = list(before.notes)
     for operation in OPERATIONS:
@@ -106,6 +107,20 @@ def _target(run: Run, recipe: Recipe) -> int:
             )
         return complete[-1]
     return run.latest()
+
+
+def _present(state: State) -> dict[str, float | None]:
+    """What a relative value scales: one number per key, or None where groups differ."""
+    promise, schedule = state.promise, state.schedule or {}
+    decays = {value for value in promise.weight_decay or () if value != 0}
+    return {
+        "lr": float(schedule.get("max_lr", promise.lr)),
+        "min_lr": schedule.get("min_lr"),
+        "eps": promise.eps,
+        "weight_decay": decays.pop() if len(decays) == 1 else None,
+        "clip_grad": promise.clip_grad,
+        "loss_scale": promise.loss_scale,
+    }
 
 
 def _title(run: Run, recipe: Recipe, step: int) -> str:

@@ -8,7 +8,7 @@ from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.annealing import is_annealing, learning_rate
-from ckptsurgeon.recipe import Recipe, absolute
+from ckptsurgeon.recipe import Recipe
 from ckptsurgeon.run import Run
 
 SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style")
@@ -79,15 +79,13 @@ class _Setter:
                     f"the checkpoint keeps no schedule, so {', '.join(sorted(given))} has no place",
                     next="set only lr, and the schedule on the trainer's command line",
                 )
-            self._rates(given["max_lr"], None)
+            self._rates(given["max_lr"], given["max_lr"])
             return
         new = dict(present)
         for key, value in given.items():
             place = self.checkpoint.locate(key)[0]
             inner = str(place.path[-1])
-            new[inner] = value if key == "decay_style" else absolute(value, present[inner], key)
-            if key in ("warmup", "decay"):
-                new[inner] = int(new[inner])
+            new[inner] = value
         if new["max_lr"] < new["min_lr"]:
             raise UsageError(
                 f"lr {new['max_lr']:g} is below min_lr {new['min_lr']:g}, and the trainer asserts "
@@ -110,11 +108,11 @@ class _Setter:
                 f"still warming up: sample {new['num_steps']} of {new['warmup_steps']}"
             )
 
-    def _rates(self, rate: float | str, peak: float | None) -> None:
+    def _rates(self, rate: float, peak: float) -> None:
         for place in self.checkpoint.locate("lr"):
-            self.put("lr", place, absolute(rate, place.value, "lr"))
+            self.put("lr", place, rate)
         for place in self.checkpoint.locate("initial_lr"):
-            self.put("lr", place, peak if peak is not None else absolute(rate, place.value, "lr"))
+            self.put("lr", place, peak)
 
     def beta(self, index: int, value: float) -> None:
         for place in self._places("betas", "set betas on the trainer's command line"):
@@ -123,7 +121,7 @@ class _Setter:
             betas[index] = float(value)
             self.put("betas", place, type(place.value)(betas))
 
-    def groups(self, key: str, value: float | str) -> None:
+    def groups(self, key: str, value: float) -> None:
         """A weight decay of 0 marks biases and layer norms: such a group keeps it."""
         places = self._places(key, f"set {key} on the trainer's command line")
         if key == "weight_decay":
@@ -134,9 +132,9 @@ class _Setter:
                     next="set the weight decay in the trainer, which knows its parameters",
                 )
         for place in places:
-            self.put(key, place, absolute(value, place.value, key))
+            self.put(key, place, value)
 
-    def flagged(self, key: str, value: float | str) -> None:
+    def flagged(self, key: str, value: float) -> None:
         places = self.checkpoint.locate(key)
         if not any(place.wins for place in places):
             raise SurgeryError(
@@ -144,9 +142,9 @@ class _Setter:
                 next=f"relaunch the trainer with {FLAGS[key]} {value}",
             )
         for place in places:
-            self.put(key, place, absolute(value, place.value, key))
+            self.put(key, place, value)
 
-    def loss_scale(self, value: float | str) -> None:
+    def loss_scale(self, value: float) -> None:
         places = self.checkpoint.locate("loss_scale")
         if not self.checkpoint.state().dynamic_loss_scale or not places:
             raise SurgeryError(
@@ -154,7 +152,7 @@ class _Setter:
                 next="drop loss_scale",
             )
         for place in places:
-            self.put("loss_scale", place, absolute(value, place.value, "loss_scale"))
+            self.put("loss_scale", place, value)
             for name, start in COUPLED.items():
                 old = self.checkpoint.value(place.file, (*place.path[:-1], name))
                 if old is not None:
