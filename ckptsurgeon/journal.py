@@ -250,7 +250,8 @@ def _finish(root: Path, entry: Entry, jobs: int, progress: Progress) -> None:
     for staged, final in staging.records(entry.id).items():
         if (root / staged).exists():
             disk.rename(root / staged, root / final)
-            disk.fsync_directory((root / final).parent)
+        # Not only after our own rename: that of an attempt which was killed may not be durable.
+        disk.fsync_directory((root / final).parent)
     staging.remove(root, entry.files, entry.directories)
     _remove_journal(root)
 

@@ -6,8 +6,9 @@ same as doing them once. Edits go in plan order; neighbours of one kind go side 
 What a reader of all shards sees. It gets the old bytes of every shard, the new bytes of every
 shard, or an error from at least one of them; the same holds after a power cut at any moment:
 
-1. Before anything else, every appended file is extended by a hole up to its last write. The end
-   record that a reader looks for is not in reach any more: it fails loudly.
+1. Before anything else, every appended file is extended by a hole up to its last write, durably;
+   one that an earlier attempt finished is cut back to there. The end record that a reader looks
+   for is not in reach: it fails loudly.
 2. The other writes of all files follow, and are durable before the first last write begins.
 3. The last writes make the files valid again, one after the other. Until all are, one is loud.
 
@@ -79,7 +80,7 @@ def redo(
     appended = [step for step in steps if isinstance(step, Tail)]
     truncated = [step for step in steps if isinstance(step, Truncate)]
     each(lambda step: _check_tail(root, step, tails), appended, jobs)
-    each(lambda step: _extend(root, step), appended, jobs)
+    each(lambda step: _silence(root, step), appended, jobs)
     for group in _groups(steps):
         first = group[0]
         if isinstance(first, Tail):
@@ -162,11 +163,13 @@ def _check_tail(root: Path, step: Tail, tails: Path) -> None:
         raise _unlike(path, "it is another file than the one that the surgery began with")
 
 
-def _extend(root: Path, step: Tail) -> None:
+def _silence(root: Path, step: Tail) -> None:
     path = root / step.file
-    if path.stat().st_size < step.cut:
-        with disk.opened(path) as descriptor:
+    with disk.opened(path) as descriptor:
+        if os.fstat(descriptor).st_size != step.cut:
             disk.truncate(descriptor, path, step.cut)
+        # What comes next may be a rename that a power cut keeps while it loses this.
+        disk.fsync_data(descriptor, path)
 
 
 def _append(

@@ -93,18 +93,17 @@ def write(root: Path, plan: Plan, receipt: Receipt, jobs: int) -> None:
 
 
 def remove(root: Path, files: Sequence[str], directories: Sequence[str]) -> None:
-    """Remove these files, then those of the directories that are empty; durable at the end."""
-    changed = []
+    """Remove these files, then those of the directories that are empty. At the end it is durable
+    that they are gone, whoever removed them."""
     for name in files:
         if os.path.lexists(root / name):
             disk.remove_file(root / name)
-            changed.append((root / name).parent)
     for name in reversed(directories):
         path = root / name
         if path.is_dir() and not any(path.iterdir()):
             disk.remove_directory(path)
-            changed.append(path.parent)
-    for parent in dict.fromkeys(changed):
+    parents = {(root / name).parent for name in (*files, *directories)}
+    for parent in sorted(parents):
         if parent.is_dir():
             disk.fsync_directory(parent)
 

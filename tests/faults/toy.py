@@ -25,7 +25,7 @@ from ckptsurgeon.edits import (
 from tests.faults.world import HOME, Scenario
 
 MAGIC = b"END!"
-TRAILER = struct.Struct("<4sI")
+TRAILER = struct.Struct("<I4s")
 REACH = 48
 """So far back from the end of a shard the reader looks for a trailer."""
 OLD, NEW = b"lr=0.100", b"lr=0.025"
@@ -63,15 +63,15 @@ def _put(path: Path, data: bytes) -> None:
 
 def _shard(payload: str, lr: bytes) -> bytes:
     body = payload.encode() * 20
-    return body + lr + TRAILER.pack(MAGIC, len(body))
+    return body + lr + TRAILER.pack(len(body), MAGIC)
 
 
 def _lr(path: Path) -> bytes:
     data = path.read_bytes()
     at = data.rfind(MAGIC, max(0, len(data) - REACH))
-    if at < 0 or at + TRAILER.size > len(data):
+    if at < 0:
         raise Loud(f"{path}: no trailer")
-    _, offset = TRAILER.unpack_from(data, at)
+    offset, _ = TRAILER.unpack_from(data, at + len(MAGIC) - TRAILER.size)
     return data[offset : offset + len(OLD)]
 
 
@@ -129,7 +129,7 @@ def _set_lr(world: Path, step: int, id: str) -> list[Edit]:
         file = f"step{step}/shard{number}"
         info = (run / file).stat()
         at = info.st_size + REACH + 16
-        trailer = TRAILER.pack(MAGIC, at)
+        trailer = TRAILER.pack(at, MAGIC)
         writes = ((at, NEW), (at + len(NEW), b"padding."), (at + len(NEW) + 8, trailer))
         appends.append(Append(file, info.st_size, writes, info.st_mtime_ns))
     return [first, *appends]
