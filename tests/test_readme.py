@@ -1,0 +1,102 @@
+"""README's commands give what README shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import REPO, Trained
+
+BLOCK = re.compile(r"<!-- transcript: (\w+) -->\n```console\n(.*?)```", re.DOTALL)
+README = (REPO / "README.md").read_text("utf-8")
+
+
+def transcript(name: str) -> list[str]:
+    return next(body for word, body in BLOCK.findall(README) if word == name).splitlines()
+
+
+def matches(shown: list[str], printed: list[str], same_numbers: bool = True) -> bool:
+    """Line by line; `…` alone stands for any lines, at the end of a line for any rest. Sizes of
+    what was written are not compared; other numbers only with `same_numbers`."""
+    pattern = ""
+    for line in shown:
+        if line == "…":
+            pattern += r"(?:.*\n)*?"
+            continue
+        line, rest = (line[:-1], ".*") if line.endswith("…") else (line, "")
+        text = re.escape(line)
+        if not same_numbers or "written" in line:
+            text = re.sub(r"(?:\\ )*\d(?:[\d.e+,]|\\\.|\\\+|\\-)*", r" *[-+.\\d,e]+", text)
+        pattern += text + rest + r"\n"
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in printed)) is not None
+
+
+def test_the_transcript_is_what_the_commands_print(trained: Trained) -> None:
+    root = trained()
+    root = root.rename(root.parent / "tiny")
+    lines = transcript("tiny")
+    starts = [i for i, line in enumerate(lines) if line.startswith("$ ")]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        command = shlex.split(lines[start][2:])
+        assert command[0] == "ckptsurgeon"
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=root,
+            env={**os.environ, "COLUMNS": "100"},
+            capture_output=True,
+            text=True,
+        )
+        printed = done.stdout or done.stderr
+        assert matches(lines[start + 1 : end], printed.splitlines()), f"{command}\n{printed}"
+
+
+def test_the_demo_recovers_and_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.demo", str(tmp_path / "demo")],
+        cwd=REPO,
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    printed = done.stdout.replace(f"{tmp_path}/", "").splitlines()
+    start = next(i for i, line in enumerate(printed) if line.startswith("$ ckptsurgeon apply"))
+    end = next(i for i, line in enumerate(printed) if line.startswith("operated"))
+    assert matches(transcript("demo"), printed[start : end + 1], same_numbers=False), done.stdout
+
+
+def test_every_command_is_in_the_readme() -> None:
+    from ckptsurgeon.cli import app
+
+    names = {info.name for info in app.registered_commands}
+    assert names
+    assert [name for name in sorted(names, key=str) if f"`{name}" not in README] == []
+
+
+def test_every_file_that_the_readme_names_is_there() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    assert [link for link in links if not (REPO / link).exists()] == []
+
+
+def test_the_recipe_in_the_readme_loads(tmp_path: Path) -> None:
+    from ckptsurgeon.recipe import load
+
+    block = next(b for b in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL) if "rollback" in b)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(block)
+    recipe = load(file)
+    assert recipe.rollback is not None
+    assert recipe.rollback.to == 6210
+
+
+def test_the_matcher_sees_a_difference() -> None:
+    assert matches(["a 1", "…", "b 2"], ["a 1", "x", "y", "b 2"])
+    assert not matches(["a 1"], ["a 2"])
+    assert matches(["a 1"], ["a 25.3"], same_numbers=False)
+    assert not matches(["a 1"], ["b 1"], same_numbers=False)
+    assert not matches(["a"], ["a", "b"])
