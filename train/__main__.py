@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import distributed
 from .config import RUN_CONFIG, Config, dump_config, load_config
-from .errors import TrainError
+from .errors import RankError, TrainError
 from .run_folder import find_checkpoint, live_marker, refuse_live_trainer, write_atomically
 
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _prepare_data(arguments[1:])
         return _train(arguments)
     except TrainError as e:
-        if os.environ.get("RANK", "0") == "0":
+        if isinstance(e, RankError) or os.environ.get("RANK", "0") == "0":
             print(e.render(), file=sys.stderr)
         _leave(e.exit_code)
     except KeyboardInterrupt:

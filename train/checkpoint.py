@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .config import Config
-from .errors import TrainError
+from .errors import RankError, TrainError
 from .optimizer import live_clip_grad, live_optimizer
 from .progress import Progress
 from .run_folder import LATEST, LATEST_ITERATION, write_atomically
@@ -158,11 +158,12 @@ def read_client_state(checkpoint: Path, config: Config, ranks: int) -> dict[str,
 
 
 def load_checkpoint(engine: Any, checkpoint: Path) -> None:
-    """Load weights, optimizer and scheduler into the live engine. Raises TrainError."""
+    """Load weights, optimizer and scheduler into the live engine. Raises RankError."""
     try:
         loaded, _ = engine.load_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
     except Exception as e:
-        raise _unusable(checkpoint, f"DeepSpeed can't load it: {_first_line(e)}") from e
+        what = f"rank {engine.global_rank} can't load it: {_first_line(e)}"
+        raise _unusable(checkpoint, what, RankError) from e
     if loaded is None:
         raise _unusable(checkpoint, "DeepSpeed found nothing to load")
 
@@ -189,10 +190,10 @@ def _cannot_continue(checkpoint: Path, key: str, saved: object, wanted: object) 
     )
 
 
-def _unusable(checkpoint: Path, what: str) -> TrainError:
+def _unusable(checkpoint: Path, what: str, kind: type[TrainError] = TrainError) -> TrainError:
     others = sorted(
         (p.name for p in checkpoint.parent.glob("global_step*") if p != checkpoint),
         key=lambda name: (len(name), name),
     )
     hint = f"point {LATEST} at another one: {', '.join(others[-3:])}" if others else "restore it"
-    return TrainError(f"{checkpoint}: {what}", next=hint, untouched="the checkpoint is as it was")
+    return kind(f"{checkpoint}: {what}", next=hint, untouched="the checkpoint is as it was")

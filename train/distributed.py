@@ -38,6 +38,10 @@ def start(threads: int) -> Any:
     import torch
 
     torch.set_num_threads(threads)
+    if hasattr(torch.compiler, "set_default_backend"):
+        # DeepSpeed decorates an optimizer that is not used here with torch.compile; the default
+        # backend would import the whole inductor for it.
+        torch.compiler.set_default_backend("eager")
     on_gpu = torch.cuda.is_available()
     if not on_gpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

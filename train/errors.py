@@ -30,6 +30,11 @@ class TrainError(Exception):
         return f"error: {self.what}\n       {self.untouched}\n{steps}"
 
 
+class RankError(TrainError):
+    """Raised by ranks of which some may be fine: each prints its own, where of the other errors,
+    which every rank meets, only rank 0 speaks."""
+
+
 class UsageError(TrainError):
     """The request itself is wrong: an unknown key, an impossible value, a missing argument."""
 

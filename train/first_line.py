@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from .distributed import gather
-from .errors import TrainError
+from .errors import RankError, TrainError
 from .optimizer import live_adam_step, live_clip_grad, live_loss_scale, live_optimizer
 from .progress import Progress
 
@@ -17,7 +17,7 @@ def read_live(engine: Any, progress: Progress, skip: list[list[int]], seed: int)
     for key in ("lr", "betas", "eps"):
         values = [group[key] for group in groups]
         if any(value != values[0] for value in values):
-            raise TrainError(
+            raise RankError(
                 f"the param groups of rank {engine.global_rank} disagree on {key}: {values}",
                 next="edit the checkpoint so that every group of every shard has one value",
                 untouched="the checkpoint is as it was",

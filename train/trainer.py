@@ -113,11 +113,19 @@ def first_line(training: Training) -> str:
 
 def train(training: Training, say: Callable[[str], None]) -> None:
     """Run to train_iters, saving every save_interval and at the end."""
-    config, progress = training.config, training.progress
     last_rank = distributed.rank() == distributed.world_size() - 1
-    events = EventLog(Path(config.save)) if last_rank else None
-    if events is not None:
-        events.restart(progress.iteration, distributed.world_size())
+    events = EventLog(Path(training.config.save)) if last_rank else None
+    try:
+        if events is not None:
+            events.restart(training.progress.iteration, distributed.world_size())
+        _iterate(training, say, events)
+    finally:
+        if events is not None:
+            events.close()
+
+
+def _iterate(training: Training, say: Callable[[str], None], events: EventLog | None) -> None:
+    config, progress = training.config, training.progress
     saved = progress.iteration
     announced: object = None
     while progress.iteration < config.train_iters:
@@ -139,8 +147,6 @@ def train(training: Training, say: Callable[[str], None]) -> None:
             saved = progress.iteration
     if saved != progress.iteration:
         _save(training, events)
-    if events is not None:
-        events.close()
 
 
 def _iteration(training: Training, size: int) -> Report:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import Trained, launch
-from tests.train.conftest import snapshot
+from tests.train.conftest import edit, snapshot
 from train.errors import TrainError
 from train.run_folder import find_checkpoint, live_marker, refuse_live_trainer, write_atomically
 
@@ -88,7 +89,14 @@ def test_a_pointer_is_replaced_not_rewritten(tmp_path: Path) -> None:
     assert snapshot(tmp_path) == {"latest": b"global_step4"}
 
 
-@pytest.mark.parametrize("trouble", ["no latest", "live", "shape", "shard", "ranks", "key"])
+def part_the_groups(content: dict[str, Any]) -> None:
+    groups = content["optimizer_state_dict"]["base_optimizer_state"]["param_groups"]
+    groups[1]["betas"] = (0.5, 0.9)
+
+
+@pytest.mark.parametrize(
+    "trouble", ["no latest", "live", "shape", "shard", "groups", "ranks", "key"]
+)
 def test_a_refusal_is_three_lines_and_leaves_the_run_as_it_was(
     trained: Trained, trouble: str
 ) -> None:
@@ -101,6 +109,8 @@ def test_a_refusal_is_three_lines_and_leaves_the_run_as_it_was(
         arguments.append("num_layers=3")
     elif trouble == "shard":
         (run / "global_step8/zero_pp_rank_0_mp_rank_00_optim_states.pt").unlink()
+    elif trouble == "groups":
+        edit(run / "global_step8/zero_pp_rank_0_mp_rank_00_optim_states.pt", part_the_groups)
     elif trouble == "ranks":
         arguments += ["micro_batch_size=3"]
     elif trouble == "key":
