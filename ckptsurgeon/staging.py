@@ -55,7 +55,7 @@ def staged_files(plan: Plan) -> tuple[str, ...]:
 
 def directories(root: Path, plan: Plan) -> tuple[str, ...]:
     """The directories that the plan fills or empties: those to be made, parents first, and those
-    below `.ckptsurgeon` that may be left empty."""
+    that may be left empty: below `.ckptsurgeon`, and in an undo those that the surgery made."""
     filled = [*staged_files(plan), *records(plan.id).values()]
     emptied = []
     for edit in plan.edits:
@@ -68,6 +68,8 @@ def directories(root: Path, plan: Plan) -> tuple[str, ...]:
     wanted = {str(parent) for name in filled for parent in _parents(name)}
     missing = {name for name in wanted if not (root / name).is_dir()}
     inside = {str(p) for name in emptied for p in _parents(name) if HOME in p.parts}
+    if plan.undoes is not None:
+        inside |= {str(parent) for name in emptied for parent in _parents(name)[:1]}
     return tuple(sorted(missing | inside, key=lambda name: (name.count("/"), name)))
 
 

@@ -300,7 +300,7 @@ def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
     if receipt.promise is not None and "rollback" in receipt.recipe:
         newer = [step for step in run.steps() if step >= receipt.promise.step]
         out += [run.relative(run.directory(step)) for step in newer]
-    before = {edit.src for edit in receipt.inverse if isinstance(edit, Move)}
+    before = {edit.src if isinstance(edit, Move) else edit.file for edit in receipt.inverse}
     for folder in run.logdirs():
         for item in sorted(folder.glob("*tfevents*")):
             file = run.relative(item)
