@@ -27,6 +27,11 @@ def text(tag: bytes) -> str:
     return tag.decode("utf-8", "surrogateescape")
 
 
+def encoded(tag: str) -> bytes:
+    """The inverse of `text`."""
+    return tag.encode("utf-8", "surrogateescape")
+
+
 def version(wall: float) -> bytes:
     """The first event of a file: `brain.Event:2`, written by ckptsurgeon."""
     metadata = _delimited(0x0A, b"ckptsurgeon")
@@ -38,31 +43,57 @@ def version(wall: float) -> bytes:
     )
 
 
-def read(event: bytes) -> tuple[float, int, int, Found]:
-    """Wall time, step, field number of what the event holds, and its tags."""
-    fast = _plain(event)
-    if fast is not None:
-        at, end = fast
-        step = 0
-        if event[9] == 0x10:
-            step, _ = _varint(event, 10, len(event))
-        return _wall(event)[0], step, SUMMARY, event[at:end]
+class Reader:
+    """Reads events: called with a message it returns wall time, step, the field number of what the
+    event holds, and its tags."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, tuple[int, bytes]] = {}
+
+    def __call__(self, event: bytes) -> tuple[float, int, int, Found]:
+        # Events of the common shape (see `_plain`) are told by the bytes from the summary's key to
+        # the end of the tag, once these were met.
+        size = len(event)
+        if size > 24 and event[0] == 0x09 and event[9] == 0x10:
+            step, shift, at = 0, 0, 10
+            byte = event[10]
+            while byte > 127 and at < 18:
+                step |= (byte & 127) << shift
+                shift += 7
+                at += 1
+                byte = event[at]
+            step |= byte << shift
+            known = self._heads.get(event[at + 1 : at + 7 + event[at + 6]])
+            if known is not None and byte < 128 and at + 1 + known[0] == size:
+                return _wall(event)[0], step, SUMMARY, known[1]
+        where = _plain(event)
+        if where is None:
+            return _read(event)
+        tag, end = where
+        self._heads[event[tag - 6 : end]] = size - tag + 6, event[tag:end]
+        step = _varint(event, 10, size)[0] if event[9] == 0x10 else 0
+        return _wall(event)[0], step, SUMMARY, event[tag:end]
+
+
+def _read(event: bytes) -> tuple[float, int, int, Found]:
     wall, step, kind = 0.0, 0, 0
     found: list[bytes] = []
     for key, _, start, end in _fields(event, 0, len(event)):
         if key == 0x09:
             wall = _DOUBLE.unpack_from(event, start)[0]
         elif key == 0x10:
-            step = _varint(event, start, end)[0]
+            step = _signed(_varint(event, start, end)[0])
         elif 3 <= key >> 3 <= 9:
             kind = key >> 3
             if key == 0x2A:
                 found += _tags(event, start, end)
-    if step >= 1 << 63:
-        step -= 1 << 64
     if kind == SUMMARY and found:
         return wall, step, kind, found[0] if len(found) == 1 else tuple(found)
     return wall, step, kind, None
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _plain(event: bytes) -> tuple[int, int] | None:
@@ -114,14 +145,14 @@ def _tag(event: bytes, start: int, end: int) -> tuple[int, int, int] | None:
 
 class Renaming:
     """Gives events their new tags: called with a message it returns the new one, or None when
-    nothing changes. `counts` are events per (old, new), `tags` all tags that it met."""
+    nothing changes. `target` is asked once per tag and answers None for a tag that stays; `counts`
+    are the events per tag that was renamed."""
 
-    def __init__(self, name: Callable[[str], str]) -> None:
-        self.name = name
-        self.counts: dict[tuple[str, str], int] = {}
-        self.tags: set[str] = set()
-        self._names: dict[bytes, tuple[bytes, tuple[str, str]] | None] = {}
-        self._heads: dict[bytes, tuple[bytes, tuple[str, str]] | None] = {}
+    def __init__(self, target: Callable[[bytes], bytes | None]) -> None:
+        self.target = target
+        self.counts: dict[bytes, int] = {}
+        self._names: dict[bytes, bytes | None] = {}
+        self._heads: dict[bytes, tuple[bytes, bytes] | None] = {}
 
     def __call__(self, event: bytes) -> bytes | None:
         where = _plain(event)
@@ -136,30 +167,25 @@ class Renaming:
             known = self._heads[head] = self._head(event, tag, end)
         if known is None:
             return None
-        new, pair = known
-        self.counts[pair] += 1
+        new, old = known
+        self.counts[old] += 1
         return event[:start] + new + event[end:]
 
-    def _head(self, event: bytes, tag: int, end: int) -> tuple[bytes, tuple[str, str]] | None:
-        """The bytes from the summary's key to the end of the tag, with the new tag."""
-        target = self._target(event[tag:end])
-        if target is None:
+    def _head(self, event: bytes, tag: int, end: int) -> tuple[bytes, bytes] | None:
+        """The bytes from the summary's key to the end of the tag, with the new tag; and the old."""
+        old = event[tag:end]
+        new = self._name(old)
+        if new is None:
             return None
-        new, pair = target
         field = _delimited(0x0A, new)
         value = len(field) + len(event) - end
         inner = b"\x0a" + _encoded(value)
-        return b"\x2a" + _encoded(len(inner) + value) + inner + field, pair
+        return b"\x2a" + _encoded(len(inner) + value) + inner + field, old
 
-    def _target(self, tag: bytes) -> tuple[bytes, tuple[str, str]] | None:
+    def _name(self, tag: bytes) -> bytes | None:
         if tag not in self._names:
-            old = text(tag)
-            new = self.name(old)
-            self.tags.add(old)
-            self._names[tag] = None
-            if new != old:
-                self.counts.setdefault((old, new), 0)
-                self._names[tag] = new.encode("utf-8", "surrogateescape"), (old, new)
+            self._names[tag] = self.target(tag)
+            self.counts[tag] = 0
         return self._names[tag]
 
     def _general(self, event: bytes) -> bytes | None:
@@ -185,11 +211,10 @@ class Renaming:
         if where is None:
             return None
         begin, content, stop = where
-        target = self._target(event[content:stop])
-        if target is None:
+        new = self._name(event[content:stop])
+        if new is None:
             return None
-        new, pair = target
-        self.counts[pair] += 1
+        self.counts[event[content:stop]] += 1
         return event[start:begin] + _delimited(0x0A, new) + event[stop:end]
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptsurgeon.edits import AnyChange, Aside, Content, Rewrite, Span
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import event_file
-from ckptsurgeon.files.event_file import Index, Renamed
+from ckptsurgeon.files.event_file import Index, Piece, Renamed
 from ckptsurgeon.files.event_message import FILE_VERSION
 from ckptsurgeon.operations import lineage
 from ckptsurgeon.operations.axis import ITERATION, axis
 from ckptsurgeon.operations.lineage import Marks
+
+if TYPE_CHECKING:
+    from ckptsurgeon.operations.segment import Flags
 
 FIELD = "tensorboard"
 TEXT = "/text_summary"
@@ -54,28 +58,18 @@ def truncate(
     warnings = list(traced.warnings)
     archive: list[AnyChange] = []
     for index, kept in zip(indexes, traced.kept, strict=True):
-        flags = kept.tolist()
-        whole = all(flags)
+        whole = bool(kept.all())
         if whole and not index.torn:
             continue
         file = _relative(index.path, root)
-        name = index.path.name
-        spans = event_file.spans(index, flags)
-        if spans and (any(flags) or not len(index)):
-            note = f"{sum(flags)} of {len(index)} events stay, to step {marks.iteration}"
-            changes.append(Rewrite(file, FIELD, _content(file, spans, index, flags), note))
-        elif len(index):
+        if len(index) and not kept.any():
             changes.append(Aside(file, FIELD))
         else:
-            changes.append(Rewrite(file, FIELD, Content((), index.mtime_ns), "a torn tail is cut"))
-        if index.torn:
-            warnings.append(f"{name}: {index.torn} bytes of an unfinished event at the end are cut")
-        for start, end in index.dropped:
-            warnings.append(f"{name}: {end - start} damaged bytes at {start} are left out")
+            note = f"{int(kept.sum())} of {len(index)} events stay, to step {marks.iteration}"
+            changes.append(Rewrite(file, FIELD, _content(file, index, kept), note))
+        warnings += _damage(index)
         if keep_as is not None and not whole:
-            cut = _cut_branch(index, flags, root, logdir / keep_as, file)
-            if cut is not None:
-                archive.append(cut)
+            archive += _cut_branch(index, kept, root, logdir / keep_as, file)
     if archive and keep_as is not None and (logdir / keep_as).exists():
         raise UsageError(
             f"{logdir / keep_as} exists, so the cut branch can't be kept there",
@@ -84,38 +78,41 @@ def truncate(
     return changes + archive, warnings
 
 
-def _content(
-    file: str,
-    spans: Sequence[tuple[int, int]],
-    index: Index,
-    flags: Sequence[int],
-    start: bytes = b"",
-) -> Content:
+def _content(file: str, index: Index, kept: Flags, start: bytes = b"") -> Content:
     """The records with a flag. The mtime goes back with the last event, so that the distance
     between both clocks, by which skew is found, stays what it was."""
-    last = next(i for i in range(len(flags) - 1, -1, -1) if flags[i])
-    back = int((index.walls[-1] - index.walls[last]) * 1e9)
-    pieces = (start,) if start else ()
-    return Content(
-        pieces + tuple(Span(file, a, b) for a, b in spans), index.mtime_ns - max(0, back)
-    )
+    where = kept.nonzero()[0]
+    back = index.walls[-1] - index.walls[int(where[-1])] if len(where) else 0.0
+    spans = (Span(file, a, b) for a, b in event_file.spans(index, kept))
+    pieces = (*((start,) if start else ()), *spans)
+    return Content(pieces, index.mtime_ns - max(0, int(back * 1e9)))
 
 
-def _cut_branch(
-    index: Index, flags: Sequence[int], root: Path, folder: Path, file: str
-) -> Rewrite | None:
-    """The file of the kept branch with the records that `index` loses."""
-    cut = [not flag and index.kinds[i] != event_file.DROPPED for i, flag in enumerate(flags)]
-    spans = event_file.spans(index, cut)
-    if not spans or all(index.kinds[i] == FILE_VERSION for i, lost in enumerate(cut) if lost):
-        return None
-    first = cut.index(True)
-    start = (
-        b"" if index.kinds[first] == FILE_VERSION else event_file.version_record(index.walls[first])
-    )
-    content = _content(file, spans, index, cut, start)
-    note = f"the cut branch, {sum(cut)} events"
-    return Rewrite(_relative(folder / index.path.name, root), FIELD, content, note, new_file=True)
+def _damage(index: Index) -> list[str]:
+    name = index.path.name
+    told = [
+        f"{name}: {end - start} damaged bytes at {start} are left out"
+        for start, end in index.dropped()
+    ]
+    if index.torn:
+        told.append(f"{name}: {index.torn} bytes of an unfinished event at the end are cut")
+    return told
+
+
+def _cut_branch(index: Index, kept: Flags, root: Path, folder: Path, file: str) -> list[AnyChange]:
+    """The file of the kept branch, with the records that `index` loses."""
+    import numpy as np
+
+    kinds = np.frombuffer(bytes(index.kinds), np.uint8)
+    cut = ~kept & (kinds != event_file.DROPPED)
+    if not (cut & (kinds != FILE_VERSION)).any():
+        return []
+    first = int(cut.argmax())
+    start = b"" if kinds[first] == FILE_VERSION else event_file.version_record(index.walls[first])
+    content = _content(file, index, cut, start)
+    note = f"the cut branch, {int(cut.sum())} events"
+    new = _relative(folder / index.path.name, root)
+    return [Rewrite(new, FIELD, content, note, new_file=True)]
 
 
 def _check_name(keep_as: str) -> None:
@@ -179,7 +176,8 @@ def rename(
     changes: list[AnyChange] = []
     totals: dict[tuple[str, str], int] = {}
     for path in files(logdir):
-        renamed = event_file.rename(path, name)
+        pieces: list[Piece] = []
+        renamed = event_file.rename(path, name, pieces.append)
         if not any(renamed.counts.values()):
             continue
         for pair, count in renamed.counts.items():
@@ -189,11 +187,9 @@ def rename(
         if not allow_merge:
             _check_merge(path, renamed, name)
         file = _relative(path, root)
-        pieces = tuple(
-            piece if isinstance(piece, bytes) else Span(file, *piece) for piece in renamed.pieces
-        )
+        parts = (piece if isinstance(piece, bytes) else Span(file, *piece) for piece in pieces)
         note = f"{sum(renamed.counts.values())} events get new tags"
-        content = Content(pieces, path.stat().st_mtime_ns)
+        content = Content(tuple(parts), path.stat().st_mtime_ns)
         changes.append(Rewrite(file, FIELD, content, note))
     if not allow_merge:
         sources: dict[str, str] = {}

@@ -15,6 +15,15 @@ from ckptsurgeon.files.event_file import DROPPED, Index
 from tests.operations.training_log import START, Job, points, write
 
 
+@pytest.fixture(params=["native", "python"], autouse=True)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs with the native module, where it was built, and without it."""
+    if request.param == "python":
+        monkeypatch.setattr(event_file, "native", None)
+    elif event_file.native is None:
+        pytest.skip("the native module is not built")
+
+
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, Index]:
     """A file of 30 iterations, its bytes and its index."""
@@ -133,7 +142,7 @@ def test_salvage_leaves_out_just_the_bad_record(
         broken[at] ^= 255
         path.write_bytes(broken)
         found = event_file.scan(path, salvage=True)
-        assert found.dropped == [(start, end)]
+        assert found.dropped() == [(start, end)]
         assert len(found) == len(index)
         assert found.kinds[20] == DROPPED
         kept = event_file.spans(found, [True] * len(found))
