@@ -89,7 +89,8 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
     """Check that every edit can be done, and done again after a crash at any moment of it.
 
     `redo` sees by the names alone what is done already, so a name that one edit makes is not used
-    by another. A file may be replaced more than once; each edit of bytes has its file alone."""
+    by another; only a move may take the name that an earlier move freed. A file may be replaced
+    more than once; each edit of bytes has its file alone."""
     edits = tuple(edits)
     made: list[str] = []
     used: list[str] = []
@@ -101,8 +102,9 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
             _check_source(root, edit.src, edit.content)
             _check_absent(root, edit.dst, freed)
             _check_device(root, edit.src, edit.dst)
+            if edit.dst not in freed:
+                made.append(edit.dst)
             freed.add(edit.src)
-            made.append(edit.dst)
             used.append(edit.src)
         elif isinstance(edit, Replace):
             _check_source(root, edit.staged, edit.content)

@@ -261,7 +261,12 @@ def _swap(root: Path, step: Replace) -> None:
 
 
 def _move(root: Path, group: Sequence[Move]) -> None:
+    freed: set[str] = set()
     for step in group:
+        if step.dst in freed:
+            # What bears this name now must have its new name durably before it loses the old one.
+            _fsync_parents(root, (name for step in group for name in (step.src, step.dst)), 1)
+        freed.add(step.src)
         source, target = root / step.src, root / step.dst
         if os.path.lexists(target):
             continue
