@@ -43,12 +43,22 @@ class Marks:
 
 
 @dataclass
+class Training:
+    """Files of one training, in the order in which they were written, with how many seconds the
+    clock of each writer was behind. `lost` are the first and last step that a file loses."""
+
+    order: list[int]
+    behind: dict[int, float]
+    lost: dict[int, tuple[int, int]]
+
+
+@dataclass
 class Lineage:
-    """`kept[i][k]` says whether record k of file i belongs to the history up to N. `order` are the
-    files as they were written; `warnings` are sentences for the plan."""
+    """`kept[i][k]` says whether record k of file i belongs to the history up to N; `warnings` are
+    sentences for the plan."""
 
     kept: list[Flags]
-    order: list[int]
+    trainings: list[Training] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -69,15 +79,13 @@ def trace(
     import numpy as np
 
     known = [cutting.events(index, axes or {}) for index in files]
-    result = Lineage([np.ones(len(index), bool) for index in files], [])
-    starts: dict[int, float] = {}
+    result = Lineage([np.ones(len(index), bool) for index in files])
     for group in _groups(known):
         members = [known[i] for i in group]
         clock, preferred = _clock(members)
         if clock is None:
             for i in group:
                 result.kept[i] = _loose(known[i], marks.iteration)
-                starts[i] = float(known[i].walls[0]) if len(files[i]) else 0.0
             continue
         point = marks.counters().get(clock)
         if point is None:
@@ -91,9 +99,7 @@ def trace(
         }
         history = read(found, int(point), marks, branch, order)
         result.warnings += history.warnings
-        for segment in history.order:
-            i = next(i for i in group if known[i] is segment.events)
-            starts.setdefault(i, segment.first + segment.shift)
+        result.trainings.append(_training(group, known, history))
         for i in group:
             result.kept[i][:] = False
         _cut(result, known, history, marks if clock == ITERATION else None)
@@ -103,8 +109,22 @@ def trace(
     for kept, index in zip(result.kept, files, strict=True):
         if kept.any() and index.kinds[0] == FILE_VERSION:
             kept[0] = True
-    result.order = sorted(range(len(files)), key=lambda i: (starts.get(i, 0.0), i))
     return result
+
+
+def _training(group: Sequence[int], known: Sequence[Events], history: History) -> Training:
+    training = Training([], {}, {})
+    bounds = {id(segment): bound for segment, bound in history.chain}
+    for segment in history.order:
+        i = next(i for i in group if known[i] is segment.events)
+        if i not in training.order:
+            training.order.append(i)
+            training.behind[i] = segment.shift
+        first = max(segment.lo, bounds.get(id(segment), segment.lo - 1) + 1)
+        if first <= segment.hi:
+            lo, hi = training.lost.get(i, (first, segment.hi))
+            training.lost[i] = min(lo, first), max(hi, segment.hi)
+    return training
 
 
 def _groups(known: Sequence[Events]) -> list[list[int]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from ckptsurgeon.files.event_file import Index, Piece, Renamed
 from ckptsurgeon.files.event_message import FILE_VERSION
 from ckptsurgeon.operations import lineage
 from ckptsurgeon.operations.axis import ITERATION, axis
-from ckptsurgeon.operations.lineage import Marks
+from ckptsurgeon.operations.lineage import Lineage, Marks
 
 if TYPE_CHECKING:
     from ckptsurgeon.operations.segment import Flags
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 FIELD = "tensorboard"
 TEXT = "/text_summary"
 """What torch appends to the tag of a text."""
+_BORN = re.compile(r"(?<=tfevents\.)\d+")
+"""In a file's name: when its writer was opened, in seconds."""
 
 
 def files(logdir: Path) -> list[Path]:
@@ -43,7 +46,8 @@ def truncate(
     axes: Mapping[str, str] | None = None,
 ) -> tuple[list[AnyChange], list[str]]:
     """Changes after which the event files directly in `logdir` hold iterations up to N only, and
-    warnings. With `keep_as`, what is cut becomes a run of its own in that new folder.
+    warnings. With `keep_as`, what is cut becomes a run of its own in that new folder; branches that
+    overlap a newer one get folders of their own (`keep_as`-2, …).
 
     Whole records are copied, none is encoded anew. A second call finds nothing to change. Raises
     SurgeryError when the lineage can't be proven and DamagedFile on a bad record (see `lineage`
@@ -51,31 +55,50 @@ def truncate(
     if keep_as is not None:
         _check_name(keep_as)
     indexes = [event_file.scan(path, salvage=salvage) for path in files(logdir)]
-    if not indexes:
-        return [], []
     traced = lineage.trace(indexes, marks, branch=branch, order=order, axes=axes)
+    names, warnings = _names(indexes, traced)
     changes: list[AnyChange] = []
-    warnings = list(traced.warnings)
-    archive: list[AnyChange] = []
-    for index, kept in zip(indexes, traced.kept, strict=True):
-        whole = bool(kept.all())
-        if whole and not index.torn:
+    for index, kept, name in zip(indexes, traced.kept, names, strict=True):
+        same_name = name == index.path.name
+        if kept.all() and not index.torn and same_name:
             continue
         file = _relative(index.path, root)
-        if len(index) and not kept.any():
+        stays = bool(kept.any()) or not len(index)
+        if not stays or not same_name:
             changes.append(Aside(file, FIELD))
-        else:
+        if stays:
             note = f"{int(kept.sum())} of {len(index)} events stay, to step {marks.iteration}"
-            changes.append(Rewrite(file, FIELD, _content(file, index, kept), note))
+            new = _relative(logdir / name, root)
+            content = _content(file, index, kept)
+            changes.append(Rewrite(new, FIELD, content, note, new_file=not same_name))
         warnings += _damage(index)
-        if keep_as is not None and not whole:
-            archive += _cut_branch(index, kept, root, logdir / keep_as, file)
-    if archive and keep_as is not None and (logdir / keep_as).exists():
-        raise UsageError(
-            f"{logdir / keep_as} exists, so the cut branch can't be kept there",
-            next="give another name: --keep-tb NAME",
-        )
-    return changes + archive, warnings
+    if keep_as is not None:
+        changes += _cut_branches(indexes, traced, logdir / keep_as, root)
+    return changes, [*traced.warnings, *warnings]
+
+
+def _names(indexes: Sequence[Index], traced: Lineage) -> tuple[list[str], list[str]]:
+    """The names under which TensorBoard, which reads by name, reads the files of each training in
+    the order in which they were written; and warnings where it will not.
+
+    Only a file whose writer had a wrong clock gets another name: the same with the right time."""
+    names = [index.path.name for index in indexes]
+    warnings = []
+    for training in traced.trainings:
+        order = [i for i in training.order if traced.kept[i].any()]
+        if all(names[a] < names[b] for a, b in pairwise(order)):
+            continue
+        right = list(names)
+        for i in order:
+            seconds = round(training.behind[i])
+            if seconds:
+                right[i] = _BORN.sub(lambda m: str(int(m[0]) + seconds), names[i], count=1)  # noqa: B023
+        if len(set(right)) == len(right) and all(right[a] < right[b] for a, b in pairwise(order)):
+            names = right
+        else:
+            told = ", ".join(names[i] for i in order)
+            warnings.append(f"TensorBoard reads by name, but these were written in order: {told}")
+    return names, warnings
 
 
 def _content(file: str, index: Index, kept: Flags, start: bytes = b"") -> Content:
@@ -99,20 +122,42 @@ def _damage(index: Index) -> list[str]:
     return told
 
 
-def _cut_branch(index: Index, kept: Flags, root: Path, folder: Path, file: str) -> list[AnyChange]:
-    """The file of the kept branch, with the records that `index` loses."""
+def _cut_branches(
+    indexes: Sequence[Index], traced: Lineage, folder: Path, root: Path
+) -> list[AnyChange]:
+    """Files of the kept branches, with the records that the run loses. TensorBoard shows one of two
+    branches that overlap in one run, so the newest gets `folder` and each older one its own."""
     import numpy as np
 
-    kinds = np.frombuffer(bytes(index.kinds), np.uint8)
-    cut = ~kept & (kinds != event_file.DROPPED)
-    if not (cut & (kinds != FILE_VERSION)).any():
-        return []
-    first = int(cut.argmax())
-    start = b"" if kinds[first] == FILE_VERSION else event_file.version_record(index.walls[first])
-    content = _content(file, index, cut, start)
-    note = f"the cut branch, {int(cut.sum())} events"
-    new = _relative(folder / index.path.name, root)
-    return [Rewrite(new, FIELD, content, note, new_file=True)]
+    folders = dict.fromkeys(range(len(indexes)), folder)
+    for training in traced.trainings:
+        begins: list[int] = []
+        for i in reversed(training.order):
+            if i not in training.lost:
+                continue
+            lo, hi = training.lost[i]
+            number = next((k for k, first in enumerate(begins) if hi < first), len(begins))
+            begins[number : number + 1] = [lo]
+            folders[i] = folder if not number else folder.with_name(f"{folder.name}-{number + 1}")
+    changes: list[AnyChange] = []
+    for i, (index, kept) in enumerate(zip(indexes, traced.kept, strict=True)):
+        kinds = np.frombuffer(bytes(index.kinds), np.uint8)
+        cut = ~kept & (kinds != event_file.DROPPED)
+        if not (cut & (kinds != FILE_VERSION)).any():
+            continue
+        if folders[i].exists():
+            raise UsageError(
+                f"{folders[i]} exists, so a cut branch can't be kept there",
+                next="give another name: --keep-tb NAME",
+            )
+        first = int(cut.argmax())
+        headed = kinds[first] == FILE_VERSION
+        start = b"" if headed else event_file.version_record(index.walls[first])
+        content = _content(_relative(index.path, root), index, cut, start)
+        file = _relative(folders[i] / index.path.name, root)
+        note = f"the cut branch, {int(cut.sum())} events"
+        changes.append(Rewrite(file, FIELD, content, note, new_file=True))
+    return changes
 
 
 def _check_name(keep_as: str) -> None:

@@ -58,16 +58,19 @@ def test_the_cut_branch_becomes_a_run_of_its_own(tmp_path: Path) -> None:
         f"logs/{b.name}",
         f"logs/{c.name}",
         f"logs/tb-7k/{a.name}",
-        f"logs/tb-7k/{b.name}",
+        f"logs/tb-7k-2/{b.name}",
         f"logs/tb-7k/{c.name}",
     ]
     apply(changes, tmp_path)
     tag = "lm-loss-training/lm loss"
     assert curve(logs, tag) == list(range(1, 71))
-    assert curve(logs / "tb-7k", tag) == [*range(31, 41), *range(61, 91), *range(71, 81)]
-    assert sorted(all_points(logs) + all_points(logs / "tb-7k")) == before
+    # Two branches that overlap would hide each other in one run.
+    assert curve(logs / "tb-7k", tag) == [*range(31, 41), *range(71, 81)]
+    assert curve(logs / "tb-7k-2", tag) == list(range(61, 91))
+    kept = all_points(logs / "tb-7k") + all_points(logs / "tb-7k-2")
+    assert sorted(all_points(logs) + kept) == before
     assert stay.startswith((logs / a.name).read_bytes())  # whole records, nothing encoded anew
-    for path in event_file.files(logs / "tb-7k"):
+    for path in (*event_file.files(logs / "tb-7k"), *event_file.files(logs / "tb-7k-2")):
         assert event_file.scan(path).kinds[0] == 3
 
 
@@ -232,3 +235,20 @@ def test_an_old_name_in_one_file_and_the_new_in_another_is_one_curve(tmp_path: P
     assert len(changes) == 1
     apply(changes, tmp_path)
     assert curve(tmp_path, "train/loss") == list(range(1, 16))
+
+
+def test_a_file_from_a_slow_clock_is_named_so_that_it_is_read_in_its_turn(tmp_path: Path) -> None:
+    a = Job(1, 40, START)
+    b = Job(31, 60, a.wall(40) + 600, skew=-55 * 3600)
+    write(tmp_path, a)
+    write(tmp_path, b)
+    assert b.name < a.name
+    changes, _ = tensorboard.truncate(tmp_path, tmp_path, marks(50, b.wall(50)), keep_as=None)
+    assert [type(change) for change in changes] == [Aside, Rewrite, Rewrite]
+    apply(changes, tmp_path)
+    first, second = event_file.files(tmp_path)
+    assert first.name == a.name
+    assert second.name.endswith(".node31.4242.0")
+    assert all_points(tmp_path) == truth((a, 30), (b, 50))
+    assert curve(tmp_path, "grad-norm/grad-norm") == list(range(1, 51))
+    assert tensorboard.truncate(tmp_path, tmp_path, marks(50, b.wall(50)), keep_as=None)[0] == []
