@@ -20,6 +20,8 @@ from ckptsurgeon.files.pickle_scan import MAX_BYTES, Scan, scan
 from ckptsurgeon.files.zip_directory import Directory, Record, payload, read_directory
 
 PICKLE = "data.pkl"
+LAST = 4096
+"""Bytes at the end that are read at once: the directory of a small archive."""
 
 _NUMBERS = {
     "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h",
@@ -52,8 +54,13 @@ class Archive:
                 raise DamagedFile(str(path), 0, "this is no regular file")
             archive.size = archive.status.st_size
 
+            before = max(0, archive.size - LAST)
+            last = _read_at(path, descriptor, before, archive.size - before)
+
             def read_at(offset: int, length: int) -> bytes:
-                return _read_at(path, file.fileno(), offset, length)
+                if before <= offset <= offset + length <= archive.size:
+                    return last[offset - before : offset - before + length]
+                return _read_at(path, descriptor, offset, length)
 
             if read_at(0, min(4, archive.size)) == b"PK\3\4":
                 archive.directory = read_directory(str(path), archive.size, read_at)
@@ -71,6 +78,7 @@ class Archive:
         self._pickle: bytes | None = None
         self._scan: Scan | None = None
         self._tree: Any = None
+        self._order: str | None = None
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Bytes of the file. Raises SurgeryError if it is not the file that was opened."""
@@ -156,10 +164,13 @@ class Archive:
 
     def byte_order(self) -> str:
         """`<` or `>`, as the file says; files that say nothing are little-endian."""
-        record = self.records.get("byteorder")
-        if record is not None and self.read_at(self.payload("byteorder"), record.size) == b"big":
-            return ">"
-        return "<"
+        if self._order is None:
+            self._order = "<"
+            record = self.records.get("byteorder")
+            if record is not None and record.size == 3:
+                text = self.read_at(self.payload("byteorder"), 3)
+                self._order = ">" if text == b"big" else "<"
+        return self._order
 
     def decode(self, dtype: str, data: bytes) -> int | float | bool:
         order = self.byte_order()

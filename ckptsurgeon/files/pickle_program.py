@@ -93,6 +93,7 @@ class _Program:
         self.scan = scanned
         self.data = scanned.data
         self._shared: set[int] | None = None
+        self._items: dict[int, dict[Any, list[Slot]]] = {}
 
     def find(self, path: tuple[Key, ...]) -> tuple[int, Slot | None]:
         """The holder of the last key, and its slot; None where a dict lacks the key."""
@@ -168,17 +169,24 @@ class _Program:
         return None
 
     def _item(self, holder: int, key: Key) -> Slot | None:
-        """The last of equal keys is the one that loads; two of them in a dict are refused."""
-        found: list[Slot] = []
+        """The slot of a dict key. Of two that are equal the last one loads; that is refused."""
+        if holder not in self._items:
+            self._items[holder] = {}
+            for slot in self._pairs(holder):
+                found = _scalar(self.scan, slot.items[slot.index - 1])
+                if found is not _NO_SCALAR:
+                    self._items[holder].setdefault(found, []).append(slot)
+        slots = self._items[holder].get(key, [])
+        if len(slots) > 1:
+            again = self.scan.start(slots[1].items[slots[1].index - 1])
+            raise self.scan.damaged(again, f"the key {key!r} is twice in one dict")
+        return slots[0] if slots else None
+
+    def _pairs(self, holder: int) -> Iterator[Slot]:
         for opcode, items in self.scan.grown.get(holder, ()):
-            if self.data[opcode] not in (opcodes.SETITEM, opcodes.SETITEMS):
-                continue
-            for index in range(int(self.data[opcode] == opcodes.SETITEMS), len(items), 2):
-                if self._equals(items[index], key):
-                    found.append(Slot(opcode, items, index + 1, keyed=True))
-        if len(found) > 1:
-            raise self.scan.damaged(found[1].opcode, f"the key {key!r} is twice in one dict")
-        return found[0] if found else None
+            if self.data[opcode] in opcodes.KEYED:
+                for index in range(1 + (self.data[opcode] in opcodes.MARKED), len(items), 2):
+                    yield Slot(opcode, items, index, keyed=True)
 
     def _appended(self, holder: int, key: Key) -> Slot | None:
         fillings = [
@@ -243,10 +251,6 @@ class _Program:
         if self._shared is None:
             self._shared = set(self.scan.alias.values())
         return value in self._shared
-
-    def _equals(self, value: int, key: Key) -> bool:
-        found = _scalar(self.scan, value)
-        return found is not _NO_SCALAR and bool(found == key)
 
 
 # --- values --------------------------------------------------------------------------------------

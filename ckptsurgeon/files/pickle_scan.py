@@ -81,7 +81,8 @@ class Scan:
     values of SETITEMS, APPENDS and ADDITEMS come after their mark; `built` of an object are the
     (opcode offset, state). `alias` leads from each GET to the value it stands for. `gaps` leads
     from the end of bytes that belong to no value (a FRAME, popped values) to their start. `runs`
-    leads from the values that were stepped over to their ends: what is in them is not told."""
+    leads from the values that were stepped over to their ends: what is in them is not told; `sure`
+    are values whose memo index no run sets again."""
 
     data: bytes
     where: str
@@ -98,6 +99,8 @@ class Scan:
     frames: list[tuple[int, int]] = field(default_factory=list)
     gaps: dict[int, int] = field(default_factory=dict)
     runs: dict[int, int] = field(default_factory=dict)
+    sure: set[int] = field(default_factory=set)
+    _begins: list[int] = field(default_factory=list)
 
     def start(self, value: int) -> int:
         """First byte of `value`."""
@@ -113,13 +116,20 @@ class Scan:
         target = self.alias.get(value)
         if target is None:
             return value
-        if self.runs:
+        if self.runs and target not in self.sure:
             # A run may set the same index again; if no bytes look like that, none does.
             put = bytes([LONG_BINPUT]) + self.data[value + 1 : value + 5]
             again = self.data[value] == LONG_BINGET and self.data.count(put) > 1
             if target in self.runs or again:
                 raise InRun
+            self.sure.add(target)
         return target
+
+    def has_run(self, start: int, end: int) -> bool:
+        """Whether a run begins in [start, end)."""
+        if len(self._begins) != len(self.runs):
+            self._begins = list(self.runs)
+        return bisect.bisect_left(self._begins, start) < bisect.bisect_left(self._begins, end)
 
     def put_index(self, k: int) -> int:
         """The memo index that the k-th PUT sets."""
@@ -203,6 +213,11 @@ def _walk(out: Scan, *, runs: bool) -> None:
             if runs and (op == EMPTY_DICT or op in GETS) and (end := _run_end(data, i, op)):
                 out.runs[i] = end
                 height[i] = pickle_run.LEVELS
+                at = i + 2 if op == EMPTY_DICT else end - 4  # the index that its own PUT sets
+                index = int.from_bytes(data[at : at + 4], "little")
+                if index in memo:
+                    raise InRun
+                memo[index] = i
                 push(i)
                 i = end
             elif size := push_size[op]:

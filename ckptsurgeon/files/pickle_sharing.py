@@ -7,14 +7,17 @@ goes, its definition moves to the first GET that stays, so no reader notices.
 from __future__ import annotations
 
 import bisect
-import itertools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import pickle_opcodes as opcodes
 from ckptsurgeon.files.pickle_scan import InRun, Scan
+
+MAX_CHAIN = 100
+"""Definitions that are moved one into the other."""
 
 
 @dataclass(frozen=True)
@@ -49,37 +52,36 @@ def cut(scanned: Scan, cuts: Sequence[Cut]) -> list[Splice]:
     """The splices that make `cuts`. Raises SurgeryError if two of them overlap.
 
     Protocol 4 and 5 number the memo by counting, so there a value with a MEMOIZE in it stays where
-    it is and a POP takes it off the stack. At protocol 2 and 3 this happens only to a value that is
-    part of a cycle, since `weights_only=True` refuses POP."""
+    it is and a POP takes it off the stack. At protocol 2 and 3 this happens only to a tuple that
+    holds itself, since `weights_only=True` refuses POP."""
     ordered = sorted(cuts, key=lambda item: (item.start, item.end))
-    for left, right in itertools.pairwise(ordered):
+    for left, right in pairwise(ordered):
         if right.start < left.end:
             raise SurgeryError(f"{scanned.where}: two edits overlap at byte {right.start}")
-    if any(item.start <= value < item.end for item in ordered for value in scanned.runs):
+    if any(scanned.has_run(item.start, item.end) for item in ordered):
         raise InRun
     memo = _Memo(scanned)
     kept = {item for item in ordered if memo.must_stay(item)}
     while True:
-        gone = [item for item in ordered if item not in kept]
-        moves: list[Splice] = []
-        for item in gone:
-            found = _moves(memo, item, gone)
-            if found is None:
-                kept.add(item)
-                break
-            moves += found
-        else:
+        mover = _Mover(memo, [item for item in ordered if item not in kept])
+        stuck = mover.move()
+        if stuck is None:
             break
-    splices = [Splice(item.start, item.end, item.new) for item in gone]
+        kept.add(stuck)
+    splices = [Splice(item.start, item.end, item.new) for item in mover.gone] + mover.moves
     for item in ordered:
-        if item not in kept:
-            continue
-        for _, end in item.values:
-            new = bytes([opcodes.POP]) + (item.new if end == item.values[-1][1] else b"")
-            splices.append(Splice(end, end, new))
-        if item.opcode is not None:
-            splices.append(Splice(item.opcode, item.opcode + 1, b""))
-    return splices + moves
+        if item in kept:
+            splices += _popped(item)
+    return splices
+
+
+def _popped(item: Cut) -> Iterator[Splice]:
+    pop = bytes([opcodes.POP])
+    last = item.values[-1][1]
+    for _, end in item.values:
+        yield Splice(end, end, pop + item.new if end == last else pop)
+    if item.opcode is not None:
+        yield Splice(item.opcode, item.opcode + 1, b"")
 
 
 class _Memo:
@@ -88,6 +90,7 @@ class _Memo:
     def __init__(self, scanned: Scan) -> None:
         self.scan = scanned
         self.data = scanned.data
+        self._gets: list[int] = []
 
     def must_stay(self, item: Cut) -> bool:
         if self.scan.protocol >= 4:
@@ -109,6 +112,21 @@ class _Memo:
         end = put + self.scan.put_size(put)
         return self.scan.start(value), max([end, *(opcode + 1 for opcode, _ in fillings)])
 
+    def index_at(self, at: int) -> int:
+        """The memo index of the PUT or GET at `at`, of protocol 2 or 3."""
+        if self.data[at] in (opcodes.BINPUT, opcodes.BINGET):
+            return self.data[at + 1]
+        return int.from_bytes(self.data[at + 1 : at + 5], "little")
+
+    def puts_and_gets(self, start: int, end: int) -> list[int]:
+        """Offsets in [start, end) of the opcodes that set or read the memo."""
+        if not self._gets:
+            self._gets = list(self.scan.alias)
+        out: list[int] = []
+        for offsets in (self.scan.puts, self._gets):
+            out += offsets[bisect.bisect_left(offsets, start) : bisect.bisect_left(offsets, end)]
+        return out
+
     def reads(self, index: int, start: int, end: int) -> list[int]:
         """Offsets in [start, end) of the GETs of a memo index."""
         patterns = [struct.pack("<BI", opcodes.LONG_BINGET, index)]
@@ -126,54 +144,88 @@ class _Memo:
         return sorted(found)
 
 
-def _moves(memo: _Memo, item: Cut, gone: Sequence[Cut]) -> list[Splice] | None:
-    """The GETs that become definitions because `item` takes the definitions away. None: what would
-    move reads a memo index that has no place to move to before it."""
-    starts = [other.start for other in gone]
-    spans = memo.set_in(item.start, item.end)
-    first_read: dict[int, int] = {}
-    for index in spans:
-        for at in memo.reads(index, item.end, len(memo.data)):
-            k = bisect.bisect_right(starts, at) - 1
-            if k < 0 or at >= gone[k].end:
-                first_read[index] = at
-                break
-    out: list[Splice] = []
-    moved: dict[int, tuple[int, int]] = {}
-    for index, at in sorted(first_read.items(), key=lambda pair: pair[1]):
-        if index in moved:
-            continue
-        pieces = _unmoved(spans[index], moved)
-        here = {i for piece in pieces for i in memo.set_in(*piece)}
-        for other in spans.keys() - here - moved.keys():
-            if any(memo.reads(other, *piece) for piece in pieces):
+class _Mover:
+    """The definitions in the bytes that go, moved to the first GETs that stay, as `moves`.
+
+    A definition that moves reads others by GET; those that go too are moved into it, and those
+    that have moved before are read."""
+
+    def __init__(self, memo: _Memo, gone: Sequence[Cut]) -> None:
+        self.memo = memo
+        self.gone = gone
+        self.starts = [item.start for item in gone]
+        self.moves: list[Splice] = []
+        self.spans: dict[int, tuple[int, int]] = {}
+        self.owner: dict[int, Cut] = {}
+        for item in gone:
+            found = memo.set_in(item.start, item.end)
+            self.spans |= found
+            self.owner |= dict.fromkeys(found, item)
+        self.done: set[int] = set()
+
+    def move(self) -> Cut | None:
+        """Fill `moves`; a cut that can't go, if there is one: a tuple in it holds itself."""
+        first_reads = []
+        for index in self.spans:
+            if (at := self._first_read(index)) is not None:
+                first_reads.append((at, index))
+        for at, index in sorted(first_reads):
+            if index in self.done:
+                continue
+            text = self._text(index, ())
+            if text is None:
+                return self.owner[index]
+            self.moves.append(Splice(at, at + self.memo.scan.get_size(at), text))
+        return None
+
+    def _first_read(self, index: int) -> int | None:
+        """The first GET of `index` that stays."""
+        for at in self.memo.reads(index, self.owner[index].end, len(self.memo.data)):
+            k = bisect.bisect_right(self.starts, at) - 1
+            if at >= self.gone[k].end:
+                return at
+        return None
+
+    def _text(self, index: int, within: tuple[int, ...]) -> bytes | None:
+        """The definition of `index` at its new place. None: it needs itself, or too many others."""
+        if index in within or len(within) > MAX_CHAIN:
+            return None
+        within = (*within, index)
+        start, end = self.spans[index]
+        begins: dict[int, list[int]] = {}  # values in it, the outer first where two begin
+        for other in sorted(self.memo.set_in(start, end), key=lambda i: -self.spans[i][1]):
+            if other != index:
+                begins.setdefault(self.spans[other][0], []).append(other)
+        out: list[bytes] = []
+        position = start
+        for at in sorted({*begins, *self.memo.puts_and_gets(start, end)}):
+            if at < position:
+                continue  # in a value that has moved before
+            found = self._instead(at, begins.get(at, ()), within)
+            if found is None:
                 return None
-        out.append(Splice(at, at + memo.scan.get_size(at), _definition(memo, spans[index], moved)))
-        moved |= {i: spans[i] for i in here}
-    return out
+            after, new = found
+            if after > at:
+                out += (self.memo.data[position:at], new)
+                position = after
+        return b"".join((*out, self.memo.data[position:end]))
 
-
-def _inside(span: tuple[int, int], moved: Mapping[int, tuple[int, int]]) -> Iterator[Splice]:
-    """The outermost moved values inside `span`, as GETs of them."""
-    position = span[0]
-    for index, (start, end) in sorted(moved.items(), key=lambda pair: (pair[1][0], -pair[1][1])):
-        if position <= start and end <= span[1]:
-            yield Splice(start, end, struct.pack("<BI", opcodes.LONG_BINGET, index))
-            position = end
-
-
-def _unmoved(span: tuple[int, int], moved: Mapping[int, tuple[int, int]]) -> list[tuple[int, int]]:
-    position, out = span[0], []
-    for inner in _inside(span, moved):
-        out.append((position, inner.start))
-        position = inner.end
-    return [*out, (position, span[1])]
-
-
-def _definition(memo: _Memo, span: tuple[int, int], moved: Mapping[int, tuple[int, int]]) -> bytes:
-    """The bytes of `span`, in which what has moved before is read by GET."""
-    out, position = b"", span[0]
-    for inner in _inside(span, moved):
-        out += memo.data[position : inner.start] + inner.new
-        position = inner.end
-    return out + memo.data[position : span[1]]
+    def _instead(
+        self, at: int, begins: Sequence[int], within: tuple[int, ...]
+    ) -> tuple[int, bytes] | None:
+        """What stands in a moved text instead of the bytes from `at` to an end; nothing if the end
+        is `at`."""
+        scan = self.memo.scan
+        for other in begins:
+            if other in self.done:
+                return self.spans[other][1], struct.pack("<BI", opcodes.LONG_BINGET, other)
+            if other in within:
+                return None
+        if at in scan.alias:
+            other = self.memo.index_at(at)
+            if other in self.spans and other not in self.done:
+                text = self._text(other, within)
+                return None if text is None else (at + scan.get_size(at), text)
+        elif scan.put_size(at):
+            self.done.add(self.memo.index_at(at))
+        return at, b""

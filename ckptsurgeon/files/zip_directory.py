@@ -178,26 +178,26 @@ def _check_extents(path: str, entries: list[Record], end: int) -> None:
 def payload(path: str, directory: Directory, record: Record, read: Read) -> int:
     """Where the bytes of a stored record start. Its local header must say what its entry says:
     torch believes the one, unzip the other. Raises DamagedFile."""
-    header = read(record.offset, LOCAL.size)
-    fields = LOCAL.unpack(header) if len(header) == LOCAL.size else (b"",) * 11
-    signature, _, flags, method, _, _, crc, packed, size, name_length, extra_length = fields
-    if signature != b"PK\3\4":
-        raise DamagedFile(path, record.offset, f"no local header of {record.name!r} here")
-    start = int(record.offset + LOCAL.size + name_length + extra_length)
-    rest = read(record.offset + LOCAL.size, name_length + extra_length)
     name = f"{directory.folder}/{record.name}".encode("utf-8", "surrogateescape")
+    room = directory.offset - record.offset
+    head = read(record.offset, min(LOCAL.size + len(name), room))
+    if len(head) < LOCAL.size + len(name) or head[:4] != b"PK\3\4":
+        raise DamagedFile(path, record.offset, f"no local header of {record.name!r} here")
+    _, _, flags, method, _, _, crc, packed, size, length, extra = LOCAL.unpack_from(head)
     known = (crc, packed, size) == (
         record.crc,
         min(record.packed, FULL_32),
         min(record.size, FULL_32),
     )
-    later = flags & DESCRIPTOR and not crc and not packed and not size
-    if rest[:name_length] != name or flags != record.flags or not (known or later):
+    later = flags & DESCRIPTOR and not crc and {packed, size} <= {0, FULL_32}
+    same = length == len(name) and head[LOCAL.size :] == name and flags == record.flags
+    if not (same and method == record.method and (known or later)):
         raise DamagedFile(path, record.offset, f"local header and entry of {record.name!r} differ")
-    if method != STORED or record.method != STORED or record.packed != record.size:
+    if method != STORED or record.packed != record.size:
         raise DamagedFile(path, record.offset, f"the record {record.name!r} is compressed")
     if flags & ENCRYPTED:
         raise DamagedFile(path, record.offset, f"the record {record.name!r} is encrypted")
-    if start + record.size > directory.offset:
+    start = LOCAL.size + int(length) + int(extra)
+    if start + record.size > room:
         raise DamagedFile(path, record.offset, f"the record {record.name!r} has no room")
-    return start
+    return record.offset + start
