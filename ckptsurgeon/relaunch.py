@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import subprocess
@@ -55,36 +56,62 @@ def command(run: Run, wanted: Relaunch | None = None, extra: Sequence[str] = ())
 def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, out: TextIO) -> int:
     """Run `argv`, pass its output on to `out`, and compare its first line with `promise`.
 
-    Returns the trainer's exit status. Raises VerificationFailed, after stopping the trainer, when
-    the line disagrees. With `check` the bundled trainer stops after the line by itself."""
-    argv = [*argv, *(["--exit-after-first-line"] if check else [])]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as trainer:
-        assert trainer.stdout is not None
+    The bundled trainer waits after its line until it is told to go on, so it trains no step on a
+    broken promise. A trainer of the user's own is compared at its first JSON object, wherever
+    that comes, and stopped when it disagrees; without one nothing can be compared, and that is
+    said. With `check` the trainer is stopped after its line. Returns the trainer's exit status;
+    raises VerificationFailed when the line disagrees."""
+    bundled = run.settings.get("relaunch") is None
+    if bundled:
+        argv = [*argv, "--exit-after-first-line" if check else "--confirm"]
+    told = False
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        assert trainer.stdin is not None and trainer.stdout is not None
         try:
-            first = trainer.stdout.readline()
-            out.write(first)
-            out.flush()
-            differing = compare(promise, first) if first else []
-            if differing:
-                raise VerificationFailed(
-                    f"the trainer does not use what was promised: {'; '.join(differing)}",
-                    untouched="the trainer was stopped before its first step; " + STANDS,
-                    next="ckptsurgeon undo    take the surgery back",
-                )
             for line in trainer.stdout:
                 out.write(line)
                 out.flush()
+                if told or not (bundled or line.startswith("{")):
+                    continue
+                told = True
+                differing = compare(promise, line)
+                if differing:
+                    raise _broken(differing, bundled)
+                if bundled and not check:
+                    trainer.stdin.write("go\n")
+                    trainer.stdin.flush()
+                elif check and not bundled:
+                    trainer.terminate()
         except BaseException:
             trainer.terminate()
             raise
+        finally:
+            with contextlib.suppress(OSError):
+                trainer.stdin.close()
         status = trainer.wait()
-    if not first:
+    if not told and (bundled or check):
         raise SurgeryError(
             f"the trainer ended with status {status} before its first line",
             untouched=STANDS,
             next="read its messages above; then ckptsurgeon relaunch",
         )
-    return status
+    if not told:
+        print(
+            "note: this trainer prints no JSON object of what it uses; nothing was compared",
+            file=sys.stderr,
+        )
+    return 0 if check and not bundled else status
+
+
+def _broken(differing: Sequence[str], bundled: bool) -> VerificationFailed:
+    stopped = STANDS if bundled else "the trainer was stopped; what it had saved is kept"
+    return VerificationFailed(
+        f"the trainer does not use what was promised: {'; '.join(differing)}",
+        untouched=stopped,
+        next="ckptsurgeon undo    take the surgery back",
+    )
 
 
 def compare(promise: Promise, line: str) -> list[str]:

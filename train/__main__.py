@@ -56,12 +56,15 @@ def _train(arguments: Sequence[str]) -> int:
             else:
                 Path(config.save).mkdir(parents=True, exist_ok=True)
                 stack.enter_context(live_marker(Path(config.save)))
-        _run(config, checkpoint, say, options.exit_after_first_line)
+        _run(config, checkpoint, say, options)
     distributed.finish()
 
 
 def _run(
-    config: Config, checkpoint: Path | None, say: Callable[[str], None], only_first_line: bool
+    config: Config,
+    checkpoint: Path | None,
+    say: Callable[[str], None],
+    options: argparse.Namespace,
 ) -> None:
     device = distributed.start(config.threads)
     from . import trainer  # after `start`, which chooses DeepSpeed's accelerator
@@ -71,8 +74,14 @@ def _run(
     say(line)
     if checkpoint is not None and distributed.rank() == 0:
         trainer.warn(trainer.differences(training))
-    if only_first_line:
+    if options.exit_after_first_line:
         return
+    if options.confirm and not distributed.confirmed():
+        raise TrainError(
+            "the first line was not confirmed with `go` on stdin",
+            untouched="no step was trained",
+            next="start without --confirm",
+        )
     if distributed.rank() == 0:
         # Only now: a start that was refused must not change what the next relaunch reads.
         write_atomically(Path(config.save) / RUN_CONFIG, dump_config(config))
@@ -109,6 +118,11 @@ def _train_parser() -> argparse.ArgumentParser:
         "--exit-after-first-line",
         action="store_true",
         help="load, print what the next step would use, change nothing",
+    )
+    parser.add_argument(
+        "--confirm",
+        action="store_true",
+        help="train only after `go` on stdin: whoever started it has read the first line",
     )
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="config overrides")

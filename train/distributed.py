@@ -68,6 +68,14 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
+def confirmed() -> bool:
+    """Whether rank 0 reads `go` on stdin; every rank gets its answer."""
+    import sys
+
+    answer = sys.stdin.readline().strip() == "go" if rank() == 0 else None
+    return bool(gather(answer)[0])
+
+
 def finish() -> NoReturn:
     """Leave together, with status 0.
 
