@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsurgeon import journal
+from ckptsurgeon.attic import pruned
 from ckptsurgeon.edits import (
     AnyChange,
     Append,
@@ -76,7 +77,8 @@ def plan(run: Run, recipe: Recipe) -> Plan:
     )
 
 
-def _refuse_busy(run: Run) -> None:
+def refuse_interrupted(run: Run) -> None:
+    """Raise InterruptedSurgery while a surgery waits for `recover`."""
     title = run.interrupted()
     if title is not None:
         raise InterruptedSurgery(
@@ -84,6 +86,10 @@ def _refuse_busy(run: Run) -> None:
             untouched="nothing was touched by this command",
             next="ckptsurgeon recover    finish it or take it back",
         )
+
+
+def _refuse_busy(run: Run) -> None:
+    refuse_interrupted(run)
     alive = run.writers()
     if alive:
         raise SurgeryError(
@@ -260,6 +266,11 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
         raise UsageError(
             f"receipt {later[-1]} came after {chosen.id} and stands on it",
             next=f"ckptsurgeon undo {later[-1]}    first",
+        )
+    if (run.root / pruned(chosen.id)).exists():
+        raise SurgeryError(
+            f"the attic of receipt {chosen.id} was pruned: what it moved aside is gone",
+            next="ckptsurgeon log",
         )
     new = journal.next_id(run.root)
     since = _since(run, chosen, new)

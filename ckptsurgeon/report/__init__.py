@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckptsurgeon.report.attic import attic, attic_json
 from ckptsurgeon.report.document import (
     SCHEMA,
     checkpoint_json,
@@ -22,6 +23,8 @@ __all__ = [
     "SCHEMA",
     "Look",
     "Progress",
+    "attic",
+    "attic_json",
     "checkpoint",
     "checkpoint_json",
     "done",

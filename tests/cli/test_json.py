@@ -44,6 +44,7 @@ def printed(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> dict[str, dic
         "status": told("status"),
         "recover": told("recover"),
         "relaunch": told("relaunch", "--dry-run"),
+        "prune": told("prune", "--dry-run"),
         "error": told("show", 5),
     }
     applied = told("apply", recipe, "--yes")

@@ -1,0 +1,82 @@
+"""prune and unlock: the commands that remove what can't be brought back."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckptsurgeon import report
+from ckptsurgeon.cli.options import Common
+from ckptsurgeon.errors import SurgeryError
+
+if TYPE_CHECKING:
+    from ckptsurgeon.run import Run
+
+
+def prune(
+    keep: Annotated[
+        int, typer.Option("--keep", metavar="N", help="Keep the attics of the newest N surgeries.")
+    ] = 0,
+    *,
+    common: Common,
+) -> None:
+    """Remove what past surgeries keep in the attic. There is no undo.
+
+    The surgeries whose attic goes, and all before them, can't be undone any more. On a terminal the
+    run's name is asked for; elsewhere --yes counts only together with --run."""
+    from ckptsurgeon import attic
+    from ckptsurgeon.surgery import refuse_interrupted
+
+    run = common.open_run()
+    refuse_interrupted(run)
+    newest = [receipt.id for receipt in run.receipts()][-keep:] if keep > 0 else []
+    chosen = [item for item in attic.kept(run) if item.id not in newest]
+    if common.dry_run or not chosen:
+        common.answer(
+            lambda: report.attic(chosen, common.look), lambda: report.attic_json(chosen, False)
+        )
+        return
+    if not common.as_json:
+        common.answer(lambda: report.attic(chosen, common.look), dict)
+    _confirm(run, f"{len(chosen)} attics", common, named=common.run_dir is not None)
+    attic.prune(run, chosen)
+    common.answer(
+        lambda: f"removed for good: the attics of {', '.join(item.id for item in chosen)}",
+        lambda: report.attic_json(chosen, True),
+    )
+
+
+def unlock(*, common: Common) -> None:
+    """Remove the lock of a surgery that died elsewhere.
+
+    Make sure that it does not run any more: a lock of this machine goes by itself."""
+    from ckptsurgeon import lock
+
+    run = common.open_run()
+    holder = lock.holder(run.root)
+    if holder is None:
+        common.answer(lambda: "nothing to unlock", lambda: {"schema": report.SCHEMA, "lock": None})
+        return
+    told = {"schema": report.SCHEMA, "lock": str(holder)}
+    if common.dry_run:
+        common.answer(lambda: f"held by {holder}", lambda: told)
+        return
+    _confirm(run, f"the lock of {holder}", common, named=common.run_dir is not None)
+    lock.unlock(run.root)
+    common.answer(lambda: f"unlocked: it was held by {holder}", lambda: told)
+
+
+def _confirm(run: Run, what: str, common: Common, *, named: bool) -> None:
+    if common.yes and named:
+        return
+    if common.yes or common.as_json or not sys.stdin.isatty():
+        raise SurgeryError(
+            f"{what}: this can't be undone, and nobody confirmed it for this run",
+            next=f"the same command with --yes --run {run.root}",
+        )
+    print(f"{what}: type the name of the run ({run.name}) to remove: ", end="", file=sys.stderr)
+    sys.stderr.flush()
+    if sys.stdin.readline().strip() != run.name:
+        raise SurgeryError(f"{what}: declined", next="the same command again, with the run's name")

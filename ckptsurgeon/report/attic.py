@@ -1,0 +1,24 @@
+"""What the attic keeps, as text or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ckptsurgeon.attic import Kept
+from ckptsurgeon.report.document import SCHEMA
+from ckptsurgeon.report.look import Look, Row, size, table
+
+
+def attic(kept: Sequence[Kept], look: Look) -> str:
+    """One line for each surgery whose attic would go."""
+    if not kept:
+        return "nothing to prune: no surgery keeps files"
+    rows = [Row(k.id, size(k.bytes), f"{k.files} files   {k.title}", ">") for k in kept]
+    return "\n".join(table(rows, look))
+
+
+def attic_json(kept: Sequence[Kept], removed: bool) -> dict[str, Any]:
+    """The document of `prune`; `removed` is false with --dry-run."""
+    listed = [{"id": k.id, "title": k.title, "files": k.files, "bytes": k.bytes} for k in kept]
+    return {"schema": SCHEMA, "removed": removed, "attics": listed}

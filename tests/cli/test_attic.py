@@ -1,0 +1,84 @@
+"""prune names what it removes, asks, and makes undo refuse; unlock shows who held the lock."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Surgeon
+from tests.conftest import Trained
+from tests.test_contract import tree
+
+
+def test_prune_removes_the_attic_and_undo_says_so(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    surgeon("rollback", "--to", 4, "--yes", "-C", root)
+    surgeon("set", "beta1=0.8", "--yes", "-C", root)
+    attic = root / ".ckptsurgeon" / "attic" / "0001"
+    assert (attic / "global_step8").is_dir()
+    before = tree(root)
+
+    told = json.loads(surgeon("prune", "--dry-run", "--json", "-C", root).stdout)
+    assert [item["id"] for item in told["attics"]] == ["0001"]
+    assert told["attics"][0]["bytes"] > 0
+    assert attic.is_dir()
+
+    result = surgeon("prune", "--yes", "-C", root)
+    assert result.exit_code == 0
+    assert "0001" in result.stdout
+    assert not attic.exists()
+    assert tree(root) == before
+
+    assert surgeon("undo", "--yes", "-C", root).exit_code == 0  # 0002 kept nothing in the attic
+    result = surgeon("undo", "--yes", "-C", root)
+    assert result.exit_code == 1
+    assert "the attic of receipt 0001 was pruned" in result.stderr
+    assert surgeon("prune", "-C", root).stdout.startswith("nothing to prune")
+
+
+def test_prune_keeps_the_newest(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    surgeon("rollback", "--to", 6, "--yes", "-C", root)
+    surgeon("rollback", "--to", 4, "--yes", "-C", root)
+    assert surgeon("prune", "--keep", 1, "--yes", "-C", root).exit_code == 0
+    assert sorted(p.name for p in (root / ".ckptsurgeon" / "attic").iterdir()) == ["0002"]
+
+
+def test_prune_does_not_take_yes_for_a_run_that_was_not_named(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = trained()
+    surgeon("rollback", "--to", 4, "--yes", "-C", root)
+    monkeypatch.chdir(root)
+    result = surgeon("prune", "--yes")
+    assert result.exit_code == 1
+    assert f"--yes --run {root}" in result.stderr
+    assert (root / ".ckptsurgeon" / "attic" / "0001").is_dir()
+
+
+def test_prune_that_was_cut_off_goes_on(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    surgeon("rollback", "--to", 4, "--yes", "-C", root)
+    (root / ".ckptsurgeon" / "receipts" / "0001" / "pruned").touch()
+    assert surgeon("undo", "--yes", "-C", root).exit_code == 1
+    assert surgeon("prune", "--yes", "-C", root).exit_code == 0
+    assert not (root / ".ckptsurgeon" / "attic" / "0001").exists()
+
+
+def test_unlock_says_whose_lock_it_was(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    assert surgeon("unlock", "-C", root).stdout == "nothing to unlock\n"
+    surgeon("set", "beta1=0.8", "--yes", "-C", root)
+    record = {
+        "token": "0" * 16, "host": "node-17", "boot": "b", "namespace": 1, "pid": 7, "start": 1,
+        "uid": 0, "title": "rollback to 6210", "time": "2026-01-01T00:00:00+00:00",
+    }  # fmt: skip
+    (root / ".ckptsurgeon" / "lock").write_text(json.dumps(record))
+    result = surgeon("set", "beta1=0.7", "--yes", "-C", root)
+    assert result.exit_code == 1
+    assert "node-17" in result.stderr
+    result = surgeon("unlock", "--yes", "-C", root)
+    assert result.exit_code == 0
+    assert "rollback to 6210" in result.stdout
+    assert surgeon("set", "beta1=0.7", "--yes", "-C", root).exit_code == 0
