@@ -61,19 +61,26 @@ for _module, _classes in _FAKES.items():
 @contextlib.contextmanager
 def trainer_installed() -> Iterator[None]:
     """The trainer's classes can be imported inside only, under the names of the real ones."""
-    before = {name: sys.modules.get(name) for name in _FAKES}
+    before = {name: module for name, module in sys.modules.items() if _belongs(name)}
+    for name in before:
+        del sys.modules[name]
     for name, classes in _FAKES.items():
-        fake = types.ModuleType(name)
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            parent = ".".join(parts[:depth])
+            sys.modules.setdefault(parent, types.ModuleType(parent))
         for item in classes:
-            setattr(fake, item.__name__, item)
-        sys.modules[name] = fake
+            setattr(sys.modules[name], item.__name__, item)
     try:
         yield
     finally:
-        for name, module in before.items():
+        for name in [name for name in sys.modules if _belongs(name)]:
             del sys.modules[name]
-            if module is not None:
-                sys.modules[name] = module
+        sys.modules.update(before)
+
+
+def _belongs(module: str) -> bool:
+    return module == "deepspeed" or module.startswith("deepspeed.")
 
 
 def optimizer_state(groups: int = 2, numel: int = 64) -> dict[str, Any]:
