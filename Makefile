@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
+# Each worker makes its own training runs; more than two are no faster on two cores.
+WORKERS ?= 2
 
 # The CPU accelerator must be named before DeepSpeed is imported; its compiled helpers are cached
 # per checkout, so that another environment's flags never force a rebuild; one thread per test.
@@ -34,10 +36,10 @@ lint: venv
 	$(VENV)/bin/lint-imports
 
 test: lint
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 nightly: lint
-	$(PY) -m pytest
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 demo: venv
 	$(PY) -m bench.demo
