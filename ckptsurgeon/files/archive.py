@@ -5,11 +5,12 @@ Torch reads the pickle and the storages of the folder that the first entry names
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Archive:
         archive = cls()
         archive.path = path
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
+        with os.fdopen(descriptor, "rb", buffering=0):
             archive.status = os.fstat(descriptor)
             if not stat.S_ISREG(archive.status.st_mode):
                 raise DamagedFile(str(path), 0, "this is no regular file")
@@ -79,15 +80,34 @@ class Archive:
         self._scan: Scan | None = None
         self._tree: Any = None
         self._order: str | None = None
+        self._descriptor: int | None = None
+
+    def is_current(self) -> bool:
+        """Whether the path still leads to the file that was opened, by inode, size and time."""
+        try:
+            return _identity(self.path.stat()) == _identity(self.status)
+        except OSError:
+            return False
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Bytes of the file. Raises SurgeryError if it is not the file that was opened."""
-        with self.path.open("rb", buffering=0) as file:
-            now, then = os.fstat(file.fileno()), self.status
-            for name in ("st_dev", "st_ino", "st_size", "st_mtime_ns"):
-                if getattr(now, name) != getattr(then, name):
-                    raise SurgeryError(f"{self.path} changed while it was read", next="try again")
-            return _read_at(self.path, file.fileno(), offset, length)
+        if self._descriptor is not None:
+            return _read_at(self.path, self._descriptor, offset, length)
+        with self.reading():
+            return self.read_at(offset, length)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Opens the file once for all reads inside."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if _identity(os.fstat(descriptor)) != _identity(self.status):
+                raise SurgeryError(f"{self.path} changed while it was read", next="try again")
+            self._descriptor = descriptor
+            yield
+        finally:
+            self._descriptor = None
+            os.close(descriptor)
 
     def payload(self, name: str) -> int:
         """Where the bytes of a record start. Raises DamagedFile if torch might read others."""
@@ -196,6 +216,10 @@ class Archive:
         if not data or not _close(self.decode(dtype, data), value):
             raise SurgeryError(f"{self.path}: a tensor of {dtype} can't hold {value!r}")
         return data
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _close(stored: float, wanted: float) -> bool:

@@ -6,47 +6,34 @@ known by the offset of the opcode that makes it.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import gc
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import repeat
 
 from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files import pickle_opcodes as opcodes
 from ckptsurgeon.files import pickle_run
 from ckptsurgeon.files.pickle_opcodes import (
-    ADDITEMS,
     BINGET,
     BINPUT,
     EMPTY_DICT,
-    FRAME,
-    FROZENSET,
     GETS,
-    GLOBAL,
-    GLOBALS,
     HOLDERS,
-    KEYED,
     LENGTH_SIZE,
-    LONG_BINGET,
     LONG_BINPUT,
     LONGS,
     MARK,
     MARKED,
-    OBJECTS,
     OPERANDS,
-    POP,
-    POP_MARK,
-    PROTO,
     PUSH_SIZE,
     PUTS,
-    SETITEM,
-    STACK_GLOBAL,
     STOP,
-    TEXTS,
-    TUPLES,
-)  # fmt: skip
+)
+from ckptsurgeon.files.pickle_places import CutShort, InRun, Scan
+
+__all__ = ["CutShort", "InRun", "Scan", "collector_paused", "scan"]
 
 MAX_BYTES = 256 << 20
 """Bytes of the longest pickle, so of the longest string in it."""
@@ -62,100 +49,6 @@ MAX_KEY = 1000
 """Values in the largest tuple that is a dict key or a set item, each reference counted again."""
 MIN_RUNS = 1 << 16
 """Bytes of the shortest pickle in which runs are worth their regular expression."""
-
-
-class CutShort(DamagedFile):
-    """The pickle, or a value in it, ends after the last byte there is."""
-
-
-class InRun(Exception):
-    """What is asked for lies in a run of opcodes that the scan has stepped over."""
-
-
-@dataclass
-class Scan:
-    """Where the values of one pickle stand.
-
-    `parts` of a tuple, object, or persistent id are the values it is made of (after the mark, when
-    there is one); `grown` of a container are the (opcode offset, values) that fill it, where the
-    values of SETITEMS, APPENDS and ADDITEMS come after their mark; `built` of an object are the
-    (opcode offset, state). `alias` leads from each GET to the value it stands for. `gaps` leads
-    from the end of bytes that belong to no value (a FRAME, popped values) to their start. `runs`
-    leads from the values that were stepped over to their ends: what is in them is not told; `sure`
-    are values whose memo index no run sets again."""
-
-    data: bytes
-    where: str
-    base: int
-    protocol: int = 0
-    root: int = 0
-    stop: int = 0
-    parts: dict[int, list[int]] = field(default_factory=dict)
-    grown: dict[int, list[tuple[int, list[int]]]] = field(default_factory=dict)
-    built: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    memo: dict[int, int] = field(default_factory=dict)
-    puts: list[int] = field(default_factory=list)
-    alias: dict[int, int] = field(default_factory=dict)
-    frames: list[tuple[int, int]] = field(default_factory=list)
-    gaps: dict[int, int] = field(default_factory=dict)
-    runs: dict[int, int] = field(default_factory=dict)
-    sure: set[int] = field(default_factory=set)
-    _begins: list[int] = field(default_factory=list)
-
-    def start(self, value: int) -> int:
-        """First byte of `value`."""
-        while (parts := self.parts.get(value)) is not None:
-            value = parts[0]
-        return value
-
-    def made(self, value: int) -> int:
-        """The value that `value` stands for, if it is a GET. Raises InRun if only a whole scan
-        can tell."""
-        if value in self.runs:
-            raise InRun
-        target = self.alias.get(value)
-        if target is None:
-            return value
-        if self.runs and target not in self.sure:
-            # A run may set the same index again; if no bytes look like that, none does.
-            put = bytes([LONG_BINPUT]) + self.data[value + 1 : value + 5]
-            again = self.data[value] == LONG_BINGET and self.data.count(put) > 1
-            if target in self.runs or again:
-                raise InRun
-            self.sure.add(target)
-        return target
-
-    def has_run(self, start: int, end: int) -> bool:
-        """Whether a run begins in [start, end)."""
-        if len(self._begins) != len(self.runs):
-            self._begins = list(self.runs)
-        return bisect.bisect_left(self._begins, start) < bisect.bisect_left(self._begins, end)
-
-    def put_index(self, k: int) -> int:
-        """The memo index that the k-th PUT sets."""
-        put = self.puts[k]
-        if self.data[put] == BINPUT:
-            return self.data[put + 1]
-        if self.data[put] == LONG_BINPUT:
-            return int.from_bytes(self.data[put + 1 : put + 5], "little")
-        return k
-
-    def put_size(self, offset: int) -> int:
-        """Bytes of the opcode at `offset` if it sets a memo index, else 0."""
-        at = bisect.bisect_left(self.puts, offset)
-        if at == len(self.puts) or self.puts[at] != offset:
-            return 0
-        return {BINPUT: 2, LONG_BINPUT: 5}.get(self.data[offset], 1)
-
-    def get_size(self, offset: int) -> int:
-        """Bytes of the GET at `offset`."""
-        return 2 if self.data[offset] == BINGET else 5
-
-    def damaged(self, offset: int, what: str) -> DamagedFile:
-        return DamagedFile(self.where or "pickle", self.base + offset, what)
-
-    def cut_short(self, offset: int, what: str) -> CutShort:
-        return CutShort(self.where or "pickle", self.base + offset, what)
 
 
 @contextlib.contextmanager
@@ -185,7 +78,7 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
         raise out.damaged(0, f"the pickle has {len(data)} bytes, more than {MAX_BYTES}")
     if len(data) < 2:
         raise out.cut_short(0, "the pickle is cut short")
-    if data[0] != PROTO or not 2 <= data[1] <= 5:
+    if data[0] != opcodes.PROTO or not 2 <= data[1] <= 5:
         raise out.damaged(0, "no pickle of protocol 2 to 5 starts here")
     out.protocol = data[1]
     with collector_paused():
@@ -283,8 +176,10 @@ def _walk(out: Scan, *, runs: bool) -> None:
                 i = _rare(out, i, op, stack, marks)
         else:
             raise out.damaged(i, f"the pickle has more than {MAX_OPCODES} opcodes")
-    except (IndexError, struct.error):
-        if i >= len(data):
+    except struct.error:
+        raise out.cut_short(i, "the pickle is cut short") from None
+    except IndexError:
+        if i + 1 >= len(data):
             raise out.cut_short(len(data), "the pickle is cut short") from None
         raise out.damaged(i, "an opcode lacks its values on the stack") from None
     if len(stack) != 1 or marks:
@@ -307,14 +202,14 @@ def _run_end(data: bytes, i: int, op: int) -> int:
 
 def _operands(out: Scan, i: int, op: int, stack: list[int], marks: list[int]) -> list[int]:
     """Take the values of the opcode off the stack; with the mark, if it works up to one."""
-    if op in MARKED:
+    if op in opcodes.MARKED:
         first = marks.pop()
     else:
-        first = len(stack) - (OPERANDS.get(op) or (2 if op == SETITEM else 1))
+        first = len(stack) - (opcodes.OPERANDS.get(op) or (2 if op == opcodes.SETITEM else 1))
     items = stack[first:]
     del stack[first:]
     floor = marks[-1] + 1 if marks else 0
-    if first < floor + (op in HOLDERS):
+    if first < floor + (op in opcodes.HOLDERS):
         raise out.damaged(i, "an opcode lacks its values on the stack")
     return items
 
@@ -322,29 +217,30 @@ def _operands(out: Scan, i: int, op: int, stack: list[int], marks: list[int]) ->
 def _fill(
     out: Scan, i: int, op: int, items: list[int], target: int, height: dict[int, int]
 ) -> None:
-    if out.data[target] not in HOLDERS[op]:
+    if out.data[target] not in opcodes.HOLDERS[op]:
         raise out.damaged(i, "a value is put into what can't hold it")
-    if op in KEYED or op == ADDITEMS:
-        if op in MARKED and op in KEYED and not len(items) % 2:
+    if op in opcodes.KEYED or op == opcodes.ADDITEMS:
+        if op in opcodes.MARKED and op in opcodes.KEYED and not len(items) % 2:
             raise out.damaged(i, "a dict key has no value")
-        keys = items if op == ADDITEMS else items[op in MARKED :: 2]
+        keys = items if op == opcodes.ADDITEMS else items[op in opcodes.MARKED :: 2]
         if not height.keys().isdisjoint(keys):
             _check_keys(out, keys)
-    if op in HOLDERS and HOLDERS[op] is OBJECTS:
+    if op in opcodes.HOLDERS and opcodes.HOLDERS[op] is opcodes.OBJECTS:
         out.built.setdefault(target, []).append((i, items[0]))
     else:
         out.grown.setdefault(target, []).append((i, items))
 
 
 def _check(out: Scan, i: int, op: int, items: list[int], height: dict[int, int]) -> None:
-    """Called and instantiated are named globals only; a global's name is made of two strings."""
-    if op in OBJECTS:
-        if out.data[out.alias.get(items[0], items[0])] not in GLOBALS:
+    """Called and instantiated are named globals only (the legacy format has them in persistent
+    ids, with their source); a global's name is made of two strings."""
+    if op in opcodes.OBJECTS:
+        if out.data[out.alias.get(items[0], items[0])] not in (*opcodes.GLOBALS, opcodes.BINPERSID):
             raise out.damaged(i, "the pickle calls something that is not a named global")
-    elif op == STACK_GLOBAL:
-        if any(out.data[out.alias.get(item, item)] not in TEXTS for item in items):
+    elif op == opcodes.STACK_GLOBAL:
+        if any(out.data[out.alias.get(item, item)] not in opcodes.TEXTS for item in items):
             raise out.damaged(i, "the name of a global is not a string")
-    elif op == FROZENSET:
+    elif op == opcodes.FROZENSET:
         _check_keys(out, items)
 
 
@@ -356,7 +252,7 @@ def _check_keys(out: Scan, keys: Sequence[int]) -> None:
             value = todo.pop()
             value = out.alias.get(value, value)
             steps += 1
-            if out.data[value] in TUPLES or out.data[value] == FROZENSET:
+            if out.data[value] in opcodes.TUPLES or out.data[value] == opcodes.FROZENSET:
                 todo += out.parts.get(value, ())
             if steps > MAX_KEY:
                 raise out.damaged(key, f"a dict key has more than {MAX_KEY} parts")
@@ -365,7 +261,7 @@ def _check_keys(out: Scan, keys: Sequence[int]) -> None:
 def _rare(out: Scan, i: int, op: int, stack: list[int], marks: list[int]) -> int:
     """GLOBAL, FRAME, POP and POP_MARK; the offset after it."""
     data = out.data
-    if op == GLOBAL:
+    if op == opcodes.GLOBAL:
         stack.append(i)
         for _ in range(2):
             line = data.find(b"\n", i + 1, i + 2 + MAX_NAME)
@@ -374,16 +270,16 @@ def _rare(out: Scan, i: int, op: int, stack: list[int], marks: list[int]) -> int
                 raise error(i, f"the name of a global has no end, or over {MAX_NAME} bytes")
             i = line
         return i + 1
-    if op == FRAME:
+    if op == opcodes.FRAME:
         length = int.from_bytes(data[i + 1 : i + 9], "little")
         if i + 9 + length > len(data):
             raise out.cut_short(i, f"a frame of {length} bytes does not fit in the pickle")
         out.frames.append((i, length))
         out.gaps[i + 9] = i
         return i + 9
-    if op not in (POP, POP_MARK):
+    if op not in (opcodes.POP, opcodes.POP_MARK):
         raise out.damaged(i, f"opcode {op:#04x} is not written by protocols 2 to 5")
-    if op == POP and len(stack) > (marks[-1] + 1 if marks else 0):
+    if op == opcodes.POP and len(stack) > (marks[-1] + 1 if marks else 0):
         popped = out.start(stack.pop())
     else:
         mark = marks.pop()

@@ -23,10 +23,10 @@ from ckptsurgeon.files.storage_edit import StorageEdit, storage_edits
 from ckptsurgeon.files.zip_directory import Directory
 from ckptsurgeon.files.zip_tail import Moved, directory, end_records, local_header
 
-FIRST_GAP = 66 << 10
+FIRST_GAP = 128 << 10
 """Bytes between the old end and the first new record. Readers look for the end record in the last
-65,557 bytes (unzip: 66,000), so from the moment the file has grown until the new end record is
-there, none of them finds the old one."""
+65,557 bytes and in the blocks those are in (torch: 4 KiB; unzip: 66,000 in blocks of 8 KiB), so
+from the moment the file has grown until the new end record is there, none finds the old one."""
 LARGEST_COPY = 4 << 20
 """Bytes of a storage that an Append writes again because its neighbours change."""
 SMALLEST_HOLE = 4096
@@ -36,9 +36,9 @@ __all__ = ["Archive", "render"]
 
 
 def render(
-    path: Path, file: str, changes: Sequence[Change], *, strict: bool = False
+    source: Path | Archive, file: str, changes: Sequence[Change], *, strict: bool = False
 ) -> Append | Content:
-    """One edit that makes all `changes` to the torch file at `path`, called `file` in the edit.
+    """One edit that makes all `changes` to the torch file `source`, called `file` in the edit.
 
     A value of data.pkl is set by `pickle_program.splice`; a tensor becomes `ZEROS`, or a tensor of
     one element a number of its dtype. A key whose `old` is `ABSENT` is inserted. The result is
@@ -48,7 +48,9 @@ def render(
     Raises DamagedFile, or SurgeryError if a path leads nowhere or a tensor can't be changed alone.
     """
     with collector_paused():
-        return _render(Archive.open(path), file, changes, strict)
+        archive = source if isinstance(source, Archive) else Archive.open(source)
+        with archive.reading():
+            return _render(archive, file, changes, strict)
 
 
 def _render(

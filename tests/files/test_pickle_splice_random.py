@@ -91,7 +91,7 @@ def like(old: Any, new: Any) -> Any:
     return new
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(trees(), st.sampled_from([2, 3, 4, 5]), st.booleans(), st.data())
 def test_agrees_with_plain_python(
     tree: dict[Any, Any], protocol: int, in_python: bool, data: st.DataObject
@@ -131,7 +131,7 @@ def test_agrees_with_plain_python(
         assert _loads(after) or (popped and "'cycle'" in str(frozen(tree)))
 
 
-@settings(max_examples=20, deadline=None, phases=[Phase.generate])
+@settings(max_examples=12, deadline=None, phases=[Phase.generate])
 @given(st.data())
 def test_a_large_pickle_is_edited_as_if_nothing_were_stepped_over(data: st.DataObject) -> None:
     scanned = scan(LARGE)
