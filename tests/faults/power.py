@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 from ckptsurgeon import lock
 from tests.faults.inject import exited, hooked, outcome
 from tests.faults.sweep import Stage
-from tests.faults.world import Report, Scenario, Snapshot, neither, snapshot, workplace
+from tests.faults.world import Point, Snapshot, neither, snapshot
 
 NAMES = ("link", "make_directory", "symlink", "rename", "unlink")
 
@@ -253,23 +254,17 @@ def _torn(effect: Effect) -> Iterable[Effect]:
 # --- the sweep -----------------------------------------------------------------------------------
 
 
-def sweep_power(scenario: Scenario, rules: str) -> Report:
+def cuts(stage: Stage, rules: str) -> Iterator[Point]:
     """Cut the power after each call, in every way that the rules allow; then read and recover."""
-    report = Report(f"power cut ({rules}) in {scenario.name}")
-    with workplace() as place:
-        stage = Stage(scenario, place)
-        _cut(stage, _record(stage, len(stage.calls) + 1), rules, report)
-    return report
+    yield from _cuts(stage, _record(stage, sys.maxsize), rules)
 
 
-def sweep_power_in_recovery(scenario: Scenario, rules: str, every: int) -> Report:
-    """Kill the command at every `every`-th call, then cut the power after each call of recover."""
-    report = Report(f"power cut ({rules}) in recovery of {scenario.name}")
-    with workplace() as place:
-        stage = Stage(scenario, place)
-        for kill in range(1, len(stage.calls) + 1, every):
-            _cut(stage, _record(stage, kill), rules, report)
-    return report
+def cuts_in_recovery(stage: Stage, rules: str, every: int = 1, at: str = "") -> Iterator[Point]:
+    """Kill the command at every `every`-th call whose name starts with `at`, then cut the power
+    after each call of recover."""
+    kills = [number for number, call in enumerate(stage.calls, 1) if call.startswith(at)]
+    for kill in kills[::every]:
+        yield from _cuts(stage, _record(stage, kill), rules)
 
 
 @dataclass(frozen=True)
@@ -315,7 +310,7 @@ def _record(stage: Stage, kill: int) -> Record:
     return Record(before, tuple(recorder.effects), killed, snapshot(stage.world))
 
 
-def _cut(stage: Stage, record: Record, rules: str, report: Report) -> None:
+def _cuts(stage: Stage, record: Record, rules: str) -> Iterator[Point]:
     for length, kept in states(record.effects, rules):
         if length < record.killed:
             continue
@@ -324,8 +319,8 @@ def _cut(stage: Stage, record: Record, rules: str, report: Report) -> None:
             state.apply(effect)
         state.write_out(stage.world)
         wanted = [record.end] if length == len(record.effects) else [stage.before, stage.after]
-        point = f"killed after {record.killed}, cut after {length}, {len(kept)} effects kept"
-        report.note(point, 0, _judge(stage, wanted))
+        where = f"killed after {record.killed}, cut after {length}, {len(kept)} effects kept"
+        yield Point(where, 0, _judge(stage, wanted))
 
 
 def _judge(stage: Stage, wanted: Sequence[Snapshot]) -> str | None:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
+from tests.faults.bugs import seeded
 from tests.faults.inject import KILLED, Fault, Outcome, count_calls, exited, outcome
-from tests.faults.world import Report, Scenario, copy, differs, neither, snapshot, workplace
+from tests.faults.world import (
+    Point,
+    Report,
+    Scenario,
+    differs,
+    neither,
+    restore,
+    save,
+    snapshot,
+    workplace,
+)
 
 
 class Stage:
@@ -15,16 +31,16 @@ class Stage:
 
     def __init__(self, scenario: Scenario, place: Path) -> None:
         self.scenario = scenario
-        self.template, self.world = place / "template", place / "world"
-        self.template.mkdir()
-        scenario.build(self.template)
-        self.reset()
+        self.world = place / "world"
+        self.world.mkdir()
+        scenario.build(self.world)
+        self.template = save(self.world)
         self.before = snapshot(self.world)
         self.calls = count_calls(lambda: scenario.act(self.world))
         self.after = snapshot(self.world)
 
     def reset(self) -> None:
-        copy(self.template, self.world)
+        restore(self.template, self.world)
 
     def act(self, fault: Fault | None = None) -> Outcome:
         return outcome(lambda: self.scenario.act(self.world), fault)
@@ -38,52 +54,64 @@ class Stage:
         return self.scenario.read(self.world)
 
 
-def sweep(
-    scenario: Scenario, kinds: Sequence[str], sticky: Sequence[bool] = (False,), every: int = 1
-) -> Report:
-    """Each kind of fault at each call (or each `every`-th) of the scenario's command."""
-    report = Report(scenario.name)
+Sweep = Callable[..., Iterator[Point]]
+
+
+def reports(*jobs: tuple[Any, ...], bug: str = "") -> list[Report]:
+    """`run` for each job, side by side in fresh interpreters: a sweep forks at every point, and a
+    fork of a process that has imported torch takes twenty times as long."""
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        return [job.result() for job in [pool.submit(run, *job, bug=bug) for job in jobs]]
+
+
+def run(scenario: Scenario, sweep: Sweep, *arguments: Any, bug: str = "") -> Report:
+    """All points of one sweep over one scenario. With a seeded bug, only up to the first point
+    that finds it; the states that it is judged by come from the code without the bug."""
+    report = Report()
     with workplace() as place:
         stage = Stage(scenario, place)
-        for kind, stays in product(kinds, sticky):
-            for at in range(1, len(stage.calls) + 1, every):
-                call = stage.calls[at - 1]
-                if kind == "SHORT" and not call.startswith(("write", "copy")):
-                    continue
-                stage.reset()
-                fault = Fault(kind, at, stays)
-                ended = stage.act(fault)
-                violation = stage.read() or _verdict(stage, ended)
-                report.note(f"{fault} ({call}), exit {ended.code}", ended.code, violation)
+        with seeded(bug) if bug else nullcontext():
+            for point in sweep(stage, *arguments):
+                report.note(point)
+                if bug and report.violations:
+                    break
     return report
 
 
-def sweep_recovery(
-    scenario: Scenario, kinds: Sequence[str], sticky: Sequence[bool] = (False,), every: int = 1
-) -> Report:
+def faults(
+    stage: Stage, kinds: Sequence[str], sticky: Sequence[bool] = (False,), every: int = 1
+) -> Iterator[Point]:
+    """Each kind of fault at each call (or each `every`-th) of the scenario's command."""
+    for kind, stays in product(kinds, sticky):
+        for at in range(1, len(stage.calls) + 1, every):
+            call = stage.calls[at - 1]
+            if kind == "SHORT" and not call.startswith(("write", "copy")):
+                continue
+            stage.reset()
+            fault = Fault(kind, at, stays)
+            ended = stage.act(fault)
+            yield Point(f"{fault} ({call})", ended.code, stage.read() or _verdict(stage, ended))
+
+
+def faults_in_recovery(
+    stage: Stage, kinds: Sequence[str], sticky: Sequence[bool] = (False,), every: int = 1
+) -> Iterator[Point]:
     """Kill the command at each (or each `every`-th) call; put each kind of fault at each call of
     the recovery from that; then recover without faults."""
-    report = Report(f"recovery of {scenario.name}")
-    with workplace() as place:
-        stage = Stage(scenario, place)
-        for kill in range(1, len(stage.calls) + 1, every):
-            stage.reset()
-            stage.act(Fault("KILL", kill))
-            killed = place / "killed"
-            copy(stage.world, killed)
-            calls = stage.recover().calls
-            for kind, stays, at in product(kinds, sticky, range(1, calls + 1)):
-                copy(killed, stage.world)
-                fault = Fault(kind, at, stays)
-                ended = stage.recover(fault)
-                violation = stage.read()
-                if ended.code in (0, 5, 130, KILLED):
-                    violation = violation or recovered(stage)
-                else:
-                    violation = violation or f"exit {ended.code}: {ended.told}"
-                point = f"killed at {kill}, {fault}, exit {ended.code}"
-                report.note(point, ended.code, violation)
-    return report
+    for kill in range(1, len(stage.calls) + 1, every):
+        stage.reset()
+        stage.act(Fault("KILL", kill))
+        killed = save(stage.world)
+        calls = stage.recover().calls
+        for kind, stays, at in product(kinds, sticky, range(1, calls + 1)):
+            restore(killed, stage.world)
+            fault = Fault(kind, at, stays)
+            ended = stage.recover(fault)
+            violation = stage.read()
+            if ended.code not in (0, 5, 130, KILLED):
+                violation = violation or ended.told
+            where = f"killed at {kill} ({stage.calls[kill - 1]}), then {fault} in recover"
+            yield Point(where, ended.code, violation or recovered(stage))
 
 
 def recovered(stage: Stage) -> str | None:

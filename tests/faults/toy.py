@@ -185,12 +185,15 @@ def read(world: Path) -> str | None:
         if name not in ("step100", "step200") or not (run / name).is_dir():
             return f"{pointer} names {name!r}, which is not there"
     for folder in sorted(run.glob("step*")):
+        missing = {f"shard{number}" for number in range(SHARDS)} - {
+            item.name for item in folder.iterdir()
+        }
+        if missing:
+            return f"{folder.name}: {missing} missing"
         found = set()
         try:
             for number in range(SHARDS):
                 found.add(_lr(folder / f"shard{number}"))
-        except FileNotFoundError as error:
-            return f"{error.filename} is missing"
         except Loud:
             continue
         if found not in ({OLD}, {NEW}):

@@ -1,0 +1,55 @@
+"""After a power cut at any moment, by the model or a real one, the run is before or after."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.cut import real_cuts, unavailable
+from tests.faults.power import cuts, cuts_in_recovery
+from tests.faults.sweep import reports
+from tests.faults.test_faults import _sound
+from tests.faults.toy import ROLLBACK, SCENARIOS, SET_LR, UNDO, UNDO_SET
+
+RULES = ("strict", "ext4")
+
+
+def test_every_state_of_every_cut() -> None:
+    _sound(reports(*((scenario, cuts, rules) for scenario in SCENARIOS for rules in RULES)), 1500)
+
+
+def test_cut_during_the_recovery_from_a_kill() -> None:
+    found = reports(
+        (ROLLBACK, cuts_in_recovery, "strict", 17),
+        (SET_LR, cuts_in_recovery, "strict", 17),
+        (UNDO, cuts_in_recovery, "strict", 9),
+        (UNDO_SET, cuts_in_recovery, "strict", 9),
+        (ROLLBACK, cuts_in_recovery, "ext4", 17),
+        (UNDO, cuts_in_recovery, "ext4", 9),
+    )
+    _sound(found, 3500)
+
+
+@pytest.mark.slow
+def test_cut_during_every_recovery() -> None:
+    jobs = [(scenario, cuts_in_recovery, rules) for scenario in SCENARIOS for rules in RULES]
+    _sound(reports(*jobs), 50_000)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_real_cuts(kind: str) -> None:
+    reason = unavailable(kind)
+    if reason is not None:
+        pytest.skip(reason)
+    # One after the other: the kernel's own threads share the two cores.
+    found = [*reports((ROLLBACK, real_cuts, kind, 2)), *reports((UNDO, real_cuts, kind, 2))]
+    _sound(found, 100)
+    assert all(0 in report.codes for report in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_real_cuts_at_every_call(kind: str) -> None:
+    reason = unavailable(kind)
+    if reason is not None:
+        pytest.skip(reason)
+    _sound([*reports(*((scenario, real_cuts, kind) for scenario in SCENARIOS))], 300)
