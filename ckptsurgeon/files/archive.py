@@ -18,7 +18,14 @@ from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import crc32, torch_legacy
 from ckptsurgeon.files.pickle_reader import ITEM_BYTES, Tensor, read
 from ckptsurgeon.files.pickle_scan import MAX_BYTES, Scan, scan
-from ckptsurgeon.files.zip_directory import Directory, Record, payload, read_directory
+from ckptsurgeon.files.zip_directory import (
+    ENCRYPTED,
+    STORED,
+    Directory,
+    Record,
+    payload,
+    read_directory,
+)
 
 PICKLE = "data.pkl"
 LAST = 4096
@@ -42,6 +49,7 @@ class Archive:
     folder: str
     records: Mapping[str, Record]
     directory: Directory | None
+    status: os.stat_result
 
     @classmethod
     def open(cls, path: Path) -> Archive:
@@ -49,33 +57,35 @@ class Archive:
         archive = cls()
         archive.path = path
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb", buffering=0):
-            archive.status = os.fstat(descriptor)
-            if not stat.S_ISREG(archive.status.st_mode):
-                raise DamagedFile(str(path), 0, "this is no regular file")
-            archive.size = archive.status.st_size
-
-            before = max(0, archive.size - LAST)
-            last = _read_at(path, descriptor, before, archive.size - before)
-
-            def read_at(offset: int, length: int) -> bytes:
-                if before <= offset <= offset + length <= archive.size:
-                    return last[offset - before : offset - before + length]
-                return _read_at(path, descriptor, offset, length)
-
-            if read_at(0, min(4, archive.size)) == b"PK\3\4":
-                archive.directory = read_directory(str(path), archive.size, read_at)
-                archive.folder = archive.directory.folder
-                archive.records = archive.directory.records
-            else:
-                archive.directory, archive.folder = None, ""
-                archive.records = torch_legacy.read_records(str(path), archive.size, read_at)
-            if PICKLE not in archive.records:
-                raise DamagedFile(str(path), archive.size, f"the archive has no {PICKLE}")
+        try:
+            archive._read_records(descriptor)
+        finally:
+            os.close(descriptor)
+        if PICKLE not in archive.records:
+            raise DamagedFile(str(path), archive.size, f"the archive has no {PICKLE}")
         return archive
 
+    def _read_records(self, descriptor: int) -> None:
+        self.status = os.fstat(descriptor)
+        if not stat.S_ISREG(self.status.st_mode):
+            raise DamagedFile(str(self.path), 0, "this is no regular file")
+        self.size = self.status.st_size
+        before = max(0, self.size - LAST)
+        last = _read_at(self.path, descriptor, before, self.size - before)
+
+        def read_at(offset: int, length: int) -> bytes:
+            if before <= offset <= offset + length <= self.size:
+                return last[offset - before : offset - before + length]
+            return _read_at(self.path, descriptor, offset, length)
+
+        if read_at(0, min(4, self.size)) == b"PK\3\4":
+            self.directory = read_directory(str(self.path), self.size, read_at)
+            self.folder, self.records = self.directory.folder, self.directory.records
+        else:
+            self.directory, self.folder = None, ""
+            self.records = torch_legacy.read_records(str(self.path), self.size, read_at)
+
     def __init__(self) -> None:
-        self.status: os.stat_result
         self._pickle: bytes | None = None
         self._scan: Scan | None = None
         self._tree: Any = None
@@ -152,6 +162,10 @@ class Archive:
     def storage(self, tensor: Tensor) -> Record:
         """The record of the elements. Raises DamagedFile if it does not hold as many as said."""
         record = self.record(f"data/{tensor.storage}")
+        if record.method != STORED or record.packed != record.size or record.flags & ENCRYPTED:
+            raise DamagedFile(
+                str(self.path), record.offset, f"the storage {tensor.storage!r} is compressed"
+            )
         if record.size != tensor.storage_numel * ITEM_BYTES[tensor.dtype]:
             raise DamagedFile(
                 str(self.path),

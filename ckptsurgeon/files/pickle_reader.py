@@ -146,8 +146,12 @@ def _make_object(cls: Global, *args: Any, **keywords: Any) -> Object:
     return Object(cls, args, keywords=keywords or None)
 
 
-def _make_dict(cls: Global, *args: Any) -> Dict:
-    return Dict(*args)
+def _make_dict(cls: Global, *pairs: Any) -> Dict:
+    """Empty, and filled later; Python 2 gave the pairs at once."""
+    made = Dict(*pairs) if not pairs or all(type(key) is str for key, _ in pairs[0]) else None
+    if made is None:
+        raise ValueError("an OrderedDict is made of keys that are not all strings")
+    return made
 
 
 def _make_tuple(cls: Global, *args: Any) -> tuple[Any, ...]:

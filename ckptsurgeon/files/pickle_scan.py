@@ -142,6 +142,8 @@ def _walk(out: Scan, *, runs: bool) -> None:
                 i += size
             elif op == MARK:
                 marks.append(len(stack))
+                if len(marks) > MAX_DEPTH:
+                    raise out.damaged(i, f"more than {MAX_DEPTH} marks are open")
                 push(i)
                 i += 1
             elif size := length_size.get(op, 0):

@@ -133,10 +133,8 @@ def zero_shard() -> dict[str, Any]:
     }
     shard |= {
         "args": args,
-        "rng": {
-            "numpy": np.random.RandomState(1).get_state(),
-            "python": random.Random(1).getstate(),
-        },
+        "rng_numpy": np.random.RandomState(1).get_state(),
+        "rng_python": random.Random(1).getstate(),
         "shapes": torch.Size([3, 5]),
         "parameter": torch.nn.Parameter(torch.ones(2)),
         "counts": collections.defaultdict(int, a=1),
