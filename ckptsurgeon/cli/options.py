@@ -86,6 +86,9 @@ class Editing(Common):
         bool,
         typer.Option("--relaunch", help="Start the trainer afterwards and check its first line."),
     ] = False
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
+    ] = 8
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
         _confirm(plan, common)
         with report.Progress(sys.stderr, quiet=common.quiet) as progress:
             try:
-                receipt = surgery.apply(run, plan, progress=progress)
+                receipt = surgery.apply(run, plan, jobs=common.jobs, progress=progress)
             except KeyboardInterrupt:
                 raise _stopped(run, plan) from None
         common.answer(
