@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.files import event_message
+from ckptsurgeon.files import event_mentions, event_message
 from ckptsurgeon.files.event_frame import (
     OVERHEAD,
     Data,
@@ -219,10 +219,12 @@ def last_events(path: Path, window: int = 1 << 18) -> Iterator[tuple[float, int,
 
 @dataclass(frozen=True)
 class Renamed:
-    """What a rename met: events per (old, new) tag, and all tags of the file."""
+    """What a rename met: events per (old, new) tag, all tags of the file, and the regular
+    expressions in layouts that did not follow."""
 
     counts: dict[tuple[str, str], int]
     tags: set[str]
+    patterns: set[str]
 
 
 def rename(path: Path, name: Callable[[str], str], emit: Callable[[Piece], None]) -> Renamed:
@@ -245,13 +247,14 @@ def rename_data(
         pairs[tag] = old, name(old)
         return None if pairs[tag][1] == old else event_message.encoded(pairs[tag][1])
 
-    renaming: Any = event_message.Renaming(target) if native is None else native.Renaming(target)
+    # The native renaming halts before an event that mentions other tags, and at damage.
+    ours = event_message.Renaming(target)
+    fast = None if native is None else native.Renaming(target, event_mentions.has_mentions)
     at = same = 0
     while at < len(data):
-        if native is not None:
-            new, after = renaming.run(data, at, CHUNK)
-        else:
-            new, after = _rename_chunk(data, path, renaming, at)
+        new, after = (None, at) if fast is None else fast.run(data, at, CHUNK)
+        if after == at:
+            new, after = _rename_chunk(data, path, ours, at, CHUNK if fast is None else 1)
         if after == at:
             break
         if new is not None:
@@ -260,28 +263,29 @@ def rename_data(
             emit(new)
             same = after
         at = after
-    if at < len(data):
-        _rename_chunk(data, path, event_message.Renaming(lambda _: None), at)
     if same < len(data):
         emit((same, len(data)))
-    counts = {
-        pairs[tag]: count
-        for tag, count in renaming.counts.items()
-        if pairs[tag][0] != pairs[tag][1]
-    }
-    return Renamed(counts, {old for old, _ in pairs.values()})
+    totals = dict(ours.counts)
+    for tag, count in fast.counts.items() if fast is not None else ():
+        totals[tag] = totals.get(tag, 0) + count
+    counts = {pairs[tag]: count for tag, count in totals.items() if pairs[tag][0] != pairs[tag][1]}
+    return Renamed(
+        counts,
+        {event_message.text(tag) for tag in totals},
+        {event_message.text(pattern) for pattern in ours.patterns},
+    )
 
 
 def _rename_chunk(
-    data: Data, path: Path, renaming: event_message.Renaming, start: int
+    data: Data, path: Path, renaming: event_message.Renaming, start: int, limit: int
 ) -> tuple[bytes | None, int]:
-    """The new bytes of the records that start in the next `CHUNK` bytes, None when nothing changes,
+    """The new bytes of the records that start in the next `limit` bytes, None when nothing changes,
     and where the next chunk starts: `start` at a torn tail."""
     out: list[bytes] = []
     same = start
     records = Records(path, data, False, start)
     for offset, message in records:
-        if offset - start >= CHUNK:
+        if offset - start >= limit:
             break
         assert message is not None
         try:

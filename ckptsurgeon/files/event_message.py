@@ -9,14 +9,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
+from ckptsurgeon.files.event_mentions import has_mentions, rename_mentions
+from ckptsurgeon.files.wire import delimited, fields, signed, varint
+from ckptsurgeon.files.wire import encoded as varint_of
+
 SUMMARY = 5
 FILE_VERSION = 3
 
 _DOUBLE = struct.Struct("<d")
 _wall = struct.Struct("<xd").unpack_from
-
-Field = tuple[int, int, int, int]
-"""Key (field number << 3 | wire type), and the offsets of the key, of the content, and after."""
 
 Found = bytes | tuple[bytes, ...] | None
 """The tag of the only value, the tags of several values, or None when there is no value."""
@@ -34,12 +35,9 @@ def encoded(tag: str) -> bytes:
 
 def version(wall: float) -> bytes:
     """The first event of a file: `brain.Event:2`, written by ckptsurgeon."""
-    metadata = _delimited(0x0A, b"ckptsurgeon")
+    metadata = delimited(0x0A, b"ckptsurgeon")
     return (
-        b"\x09"
-        + _DOUBLE.pack(wall)
-        + _delimited(0x1A, b"brain.Event:2")
-        + _delimited(0x52, metadata)
+        b"\x09" + _DOUBLE.pack(wall) + delimited(0x1A, b"brain.Event:2") + delimited(0x52, metadata)
     )
 
 
@@ -71,18 +69,18 @@ class Reader:
             return _read(event)
         tag, end = where
         self._heads[event[tag - 6 : end]] = size - tag + 6, event[tag:end]
-        step = _varint(event, 10, size)[0] if event[9] == 0x10 else 0
+        step = varint(event, 10, size)[0] if event[9] == 0x10 else 0
         return _wall(event)[0], step, SUMMARY, event[tag:end]
 
 
 def _read(event: bytes) -> tuple[float, int, int, Found]:
     wall, step, kind = 0.0, 0, 0
     found: list[bytes] = []
-    for key, _, start, end in _fields(event, 0, len(event)):
+    for key, _, start, end in fields(event, 0, len(event)):
         if key == 0x09:
             wall = _DOUBLE.unpack_from(event, start)[0]
         elif key == 0x10:
-            step = _signed(_varint(event, start, end)[0])
+            step = signed(varint(event, start, end)[0])
         elif 3 <= key >> 3 <= 9:
             kind = key >> 3
             if key == 0x2A:
@@ -90,10 +88,6 @@ def _read(event: bytes) -> tuple[float, int, int, Found]:
     if kind == SUMMARY and found:
         return wall, step, kind, found[0] if len(found) == 1 else tuple(found)
     return wall, step, kind, None
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _plain(event: bytes) -> tuple[int, int] | None:
@@ -128,7 +122,7 @@ def _plain(event: bytes) -> tuple[int, int] | None:
 
 def _tags(event: bytes, start: int, end: int) -> Iterator[bytes]:
     """The tag of each value in the Summary at [start, end); empty for a value without one."""
-    for key, _, begin, stop in _fields(event, start, end):
+    for key, _, begin, stop in fields(event, start, end):
         if key == 0x0A:
             where = _tag(event, begin, stop)
             yield event[where[1] : where[2]] if where else b""
@@ -137,7 +131,7 @@ def _tags(event: bytes, start: int, end: int) -> Iterator[bytes]:
 def _tag(event: bytes, start: int, end: int) -> tuple[int, int, int] | None:
     """The field of the first tag in the Value at [start, end): its offset, where the tag starts and
     ends. The rest of the value is not looked at."""
-    for key, begin, content, stop in _fields(event, start, end):
+    for key, begin, content, stop in fields(event, start, end):
         if key == 0x0A:
             return begin, content, stop
     return None
@@ -146,11 +140,13 @@ def _tag(event: bytes, start: int, end: int) -> tuple[int, int, int] | None:
 class Renaming:
     """Gives events their new tags: called with a message it returns the new one, or None when
     nothing changes. `target` is asked once per tag and answers None for a tag that stays; `counts`
-    are the events per tag that was renamed."""
+    are the events per tag. Tags that layouts and hparams mention follow; `patterns` are those
+    regular expressions in layouts that could not."""
 
     def __init__(self, target: Callable[[bytes], bytes | None]) -> None:
         self.target = target
         self.counts: dict[bytes, int] = {}
+        self.patterns: set[bytes] = set()
         self._names: dict[bytes, bytes | None] = {}
         self._heads: dict[bytes, tuple[bytes, bytes] | None] = {}
 
@@ -163,6 +159,8 @@ class Renaming:
         head = event[start:end]
         if head in self._heads:
             known = self._heads[head]
+        elif has_mentions(event[tag:end]):
+            return self._general(event)
         else:
             known = self._heads[head] = self._head(event, tag, end)
         if known is None:
@@ -177,10 +175,10 @@ class Renaming:
         new = self._name(old)
         if new is None:
             return None
-        field = _delimited(0x0A, new)
+        field = delimited(0x0A, new)
         value = len(field) + len(event) - end
-        inner = b"\x0a" + _encoded(value)
-        return b"\x2a" + _encoded(len(inner) + value) + inner + field, old
+        inner = b"\x0a" + varint_of(value)
+        return b"\x2a" + varint_of(len(inner) + value) + inner + field, old
 
     def _name(self, tag: bytes) -> bytes | None:
         if tag not in self._names:
@@ -191,19 +189,19 @@ class Renaming:
     def _general(self, event: bytes) -> bytes | None:
         out: list[bytes] = []
         changed = False
-        for key, begin, start, end in _fields(event, 0, len(event)):
+        for key, begin, start, end in fields(event, 0, len(event)):
             new = self._summary(event, start, end) if key == 0x2A else None
             changed = changed or new is not None
-            out.append(event[begin:end] if new is None else _delimited(key, new))
+            out.append(event[begin:end] if new is None else delimited(key, new))
         return b"".join(out) if changed else None
 
     def _summary(self, event: bytes, start: int, end: int) -> bytes | None:
         out: list[bytes] = []
         changed = False
-        for key, begin, content, stop in _fields(event, start, end):
+        for key, begin, content, stop in fields(event, start, end):
             new = self._value(event, content, stop) if key == 0x0A else None
             changed = changed or new is not None
-            out.append(event[begin:stop] if new is None else _delimited(key, new))
+            out.append(event[begin:stop] if new is None else delimited(key, new))
         return b"".join(out) if changed else None
 
     def _value(self, event: bytes, start: int, end: int) -> bytes | None:
@@ -211,62 +209,16 @@ class Renaming:
         if where is None:
             return None
         begin, content, stop = where
-        new = self._name(event[content:stop])
+        tag = event[content:stop]
+        new = self._name(tag)
+        if has_mentions(tag):
+            inside = rename_mentions(event[start:end], tag, self.target, self.patterns)
+            if inside is not None and new is None:
+                return inside
+            if inside is not None:
+                event, start, end = inside, 0, len(inside)
+                begin, content, stop = _tag(event, start, end) or (0, 0, 0)
         if new is None:
             return None
-        self.counts[event[content:stop]] += 1
-        return event[start:begin] + _delimited(0x0A, new) + event[stop:end]
-
-
-# --- wire format ---------------------------------------------------------------------------------
-
-
-def _fields(data: bytes, at: int, end: int) -> Iterator[Field]:
-    """The fields of the message at [at, end)."""
-    while at < end:
-        begin = at
-        key, at = _varint(data, at, end)
-        kind = key & 7
-        if kind == 2:
-            length, start = _varint(data, at, end)
-            at = start + length
-        elif kind == 0:
-            start = at
-            _, at = _varint(data, at, end)
-        elif kind == 1:
-            start, at = at, at + 8
-        elif kind == 5:
-            start, at = at, at + 4
-        else:
-            raise ValueError(f"wire type {kind}")
-        if at > end:
-            raise ValueError("a field ends after its message")
-        yield key, begin, start, at
-
-
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """An unsigned integer of up to 64 bits, and the offset after it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= end:
-            raise ValueError("an integer ends after its message")
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value & 0xFFFFFFFFFFFFFFFF, at
-    raise ValueError("an integer of more than 64 bits")
-
-
-def _encoded(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _delimited(key: int, content: bytes) -> bytes:
-    """A length-delimited field."""
-    return _encoded(key) + _encoded(len(content)) + content
+        self.counts[tag] += 1
+        return event[start:begin] + delimited(0x0A, new) + event[stop:end]

@@ -190,16 +190,22 @@ def last_step(logdir: Path) -> int | None:
 
 @dataclass(frozen=True)
 class Counts:
-    """Events per (old tag, new tag), and the keys of the map that met no event."""
+    """Events per (old tag, new tag), the keys of the map that met no event, and the patterns in
+    custom_scalars layouts that still look for an old tag."""
 
     events: Mapping[tuple[str, str], int]
     unmatched: tuple[str, ...]
+    patterns: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
         """What a plan says about the rename."""
         lines = [f"{old} → {new}: {count} events" for (old, new), count in self.events.items()]
         if self.unmatched:
             lines.append("no event has the tag " + ", ".join(repr(key) for key in self.unmatched))
+        for pattern in self.patterns:
+            lines.append(
+                f"a chart of custom_scalars still looks for {pattern!r}: change its layout"
+            )
         return lines
 
 
@@ -220,10 +226,12 @@ def rename(
     name, used = _namer(pairs, regex)
     changes: list[AnyChange] = []
     totals: dict[tuple[str, str], int] = {}
+    patterns: set[str] = set()
     for path in files(logdir):
         pieces: list[Piece] = []
         renamed = event_file.rename(path, name, pieces.append)
-        if not any(renamed.counts.values()):
+        patterns |= renamed.patterns
+        if not any(isinstance(piece, bytes) for piece in pieces):
             continue
         for pair, count in renamed.counts.items():
             if not pair[1]:
@@ -241,7 +249,15 @@ def rename(
         for old, new in totals:
             if sources.setdefault(new, old) != old:
                 raise _merge(f"{sources[new]!r} and {old!r} would both become {new!r} in {logdir}")
-    return changes, Counts(totals, tuple(key for key in pairs if key not in used))
+    left = tuple(sorted(pattern for pattern in patterns if _matches(pattern, totals)))
+    return changes, Counts(totals, tuple(key for key in pairs if key not in used), left)
+
+
+def _matches(pattern: str, totals: Mapping[tuple[str, str], int]) -> bool:
+    try:
+        return any(re.fullmatch(pattern, old) for old, _ in totals)
+    except re.error:
+        return False
 
 
 def _namer(pairs: Mapping[str, str], regex: bool) -> tuple[Callable[[str], str], set[str]]:

@@ -130,8 +130,11 @@ inline size_t index(Bytes file, const Columns& columns, Groups& groups, uint64_t
   return count;
 }
 
+// What `target` throws for a record that is renamed elsewhere.
+struct Elsewhere {};
+
 // The bytes of records from `at` on under their new tags in `out`: of those that start in the next
-// `limit` bytes, up to the first that is not good. Returns where it stopped; `out` stays empty when
+// `limit` bytes, up to the first that is not good or is renamed elsewhere. Returns where it stopped; `out` stays empty when
 // nothing has a new tag. `target` as in message.hpp.
 template <typename Target>
 uint64_t rename(Bytes file, uint64_t at, uint64_t limit, Target&& target, std::string& out) {
@@ -141,6 +144,7 @@ uint64_t rename(Bytes file, uint64_t at, uint64_t limit, Target&& target, std::s
   Plain common;
   Single place;
   std::string other;
+  std::vector<NewName*> given;
   const auto frame = [&](auto&& put) {
     out.append(file.substr(same, at - same));
     const size_t header = out.size();
@@ -154,25 +158,33 @@ uint64_t rename(Bytes file, uint64_t at, uint64_t limit, Target&& target, std::s
     out.append(reinterpret_cast<const char*>(&check), 4);
     same = at + kFrame + message.size();
   };
-  while (at < file.size() && at - start < limit && payload(file, at, message)) {
+  const auto step = [&] {
     if (plain(message, common)) {
-      if (const std::string* name = target(message.substr(common.tag, common.tag_size)))
-        frame([&] { put_plain(out, message, common, *name); });
-      at += kFrame + message.size();
-      continue;
+      if (NewName* name = target(message.substr(common.tag, common.tag_size))) {
+        frame([&] { put_plain(out, message, common, name->text); });
+        ++name->count;
+      }
+      return true;
     }
     const Shape shape = single(message, place);
-    if (shape == Shape::kBad) break;
+    if (shape == Shape::kBad) return false;
     if (shape == Shape::kSingle) {
-      if (const std::string* name = target(place.tag.content))
-        frame([&] { put_single(out, message, place, *name); });
+      if (NewName* name = target(place.tag.content)) {
+        frame([&] { put_single(out, message, place, name->text); });
+        ++name->count;
+      }
     } else {
-      bool changed = false;
       other.clear();
-      if (!put_renamed(message, target, other, changed)) break;
-      if (changed) frame([&] { out.append(other); });
+      if (!put_renamed(message, target, other, given)) return false;
+      if (!given.empty()) frame([&] { out.append(other); });
+      for (NewName* name : given) ++name->count;
     }
-    at += kFrame + message.size();
+    return true;
+  };
+  try {
+    while (at < file.size() && at - start < limit && payload(file, at, message) && step())
+      at += kFrame + message.size();
+  } catch (const Elsewhere&) {
   }
   if (same > start) out.append(file.substr(same, at - same));
   return at;

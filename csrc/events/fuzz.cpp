@@ -39,7 +39,7 @@ void read(events::Bytes file) {
   if (end > file.size() || count > most) std::abort();
   for (size_t i = 0; i < count; ++i)
     if (tags[i] >= static_cast<int32_t>(groups.names().size())) std::abort();
-  const std::string name(200, 'n');
+  events::NewName name{std::string(200, 'n')};
   const auto target = [&](events::Bytes tag) { return tag.size() % 2 ? &name : nullptr; };
   std::string out;
   uint64_t at = 0, before = 1;

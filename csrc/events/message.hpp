@@ -269,12 +269,18 @@ inline void put_single(std::string& out, Bytes message, const Single& place, Byt
   out.append(behind(message, place.summary));
 }
 
-// Any message with new tags, appended to `out`; false when the bytes are no event, `changed` unset
-// when no tag has a new name. `target(tag)` returns a pointer to the new name, or nullptr.
+// The new name of a tag, and how many values got it.
+struct NewName {
+  std::string text;
+  uint64_t count = 0;
+};
+
+// Any message with new tags, appended to `out`; false when the bytes are no event. `target(tag)`
+// returns its NewName, or nullptr for a tag that stays; `given` are those that were used.
 template <typename Target>
-bool put_renamed(Bytes message, Target&& target, std::string& out, bool& changed) {
+bool put_renamed(Bytes message, Target&& target, std::string& out, std::vector<NewName*>& given) {
   std::string summary, value_out;
-  changed = false;
+  given.clear();
   Fields fields(message);
   Field field;
   while (fields.next(field)) {
@@ -287,7 +293,7 @@ bool put_renamed(Bytes message, Target&& target, std::string& out, bool& changed
     Fields values(field.content);
     Field value, tag;
     while (values.next(value)) {
-      const std::string* name = nullptr;
+      NewName* name = nullptr;
       if (value.key == kValue) {
         bool found = false;
         if (!find_tag(value.content, tag, found)) return false;
@@ -298,18 +304,17 @@ bool put_renamed(Bytes message, Target&& target, std::string& out, bool& changed
         continue;
       }
       summary_changed = true;
+      given.push_back(name);
       value_out.assign(before(value.content, tag));
-      put_field(value_out, kTag, *name);
+      put_field(value_out, kTag, name->text);
       value_out.append(behind(value.content, tag));
       put_field(summary, value.key, value_out);
     }
     if (values.bad()) return false;
-    if (summary_changed) {
-      changed = true;
+    if (summary_changed)
       put_field(out, field.key, summary);
-    } else {
+    else
       out.append(field.whole);
-    }
   }
   return !fields.bad();
 }

@@ -4,7 +4,6 @@
 #include <pybind11/stl.h>
 
 #include <deque>
-#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -69,7 +68,8 @@ py::tuple index_of(const py::buffer& buffer) {
 // New names by tag, asked of Python once per tag, and how many events got them.
 class Renaming {
  public:
-  explicit Renaming(py::function name) : name_(std::move(name)) {}
+  Renaming(py::function name, py::function elsewhere)
+      : name_(std::move(name)), elsewhere_(std::move(elsewhere)) {}
 
   // Bytes that replace [at, next), or None when they stay, and next.
   py::tuple run(const py::buffer& buffer, uint64_t at, uint64_t limit) {
@@ -85,43 +85,51 @@ class Renaming {
 
   py::dict counts() const {
     py::dict result;
-    for (const Entry& entry : entries_) result[py::bytes(entry.tag)] = entry.count;
+    for (const Entry& entry : entries_)
+      if (!entry.elsewhere) result[py::bytes(entry.tag)] = entry.name.count;
     return result;
   }
 
  private:
   struct Entry {
     std::string tag;
-    std::optional<std::string> name;
-    uint64_t count = 0;
+    bool stays = true;
+    bool elsewhere = false;
+    events::NewName name;
     size_t next = 0;  // the tag that came after this one the last time
   };
 
-  const std::string* target(events::Bytes tag) {
+  events::NewName* target(events::Bytes tag) {
     if (last_ < entries_.size()) {
       const size_t guess = entries_[last_].next;
       if (entries_[guess].tag == tag) return met(guess);
     }
     auto found = known_.find(tag);
     if (found == known_.end()) {
-      const py::object answer = name_(py::bytes(tag.data(), tag.size()));
-      entries_.push_back({std::string(tag), std::nullopt});
-      if (!answer.is_none()) entries_.back().name = answer.cast<std::string>();
+      const py::bytes asked(tag.data(), tag.size());
+      Entry entry;
+      entry.tag = std::string(tag);
+      entry.elsewhere = elsewhere_(asked).cast<bool>();
+      if (!entry.elsewhere) {
+        const py::object answer = name_(asked);
+        entry.stays = answer.is_none();
+        if (!entry.stays) entry.name.text = answer.cast<std::string>();
+      }
+      entries_.push_back(std::move(entry));
       found = known_.emplace(entries_.back().tag, entries_.size() - 1).first;
     }
     if (last_ < entries_.size()) entries_[last_].next = found->second;
     return met(found->second);
   }
 
-  const std::string* met(size_t number) {
+  events::NewName* met(size_t number) {
     last_ = number;
     Entry& entry = entries_[number];
-    if (!entry.name) return nullptr;
-    ++entry.count;
-    return &*entry.name;
+    if (entry.elsewhere) throw events::Elsewhere();
+    return entry.stays ? nullptr : &entry.name;
   }
 
-  py::function name_;
+  py::function name_, elsewhere_;
   std::deque<Entry> entries_;  // never moves: `known_` looks at its tags
   std::unordered_map<events::Bytes, size_t> known_;
   size_t last_ = static_cast<size_t>(-1);
@@ -141,7 +149,7 @@ PYBIND11_MODULE(_events, module) {
   });
   module.def("masked", [](const py::bytes& data) { return events::masked(events::Bytes(data)); });
   py::class_<Renaming>(module, "Renaming")
-      .def(py::init<py::function>(), py::arg("name"))
+      .def(py::init<py::function, py::function>(), py::arg("name"), py::arg("elsewhere"))
       .def("run", &Renaming::run, py::arg("buffer"), py::arg("at"), py::arg("limit"))
       .def_property_readonly("counts", &Renaming::counts);
 }

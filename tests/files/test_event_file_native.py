@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.custom_scalar import layout_pb2
 
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files import crc32c, event_file
@@ -42,6 +43,17 @@ def seeds() -> list[bytes]:
         Event(wall_time=6.0, step=9, session_log=SessionLog(status=SessionLog.START)),
         Event(wall_time=7.0, summary=Summary(value=[Summary.Value(simple_value=1.0)])),
     ]
+    layout = layout_pb2.Layout(
+        category=[layout_pb2.Category(chart=[
+            layout_pb2.Chart(multiline=layout_pb2.MultilineChartContent(tag=["loss", "lo.*"]))
+        ])]
+    )  # fmt: skip
+    config = text("custom_scalars__config__", "")
+    config.tensor.string_val[0] = layout.SerializeToString()
+    events.append(Event(wall_time=8.0, summary=Summary(value=[config])))
+    events.append(Event(wall_time=8.0, summary=Summary(value=[*several, config, *several])))
+    empty = Summary.Value(tag="custom_scalars__config__")
+    events.append(Event(wall_time=8.0, summary=Summary(value=[empty])))
     return [event.SerializeToString() for event in events] + [b"", b"\x2a\x00", b"\x2a\x02\x0a\x00"]
 
 
