@@ -12,6 +12,7 @@ Before 3, an error takes everything back: the run is byte for byte as it was. Af
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -67,14 +68,22 @@ def receipts(root: Path) -> list[Receipt]:
     found = []
     for id in _receipt_ids(root):
         path = root / _receipt_file(id)
-        try:
-            receipt = from_json(json.loads(path.read_bytes()))
-        except (ValueError, KeyError, TypeError):
-            receipt = None
-        if not isinstance(receipt, Receipt):
-            raise SurgeryError(f"{path} is damaged", next="move it aside; its surgery stays")
-        found.append(receipt)
+        status = path.stat()
+        found.append(_read_receipt(path, status.st_ino, status.st_size, status.st_mtime_ns))
     return found
+
+
+@functools.lru_cache(64)
+def _read_receipt(path: Path, *status: int) -> Receipt:
+    """The receipt at `path`, read once for each state of the file: that of a checkpoint of 400
+    shards is long."""
+    try:
+        receipt = from_json(json.loads(path.read_bytes()))
+    except (ValueError, KeyError, TypeError):
+        receipt = None
+    if not isinstance(receipt, Receipt):
+        raise SurgeryError(f"{path} is damaged", next="move it aside; its surgery stays")
+    return receipt
 
 
 def interrupted(root: Path) -> str | None:

@@ -58,6 +58,9 @@ class Run:
 
     def relative(self, path: Path) -> str:
         """`path` as edits name it: POSIX, from the root, `..` when it lies outside."""
+        name, root = str(path), f"{self.root}/"
+        if name.startswith(root) and "/.." not in name:
+            return name[len(root) :]
         return Path(os.path.relpath(path, self.root)).as_posix()
 
     def attic(self, file: str, id: str) -> str:
@@ -79,7 +82,7 @@ class Run:
     def fingerprint(self, file: str) -> Fingerprint:
         """What `file` is at this moment; an absent file has inode 0."""
         try:
-            info = os.lstat(self.root / file)
+            info = os.lstat(f"{self.root}/{file}")
         except FileNotFoundError:
             return Fingerprint(file, 0, 0, 0, 0)
         return Fingerprint(file, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
@@ -162,20 +165,22 @@ class Run:
         if named:
             names = named if isinstance(named, list) else [named]
             return [Path(os.path.normpath(self.root / str(item))) for item in names]
+        found: list[Path] = []
+        for folder, inner, files in os.walk(self.root):
+            inner[:] = sorted(
+                name for name in inner if name != HOME and not name.startswith("global_step")
+            )
+            if any("tfevents" in name for name in files):
+                found.append(Path(folder))
+        if not found:  # receipts of large checkpoints are long: read them only for a reason
+            return []
         kept = {
             (self.root / edit.src).parent
             for receipt in self.receipts()
             for edit in receipt.inverse
             if isinstance(edit, Move) and "tfevents" in edit.src and "tfevents" not in edit.dst
         }
-        found: list[Path] = []
-        for folder, inner, files in os.walk(self.root):
-            inner[:] = sorted(
-                name for name in inner if name != HOME and not name.startswith("global_step")
-            )
-            if any("tfevents" in name for name in files) and Path(folder) not in kept:
-                found.append(Path(folder))
-        return found
+        return [folder for folder in found if folder not in kept]
 
     def writers(self) -> list[str]:
         """Evidence of trainers that are alive on this machine and write to this run.

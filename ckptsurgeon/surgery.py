@@ -24,7 +24,7 @@ from ckptsurgeon.edits import (
     Rewrite,
 )
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError, UsageError, VerificationFailed
-from ckptsurgeon.files import torch_archive
+from ckptsurgeon.files.pickle_scan import collector_paused
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.journal import Recovery
 from ckptsurgeon.operations.events import events
@@ -43,6 +43,7 @@ Progress = Callable[[str, int, int], None]
 # --- plan ----------------------------------------------------------------------------------------
 
 
+@collector_paused()
 def plan(run: Run, recipe: Recipe) -> Plan:
     """What `recipe` would do to `run`, byte for byte. Reads only.
 
@@ -60,7 +61,7 @@ def plan(run: Run, recipe: Recipe) -> Plan:
         warnings += said
     after = checkpoint.after(changes, run.root).state()
     id = journal.next_id(run.root)
-    edits = _render(run, changes, id)
+    edits = _render(run, checkpoint, changes, id)
     touched = dict.fromkeys(_touched(edits))
     shards = [run.relative(path) for path in sorted(checkpoint.path.iterdir())] if edits else []
     return Plan(
@@ -158,7 +159,7 @@ def _idle(change: AnyChange) -> bool:
 # --- changes to edits ----------------------------------------------------------------------------
 
 
-def _render(run: Run, changes: Sequence[AnyChange], id: str) -> list[Edit]:
+def _render(run: Run, checkpoint: Checkpoint, changes: Sequence[AnyChange], id: str) -> list[Edit]:
     """All changes of one file as one edit, in the order in which a crash or a reader does no harm:
     shards, event files, pointers, and last the checkpoints that leave."""
     shards: dict[str, list[Change]] = {}
@@ -178,7 +179,7 @@ def _render(run: Run, changes: Sequence[AnyChange], id: str) -> list[Edit]:
             pointers.append(_rewrite(run, change.file, text, id, new=change.old is None))
     edits: list[Edit] = []
     for file, wanted in shards.items():
-        rendered = torch_archive.render(run.root / file, file, wanted)
+        rendered = checkpoint.render(file, wanted, run.root)
         if isinstance(rendered, Append):
             edits.append(rendered)
         else:
@@ -207,6 +208,7 @@ def _touched(edits: Sequence[Edit]) -> list[str]:
 # --- apply, undo, recover ------------------------------------------------------------------------
 
 
+@collector_paused()
 def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = None) -> Receipt:
     """Commit `plan` in one transaction and verify its promise on a fresh read of the disk.
 
@@ -244,6 +246,7 @@ def differences(promised: Promise, found: Promise) -> list[str]:
     ]
 
 
+@collector_paused()
 def plan_undo(run: Run, id: str | None = None) -> Plan:
     """The inverse of receipt `id`, or of the newest surgery that is not undone yet.
 
@@ -348,11 +351,13 @@ class Verification:
     findings: tuple[str, ...]
 
 
+@collector_paused()
 def inspect(run: Run, step: int | None = None) -> State:
     """One checkpoint, by default the latest, as its trainer would see it."""
     return run.checkpoint(run.latest() if step is None else step).state()
 
 
+@collector_paused()
 def verify(run: Run, step: int | None = None) -> Verification:
     """Read-only check: pointers, shard names, containers, agreement, and the promise of the last
     surgery when the run still stands at its step."""
@@ -373,8 +378,9 @@ def verify(run: Run, step: int | None = None) -> Verification:
         raise
     except SurgeryError as error:
         findings.append(error.what)
-    undone = {receipt.undoes for receipt in run.receipts()}
-    standing = [r for r in run.receipts() if r.undoes is None and r.id not in undone]
+    receipts = run.receipts()
+    undone = {receipt.undoes for receipt in receipts}
+    standing = [r for r in receipts if r.undoes is None and r.id not in undone]
     if promise is not None and standing and standing[-1].promise is not None:
         promised = standing[-1].promise
         if promised.step == promise.step:

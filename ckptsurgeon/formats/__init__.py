@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckptsurgeon.edits import AnyChange, Key, Promise
+from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key, Promise
 from ckptsurgeon.errors import SurgeryError
 
 
@@ -71,6 +71,10 @@ class Checkpoint(Protocol):
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Each place of the dynamic loss scaler with the value that it had in a new run."""
+        ...
+
+    def render(self, file: str, changes: Sequence[Change], root: Path) -> Append | Content:
+        """The new bytes of the shard `file` of the run at `root`, by `changes` to it alone."""
         ...
 
     def after(self, changes: Sequence[AnyChange], root: Path) -> Checkpoint:
