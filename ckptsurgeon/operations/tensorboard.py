@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from ckptsurgeon.edits import AnyChange, Aside, Content, Rewrite, Span
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.files import event_file
+from ckptsurgeon.files import event_file, event_message
 from ckptsurgeon.files.event_file import Index, Piece, Renamed
+from ckptsurgeon.files.event_frame import frame
 from ckptsurgeon.files.event_message import FILE_VERSION
 from ckptsurgeon.operations import lineage
 from ckptsurgeon.operations.axis import ITERATION, axis
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 FIELD = "tensorboard"
 TEXT = "/text_summary"
 """What torch appends to the tag of a text."""
+NOTE = "ckptsurgeon/surgery" + TEXT
+"""The tag of the notes."""
 _BORN = re.compile(r"(?<=tfevents\.)\d+")
 """In a file's name: when its writer was opened, in seconds."""
 
@@ -183,6 +186,19 @@ def last_step(logdir: Path) -> int | None:
             if any(axis(tag, {}) == ITERATION for tag in tags)
         ]
     return max(found, default=None)
+
+
+def note(logdir: Path, root: Path, step: int, text: str, when: float) -> Rewrite:
+    """A small event file that shows `text` (Markdown) at `step` in TensorBoard's text dashboard, as
+    `ckptsurgeon/surgery`: whoever looks at the curves sees what was done to them. It is cut like
+    everything else when the run goes back to before that step."""
+    born = int(when)
+    while (path := logdir / f"events.out.tfevents.{born}.ckptsurgeon").exists():
+        born += 1
+    event = event_message.text_event(when, step, NOTE, text)
+    data = event_file.version_record(when) + frame(event)
+    content = Content((data,), int(when * 1e9))
+    return Rewrite(_relative(path, root), FIELD, content, f"a note at step {step}", new_file=True)
 
 
 # --- rename --------------------------------------------------------------------------------------

@@ -252,3 +252,21 @@ def test_a_file_from_a_slow_clock_is_named_so_that_it_is_read_in_its_turn(tmp_pa
     assert all_points(tmp_path) == truth((a, 30), (b, 50))
     assert curve(tmp_path, "grad-norm/grad-norm") == list(range(1, 51))
     assert tensorboard.truncate(tmp_path, tmp_path, marks(50, b.wall(50)), keep_as=None)[0] == []
+
+
+def test_a_note_stays_with_its_step_and_leaves_with_it(tmp_path: Path) -> None:
+    a = Job(1, 40, START)
+    write(tmp_path, a)
+    for step in (30, 30, 20):
+        apply([tensorboard.note(tmp_path, tmp_path, step, "why", a.wall(40) + 60)], tmp_path)
+    notes = [path.name for path in event_file.files(tmp_path) if "ckptsurgeon" in path.name]
+    assert len(notes) == 3
+    changes, _ = tensorboard.truncate(tmp_path, tmp_path, marks(30, a.wall(30)), keep_as="cut")
+    assert [change.file for change in changes] == [a.name, f"cut/{a.name}"]
+    apply(changes, tmp_path)
+    changes, _ = tensorboard.truncate(tmp_path, tmp_path, marks(25, a.wall(25)), keep_as="older")
+    apply(changes, tmp_path)
+    left = [point[1] for point in all_points(tmp_path) if point[0] == tensorboard.NOTE]
+    moved = [point[1] for point in all_points(tmp_path / "older") if point[0] == tensorboard.NOTE]
+    assert (left, moved) == ([20], [30, 30])
+    assert tensorboard.last_step(tmp_path) == 25

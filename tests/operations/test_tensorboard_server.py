@@ -79,16 +79,20 @@ def scalars(points: list[Point]) -> list[Point]:
     return sorted(point for point in points if not point[0].endswith("/text_summary"))
 
 
+@pytest.mark.parametrize("skew", [0, -55 * 3600])
 @pytest.mark.parametrize("load_fast", ["true", "false"])
-def test_the_server_shows_what_was_kept(load_fast: str, tmp_path: Path) -> None:
+def test_the_server_shows_what_was_kept(load_fast: str, skew: int, tmp_path: Path) -> None:
+    """Also when a writer's clock was behind, so that its file's name sorts before the older one."""
     logs = tmp_path / "logs"
     a = Job(1, 20, START, evaluate=5)
-    b = Job(16, 40, a.wall(20) + 600, evaluate=5, torn=13)
+    b = Job(16, 40, a.wall(20) + 600, evaluate=5, torn=13, skew=skew)
     c = Job(29, 35, b.wall(40) + 600, evaluate=5)
     for job in (a, b, c):
         write(logs, job)
     changes, _ = tensorboard.truncate(logs, tmp_path, marks(28, b.wall(28) + 2), keep_as="glitch")
     apply(changes, tmp_path)
+    story = "**rollback 40 → 28**: the loss went up"
+    apply([tensorboard.note(logs, tmp_path, 28, story, c.wall(35) + 99)], tmp_path)
     expected = {
         ".": scalars(truth((a, 15), (b, 28))),
         "glitch": scalars(all_points(logs / "glitch")),
@@ -96,4 +100,8 @@ def test_the_server_shows_what_was_kept(load_fast: str, tmp_path: Path) -> None:
     }
     with served(logs, load_fast) as address:
         found = served_points(address, {run: len(points) for run, points in expected.items()})
+        shown = ask(address, "data/plugin/text/text", run=".", tag=tensorboard.NOTE)
     assert found == expected
+    assert isinstance(shown, list)
+    assert [row["step"] for row in shown] == [28]
+    assert "<strong>rollback 40 → 28</strong>: the loss went up" in shown[0]["text"]
