@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from ckptsurgeon.edits import Plan, Promise, Receipt
     from ckptsurgeon.recipe import Hyperparameters, Recipe, Rollback

@@ -23,7 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import assumptions, disk, lock, staging
+from ckptsurgeon import __version__, assumptions, disk, lock, staging
 from ckptsurgeon.edits import Plan, Receipt, from_json, to_json
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.lock import HOME
@@ -288,7 +288,7 @@ def _receipt(plan: Plan) -> Receipt:
         when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         user=_user(),
         host=os.uname().nodename,
-        version=_version(),
+        version=__version__,
         recipe=plan.recipe,
         changes=plan.changes,
         inverse=staging.inverse(plan.edits),
@@ -304,15 +304,6 @@ def _user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("ckptsurgeon")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _write(root: Path, entry: Entry) -> None:

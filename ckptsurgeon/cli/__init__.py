@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from ckptsurgeon import report
+from ckptsurgeon import __version__, report
 from ckptsurgeon.cli import attic, look, one_liners, recipes, run
 from ckptsurgeon.cli.options import EDITS, LOOKS, command, exit_codes
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -75,12 +75,7 @@ for _name, _function, _epilog in COMMANDS:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata
-
-        try:
-            print(f"ckptsurgeon {metadata.version('ckptsurgeon')}")
-        except metadata.PackageNotFoundError:
-            print("ckptsurgeon, a checkout that is not installed")
+        print(f"ckptsurgeon {__version__}")
         raise typer.Exit
 
 
