@@ -147,6 +147,42 @@ def _tag(event: bytes, start: int, end: int) -> tuple[int, int, int] | None:
     return None
 
 
+def metadata_of(event: bytes, tag: str) -> bytes | None:
+    """The metadata of the first value with this tag, None when it has none."""
+    name = encoded(tag)
+    for key, _, start, end in fields(event, 0, len(event)):
+        for inner, _, begin, stop in fields(event, start, end) if key == 0x2A else ():
+            where = _tag(event, begin, stop) if inner == 0x0A else None
+            if where is not None and event[where[1] : where[2]] == name:
+                found = [event[a:b] for k, _, a, b in fields(event, begin, stop) if k == 0x4A]
+                return found[-1] if found else None
+    return None
+
+
+def with_metadata(event: bytes, tag: str, metadata: bytes) -> bytes | None:
+    """The event with this metadata on its first value with this tag; None when it has its own."""
+    if metadata_of(event, tag) is not None:
+        return None
+    name = encoded(tag)
+    out: list[bytes] = []
+    missing = True
+    for key, begin, start, end in fields(event, 0, len(event)):
+        if key != 0x2A:
+            out.append(event[begin:end])
+            continue
+        values: list[bytes] = []
+        for inner, first, content, stop in fields(event, start, end):
+            where = _tag(event, content, stop) if inner == 0x0A else None
+            if missing and where is not None and event[where[1] : where[2]] == name:
+                missing = False
+                value = event[content:stop] + delimited(0x4A, metadata)
+                values.append(delimited(inner, value))
+            else:
+                values.append(event[first:stop])
+        out.append(delimited(key, b"".join(values)))
+    return b"".join(out)
+
+
 class Renaming:
     """Gives events their new tags: called with a message it returns the new one, or None when
     nothing changes. `target` is asked once per tag and answers None for a tag that stays; `counts`

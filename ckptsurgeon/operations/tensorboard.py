@@ -15,6 +15,7 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import event_file, event_message
 from ckptsurgeon.files.event_file import Index, Piece, Renamed
 from ckptsurgeon.files.event_frame import frame
+from ckptsurgeon.files.event_graft import grafts
 from ckptsurgeon.files.event_message import FILE_VERSION
 from ckptsurgeon.operations import lineage
 from ckptsurgeon.operations.axis import ITERATION, axis
@@ -52,7 +53,8 @@ def truncate(
     warnings. With `keep_as`, what is cut becomes a run of its own in that new folder; branches that
     overlap a newer one get folders of their own (`keep_as`-2, …).
 
-    Whole records are copied, none is encoded anew. A second call finds nothing to change. Raises
+    Whole records are copied; only a TF1 event that becomes the first of its tag gets the metadata
+    of the one before it (event_graft.py). A second call finds nothing to change. Raises
     SurgeryError when the lineage can't be proven and DamagedFile on a bad record (see `lineage`
     and `event_file.scan` for `branch`, `order`, `axes` and `salvage`)."""
     if keep_as is not None:
@@ -109,9 +111,24 @@ def _content(file: str, index: Index, kept: Flags, start: bytes = b"") -> Conten
     between both clocks, by which skew is found, stays what it was."""
     where = kept.nonzero()[0]
     back = index.walls[-1] - index.walls[int(where[-1])] if len(where) else 0.0
-    spans = (Span(file, a, b) for a, b in event_file.spans(index, kept))
-    pieces = (*((start,) if start else ()), *spans)
-    return Content(pieces, index.mtime_ns - max(0, int(back * 1e9)))
+    pieces: list[bytes | Span] = [start] if start else []
+    at = 0
+    for record, data in sorted(grafts(index, kept).items()):
+        begin, end = index.span(record)
+        pieces += _spans(file, index, kept, at, begin)
+        pieces.append(data)
+        at = end
+    pieces += _spans(file, index, kept, at, index.end)
+    return Content(tuple(pieces), index.mtime_ns - max(0, int(back * 1e9)))
+
+
+def _spans(file: str, index: Index, kept: Flags, start: int, stop: int) -> list[Span]:
+    """The records with a flag between two record borders."""
+    return [
+        Span(file, max(a, start), min(b, stop))
+        for a, b in event_file.spans(index, kept)
+        if a < stop and b > start
+    ]
 
 
 def _damage(index: Index) -> list[str]:
