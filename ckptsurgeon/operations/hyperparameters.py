@@ -126,7 +126,12 @@ class _Setter:
         places = self._places(key, f"set {key} on the trainer's command line")
         if key == "weight_decay":
             places = [place for place in places if place.value != 0]
-            if not places:
+            if places and value == 0:
+                self.warnings.append(
+                    "with weight decay 0 in every group none says which ones should decay: "
+                    "only undo brings it back"
+                )
+            if not places and value != 0:
                 raise SurgeryError(
                     "every param group has weight decay 0, so none says which ones should decay",
                     next="set the weight decay in the trainer, which knows its parameters",
