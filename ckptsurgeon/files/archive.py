@@ -86,8 +86,6 @@ class Archive:
             self.records = torch_legacy.read_records(str(self.path), self.size, read_at)
 
     def __init__(self) -> None:
-        self._pickle: bytes | None = None
-        self._scan: Scan | None = None
         self._tree: Any = None
         self._order: str | None = None
         self._descriptor: int | None = None
@@ -134,27 +132,24 @@ class Archive:
 
     def pickle(self) -> bytes:
         """The bytes of data.pkl, checked by their CRC (0 stands for "not computed")."""
-        if self._pickle is None:
-            record = self.record(PICKLE)
-            start = self.payload(PICKLE)
-            if record.size > MAX_BYTES:
-                raise DamagedFile(str(self.path), start, f"{PICKLE} has {record.size} bytes")
-            data = self.read_at(start, record.size)
-            if record.crc and zlib.crc32(data) != record.crc:
-                raise DamagedFile(str(self.path), start, f"{PICKLE} does not have its CRC")
-            self._pickle = data
-        return self._pickle
+        record, start = self.record(PICKLE), self.payload(PICKLE)
+        if record.size > MAX_BYTES:
+            raise DamagedFile(str(self.path), start, f"{PICKLE} has {record.size} bytes")
+        data = self.read_at(start, record.size)
+        if record.crc and zlib.crc32(data) != record.crc:
+            raise DamagedFile(str(self.path), start, f"{PICKLE} does not have its CRC")
+        return data
 
     def scan(self) -> Scan:
-        if self._scan is None:
-            where, base = str(self.path), self.payload(PICKLE)
-            self._scan = scan(self.pickle(), where=where, base=base)
-        return self._scan
+        """Where the values of data.pkl stand. It is not kept: it is far larger than the tree."""
+        return scan(self.pickle(), where=str(self.path), base=self.payload(PICKLE))
 
-    def tree(self) -> Any:
-        """The inert tree of data.pkl, see `pickle_reader.read`. The same one at each call."""
+    def tree(self, scanned: Scan | None = None) -> Any:
+        """The inert tree of data.pkl, see `pickle_reader.read`. The same one at each call.
+        `scanned` is what `scan` gave, if it is there already."""
         if self._tree is None:
-            self._tree = read(self.pickle(), scanned=self.scan())
+            found = scanned or self.scan()
+            self._tree = read(found.data, scanned=found)
         return self._tree
 
     # --- tensors ---------------------------------------------------------------------------------

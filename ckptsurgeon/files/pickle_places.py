@@ -48,6 +48,7 @@ class Scan:
     gaps: dict[int, int] = field(default_factory=dict)
     runs: dict[int, int] = field(default_factory=dict)
     sure: set[int] = field(default_factory=set)
+    long_keys: int = 0
     _begins: list[int] = field(default_factory=list)
 
     def start(self, value: int) -> int:
@@ -72,6 +73,13 @@ class Scan:
                 raise InRun
             self.sure.add(target)
         return target
+
+    def memo_index(self, value: int) -> int | None:
+        """The memo index of a container or tuple, if it has one: its PUT follows right after."""
+        at = bisect.bisect_left(self.puts, value + 1)
+        if at < len(self.puts) and self.puts[at] == value + 1:
+            return self.put_index(at)
+        return None
 
     def has_run(self, start: int, end: int) -> bool:
         """Whether a run begins in [start, end)."""

@@ -15,7 +15,7 @@ from ckptsurgeon.edits import Key, Value
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import pickle_opcodes as opcodes
 from ckptsurgeon.files.pickle_scan import InRun, Scan, scan
-from ckptsurgeon.files.pickle_sharing import Cut, Splice, cut
+from ckptsurgeon.files.pickle_sharing import Cut, Memo, Splice, cut
 
 _TEXT_WIDTH = {opcodes.SHORT_BINUNICODE: 1, opcodes.BINUNICODE: 4, opcodes.BINUNICODE8: 8}
 _INTEGER_BYTES = {opcodes.BININT1: 1, opcodes.BININT2: 2}
@@ -92,28 +92,22 @@ class _Program:
     def __init__(self, scanned: Scan) -> None:
         self.scan = scanned
         self.data = scanned.data
-        self._shared: set[int] | None = None
+        self.memo = Memo(scanned)
         self._items: dict[int, dict[Any, list[Slot]]] = {}
 
     def find(self, path: tuple[Key, ...]) -> tuple[int, Slot | None]:
         """The holder of the last key, and its slot; None where a dict lacks the key."""
         if not path:
             raise KeyError(path)
-        holder = self.scan.made(self.scan.root)
+        holders = [self.scan.made(self.scan.root)]
         for depth, key in enumerate(path):
-            slot = self._slot(holder, key)
-            if slot is None:
-                if depth + 1 < len(path) or self._dict_for(holder) is None:
-                    raise KeyError(path[: depth + 1])
-                return holder, None
-            if self.data[holder] in opcodes.TUPLES and self._is_shared(holder):
-                raise SurgeryError(
-                    f"{self.scan.where}: {path!r} lies in a tuple that other values share",
-                    next=f"set the whole tuple {path[:depth]!r}",
-                )
-            if depth + 1 < len(path):
-                holder = self.scan.made(slot.value)
-        return holder, slot
+            slot = self._slot(holders[-1], key)
+            if slot is None and (depth + 1 < len(path) or self._dict_for(holders[-1]) is None):
+                raise KeyError(path[: depth + 1])
+            if slot is not None and depth + 1 < len(path):
+                holders.append(self.scan.made(slot.value))
+        self._refuse_shared(holders, path)
+        return holders[-1], slot
 
     def span(self, slot: Slot) -> tuple[int, int]:
         """The bytes of the value in `slot`, with its PUT."""
@@ -245,12 +239,23 @@ class _Program:
         names = [_scalar(self.scan, part) for part in self.scan.parts[maker]]
         return names == ["collections", "OrderedDict"]
 
-    def _is_shared(self, value: int) -> bool:
-        if self.scan.runs:
-            raise InRun
-        if self._shared is None:
-            self._shared = set(self.scan.alias.values())
-        return value in self._shared
+    def _refuse_shared(self, holders: Sequence[int], path: tuple[Key, ...]) -> None:
+        """What plain Python would not change for others must not be changed for them here: tuples
+        around the value, and the dict that an object has its attributes from."""
+        for holder in reversed(holders):
+            kept = [holder] if self.data[holder] in opcodes.TUPLES else []
+            if self.data[holder] in opcodes.OBJECTS:
+                kept = list(self._states(holder))
+            for value in kept:
+                index = self.scan.memo_index(value)
+                if index is not None and self.memo.reads(index, 0, len(self.data)):
+                    raise SurgeryError(
+                        f"{self.scan.where}: {path!r} lies in a tuple, or in attributes, that "
+                        "other values share",
+                        next="set the whole tuple",
+                    )
+            if self.data[holder] not in opcodes.TUPLES:
+                break
 
 
 # --- values --------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class Object:
     appends: list[Any] | None = None
 
     def __setstate__(self, state: Any) -> None:
-        self.state = _merged(self.state, state)
+        self.state = _built(self.state, state)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if self.items is None:
@@ -115,7 +115,9 @@ class Object:
         self.items[key] = value
 
     def extend(self, values: Sequence[Any]) -> None:
-        self.appends = [*(self.appends or ()), *values]
+        if self.appends is None:
+            self.appends = []
+        self.appends += values
 
     def append(self, value: Any) -> None:
         self.extend((value,))
@@ -129,14 +131,19 @@ class Dict(dict[Any, Any]):
     __slots__ = ("state",)
 
     def __setstate__(self, state: Any) -> None:
-        self.state = _merged(getattr(self, "state", None), state)
+        self.state = _built(getattr(self, "state", None), state)
 
 
-def _merged(old: Any, new: Any) -> Any:
-    """Attributes after one more BUILD: a pair is (`__dict__`, slots)."""
-    if isinstance(new, tuple) and len(new) == 2 and isinstance(new[1], dict):
-        new = {**(new[0] or {}), **new[1]}
-    return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new
+def _built(old: Any, new: Any) -> Any:
+    """Attributes after one more BUILD, whose state may be a pair of `__dict__` and slots."""
+    pair = isinstance(new, tuple) and len(new) == 2 and isinstance(new[1], dict)
+    halves = new if pair else (new,)
+    if not all(isinstance(half, dict) for half in halves if half is not None):
+        return new
+    made = old if isinstance(old, dict) else {}
+    for half in halves:
+        made.update(half or {})
+    return made
 
 
 # --- what stands for an instance -----------------------------------------------------------------

@@ -37,8 +37,9 @@ __all__ = ["CutShort", "InRun", "Scan", "collector_paused", "scan"]
 
 MAX_BYTES = 256 << 20
 """Bytes of the longest pickle, so of the longest string in it."""
-MAX_OPCODES = 4_000_000
-"""Opcodes of the longest pickle, where a run of `pickle_run` counts as one."""
+MAX_OPCODES = 2_000_000
+"""Opcodes of the longest pickle, where a run of `pickle_run` counts as one: 10,000 tensors have
+300,000 opcodes, and 40,000 with runs."""
 MAX_DEPTH = 1000
 """Levels of nesting, leaving out what a cycle repeats."""
 MAX_INTEGER = 4096
@@ -47,6 +48,9 @@ MAX_NAME = 4096
 """Bytes of the longest module or class name."""
 MAX_KEY = 1000
 """Values in the largest tuple that is a dict key or a set item, each reference counted again."""
+MAX_LONG_KEYS = 1000
+"""Dict keys and set items that are integers of 8 bytes or more: any number of them can be made to
+collide, which costs time by its square."""
 MIN_RUNS = 1 << 16
 """Bytes of the shortest pickle in which runs are worth their regular expression."""
 
@@ -70,8 +74,9 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     MAX_BYTES, MAX_OPCODES and MAX_DEPTH; each length lies inside the data; a memo index is below
     the number of bytes before it, or below 2^22; only named globals are called or instantiated,
     and only on the spot; only containers that are still being built are filled; a dict key or set
-    item costs at most MAX_KEY steps to hash. So its memory is bounded by a constant times
-    len(data), plus 64 MiB. With `whole` there are no runs, and each memo index is set once.
+    item costs at most MAX_KEY steps to hash, and few of them can be made to collide. So its memory
+    is bounded by a constant times len(data), plus 64 MiB. With `whole` there are no runs, and each
+    memo index is set once.
     Raises DamagedFile with the offset of the opcode that breaks a rule."""
     out = Scan(data, where, base)
     if len(data) > MAX_BYTES:
@@ -152,6 +157,8 @@ def _walk(out: Scan, *, runs: bool) -> None:
                     raise out.cut_short(i, f"a value of {length} bytes does not fit in the pickle")
                 if op in LONGS and length > MAX_INTEGER:
                     raise out.damaged(i, f"an integer has {length} bytes")
+                if op in LONGS and length >= 8:
+                    height[i] = 0  # not a level, but to be looked at if it is a key
                 push(i)
                 i += 1 + size + length
             elif op in operands or op in MARKED or op in HOLDERS:
@@ -254,10 +261,13 @@ def _check_keys(out: Scan, keys: Sequence[int]) -> None:
             value = todo.pop()
             value = out.alias.get(value, value)
             steps += 1
+            out.long_keys += out.data[value] in LONGS
             if out.data[value] in opcodes.TUPLES or out.data[value] == opcodes.FROZENSET:
                 todo += out.parts.get(value, ())
             if steps > MAX_KEY:
                 raise out.damaged(key, f"a dict key has more than {MAX_KEY} parts")
+        if out.long_keys > MAX_LONG_KEYS:
+            raise out.damaged(key, f"more than {MAX_LONG_KEYS} dict keys are long integers")
 
 
 def _rare(out: Scan, i: int, op: int, stack: list[int], marks: list[int]) -> int:

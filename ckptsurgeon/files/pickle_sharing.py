@@ -60,7 +60,7 @@ def cut(scanned: Scan, cuts: Sequence[Cut]) -> list[Splice]:
             raise SurgeryError(f"{scanned.where}: two edits overlap at byte {right.start}")
     if any(scanned.has_run(item.start, item.end) for item in ordered):
         raise InRun
-    memo = _Memo(scanned)
+    memo = Memo(scanned)
     kept = {item for item in ordered if memo.must_stay(item)}
     while True:
         mover = _Mover(memo, [item for item in ordered if item not in kept])
@@ -84,7 +84,7 @@ def _popped(item: Cut) -> Iterator[Splice]:
         yield Splice(item.opcode, item.opcode + 1, b"")
 
 
-class _Memo:
+class Memo:
     """Who sets and who reads each memo index."""
 
     def __init__(self, scanned: Scan) -> None:
@@ -150,7 +150,7 @@ class _Mover:
     A definition that moves reads others by GET; those that go too are moved into it, and those
     that have moved before are read."""
 
-    def __init__(self, memo: _Memo, gone: Sequence[Cut]) -> None:
+    def __init__(self, memo: Memo, gone: Sequence[Cut]) -> None:
         self.memo = memo
         self.gone = gone
         self.starts = [item.start for item in gone]

@@ -56,11 +56,13 @@ def render(
 def _render(
     archive: Archive, file: str, changes: Sequence[Change], strict: bool
 ) -> Append | Content:
+    scanned = archive.scan()
+    archive.tree(scanned)
     values, tensors = _sorted(archive, file, changes)
     data: bytes | None = None
     if values:
         try:
-            data = splice(archive.pickle(), values, scanned=archive.scan())
+            data = splice(scanned.data, values, scanned=scanned)
         except KeyError as missing:
             raise SurgeryError(f"{file}: {missing} can't be set") from None
     storages = storage_edits(archive.tree(), tensors)

@@ -117,6 +117,9 @@ def test_a_file_cannot_change_the_reader() -> None:
     for state in (b"}X\x01\0\0\0aK\x01s", b"N}X\x07\0\0\0__new__K\x01s\x86"):
         with pytest.raises(DamagedFile, match="can't hold it"):
             read(b"\x80\x02" + ordered + state + b"b.")
+        call = b"ctorch._utils\n_rebuild_parameter\n" + ordered + b"\x85R"  # gives its argument
+        with pytest.raises(DamagedFile, match="makes no sense"):
+            read(b"\x80\x02" + call + state + b"b.")
     assert read(pickle.dumps(OrderedDict(a=1), 2)) == {"a": 1}
 
 

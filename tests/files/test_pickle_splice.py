@@ -192,6 +192,21 @@ def test_a_part_of_a_shared_tuple_is_refused() -> None:
     assert pickle.loads(splice(data, {(2, 0): 0.1})) == [betas, betas, (0.1, 0.6)]
     with pytest.raises(SurgeryError, match="other values share"):
         splice(data, {(0, 0): 0.1})
+    group = {"lr": 1.0}
+    around = ((group, (2, 3)),)
+    data = pickle.dumps([around, around], 2)
+    assert pickle.loads(splice(data, {(1, 0, 0, "lr"): 2.0}))[0] == (({"lr": 2.0}, (2, 3)),)
+    with pytest.raises(SurgeryError, match="other values share"):
+        splice(data, {(0, 0, 1, 0): 0.1})
+
+
+def test_attributes_that_another_dict_shares_are_refused() -> None:
+    args = argparse.Namespace(seed=1)
+    data = pickle.dumps({"args": args, "hyper_parameters": vars(args)}, 2)
+    assert pickle.loads(splice(data, {("hyper_parameters",): 1}))["args"].seed == 1
+    for path in (("args", "seed"), ("args", "new")):
+        with pytest.raises(SurgeryError, match="other values share"):
+            splice(data, {path: 2})
 
 
 def test_frames_are_resized_and_may_be_crossed() -> None:

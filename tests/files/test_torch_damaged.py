@@ -23,6 +23,15 @@ from tests.files.torch_files import GROUPS, change, plain_shard, save
 P = b"\x80\x02"
 SHARED_KEY = P + b"}K\x01q\x00" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(60))
 
+COLLISIONS = (
+    P
+    + b"}("
+    + b"".join(
+        b"\x8a\x0c" + (k * (2**61 - 1)).to_bytes(12, "little") + b"N" for k in range(1, 2000)
+    )
+    + b"u."
+)
+
 BAD_PICKLES = {
     "empty": (b"", 0),
     "no pickle": (b"not a pickle", 0),
@@ -66,6 +75,7 @@ BAD_PICKLES = {
     "items of a shared list": (P + b"]q\0h\0K\x01a.", 9),
     "long tuple as a key": (P + b"}(" + b"K\x01" * 1001 + b"tK\x01s.", 2006),
     "tuple of 2^60 references as a key": (SHARED_KEY + b"K\x01s.", 0),
+    "keys that collide": (COLLISIONS, 0),
     "bad UTF-8": (P + b"X\x01\0\0\0\xff.", 0),
     "storage of a dict": (P + b"}Q.", 0),
     "tensor without storage": (P + b"ctorch._utils\n_rebuild_tensor_v2\n(K\0K\0))\x89Nt R.", 0),
