@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,7 +104,9 @@ def _here(call: Callable[[], object], fault: Fault) -> Outcome:
 
 def _in_child(call: Callable[[], object], fault: Fault) -> Outcome:
     out, into = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: fork beside threads
+        child = os.fork()
     if child == 0:
         os.close(out)
         ended = _here(call, fault)

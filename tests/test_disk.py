@@ -1,0 +1,231 @@
+"""The one layer that changes the disk: whole writes, named errors, and nobody else beside it."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckptsurgeon
+from ckptsurgeon import disk
+from tests.faults.inject import Fault, hooked
+
+PACKAGE = Path(ckptsurgeon.__file__).parent
+
+# --- only disk.py --------------------------------------------------------------------------------
+
+OS_CALLS = {
+    "chmod", "chown", "copy_file_range", "fchmod", "fchown", "ftruncate", "lchown", "link",
+    "makedirs", "mkdir", "mkfifo", "mknod", "posix_fallocate", "pwrite", "pwritev", "remove",
+    "removedirs", "rename", "renames", "replace", "rmdir", "sendfile", "setxattr", "symlink",
+    "truncate", "unlink", "utime", "write", "writev",
+}  # fmt: skip
+PATH_CALLS = {
+    "chmod", "hardlink_to", "lchmod", "mkdir", "rmdir", "symlink_to", "touch", "unlink",
+    "write_bytes", "write_text",
+}  # fmt: skip
+HARMLESS = {("shutil", "get_terminal_size"), ("shutil", "which"), ("shutil", "disk_usage")}
+
+
+def mutations(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of every call that creates, writes, renames, truncates or removes."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and _mutates(node):
+            yield node.lineno, ast.unparse(node)
+
+
+def _mutates(call: ast.Call) -> bool:
+    if isinstance(call.func, ast.Name):
+        modes = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "mode")]
+        return call.func.id == "open" and any(_writes(mode) for mode in modes)
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    owner = call.func.value.id if isinstance(call.func.value, ast.Name) else ""
+    name = call.func.attr
+    if owner == "disk":
+        return False
+    if owner == "os":
+        return name in OS_CALLS or (name == "open" and "O_RDONLY" not in ast.unparse(call))
+    if owner in ("shutil", "tempfile"):
+        return (owner, name) not in HARMLESS
+    if name == "open":  # of a path; `Archive.open(path)` is something else
+        modes = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "mode")]
+        return any(isinstance(mode, ast.Constant) and _writes(mode) for mode in modes)
+    if name in ("rename", "replace"):  # of a path: one argument; of a string: two
+        return len(call.args) == 1 and not call.keywords
+    return name in PATH_CALLS
+
+
+def _writes(mode: ast.expr) -> bool:
+    return not isinstance(mode, ast.Constant) or bool(set(str(mode.value)) & set("wax+"))
+
+
+@pytest.mark.parametrize(
+    "module", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix()
+)
+def test_no_other_module_changes_the_disk(module: Path) -> None:
+    found = list(mutations(module.read_text(encoding="utf-8")))
+    if module.name == "disk.py":
+        assert len(found) >= 10, "the check finds nothing even where there is something"
+    else:
+        assert not found, f"{module.name}: only disk.py may do this: {found}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "open('x', 'w')",
+        "open('x', mode='r+b')",
+        "Path('x').open('ab')",
+        "path.write_text('x')",
+        "a.rename(b)",
+        "a.replace(b)",
+        "os.open('x', os.O_RDWR)",
+        "os.ftruncate(3, 0)",
+        "shutil.rmtree('x')",
+        "open('x', how)",
+    ],
+)
+def test_the_check_finds(source: str) -> None:
+    assert list(mutations(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "open('x')",
+        "open('x', 'rb')",
+        "Path('x').open('rb')",
+        "'a'.replace('a', 'b')",
+        "dataclasses.replace(plan, id='1')",
+        "os.open('x', os.O_RDONLY | os.O_DIRECTORY)",
+        "shutil.get_terminal_size()",
+    ],
+)
+def test_the_check_lets_pass(source: str) -> None:
+    assert not list(mutations(source))
+
+
+# --- whole writes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["SHORT", "EINTR"])
+def test_a_write_goes_on_until_all_is_written(tmp_path: Path, kind: str) -> None:
+    data = bytes(range(256)) * 8
+    with hooked(Fault(kind, 2, sticky=kind == "SHORT")):
+        disk.write_new(tmp_path / "new", data)
+    assert (tmp_path / "new").read_bytes() == data
+
+
+def test_a_call_that_is_always_broken_fails_in_the_end(tmp_path: Path) -> None:
+    fault = Fault("EINTR", 1, sticky=True)
+    with hooked(fault), pytest.raises(InterruptedError):
+        disk.make_directory(tmp_path / "new")
+    assert fault.calls == disk.INTERRUPTED_CALLS
+
+
+def test_an_error_names_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "new"
+    with disk.created(path) as descriptor:
+        calls: list[Callable[[], None]] = [
+            lambda: disk.write_at(descriptor, path, 0, b"x"),
+            lambda: disk.truncate(descriptor, path, 1),
+            lambda: disk.fsync_file(descriptor, path),
+        ]
+        for call in calls:
+            with hooked(Fault("EIO", 1)), pytest.raises(OSError) as caught:
+                call()
+            assert caught.value.filename == str(path)
+            assert caught.value.errno == errno.EIO
+
+
+def test_a_span_is_copied_with_and_without_the_kernel(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(range(200)) * 1000)
+
+    refused = False
+
+    def copy(name: str) -> bytes:
+        path = tmp_path / name
+        with disk.created(path) as descriptor:
+            disk.write_at(descriptor, path, 0, b"head")
+            disk.copy_at(descriptor, path, 4, source, 1000, 150_000)
+        return path.read_bytes()
+
+    def no_kernel(operation: str, path: str, details: Mapping[str, Any]) -> None:
+        nonlocal refused
+        if operation == "copy" and not refused:
+            refused = True
+            raise OSError(errno.EXDEV, "Invalid cross-device link", path)
+
+    expected = b"head" + source.read_bytes()[1000:150_000]
+    assert copy("fast") == expected
+    with hooked(no_kernel):
+        assert copy("slow") == expected
+    assert refused
+
+
+def test_a_span_past_the_end_is_an_error(tmp_path: Path) -> None:
+    source, path = tmp_path / "source", tmp_path / "new"
+    source.write_bytes(b"0123456789")
+    with disk.created(path) as descriptor, pytest.raises(OSError, match="ends before byte 20"):
+        disk.copy_at(descriptor, path, 0, source, 5, 20)
+
+
+# --- what it refuses -----------------------------------------------------------------------------
+
+
+def test_a_new_file_never_replaces_one(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("kept")
+    with pytest.raises(FileExistsError):
+        disk.write_new(tmp_path / "there", b"lost")
+    assert (tmp_path / "there").read_text() == "kept"
+
+
+def test_a_symbolic_link_is_not_followed_for_a_write(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("kept")
+    (tmp_path / "link").symlink_to("target")
+    with pytest.raises(OSError), disk.opened(tmp_path / "link"):
+        pass
+    with pytest.raises(FileExistsError):
+        disk.write_new(tmp_path / "link", b"lost")
+    disk.link(tmp_path / "link", tmp_path / "second")
+    assert (tmp_path / "second").is_symlink()
+    assert (tmp_path / "target").read_text() == "kept"
+
+
+def test_a_fifo_is_not_written_in_place(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="not a regular file"), disk.opened(tmp_path / "fifo"):
+        pass
+
+
+# --- times and rights ----------------------------------------------------------------------------
+
+
+def test_times_and_rights_are_set_exactly(tmp_path: Path) -> None:
+    like, path = tmp_path / "like", tmp_path / "new"
+    like.write_text("x")
+    like.chmod(0o640)
+    with disk.created(path) as descriptor:
+        disk.copy_rights(descriptor, path, like.stat())
+    before = path.stat().st_atime_ns
+    disk.set_times(path, 1_700_000_000_123_456_789)
+    info = path.stat()
+    assert (info.st_mode & 0o777, info.st_mtime_ns) == (0o640, 1_700_000_000_123_456_789)
+    assert info.st_atime_ns == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_new_file_gets_the_owner_of_the_old_one(tmp_path: Path) -> None:
+    like, path = tmp_path / "like", tmp_path / "new"
+    like.write_text("x")
+    os.chown(like, 65534, 65534)
+    with disk.created(path) as descriptor:
+        disk.copy_rights(descriptor, path, like.stat())
+    assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
