@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key, Promise
 from ckptsurgeon.errors import SurgeryError
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """One place where a checkpoint keeps a field.
 
     `path` is the key path inside the pickle of `file`. `wins` is true when the trainer's value at
@@ -75,6 +74,11 @@ class Checkpoint(Protocol):
 
     def render(self, file: str, changes: Sequence[Change], root: Path) -> Append | Content:
         """The new bytes of the shard `file` of the run at `root`, by `changes` to it alone."""
+        ...
+
+    def compact(self, root: Path) -> list[tuple[str, Content, int]]:
+        """For each shard with dead bytes: its name from `root`, its content without them, and how
+        many they are."""
         ...
 
     def after(self, changes: Sequence[AnyChange], root: Path) -> Checkpoint:

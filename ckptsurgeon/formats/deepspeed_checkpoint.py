@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Key, Promise
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files import torch_archive
+from ckptsurgeon.files import archive_compact, torch_archive
 from ckptsurgeon.files.pickle_reader import Object, Tensor, get
 from ckptsurgeon.files.torch_archive import Archive
 from ckptsurgeon.formats import Disagreement, Place, State
@@ -161,16 +161,16 @@ class DeepSpeedCheckpoint:
         out: list[Place] = []
         for item in self._optimizers:
             with self.archives[item.file].reading():
-                places = [
-                    Place(item.file, (*path, "step"), self._plain(item.file, state["step"]))
+                found = [
+                    ((*path, "step"), self._plain(item.file, state["step"]))
                     for path, state in self._states(item)
                     if "step" in state
                 ]
-            places += self._at(item.file, (*item.outer, "base_optimizer_state_step"))
-            groups = list(self._groups(item, "step"))
-            top = max((p.value for p in places), default=None)
-            out += [replace(p, wins=p.value == top) for p in places]
-            out += [replace(p, wins=not places) for p in groups]
+            elastic = self._at(item.file, (*item.outer, "base_optimizer_state_step"))
+            found += [(place.path, place.value) for place in elastic]
+            top = max((value for _, value in found), default=None)
+            out += [Place(item.file, path, value, value == top) for path, value in found]
+            out += self._groups(item, "step", not found)
         return out
 
     def _scaler(self, item: Optimizer, name: str) -> list[Place]:
@@ -298,15 +298,25 @@ class DeepSpeedCheckpoint:
     def _agreed(self, name: str) -> list[Any]:
         """The winning values of `name` in the first file, equal in all files."""
         places = [place for place in self.locate(name) if place.wins]
-        if name == "adam_step":
-            _agree(name, [Place(p.file, (), p.value) for p in places])
-        else:
+        if name != "adam_step":
             _agree(name, places)
+        elif len({place.value for place in places}) > 1:
+            _agree(name, [Place(place.file, (), place.value) for place in places])
         return [place.value for place in places if place.file == places[0].file]
 
     def render(self, file: str, changes: Sequence[Change], root: Path) -> Append | Content:
         """The new bytes of one shard, from its archive as it is open."""
         return torch_archive.render(self.archives[root / file], file, changes)
+
+    def compact(self, root: Path) -> list[tuple[str, Content, int]]:
+        """Shards that surgeries have grown, without the bytes that nothing refers to."""
+        out = []
+        for path, archive in self.archives.items():
+            file = path.relative_to(root).as_posix()
+            content = archive_compact.compact(archive, file)
+            if content is not None:
+                out.append((file, content, archive.size - content.size))
+        return out
 
     def after(self, changes: Sequence[AnyChange], root: Path) -> DeepSpeedCheckpoint:
         """The trees with `changes` laid over them."""
