@@ -214,7 +214,7 @@ def check_space(root: Path, edits: Iterable[Edit], home: str) -> None:
             need[_existing(root / target)].append(0)
             if edit.content is not None:
                 staged = edit.src if isinstance(edit, Move) else edit.staged
-                need[_existing(root / staged)].append(_length(edit.content))
+                need[_existing(root / staged)].append(edit.content.size)
     need[_existing(root / home)] += [0] * 8  # journal, receipt, recipe and their directories
     by_device: dict[int, tuple[Path, list[int]]] = {}
     for folder, sizes in need.items():
@@ -240,13 +240,6 @@ def _check_free(folder: Path, sizes: list[int]) -> None:
             f"{folder}: the plan needs {inodes:,} free inodes, and there are {room.f_favail:,}",
             next="remove some files, then run the same command again",
         )
-
-
-def _length(content: Content) -> int:
-    return sum(
-        len(piece) if isinstance(piece, bytes) else piece.end - piece.start
-        for piece in content.pieces
-    )
 
 
 def _check_device(root: Path, source: str, target: str) -> None:

@@ -142,39 +142,62 @@ def write_at(descriptor: int, path: Path, offset: int, data: bytes | memoryview)
 
 def copy_at(descriptor: int, path: Path, offset: int, source: Path, start: int, end: int) -> None:
     """Copy bytes [start, end) of `source` to `offset`: inside the kernel where that is possible,
-    so a file system with reflinks shares the blocks. Raises OSError when `source` is shorter."""
-    in_kernel = True
+    so a file system with reflinks shares the blocks. A hole stays a hole. Raises OSError when
+    `source` is shorter."""
+    shift = offset - start
     origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        if os.fstat(origin).st_size < end:
+            raise OSError(errno.EIO, f"ends before byte {end}", str(source))
         while start < end:
-
-            def copy(
-                limit: int | None,
-                start: int = start,
-                offset: int = offset,
-                in_kernel: bool = in_kernel,
-            ) -> int:
-                count = min(end - start, COPY_AT_ONCE if limit is None else limit)
-                if in_kernel:
-                    return os.copy_file_range(origin, descriptor, count, start, offset)
-                data = os.pread(origin, min(count, 1 << 20), start)
-                return os.pwrite(descriptor, data, offset)
-
-            try:
-                count = _act(
-                    "copy", path, copy, offset=offset, source=str(source), start=start, end=end
-                )
-            except OSError as error:
-                if not in_kernel or error.errno not in _NO_KERNEL_COPY:
-                    raise
-                in_kernel = False
-                continue
-            if count == 0:
-                raise OSError(errno.EIO, f"ends before byte {end}", str(source))
-            start += count
-            offset += count
+            start, stop = _data(origin, start, end)
+            _copy(descriptor, path, shift, origin, source, start, stop)
+            start = stop
     finally:
         os.close(origin)
+    if os.fstat(descriptor).st_size < end + shift:
+        truncate(descriptor, path, end + shift)
+
+
+def _data(origin: int, start: int, end: int) -> tuple[int, int]:
+    """The first stretch of [start, end) that is not a hole; (end, end) when all of it is."""
+    try:
+        begin = min(os.lseek(origin, start, os.SEEK_DATA), end)
+        return begin, min(os.lseek(origin, begin, os.SEEK_HOLE), end) if begin < end else end
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return end, end
+        if error.errno in _NO_KERNEL_COPY:
+            return start, end
+        raise
+
+
+def _copy(
+    descriptor: int, path: Path, shift: int, origin: int, source: Path, start: int, end: int
+) -> None:
+    in_kernel = True
+    while start < end:
+
+        def copy(
+            limit: int | None, start: int = start, end: int = end, in_kernel: bool = in_kernel
+        ) -> int:
+            count = min(end - start, COPY_AT_ONCE if limit is None else limit)
+            if in_kernel:
+                return os.copy_file_range(origin, descriptor, count, start, start + shift)
+            data = os.pread(origin, min(count, 1 << 20), start)
+            return os.pwrite(descriptor, data, start + shift)
+
+        where = {"offset": start + shift, "source": str(source), "start": start, "end": end}
+        try:
+            count = _act("copy", path, copy, **where)
+        except OSError as error:
+            if not in_kernel or error.errno not in _NO_KERNEL_COPY:
+                raise
+            in_kernel = False
+            continue
+        if count == 0:
+            raise OSError(errno.EIO, f"ends before byte {end}", str(source))
+        start += count
 
 
 def write_new(path: Path, data: bytes) -> None:

@@ -67,6 +67,10 @@ class Content:
     pieces: tuple[bytes | Span, ...]
     mtime_ns: int | None = None
 
+    @property
+    def size(self) -> int:
+        return sum(len(p) if isinstance(p, bytes) else p.end - p.start for p in self.pieces)
+
 
 @dataclass(frozen=True)
 class Rewrite:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,10 +11,8 @@ from ckptsurgeon import journal
 from ckptsurgeon.attic import pruned
 from ckptsurgeon.edits import (
     AnyChange,
-    Append,
     Aside,
     Change,
-    Content,
     Edit,
     Move,
     Plan,
@@ -33,7 +31,8 @@ from ckptsurgeon.operations.reset import reset
 from ckptsurgeon.operations.rollback import rollback
 from ckptsurgeon.operations.skip import skip
 from ckptsurgeon.recipe import Recipe, absolute, to_dict
-from ckptsurgeon.run import Run
+from ckptsurgeon.render import render, touched
+from ckptsurgeon.run import HOME, Run
 
 OPERATIONS = (rollback, hyperparameters, reset, skip, events)
 
@@ -61,8 +60,7 @@ def plan(run: Run, recipe: Recipe) -> Plan:
         warnings += said
     after = checkpoint.after(changes, run.root).state()
     id = journal.next_id(run.root)
-    edits = _render(run, checkpoint, changes, id)
-    touched = dict.fromkeys(_touched(edits))
+    edits = render(run, checkpoint, changes, id)
     shards = [run.relative(path) for path in sorted(checkpoint.path.iterdir())] if edits else []
     return Plan(
         id=id,
@@ -71,10 +69,35 @@ def plan(run: Run, recipe: Recipe) -> Plan:
         recipe=to_dict(recipe),
         changes=tuple(changes),
         edits=tuple(edits),
-        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys([*touched, *shards])),
+        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys([*touched(edits), *shards])),
         promise=after.promise,
         before=before.promise,
         warnings=tuple(warnings),
+    )
+
+
+def plan_compact(run: Run, step: int | None = None) -> Plan:
+    """Rewrite the shards of one step, by default the latest, without the bytes that surgeries left
+    behind. Values, tensors and the promise stay; the old files stay in the attic until `prune`."""
+    _refuse_busy(run)
+    checkpoint = run.checkpoint(run.latest() if step is None else step)
+    promise = checkpoint.state().promise
+    changes = [
+        Rewrite(file, "shard", content, f"{freed} bytes of earlier surgeries go")
+        for file, content, freed in checkpoint.compact(run.root)
+    ]
+    id = journal.next_id(run.root)
+    edits = render(run, checkpoint, changes, id)
+    return Plan(
+        id=id,
+        run=str(run.root),
+        title=f"compact step {checkpoint.step}",
+        recipe={},
+        changes=tuple(changes),
+        edits=tuple(edits),
+        assumes=tuple(run.fingerprint(file) for file in touched(edits)),
+        promise=promise,
+        before=promise,
     )
 
 
@@ -156,55 +179,6 @@ def _idle(change: AnyChange) -> bool:
     return isinstance(change, Change) and change.old == change.new
 
 
-# --- changes to edits ----------------------------------------------------------------------------
-
-
-def _render(run: Run, checkpoint: Checkpoint, changes: Sequence[AnyChange], id: str) -> list[Edit]:
-    """All changes of one file as one edit, in the order in which a crash or a reader does no harm:
-    shards, event files, pointers, and last the checkpoints that leave."""
-    shards: dict[str, list[Change]] = {}
-    logs: list[Edit] = []
-    pointers: list[Edit] = []
-    asides: list[Edit] = []
-    for change in changes:
-        if isinstance(change, Aside):
-            move = Move(change.file, run.attic(change.file, id))
-            (asides if change.field == "checkpoint" else logs).append(move)
-        elif isinstance(change, Rewrite):
-            logs.append(_rewrite(run, change.file, change.content, id, new=change.new_file))
-        elif change.path:
-            shards.setdefault(change.file, []).append(change)
-        else:
-            text = Content((str(change.new).encode(),))
-            pointers.append(_rewrite(run, change.file, text, id, new=change.old is None))
-    edits: list[Edit] = []
-    for file, wanted in shards.items():
-        rendered = checkpoint.render(file, wanted, run.root)
-        if isinstance(rendered, Append):
-            edits.append(rendered)
-        else:
-            edits.append(_rewrite(run, file, rendered, id, new=False))
-    return [*edits, *logs, *pointers, *asides]
-
-
-def _rewrite(run: Run, file: str, content: Content, id: str, *, new: bool) -> Edit:
-    staged = run.staging(file, id)
-    if new:
-        return Move(staged, file, content)
-    return Replace(file, staged, run.attic(file, id), content)
-
-
-def _touched(edits: Sequence[Edit]) -> list[str]:
-    """The files that must still be what they were: edited, moved away, or about to be made."""
-    files = []
-    for edit in edits:
-        if isinstance(edit, Move):
-            files.append(edit.dst if edit.content is not None else edit.src)
-        else:
-            files.append(edit.file)
-    return files
-
-
 # --- apply, undo, recover ------------------------------------------------------------------------
 
 
@@ -279,13 +253,15 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     since = _since(run, chosen, new)
     edits: list[Edit] = [*since]
     gone = {edit.src for edit in since}
+    # What the surgery had staged is not needed again, but it is kept: this undo's attic gets it.
+    staging, attic = f"{HOME}/staging/{chosen.id}/", f"{HOME}/attic/{new}/"
     for edit in chosen.inverse:
         if isinstance(edit, Replace):
-            edit = replace(edit, kept=run.attic(edit.file, new))
-        elif isinstance(edit, Move) and "/staging/" in f"/{edit.dst}":
+            edit = replace(edit, kept=edit.kept.replace(staging, attic))
+        elif isinstance(edit, Move):
             if edit.src in gone:
                 continue
-            edit = replace(edit, dst=run.attic(edit.src, new))
+            edit = replace(edit, dst=edit.dst.replace(staging, attic))
         edits.append(edit)
     return Plan(
         id=new,
@@ -294,7 +270,7 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
         recipe={},
         changes=tuple(Aside(edit.src, _kind(run, edit.src)) for edit in since),
         edits=tuple(edits),
-        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(_touched(edits))),
+        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(touched(edits))),
         promise=None,
         undoes=chosen.id,
     )

@@ -34,6 +34,7 @@ COMMANDS: tuple[tuple[str, Any, str], ...] = (
     ("truncate-tb-events", one_liners.truncate_tb_events, exit_codes(EDITS)),
     ("rename-tb-events", one_liners.rename_tb_events, exit_codes(EDITS)),
     ("relaunch", run.relaunch, exit_codes((*LOOKS, 4), "else the status of the trainer")),
+    ("compact", attic.compact, exit_codes(EDITS)),
     ("prune", attic.prune, exit_codes((0, 1, 2, 5, 130))),
     ("unlock", attic.unlock, exit_codes((0, 1, 2, 130))),
 )

@@ -1,4 +1,4 @@
-"""prune and unlock: the commands that remove what can't be brought back."""
+"""compact, prune, unlock: the commands that make room, or remove what can't be brought back."""
 
 from __future__ import annotations
 
@@ -8,11 +8,30 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.options import Common
+from ckptsurgeon.cli.options import Common, Editing, saved_steps
+from ckptsurgeon.cli.recipes import carry_out
 from ckptsurgeon.errors import SurgeryError
 
 if TYPE_CHECKING:
     from ckptsurgeon.run import Run
+
+
+def compact(
+    step: Annotated[
+        int | None,
+        typer.Argument(metavar="STEP", help="A saved step [latest].", autocompletion=saved_steps),
+    ] = None,
+    *,
+    common: Editing,
+) -> None:
+    """Rewrite grown shards without dead bytes.
+
+    Values and tensors stay as they are. The old shards go to the attic; once they are pruned, no
+    earlier surgery on them can be undone."""
+    from ckptsurgeon import surgery
+
+    run = common.open_run()
+    carry_out(run, surgery.plan_compact(run, step), common)
 
 
 def prune(

@@ -9,9 +9,11 @@ import os
 import re
 from pathlib import Path
 
-from ckptsurgeon.files.torch_archive import Archive
+from ckptsurgeon.files.archive import PICKLE, Archive
 from ckptsurgeon.formats.deepspeed_checkpoint import MODEL, OPTIM, DeepSpeedCheckpoint
 
+KEPT_SCANS = 2 << 20
+"""Bytes of pickle whose scans are kept from reading to rendering: a scan is 20 times as large."""
 STEP = re.compile(r"global_step(\d+)")
 
 
@@ -82,6 +84,11 @@ class DeepSpeed:
         kept = [checkpoint / n for n in names if MODEL.fullmatch(n) or OPTIM.fullmatch(n)]
         archives = {path: self._archive(path) for path in kept}
         self._archives = archives
+        room = KEPT_SCANS
+        for archive in archives.values():
+            room -= archive.record(PICKLE).size
+            if room >= 0:
+                archive.scan(keep=True)
         match = STEP.fullmatch(checkpoint.name)
         return DeepSpeedCheckpoint(
             path=checkpoint,

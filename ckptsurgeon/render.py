@@ -1,0 +1,75 @@
+"""Changes become edits: one per file, in an order in which a crash or a reader does no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ckptsurgeon.edits import (
+    AnyChange,
+    Append,
+    Aside,
+    Change,
+    Content,
+    Edit,
+    Move,
+    Replace,
+    Rewrite,
+)
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.run import Run
+
+
+def render(run: Run, checkpoint: Checkpoint, changes: Sequence[AnyChange], id: str) -> list[Edit]:
+    """The edits of surgery `id`: shards, event files, pointers, and last the checkpoints that
+    leave. So the pointers name a step whose shards are done, and only then do others go."""
+    shards: dict[str, list[Change]] = {}
+    logs: list[Edit] = []
+    pointers: list[Edit] = []
+    asides: list[Edit] = []
+    for change in changes:
+        if isinstance(change, Aside):
+            move = Move(change.file, run.attic(change.file, id))
+            (asides if change.field == "checkpoint" else logs).append(move)
+        elif isinstance(change, Rewrite):
+            logs.append(_rewrite(run, change.file, change.content, id, new=change.new_file))
+        elif change.path:
+            shards.setdefault(change.file, []).append(change)
+        else:
+            text = Content((str(change.new).encode(),))
+            pointers.append(_rewrite(run, change.file, text, id, new=change.old is None))
+    rendered = {file: checkpoint.render(file, these, run.root) for file, these in shards.items()}
+    return [*_shards(run, rendered, id), *logs, *pointers, *asides]
+
+
+def _shards(run: Run, rendered: Mapping[str, Append | Content], id: str) -> list[Edit]:
+    """Replaced shards before appended ones, which no reader accepts until the last one is done
+    (`redo.py`). Where all are replaced, the first makes way for an empty file meanwhile, so that a
+    reader of all shards meets an error, never old and new ones."""
+    contents = {file: item for file, item in rendered.items() if isinstance(item, Content)}
+    appends = [item for item in rendered.values() if isinstance(item, Append)]
+    replaces = [_rewrite(run, file, item, id, new=False) for file, item in contents.items()]
+    if len(replaces) > 1 and not appends:
+        file = next(iter(contents))
+        mark = f"{file}.empty"
+        empty = Replace(file, run.staging(mark, id), run.attic(file, id), Content(()))
+        last = Replace(file, run.staging(file, id), run.attic(mark, id), contents[file])
+        return [empty, *replaces[1:], last]
+    return [*replaces, *appends]
+
+
+def _rewrite(run: Run, file: str, content: Content, id: str, *, new: bool) -> Edit:
+    staged = run.staging(file, id)
+    if new:
+        return Move(staged, file, content)
+    return Replace(file, staged, run.attic(file, id), content)
+
+
+def touched(edits: Sequence[Edit]) -> list[str]:
+    """The files that must still be what they were: edited, moved away, or about to be made."""
+    files = []
+    for edit in edits:
+        if isinstance(edit, Move):
+            files.append(edit.dst if edit.content is not None else edit.src)
+        else:
+            files.append(edit.file)
+    return files

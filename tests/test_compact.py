@@ -1,0 +1,108 @@
+"""compact removes dead bytes and nothing else; hard-linked shards are replaced, not grown."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.edits import Append, Replace
+from ckptsurgeon.recipe import from_data
+from tests.conftest import Trained
+from tests.test_contract import first_line, tree
+
+
+def shards(root: Path, step: int = 8) -> list[Path]:
+    return sorted((root / f"global_step{step}").glob("*.pt"))
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if hasattr(a, "__dict__"):
+        return type(a) is type(b) and same(vars(a), vars(b))
+    return bool((a == b) if not hasattr(a, "shape") else (a == b).all())
+
+
+def load(path: Path, mmap: bool = False) -> Any:
+    return torch.load(path, weights_only=False, mmap=mmap)
+
+
+def operated(root: Path) -> Run:
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data({"set": {"lr": 5e-4}})))
+    surgery.apply(run, plan(run, from_data({"reset": ["moments"], "set": {"beta1": 0.8}})))
+    return run
+
+
+def test_compact_keeps_every_value_and_drops_the_dead_bytes(trained: Trained) -> None:
+    root = trained()
+    before = {path.name: path.stat().st_size for path in shards(root)}
+    run = operated(root)
+    grown = tree(root)
+    values = {path.name: load(path) for path in shards(root)}
+    promise = surgery.inspect(run).promise
+
+    surgery.apply(run, surgery.plan_compact(run))
+
+    for path in shards(root):
+        assert path.stat().st_size <= before[path.name] + 64
+        assert same(load(path), values[path.name])
+        assert same(load(path, mmap=True), values[path.name])
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None
+    assert surgery.inspect(run).promise == promise
+    assert surgery.plan_compact(run).empty
+    optimizer = shards(root)[1]
+    assert optimizer.stat().st_blocks * 512 < before[optimizer.name] / 2  # zeros stay holes
+
+    surgery.apply(run, surgery.plan_undo(run))
+    assert tree(root) == grown
+
+
+def test_a_compacted_shard_can_be_operated_on_again(trained: Trained) -> None:
+    root = trained()
+    run = operated(root)
+    surgery.apply(run, surgery.plan_compact(run))
+    compacted = tree(root)
+    wanted = plan(run, from_data({"set": {"beta2": 0.9, "lr": 1e-4}}))
+    assert all(isinstance(edit, Append) for edit in wanted.edits)
+    surgery.apply(run, wanted)
+    assert '"betas": [0.8, 0.9]' in first_line(root)
+    surgery.apply(run, surgery.plan_undo(run))
+    assert tree(root) == compacted
+
+
+def test_a_run_without_dead_bytes_has_nothing_to_compact(trained: Trained) -> None:
+    assert surgery.plan_compact(Run.open(trained(ranks=2))).empty
+
+
+def test_a_hard_linked_backup_keeps_its_bytes(trained: Trained, tmp_path: Path) -> None:
+    root = trained(ranks=2)
+    backup = tmp_path / "backup"
+    backup.mkdir()
+    for path in shards(root):
+        os.link(path, backup / path.name)
+    before, kept = tree(root), tree(backup)
+    run = Run.open(root)
+    wanted = plan(run, from_data({"set": {"beta1": 0.5}}))
+    edits = [edit for edit in wanted.edits if isinstance(edit, Replace)]
+    # Both shards are replaced; the first is an empty file, which no reader takes, meanwhile.
+    assert len(edits) == len(wanted.edits) == 3
+    assert [edit.file for edit in edits] == [edits[0].file, edits[1].file, edits[0].file]
+    assert edits[0].content is not None
+    assert edits[0].content.size == 0
+    surgery.apply(run, wanted)
+    assert '"betas": [0.5, 0.95]' in first_line(root, ranks=2)
+    assert tree(backup) == kept
+    surgery.apply(run, surgery.plan_undo(run))
+    assert tree(root) == before
+    assert tree(backup) == kept
