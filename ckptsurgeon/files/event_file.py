@@ -20,9 +20,11 @@ from ckptsurgeon.files.event_frame import (
     Data,
     Opened,
     Records,
+    check,
     damaged,
     first_good,
     frame,
+    header,
 )
 
 native: Any
@@ -283,6 +285,7 @@ def _rename_chunk(
     and where the next chunk starts: `start` at a torn tail."""
     out: list[bytes] = []
     same = start
+    headers: dict[int, bytes] = {}
     records = Records(path, data, False, start)
     for offset, message in records:
         if offset - start >= limit:
@@ -293,7 +296,11 @@ def _rename_chunk(
         except ValueError as error:
             raise damaged(path, offset, f"not an event: {error}") from None
         if new is not None:
-            out += (data[same:offset], frame(new))
+            if same < offset:
+                out.append(data[same:offset])
+            if len(new) not in headers:
+                headers[len(new)] = header(len(new))
+            out += (headers[len(new)], new, check(new))
             same = offset + OVERHEAD + len(message)
     if not out:
         return None, records.end

@@ -51,8 +51,18 @@ class Opened:
 
 def frame(payload: bytes) -> bytes:
     """A record that holds `payload`."""
-    length = struct.pack("<Q", len(payload))
-    return b"".join((length, _CHECK.pack(masked(length)), payload, _CHECK.pack(masked(payload))))
+    return header(len(payload)) + payload + check(payload)
+
+
+def header(length: int) -> bytes:
+    """The 12 bytes before a payload of this length."""
+    data = length.to_bytes(8, "little")
+    return data + _CHECK.pack(masked(data))
+
+
+def check(payload: bytes) -> bytes:
+    """The 4 bytes after a payload."""
+    return _CHECK.pack(masked(payload))
 
 
 class Records:
@@ -69,7 +79,7 @@ class Records:
     def __iter__(self) -> Iterator[tuple[int, bytes | None]]:
         data, size = self.data, len(self.data)
         headers: set[bytes] = set()
-        header, check = _HEADER.unpack, _CHECK.unpack
+        unpack_header, unpack_check = _HEADER.unpack, _CHECK.unpack
         at = self.end
         while at < size:
             head = data[at : at + 12]
@@ -87,13 +97,13 @@ class Records:
                     self.end = at = after
                     continue
                 headers.add(head)
-            after = at + OVERHEAD + header(head)[0]
+            after = at + OVERHEAD + unpack_header(head)[0]
             if after > size:
                 return
             message = data[at + 12 : after - 4]
             crc = value(message)
             found = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-            if found != check(data[after - 4 : after])[0]:
+            if found != unpack_check(data[after - 4 : after])[0]:
                 if after == size:
                     return
                 if not self.salvage:

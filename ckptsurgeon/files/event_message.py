@@ -197,23 +197,32 @@ class Renaming:
         self._heads: dict[bytes, tuple[bytes, bytes] | None] = {}
 
     def __call__(self, event: bytes) -> bytes | None:
+        # As in `Reader`: known bytes from the summary's key to the end of the tag tell the shape.
+        size = len(event)
+        if size > 24 and event[0] == 0x09 and event[9] == 0x10:
+            at = 10
+            while event[at] > 127 and at < 18:
+                at += 1
+            start = at + 1
+            head = event[start : start + 6 + event[start + 5]]
+            if head in self._heads and event[at] < 128 and start + 2 + head[1] == size:
+                return self._put(event, start, head)
         where = _plain(event)
-        if where is None:
+        if where is None or has_mentions(event[where[0] : where[1]]):
             return self._general(event)
         tag, end = where
-        start = tag - 6
-        head = event[start:end]
-        if head in self._heads:
-            known = self._heads[head]
-        elif has_mentions(event[tag:end]):
-            return self._general(event)
-        else:
-            known = self._heads[head] = self._head(event, tag, end)
+        head = event[tag - 6 : end]
+        if head not in self._heads:
+            self._heads[head] = self._head(event, tag, end)
+        return self._put(event, tag - 6, head)
+
+    def _put(self, event: bytes, start: int, head: bytes) -> bytes | None:
+        known = self._heads[head]
         if known is None:
             return None
         new, old = known
         self.counts[old] += 1
-        return event[:start] + new + event[end:]
+        return event[:start] + new + event[start + len(head) :]
 
     def _head(self, event: bytes, tag: int, end: int) -> tuple[bytes, bytes] | None:
         """The bytes from the summary's key to the end of the tag, with the new tag; and the old."""

@@ -45,8 +45,15 @@ __attribute__((target("sse4.2"))) inline uint32_t crc32c_by_instruction(const ui
     std::memcpy(&word, at, 8);
     crc = _mm_crc32_u64(crc, word);
   }
-  for (; size; --size) crc = _mm_crc32_u8(static_cast<uint32_t>(crc), *at++);
-  return static_cast<uint32_t>(crc) ^ 0xFFFFFFFFu;
+  uint32_t rest = static_cast<uint32_t>(crc);
+  if (size & 4) {
+    uint32_t word;
+    std::memcpy(&word, at, 4);
+    rest = _mm_crc32_u32(rest, word);
+    at += 4;
+  }
+  for (size &= 3; size; --size) rest = _mm_crc32_u8(rest, *at++);
+  return rest ^ 0xFFFFFFFFu;
 }
 
 #elif defined(__aarch64__) && defined(__linux__)
