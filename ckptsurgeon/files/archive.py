@@ -87,6 +87,7 @@ class Archive:
 
     def __init__(self) -> None:
         self._tree: Any = None
+        self._scan: Scan | None = None
         self._order: str | None = None
         self._descriptor: int | None = None
 
@@ -140,9 +141,13 @@ class Archive:
             raise DamagedFile(str(self.path), start, f"{PICKLE} does not have its CRC")
         return data
 
-    def scan(self) -> Scan:
-        """Where the values of data.pkl stand. It is not kept: it is far larger than the tree."""
-        return scan(self.pickle(), where=str(self.path), base=self.payload(PICKLE))
+    def scan(self, *, keep: bool = False) -> Scan:
+        """Where the values of data.pkl stand. It is far larger than the tree, so it is kept for
+        the next call only on demand."""
+        found = self._scan or scan(self.pickle(), where=str(self.path), base=self.payload(PICKLE))
+        if keep:
+            self._scan = found
+        return found
 
     def tree(self, scanned: Scan | None = None) -> Any:
         """The inert tree of data.pkl, see `pickle_reader.read`. The same one at each call.
