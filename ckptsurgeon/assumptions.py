@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -89,13 +89,13 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
     """Check that every edit can be done, and done again after a crash at any moment of it.
 
     `redo` sees by the names alone what is done already, so a name that one edit makes is not used
-    by another; only a move may take the name that an earlier move freed. A file may be replaced
-    more than once; each edit of bytes has its file alone."""
-    edits = tuple(edits)
+    by another; only a move may take the name that an earlier move freed. Nothing is edited inside
+    a directory that moves. A file may be replaced more than once; an edit in place has its file
+    alone."""
     made: list[str] = []
     used: list[str] = []
-    bytewise: list[str] = []
     replaced: list[str] = []
+    in_place: list[str] = []
     freed: set[str] = set()
     for edit in edits:
         if isinstance(edit, Move):
@@ -104,26 +104,34 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
             _check_device(root, edit.src, edit.dst)
             if edit.dst not in freed:
                 made.append(edit.dst)
+            freed.discard(edit.dst)
             freed.add(edit.src)
             used.append(edit.src)
         elif isinstance(edit, Replace):
             _check_source(root, edit.staged, edit.content)
-            _check_absent(root, edit.kept, set())
-            _check_regular(root / edit.file, may_link=True)
+            _check_absent(root, edit.kept, ())
+            _check_file(root / edit.file, in_place=False)
             _check_device(root, edit.staged, edit.file)
             made.append(edit.kept)
             used.append(edit.staged)
             replaced.append(edit.file)
+            if edit.file in freed:
+                used.append(edit.file)
         else:
-            _check_regular(root / edit.file, may_link=False)
+            _check_file(root / edit.file, in_place=True)
             _check_size(root / edit.file, edit)
-            bytewise.append(edit.file)
-    once = made + bytewise
-    reused = {name for name in once if once.count(name) > 1} if len(set(once)) < len(once) else ()
-    clash = [*reused, *set(made) & set(used + replaced), *set(bytewise) & set(used + replaced)]
-    if clash or len(set(used)) < len(used):
-        name = clash[0] if clash else next(name for name in used if used.count(name) > 1)
-        raise SurgeryError(f"{name}: two edits of one plan use this name", next=AGAIN)
+            in_place.append(edit.file)
+    clash = _twice(made + in_place) | _twice(used)
+    clash |= set(made) & {*used, *replaced} | set(in_place) & {*used, *replaced}
+    names = {*made, *used, *in_place, *replaced}
+    for folder in [name for name in used if (root / name).is_dir()]:
+        clash |= {name for name in names if name.startswith(f"{folder}/")}
+    if clash:
+        raise SurgeryError(f"{min(clash)}: two edits of one plan use this name", next=AGAIN)
+
+
+def _twice(names: Iterable[str]) -> set[str]:
+    return {name for name, times in Counter(names).items() if times > 1}
 
 
 def _check_source(root: Path, file: str, content: Content | None) -> None:
@@ -148,16 +156,16 @@ def _check_absent(root: Path, file: str, freed: Collection[str]) -> None:
         raise SurgeryError(f"{root / file}: a file of this name is in the way", next=AGAIN)
 
 
-def _check_regular(path: Path, *, may_link: bool) -> None:
+def _check_file(path: Path, *, in_place: bool) -> None:
     try:
         info = path.lstat()
     except FileNotFoundError:
         raise SurgeryError(f"{path} is not there", next=AGAIN) from None
-    if may_link and stat.S_ISLNK(info.st_mode):
+    if stat.S_ISLNK(info.st_mode) and not in_place:
         return
     if not stat.S_ISREG(info.st_mode):
         raise SurgeryError(f"{path} is not a regular file", next=AGAIN)
-    if not may_link and info.st_nlink > 1:
+    if info.st_nlink > 1 and in_place:
         raise SurgeryError(
             f"{path} has {info.st_nlink} names (hard links), and an edit in place changes them all",
             next=AGAIN,
@@ -203,37 +211,34 @@ def _size(path: Path) -> int:
 
 def check_space(root: Path, edits: Iterable[Edit], home: str) -> None:
     """Check that the whole plan fits, on each file system that it writes to: bytes and inodes."""
-    need: dict[Path, list[int]] = defaultdict(list)
+    files: dict[Path, list[int]] = defaultdict(list)
     for edit in edits:
         if isinstance(edit, Append):
             tail = sum(len(data) for _, data in edit.writes)
-            need[_existing(root / edit.file)].append(tail)
-            need[_existing(root / home)].append(tail)
-        elif isinstance(edit, (Move, Replace)):
-            target = edit.dst if isinstance(edit, Move) else edit.kept
-            need[_existing(root / target)].append(0)
-            if edit.content is not None:
-                staged = edit.src if isinstance(edit, Move) else edit.staged
-                need[_existing(root / staged)].append(edit.content.size)
-    need[_existing(root / home)] += [0] * 8  # journal, receipt, recipe and their directories
-    by_device: dict[int, tuple[Path, list[int]]] = {}
-    for folder, sizes in need.items():
-        by_device.setdefault(folder.stat().st_dev, (folder, []))[1].extend(sizes)
-    for folder, sizes in by_device.values():
+            files[_existing(root / edit.file)].append(tail)
+            files[_existing(root / home)].append(tail)
+        elif isinstance(edit, (Move, Replace)) and edit.content is not None:
+            staged = edit.src if isinstance(edit, Move) else edit.staged
+            files[_existing(root / staged)].append(edit.content.size)
+    files[_existing(root / home)] += [0] * 8  # lock, journals, records and their directories
+    devices: dict[int, tuple[Path, list[int]]] = {}
+    for folder, sizes in files.items():
+        devices.setdefault(folder.stat().st_dev, (folder, []))[1].extend(sizes)
+    for folder, sizes in devices.values():
         _check_free(folder, sizes)
 
 
 def _check_free(folder: Path, sizes: list[int]) -> None:
     room = os.statvfs(folder)
     block = room.f_frsize or 4096
-    wanted = int(sum(size // block + 2 for size in sizes) * block * MARGIN)
+    wanted = int(sum(size // block + 1 for size in sizes) * block * MARGIN)
     free = room.f_bavail * block
     if wanted > free:
         raise SurgeryError(
             f"{folder}: the plan needs {wanted:,} bytes of free space, and there are {free:,}",
             next="free some space, then run the same command again",
         )
-    # Each file has at most one new directory of its own. Some file systems do not count inodes.
+    # One for each file, and one for a new directory of its own. Some file systems count none.
     inodes = int(2 * len(sizes) * MARGIN)
     if room.f_files and inodes > room.f_favail:
         raise SurgeryError(

@@ -136,9 +136,12 @@ def _commit(
         staging.write(root, plan, receipt, jobs)
         progress("staging", len(entry.files), len(entry.files))
         made = [HOME, *entry.files, *folders]
-        assumptions.check_files_again(root, plan.assumes, listings, made)
         entry = replace(entry, steps=staging.steps(root, plan.edits), committed=True)
-        _write(root, entry)
+        _write(
+            root,
+            entry,
+            lambda: assumptions.check_files_again(root, plan.assumes, listings, made),
+        )
         _finish(root, entry, jobs, progress)
     except BaseException as error:
         raise _cut_off(root, entry, error) from error
@@ -306,7 +309,8 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _write(root: Path, entry: Entry) -> None:
+def _write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) -> None:
+    """Put the journal in place, durably; `check` is called right before, and may refuse."""
     steps = [
         {"kind": "Tail", **asdict(step)} if isinstance(step, Tail) else to_json(step)
         for step in entry.steps
@@ -324,6 +328,7 @@ def _write(root: Path, entry: Entry) -> None:
     if os.path.lexists(new):
         disk.remove_file(new)
     disk.write_new(new, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    check()
     disk.rename(new, path)
     disk.fsync_directory(path.parent)
 

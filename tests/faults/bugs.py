@@ -111,13 +111,21 @@ def _pointer_truncated_in_place() -> Iterator[tuple[Any, str, Any]]:
 @_bug
 def _no_commit_record() -> Iterator[tuple[Any, str, Any]]:
     right = journal._write
-    yield journal, "_write", lambda root, entry: None if entry.committed else right(root, entry)
+    yield (
+        journal,
+        "_write",
+        lambda root, entry, *check: None if entry.committed else right(root, entry, *check),
+    )
 
 
 @_bug
 def _no_intent_record() -> Iterator[tuple[Any, str, Any]]:
     right = journal._write
-    yield journal, "_write", lambda root, entry: right(root, entry) if entry.committed else None
+    yield (
+        journal,
+        "_write",
+        lambda root, entry, *check: right(root, entry, *check) if entry.committed else None,
+    )
 
 
 @_bug
