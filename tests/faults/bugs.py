@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -217,3 +218,19 @@ def _records_of_a_killed_attempt_not_fsynced() -> Iterator[tuple[Any, str, Any]]
 
     yield disk, "rename", rename
     yield disk, "fsync_directory", wrong
+
+
+@_bug
+def _replaced_twice_at_once() -> Iterator[tuple[Any, str, Any]]:
+    yield redo, "Counter", lambda names: Counter()
+
+
+@_bug
+def _freed_name_taken_before_it_is_durable() -> Iterator[tuple[Any, str, Any]]:
+    def wrong(root: Path, group: Sequence[Any]) -> None:
+        for step in group:
+            if not (root / step.dst).exists():
+                disk.rename(root / step.src, root / step.dst)
+        redo._fsync_parents(root, (n for step in group for n in (step.src, step.dst)), 1)
+
+    yield redo, "_move", wrong

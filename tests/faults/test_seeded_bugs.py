@@ -10,7 +10,7 @@ from tests.faults.bugs import BUGS
 from tests.faults.cut import real_cuts, unavailable
 from tests.faults.power import cuts, cuts_in_recovery
 from tests.faults.sweep import faults, run
-from tests.faults.toy import ROLLBACK, SET_LR, UNDO_SET
+from tests.faults.toy import REPLACE_ALL, ROLLBACK, SAVED_AGAIN, SET_LR, UNDO_SET
 
 KILL = (SET_LR, faults, ("KILL",))
 EIO = (SET_LR, faults, ("EIO",))
@@ -38,6 +38,8 @@ FOUND_BY: dict[str, tuple[Any, ...]] = {
     "journal removed before the staging": EIO,
     "receipt in place before the edits": EIO,
     "moves not durable": (ROLLBACK, cuts, "strict"),
+    "replaced twice at once": (REPLACE_ALL, faults, ("EIO",)),
+    "freed name taken before it is durable": (SAVED_AGAIN, cuts, "strict"),
     "records of a killed attempt not fsynced": (
         UNDO_SET,
         cuts_in_recovery,

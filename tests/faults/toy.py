@@ -149,6 +149,25 @@ def undo(world: Path) -> Plan:
     return _plan(world, edits, id="0002", undoes=receipt.id)
 
 
+def replace_all(world: Path) -> Plan:
+    """A new lr where every shard has a second name, so that all are replaced: the first one makes
+    way for an empty file meanwhile, which no reader accepts."""
+    edits: list[Edit] = []
+    for name in ("shard0.empty", "shard1", "shard2", "shard3", "shard0"):
+        shard = name.removesuffix(".empty")
+        data = b"" if shard != name else _shard(f"200/{shard[-1]}", NEW)
+        staged, kept = f"{HOME}/staging/0001/{name}", f"{HOME}/attic/0001/{name}"
+        edits.append(Replace(f"step200/{shard}", staged, kept, Content((data,))))
+    return _plan(world, edits)
+
+
+def undo_saved_again(world: Path) -> Plan:
+    """The inverse, where the trainer has saved step 200 again since: its name is taken twice."""
+    away = Move("step200", f"{HOME}/attic/0002/step200")
+    plan = undo(world)
+    return _plan(world, [away, *plan.edits], id=plan.id, undoes=plan.undoes)
+
+
 def _plan(world: Path, edits: list[Edit], *, id: str = "0001", undoes: str | None = None) -> Plan:
     run = world / "run"
     files = [edit.src if isinstance(edit, Move) else edit.file for edit in edits]
@@ -242,9 +261,34 @@ def build_set(world: Path) -> None:
     act_set_lr(world)
 
 
+def build_linked(world: Path) -> None:
+    build(world)
+    for number in range(SHARDS - 1):
+        shard = world / f"run/step200/shard{number}"
+        shard.with_name(f"{shard.name}.backup").hardlink_to(shard)
+
+
+def act_replace_all(world: Path) -> None:
+    journal.commit(world / "run", replace_all(world), jobs=1)
+
+
+def build_saved_again(world: Path) -> None:
+    build_rolled_back(world)
+    again = world / "run/step200"
+    again.mkdir()
+    for number in range(SHARDS):
+        _put(again / f"shard{number}", _shard(f"200/{number} again", NEW))
+
+
+def act_undo_saved_again(world: Path) -> None:
+    journal.commit(world / "run", undo_saved_again(world), jobs=1)
+
+
 ROLLBACK = Scenario("rollback", build, act_rollback, recover, read)
 SET_LR = Scenario("set lr", build, act_set_lr, recover, read)
 UNDO = Scenario("undo of rollback", build_rolled_back, act_undo, recover, read)
 UNDO_SET = Scenario("undo of set lr", build_set, act_undo, recover, read)
+REPLACE_ALL = Scenario("replace all", build_linked, act_replace_all, recover, read)
+SAVED_AGAIN = Scenario("undo, saved again", build_saved_again, act_undo_saved_again, recover, read)
 
-SCENARIOS = (ROLLBACK, SET_LR, UNDO, UNDO_SET)
+SCENARIOS = (ROLLBACK, SET_LR, UNDO, UNDO_SET, REPLACE_ALL, SAVED_AGAIN)
