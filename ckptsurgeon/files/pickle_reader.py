@@ -168,7 +168,12 @@ def _make_tuple(cls: Global, *args: Any) -> tuple[Any, ...]:
 def _make_tensor(
     cls: Global, storage: Storage, offset: int, size: Any, stride: Any, *rest: Any
 ) -> Tensor:
-    shape, steps = tuple(map(index, size)), tuple(map(index, stride))
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    if len(size) == len(stride) == 1:  # nearly all: flat
+        shape, steps = (index(size[0]),), (index(stride[0]),)
+    else:
+        shape, steps = tuple(map(index, size)), tuple(map(index, stride))
     if len(shape) != len(steps):
         raise ValueError(f"a tensor has {len(shape)} axes and {len(steps)} strides")
     return Tensor(storage.dtype, storage.key, storage.numel, index(offset), shape, steps)
@@ -222,10 +227,10 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, saved: Any) -> Any:
         if saved[0] == "module":  # a class with its source, in the legacy format
             return saved[1]
-        kind, storage, key, _, numel, *view = saved
-        if kind != "storage" or any(view):
+        kind, storage, key, _, numel = saved[:5]
+        if kind != "storage" or len(saved) > 5 and any(saved[5:]):
             raise ValueError(f"persistent id {kind!r} is no whole storage")
-        if not isinstance(key, str) or index(numel) < 0:
+        if type(key) is not str or type(numel) is not int or numel < 0:
             raise ValueError(f"the storage {key!r} has {numel!r} elements")
         made = Storage(_STORAGES[storage.name], key, numel)
         self.storages.append(made)
