@@ -228,7 +228,7 @@ class _Unpickler(pickle.Unpickler):
         if saved[0] == "module":  # a class with its source, in the legacy format
             return saved[1]
         kind, storage, key, _, numel = saved[:5]
-        if kind != "storage" or len(saved) > 5 and any(saved[5:]):
+        if kind != "storage" or (len(saved) > 5 and any(saved[5:])):
             raise ValueError(f"persistent id {kind!r} is no whole storage")
         if type(key) is not str or type(numel) is not int or numel < 0:
             raise ValueError(f"the storage {key!r} has {numel!r} elements")
