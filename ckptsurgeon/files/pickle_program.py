@@ -270,7 +270,10 @@ def _scalar(scanned: Scan, value: int) -> Any:
     if width := _TEXT_WIDTH.get(opcode, 0):
         start = at + 1 + width
         length = int.from_bytes(data[at + 1 : start], "little")
-        return data[start : start + length].decode("utf-8", "surrogatepass")
+        try:
+            return data[start : start + length].decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            raise scanned.damaged(at, "a string is not UTF-8") from None
     if width := _INTEGER_BYTES.get(opcode, 0):
         return int.from_bytes(data[at + 1 : at + 1 + width], "little")
     if opcode == opcodes.BININT:

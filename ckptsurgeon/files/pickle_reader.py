@@ -276,6 +276,8 @@ def get(tree: Any, path: Sequence[Key]) -> Any:
 
 
 def _step(value: Any, key: Key) -> Any:
+    if type(value) is dict:  # nearly always
+        return value[key]
     if isinstance(value, Object):
         for place in (value.state, value.items, value.appends):
             if isinstance(place, dict) and key in place:
