@@ -178,3 +178,15 @@ def test_nothing_is_written_by_rendering(tmp_path: Path) -> None:
     assert isinstance(edit, Append) and edit.mtime_ns == status.st_mtime_ns
     assert [p.name for p in tmp_path.iterdir()] == ["shard.pt"]
     apply(path, edit)
+
+
+def test_new_payloads_are_aligned_as_torch_aligns_them(tmp_path: Path) -> None:
+    path = save(plain_shard(numel=5000), tmp_path / "a name of its own.pt")
+    edited(
+        path,
+        change((*GROUPS, 0, "lr"), 3e-5),
+        change((*STATE, 0, "exp_avg"), ZEROS),
+        change((*STATE, 1, "step"), 1),
+    )
+    archive = Archive.open(path)
+    assert all(archive.payload(name) % 64 == 0 for name in archive.records)
