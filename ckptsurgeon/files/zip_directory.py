@@ -87,9 +87,11 @@ def read_directory(path: str, size: int, read: Read) -> Directory:
         _check_extents(path, entries, offset)
         records = {record.name: record for record in entries}
         names = "\0".join(records)
+        lower = names.lower()
         # torch bisects names, as C strings and without regard to case: which of two that look the
         # same it finds is chance.
-        if names.count("\0") != count - 1 or len(set(names.lower().split("\0"))) != count:
+        alone = len(records) == count and names.count("\0") == count - 1
+        if not alone or (lower != names and len(set(lower.split("\0"))) != count):
             raise DamagedFile(path, offset, "two records have the same name")
     return Directory(folder, records, data, offset)
 
@@ -110,6 +112,7 @@ def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[R
     """The folder of entry 0, in which torch looks for all records, and the entries in their order.
     Runs of entries whose parts are of the same lengths are unpacked in one go."""
     out: list[Record] = []
+    add, make = out.append, tuple.__new__
     prefix = b""
     at = 0
     while len(out) < count:
@@ -117,23 +120,25 @@ def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[R
             raise DamagedFile(path, base + at, f"the directory ends after {len(out)} entries")
         lengths = data[at + 28 : at + 36]  # of name, extra and comment, and the disk
         name, extra, comment, disk = struct.unpack("<HHHH", lengths)
+        text = data[at + ENTRY.size : at + ENTRY.size + name]
         if not out:
-            text = data[at + ENTRY.size : at + ENTRY.size + name]
             prefix = text[: text.find(b"/") + 1]
         if disk or not prefix:
             raise DamagedFile(path, base + at, "an entry names no folder, or another disk")
-        row = struct.Struct(f"<4s4xHH4xIII8s6xI{name}s{extra}s{comment}x")
+        if not text.startswith(prefix):
+            raise DamagedFile(path, base + at, f"the record {text!r} is not where torch looks")
+        rest = name - len(prefix)
+        row = struct.Struct(f"<4s4xHH4xIII8s6xI{len(prefix)}s{rest}s{extra}s{comment}x")
         rows = row.iter_unpack(memoryview(data)[at : at + (len(data) - at) // row.size * row.size])
         before = len(out)
-        for signature, flags, method, crc, packed, size, found, offset, text, more in rows:
-            if found != lengths or signature != b"PK\1\2":
+        for signature, flags, method, crc, packed, size, found, offset, folder, text, more in rows:
+            if found != lengths or signature != b"PK\1\2" or folder != prefix:
                 break
             if packed == FULL_32 or size == FULL_32 or offset == FULL_32:
                 size, packed, offset = _wide(path, base + at, more, size, packed, offset)
-            if not text.startswith(prefix):
-                raise DamagedFile(path, base + at, f"the record {text!r} is not where torch looks")
-            label = text[len(prefix) :].decode("utf-8", "surrogateescape")
-            out.append(Record(label, offset, size, crc, method, flags, packed, at))
+            label = text.decode("utf-8", "surrogateescape")
+            # As Record(…), in half the time.
+            add(make(Record, (label, offset, size, crc, method, flags, packed, at)))
             at += row.size
         if len(out) == before:
             raise DamagedFile(path, base + at, "no entry of the central directory starts here")
@@ -167,8 +172,13 @@ def _wide(
 def _check_extents(path: str, entries: list[Record], end: int) -> None:
     """No record reaches into the next one or into the directory, by the least that its local
     header takes; `payload` knows the exact bounds."""
+    starts = [record.offset for record in entries]
+    if starts == sorted(starts):  # nearly always
+        entries = entries[::-1]
+    else:
+        entries = sorted(entries, key=attrgetter("offset"), reverse=True)
     after = end
-    for record in sorted(entries, key=attrgetter("offset"), reverse=True):
+    for record in entries:
         if record.offset + LOCAL.size + len(record.name) + record.packed > after:
             what = f"the record {record.name!r} of {record.packed} bytes ends after byte {after}"
             raise DamagedFile(path, record.offset, what)
