@@ -12,19 +12,23 @@ import functools
 import re
 from collections.abc import Callable
 
+from ckptsurgeon.files.pickle_opcodes import BINGET, EMPTY_DICT, LONG_BINGET
+
 Match = Callable[[bytes, int], "re.Match[bytes] | None"]
 
 _GET = rb"(?:h.|j.{4})"
 # Memo indices from 256 to 2^22 only: a run never redefines one that BINPUT sets.
 _PUT = rb"r(?:.[^\x00]\x00\x00|..[\x01-\x3f]\x00)"
 _INT = rb"(?:K.|M..|J.{4}|\x8a(?:\x04.{4}|\x05.{5}|\x06.{6}))"
-_TEXT = rb"X(?:" + b"|".join(rb"\x%02x\x00\x00\x00.{%d}" % (n, n) for n in range(1, 33)) + rb")"
+_TEXTS = [rb"\x%02x\x00\x00\x00.{%d}" % (n, n) for n in range(1, 33)]
+_TEXT = rb"X(?:" + b"|".join(_TEXTS) + rb")"
+_STORAGE_KEY = rb"X(?:" + b"|".join(_TEXTS[:8]) + rb")"  # torch counts storages
 _ENDS = (rb"\x85", rb"\x86", rb"\x87")
 _SIZE = (
     rb"(?:\)|" + b"|".join(_INT * (n + 1) + end + _PUT for n, end in enumerate(_ENDS)) + rb"|\("
     rb"(?:" + _INT + rb"){4,8}t" + _PUT + rb")"
 )  # fmt: skip
-_STORAGE = rb"\(" + _GET + _GET + _TEXT + _PUT + _GET + _INT + rb"t" + _PUT + rb"Q"
+_STORAGE = rb"\(" + _GET + _GET + _STORAGE_KEY + _PUT + _GET + _INT + rb"t" + _PUT + rb"Q"
 _HOOKS = _GET + rb"\)R" + _PUT
 _TENSOR = (
     _GET + rb"\(" + _STORAGE + _INT + _SIZE + _SIZE + rb"[\x88\x89]" + _HOOKS
@@ -40,12 +44,9 @@ LEVELS = 8
 
 
 @functools.cache
-def tensor() -> Match:
-    """Matches a tensor that is rebuilt by a global from the memo."""
-    return re.compile(_TENSOR, re.DOTALL).match
-
-
-@functools.cache
-def tensor_dict() -> Match:
-    """Matches a dict whose values are tensors, numbers, or from the memo."""
-    return re.compile(_DICT, re.DOTALL).match
+def matches() -> dict[int, Match]:
+    """By its first opcode, what matches a run: a tensor that is rebuilt by a global from the memo,
+    or a dict whose values are such tensors, numbers, or from the memo."""
+    tensor = re.compile(_TENSOR, re.DOTALL).match
+    tensor_dict = re.compile(_DICT, re.DOTALL).match
+    return {BINGET: tensor, LONG_BINGET: tensor, EMPTY_DICT: tensor_dict}

@@ -103,16 +103,17 @@ def _walk(out: Scan, *, runs: bool) -> None:
     stack: list[int] = []
     marks: list[int] = []  # where on the stack the open marks are
     height: dict[int, int] = {}  # levels below a value that has any
+    matches = pickle_run.matches() if runs else {}
     push = stack.append
     i = 2
     try:
         for _ in repeat(None, MAX_OPCODES):
             op = data[i]
-            if runs and (op == EMPTY_DICT or op in GETS) and (end := _run_end(data, i, op)):
-                out.runs[i] = end
+            if op in matches and (found := matches[op](data, i)):
+                out.runs[i] = end = found.end()
                 height[i] = pickle_run.LEVELS
                 at = i + 2 if op == EMPTY_DICT else end - 4  # the index that its own PUT sets
-                index = int.from_bytes(data[at : at + 4], "little")
+                (index,) = u32(data, at)
                 if index in memo:
                     raise InRun
                 memo[index] = i
@@ -197,16 +198,6 @@ def _walk(out: Scan, *, runs: bool) -> None:
         _check_keys(out, [memo[index] for index in range(256) if memo.get(index) in height])
     out.root = stack[0]
     out.stop = i + 1
-
-
-def _run_end(data: bytes, i: int, op: int) -> int:
-    """The end of the run that starts at `i`, or 0."""
-    if op == EMPTY_DICT:
-        found = pickle_run.tensor_dict()(data, i)
-    else:
-        after = i + (2 if op == BINGET else 5)
-        found = pickle_run.tensor()(data, i) if data[after : after + 2] == b"((" else None
-    return found.end() if found else 0
 
 
 def _operands(out: Scan, i: int, op: int, stack: list[int], marks: list[int]) -> list[int]:
