@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
+from ckptsurgeon import disk
 from ckptsurgeon.edits import (
     Append,
     Content,
@@ -24,6 +25,7 @@ from ckptsurgeon.edits import (
 from ckptsurgeon.errors import SurgeryError
 
 AGAIN = "plan again, then apply the new plan"
+RIGHTS = "run as the user who owns the run, or change its rights"
 MARGIN = 1.05
 """Free space and inodes that a plan must find: 5 % more than it counts."""
 
@@ -101,7 +103,7 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
         if isinstance(edit, Move):
             _check_source(root, edit.src, edit.content)
             _check_absent(root, edit.dst, freed)
-            _check_device(root, edit.src, edit.dst)
+            _check_rename(root, edit.src, edit.dst)
             if edit.dst not in freed:
                 made.append(edit.dst)
             freed.discard(edit.dst)
@@ -111,7 +113,7 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
             _check_source(root, edit.staged, edit.content)
             _check_absent(root, edit.kept, ())
             _check_file(root / edit.file, in_place=False)
-            _check_device(root, edit.staged, edit.file)
+            _check_rename(root, edit.staged, edit.file)
             made.append(edit.kept)
             used.append(edit.staged)
             replaced.append(edit.file)
@@ -170,6 +172,12 @@ def _check_file(path: Path, *, in_place: bool) -> None:
             f"{path} has {info.st_nlink} names (hard links), and an edit in place changes them all",
             next=AGAIN,
         )
+    if in_place:
+        try:
+            with disk.opened(path):
+                pass
+        except OSError as error:
+            raise SurgeryError(f"{path}: {error.strerror}: no edit in place", next=RIGHTS) from None
 
 
 def _check_size(path: Path, edit: Append | Truncate) -> None:
@@ -247,12 +255,30 @@ def _check_free(folder: Path, sizes: list[int]) -> None:
         )
 
 
-def _check_device(root: Path, source: str, target: str) -> None:
-    one, two = _existing(root / source), _existing(root / target)
-    if one.lstat().st_dev != two.lstat().st_dev:
+def _check_rename(root: Path, source: str, target: str) -> None:
+    """Both names lie on one mount, in directories that this user may change. A rename does not
+    cross mounts, not even two of one file system; after the commit point it would be too late."""
+    folders = [_existing((root / name).parent) for name in (source, target)]
+    for folder in folders:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise SurgeryError(f"{folder}: this user may not write here", next=RIGHTS)
+    if _mount(folders[0]) != _mount(folders[1]):
         raise SurgeryError(
-            f"{root / source} and {root / target} are on different file systems: no rename", next=()
+            f"{root / source} and {root / target} are on different file systems: no rename"
         )
+
+
+def _mount(folder: Path) -> tuple[str, int]:
+    """The mount and the device that a directory lies on."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        device = os.fstat(descriptor).st_dev
+        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
+    except FileNotFoundError:  # no /proc: the device must do
+        told = ""
+    finally:
+        os.close(descriptor)
+    return next((line for line in told.splitlines() if line.startswith("mnt_id:")), ""), device
 
 
 def _existing(path: Path) -> Path:

@@ -16,7 +16,7 @@ from ckptsurgeon import journal
 from ckptsurgeon.edits import Append, Content, Edit, Fingerprint, Move, Plan, Replace, Span
 from ckptsurgeon.errors import SurgeryError
 from tests.faults import toy
-from tests.faults.inject import count_calls, hooked
+from tests.faults.inject import Fault, count_calls, hooked, outcome
 from tests.faults.world import HOME, restore, save, snapshot, workplace
 
 
@@ -178,6 +178,28 @@ def test_a_staged_file_that_is_there_already_is_refused(world: Path) -> None:
     refused(world, planned(world, replacement("latest")), "in the way of the staged one")
 
 
+# --- rights --------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed")
+@pytest.mark.parametrize("locked", ["run/step200/shard0", "run", "run/step200"])
+def test_missing_rights_are_found_before_the_commit(world: Path, locked: str) -> None:
+    """Another user, who owns all but one file or directory, is refused with exit 1."""
+    everything = [world, *world.rglob("*")]
+    for path in everything:
+        os.chown(path, 65534, 65534)
+    os.chown(world / locked, 0, 0)
+    before = snapshot(world)
+
+    def as_another_user() -> None:
+        os.setuid(65534)
+        journal.commit(world / "run", toy.set_lr(world), jobs=1)
+
+    ended = outcome(as_another_user, Fault("KILL", 10**6))
+    assert ended.code == 1, ended.told
+    assert snapshot(world) == before
+
+
 # --- space ---------------------------------------------------------------------------------------
 
 
@@ -213,6 +235,19 @@ def test_a_plan_that_needs_too_many_files_is_refused(small_disk: Path) -> None:
 def test_another_file_system_is_refused_for_a_rename(world: Path, small_disk: Path) -> None:
     target = os.path.relpath(small_disk / "latest", world / "run")
     refused(world, planned(world, Move("latest", target)), "different file systems")
+
+
+def test_another_mount_of_one_file_system_is_refused_for_a_rename(small_disk: Path) -> None:
+    """rename(2) fails between two mounts of one file system too: same device, other mount."""
+    toy.build(small_disk)
+    other = small_disk / "run/bound"
+    other.mkdir()
+    subprocess.run(["mount", "--bind", str(small_disk / "logs"), str(other)], check=True)
+    try:
+        plan = planned(small_disk, Move("bound/events", f"{HOME}/attic/0001/events"))
+        refused(small_disk, plan, "different file systems")
+    finally:
+        subprocess.run(["umount", str(other)], check=True)
 
 
 def test_a_disk_that_fills_up_meanwhile_is_taken_back(small_disk: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,13 @@ class Fault:
     at: int
     sticky: bool = False
     calls: int = 0
+    counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __call__(self, operation: str, path: str, details: Mapping[str, Any]) -> int | None:
-        self.calls += 1
-        if self.calls != self.at and not (self.sticky and self.calls > self.at):
+        with self.counting:
+            self.calls += 1
+            number = self.calls
+        if number != self.at and not (self.sticky and number > self.at):
             return None
         if self.kind == "KILL":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults.inject import ERRORS, KILLED
 from tests.faults.sweep import faults, faults_in_recovery, reports
-from tests.faults.toy import ROLLBACK, SCENARIOS, SET_LR, UNDO, UNDO_SET
+from tests.faults.toy import IN_THREADS, ROLLBACK, SCENARIOS, SET_LR, UNDO, UNDO_SET
 from tests.faults.world import Report
 
 BOTH = (False, True)
@@ -17,6 +17,7 @@ def _sound(found: list[Report], at_least: int) -> None:
     violations = [violation for report in found for violation in report.violations]
     assert not violations, "\n".join(violations[:20])
     points = sum(report.points for report in found)
+    print(f"{points} points, no violation")
     assert points >= at_least, points
 
 
@@ -73,6 +74,15 @@ def test_disk_errors_at_every_call_of_a_recovery() -> None:
         (UNDO_SET, faults_in_recovery, ("EIO", "EINTR"), (True,), 17),
     )
     _sound(found, 1000)
+
+
+def test_faults_while_threads_are_at_work() -> None:
+    """The order of calls differs from run to run; the verdict must not."""
+    found = reports(
+        (IN_THREADS, faults, ("KILL",), (False,), 3),
+        (IN_THREADS, faults, ("EIO", "CTRL-C"), BOTH, 3),
+    )
+    _sound(found, 200)
 
 
 @pytest.mark.slow

@@ -272,6 +272,10 @@ def act_replace_all(world: Path) -> None:
     journal.commit(world / "run", replace_all(world), jobs=1)
 
 
+def act_in_threads(world: Path) -> None:
+    journal.commit(world / "run", rollback(world), jobs=4)
+
+
 def build_saved_again(world: Path) -> None:
     build_rolled_back(world)
     again = world / "run/step200"
@@ -290,5 +294,6 @@ UNDO = Scenario("undo of rollback", build_rolled_back, act_undo, recover, read)
 UNDO_SET = Scenario("undo of set lr", build_set, act_undo, recover, read)
 REPLACE_ALL = Scenario("replace all", build_linked, act_replace_all, recover, read)
 SAVED_AGAIN = Scenario("undo, saved again", build_saved_again, act_undo_saved_again, recover, read)
+IN_THREADS = Scenario("rollback in threads", build, act_in_threads, recover, read)
 
 SCENARIOS = (ROLLBACK, SET_LR, UNDO, UNDO_SET, REPLACE_ALL, SAVED_AGAIN)

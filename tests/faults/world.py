@@ -1,6 +1,7 @@
 """A scenario of the fault harnesses, and the snapshots that its outcome is judged by.
 
 To drive another surgery, give a `Scenario` its four functions; every sweep takes it from there.
+They run in other processes too, so they are functions of a module, or `functools.partial` of one.
 The world is a directory that holds the run and all else the surgery may touch.
 """
 
