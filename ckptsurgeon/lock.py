@@ -85,20 +85,29 @@ def hold(root: Path, title: str) -> Iterator[None]:
             ) from error
 
 
-def unlock(root: Path) -> str:
-    """Remove the lock whoever holds it, and say who it was. For a lock of another host, after the
-    user has made sure that nothing runs there. Raises SurgeryError when there is no lock."""
+def unlock(root: Path, expected: Holder | None = None) -> str:
+    """Remove the lock of `expected` (of whoever holds it, when None), and say who it was.
+
+    For a lock of another host, after the user has made sure that nothing runs there. Raises
+    SurgeryError when there is no lock, when it is another one by now, or when it can't go."""
     home = root / HOME
     found = _read(home / "lock")
     if found is None:
         raise SurgeryError(f"there is no lock in {home}")
-    private = home / f"lock.{secrets.token_hex(8)}"
-    disk.write_new(private, _encode(_myself("unlock")))
+    if expected is not None and found.token != expected.token:
+        raise SurgeryError(f"the lock is held by another surgery by now: {found}")
+    mine = _myself("unlock")
+    private = home / f"lock.{mine.token}"
     try:
+        disk.write_new(private, _encode(mine))
         if not _break(home, found, private):
             raise SurgeryError(f"the lock of {found} is being removed by another process")
+        _release(home, mine, None)
+    except OSError as error:
+        raise SurgeryError(f"{error.filename}: {error.strerror}: the lock stays") from error
     finally:
-        _remove(private)
+        with contextlib.suppress(OSError):
+            _remove(private)
     return str(found)
 
 

@@ -215,6 +215,28 @@ def test_unlock_removes_another_hosts_lock_and_says_whose_it_was(tmp_path: Path)
     held(tmp_path)
 
 
+def test_unlock_leaves_no_trace(tmp_path: Path) -> None:
+    leave(tmp_path, host="node17")
+    lock.unlock(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_unlock_spares_a_lock_that_the_user_has_not_seen(tmp_path: Path) -> None:
+    seen = leave(tmp_path, host="node17")
+    now = leave(tmp_path, host="node18")
+    with pytest.raises(SurgeryError, match=r"by another surgery by now.*node18"):
+        lock.unlock(tmp_path, seen)
+    assert lock.holder(tmp_path) == now
+
+
+def test_unlock_on_a_failing_disk_says_that_the_lock_stays(tmp_path: Path) -> None:
+    record = leave(tmp_path, host="node17")
+    for kind in ("EROFS", "ENOSPC"):
+        with hooked(Fault(kind, 1, sticky=True)), pytest.raises(SurgeryError, match="stays"):
+            lock.unlock(tmp_path)
+        assert lock.holder(tmp_path) == record
+
+
 def test_unlock_removes_an_unreadable_record(tmp_path: Path) -> None:
     (tmp_path / ".ckptsurgeon").mkdir()
     (tmp_path / ".ckptsurgeon/lock").write_bytes(b"")
