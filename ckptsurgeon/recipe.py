@@ -77,7 +77,9 @@ class Hyperparameters:
 class TensorBoard:
     """`truncate` cuts event files at the rollback step (or `after`) by lineage; the cut branch is
     kept as a run of its own named `keep_as` unless `keep` is false; `rename` maps old tag to new.
-    """
+
+    `branch`, `order` and `axes` decide what the logs can't prove (operations/lineage.py); `salvage`
+    drops records that are damaged; `note` writes the surgery into the logs."""
 
     truncate: bool = True
     after: int | None = None
@@ -86,6 +88,11 @@ class TensorBoard:
     rename: dict[str, str] = field(default_factory=dict)
     regex: bool = False
     allow_merge: bool = False
+    branch: list[str] = field(default_factory=list)
+    order: str | None = None
+    axes: dict[str, str] = field(default_factory=dict)
+    salvage: bool = False
+    note: bool = True
 
 
 @dataclass(frozen=True)

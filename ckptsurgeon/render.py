@@ -19,9 +19,12 @@ from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.run import Run
 
 
-def render(run: Run, checkpoint: Checkpoint, changes: Sequence[AnyChange], id: str) -> list[Edit]:
+def render(
+    run: Run, checkpoint: Checkpoint | None, changes: Sequence[AnyChange], id: str
+) -> list[Edit]:
     """The edits of surgery `id`: shards, event files, pointers, and last the checkpoints that
-    leave. So the pointers name a step whose shards are done, and only then do others go."""
+    leave. So the pointers name a step whose shards are done, and only then do others go.
+    Changes of shards come from the operations on `checkpoint`; there are none without it."""
     shards: dict[str, list[Change]] = {}
     logs: list[Edit] = []
     pointers: list[Edit] = []
@@ -37,7 +40,9 @@ def render(run: Run, checkpoint: Checkpoint, changes: Sequence[AnyChange], id: s
         else:
             text = Content((str(change.new).encode(),))
             pointers.append(_rewrite(run, change.file, text, id, new=change.old is None))
-    rendered = {file: checkpoint.render(file, these, run.root) for file, these in shards.items()}
+    rendered = {}
+    if checkpoint is not None:
+        rendered = {name: checkpoint.render(name, its, run.root) for name, its in shards.items()}
     return [*_shards(run, rendered, id), *logs, *pointers, *asides]
 
 

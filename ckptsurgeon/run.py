@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,12 @@ from ckptsurgeon import journal, recipe
 from ckptsurgeon.edits import Fingerprint, Move, Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Format, detect
+from ckptsurgeon.formats.logs import Logs
 
 HOME = ".ckptsurgeon"
 SETTINGS = "ckptsurgeon.yaml"
+NOTE = ".ckptsurgeon"
+"""How the names of event files end that hold a note about a surgery."""
 EVENT_WRITER = re.compile(r"tfevents\.(?P<born>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.\d+")
 
 
@@ -44,10 +47,26 @@ class Run:
             if found is not None:
                 file = folder / SETTINGS
                 return cls(folder, found, _settings(file) if file.is_file() else {})
+            if (folder / HOME / "receipts").is_dir():
+                return cls(folder, Logs(), {})
         raise UsageError(
             f"no training run in {here} or above (no global_step<N> folder, no latest)",
             next="ckptsurgeon status -C RUN    with the folder that holds the checkpoints",
         )
+
+    @classmethod
+    def of_logs(cls, folders: Sequence[Path]) -> Run:
+        """Log directories without checkpoints; receipts and attic are kept in the first one."""
+        there = [folder.resolve() for folder in folders]
+        for folder, given in zip(there, folders, strict=True):
+            if not folder.is_dir():
+                raise UsageError(f"{given} is not a directory", next="--tb DIR that is there")
+        return cls(there[0], Logs(), {"tensorboard": [str(folder) for folder in there]})
+
+    @property
+    def bare(self) -> bool:
+        """Whether there are only logs here."""
+        return isinstance(self.format, Logs)
 
     @property
     def name(self) -> str:
@@ -73,11 +92,19 @@ class Run:
         return self._aside("staging", file, id)
 
     def _aside(self, kind: str, file: str, id: str) -> str:
-        plain = file.replace("tfevents", "tf-events")
-        if not file.startswith("../"):
-            return f"{HOME}/{kind}/{id}/{plain}"
-        folder, _, name = plain.rpartition("/")
-        return f"{folder}/{HOME}/{kind}/{id}/{name}"
+        """Below the root; for a log folder elsewhere, below that folder."""
+        for root in self.log_roots():
+            home = self.relative(root)
+            if file.startswith("../") and file.startswith(f"{home}/"):
+                inner = file[len(home) + 1 :].replace("tfevents", "tf-events")
+                return f"{home}/{HOME}/{kind}/{id}/{inner}"
+        return f"{HOME}/{kind}/{id}/{file.replace('tfevents', 'tf-events')}"
+
+    def log_roots(self) -> list[Path]:
+        """Where event files are looked for: the folders of the settings, or the root."""
+        named = self.settings.get("tensorboard", ".")
+        names = named if isinstance(named, list) else [named]
+        return [Path(os.path.normpath(self.root / str(item))) for item in names]
 
     def fingerprint(self, file: str) -> Fingerprint:
         """What `file` is at this moment; an absent file has inode 0."""
@@ -134,6 +161,8 @@ class Run:
 
     def latest(self) -> int:
         """The step that every pointer names. Raises when they disagree or name no saved step."""
+        if self.bare:
+            self.format.open(self.root)
         named = self.pointers()
         fix = "ckptsurgeon repair-latest    point them at the newest complete step"
         for file, step in named.items():
@@ -159,28 +188,24 @@ class Run:
     # --- logs ------------------------------------------------------------------------------------
 
     def logdirs(self) -> list[Path]:
-        """Folders with event files of this run: those of the settings, else all below the root
-        that a surgery did not make itself to keep a cut branch."""
-        named = self.settings.get("tensorboard")
-        if named:
-            names = named if isinstance(named, list) else [named]
-            return [Path(os.path.normpath(self.root / str(item))) for item in names]
-        found: list[Path] = []
-        for folder, inner, files in os.walk(self.root):
-            inner[:] = sorted(
-                name for name in inner if name != HOME and not name.startswith("global_step")
-            )
-            if any("tfevents" in name for name in files):
-                found.append(Path(folder))
-        if not found:  # receipts of large checkpoints are long: read them only for a reason
-            return []
+        """Folders with event files of this run: in those that the settings name, or else in the
+        root, at any depth. One that a surgery made to keep a cut branch is not among them."""
         kept = {
-            (self.root / edit.src).parent
+            Path(os.path.normpath(self.root / edit.src)).parent
             for receipt in self.receipts()
             for edit in receipt.inverse
             if isinstance(edit, Move) and "tfevents" in edit.src and "tfevents" not in edit.dst
+            if not edit.src.endswith(NOTE)
         }
-        return [folder for folder in found if folder not in kept]
+        checkpoints = {self.directory(step) for step in self.steps()}
+        found: dict[Path, None] = {}
+        for root in self.log_roots():
+            for folder, inner, files in os.walk(root):
+                here = Path(folder)
+                inner[:] = sorted(n for n in inner if n != HOME and here / n not in checkpoints)
+                if here not in kept and any("tfevents" in name for name in files):
+                    found[here] = None
+        return list(found)
 
     def writers(self) -> list[str]:
         """Evidence of trainers that are alive on this machine and write to this run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from ckptsurgeon.errors import InterruptedSurgery, SurgeryError, UsageError, Ver
 from ckptsurgeon.files.pickle_scan import collector_paused
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.journal import Recovery
-from ckptsurgeon.operations.events import events
+from ckptsurgeon.operations.events import events, note
 from ckptsurgeon.operations.hyperparameters import hyperparameters
 from ckptsurgeon.operations.reset import reset
 from ckptsurgeon.operations.rollback import rollback
@@ -48,6 +49,9 @@ def plan(run: Run, recipe: Recipe) -> Plan:
 
     Raises SurgeryError when it can't be done in every shard, and names what to do instead."""
     _refuse_busy(run)
+    id = journal.next_id(run.root)
+    if run.bare:
+        return _plan_logs(run, recipe, id)
     step = _target(run, recipe)
     checkpoint = run.checkpoint(step)
     before = checkpoint.state()
@@ -59,19 +63,48 @@ def plan(run: Run, recipe: Recipe) -> Plan:
         changes += [change for change in wanted if not _idle(change)]
         warnings += said
     after = checkpoint.after(changes, run.root).state()
-    id = journal.next_id(run.root)
+    title = _title(run, recipe, step)
+    if changes:
+        changes += note(run, recipe, step, title, time.time())
     edits = render(run, checkpoint, changes, id)
     shards = [run.relative(path) for path in sorted(checkpoint.path.iterdir())] if edits else []
     return Plan(
         id=id,
         run=str(run.root),
-        title=_title(run, recipe, step),
+        title=title,
         recipe=to_dict(recipe),
         changes=tuple(changes),
         edits=tuple(edits),
         assumes=tuple(run.fingerprint(file) for file in dict.fromkeys([*touched(edits), *shards])),
         promise=after.promise,
         before=before.promise,
+        warnings=tuple(warnings),
+    )
+
+
+def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
+    """The log part of a recipe alone, in a folder without checkpoints: there is no promise."""
+    other = to_dict(recipe).keys() - {"name", "why", "tensorboard"}
+    if other:
+        raise UsageError(
+            f"{run.root} is a log directory without checkpoints: {', '.join(sorted(other))} has "
+            "nothing to work on",
+            next="the same command with -C RUN, the folder that holds the checkpoints",
+        )
+    changes, warnings = events(run, recipe, None)
+    title = _title(run, recipe, 0)
+    if changes and recipe.tensorboard.after is not None:
+        changes += note(run, recipe, recipe.tensorboard.after, title, time.time())
+    edits = render(run, None, changes, id)
+    return Plan(
+        id=id,
+        run=str(run.root),
+        title=title,
+        recipe=to_dict(recipe),
+        changes=tuple(changes),
+        edits=tuple(edits),
+        assumes=tuple(run.fingerprint(file) for file in touched(edits)),
+        promise=None,
         warnings=tuple(warnings),
     )
 

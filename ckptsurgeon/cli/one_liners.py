@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptsurgeon.cli.options import OneLiner, saved_steps
+from ckptsurgeon.cli.options import LogOneLiner, OneLiner, saved_steps
 from ckptsurgeon.cli.recipes import one_section
 from ckptsurgeon.errors import UsageError
 
+AXES = ("iteration", "samples", "tokens", "gigaflos")
 KeepTB = Annotated[
     str | None,
     typer.Option("--keep-tb", metavar="NAME", help="Name of the run that keeps the cut branch."),
@@ -170,13 +171,38 @@ def truncate_tb_events(
     ],
     keep_tb: KeepTB = None,
     no_keep_tb: NoKeepTB = False,
+    branch: Annotated[
+        list[str] | None,
+        typer.Option("--branch", metavar="FILE", help="An event file of the branch that is meant."),
+    ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option("--axis", metavar="TAG=AXIS", help="iteration, samples, tokens or gigaflos."),
+    ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option("--order", metavar="BY", help="Order files by wall, mtime or name."),
+    ] = None,
+    salvage: Annotated[
+        bool, typer.Option("--salvage", help="Drop damaged records instead of refusing.")
+    ] = False,
     *,
-    common: OneLiner,
+    common: LogOneLiner,
 ) -> None:
     """Cut TensorBoard events after an iteration.
 
-    Tags on other axes (samples, tokens, gigaflos) are cut at the same moment of training."""
-    one_section(common, {"tensorboard": {"after": after, **_kept(keep_tb, no_keep_tb)}})
+    Tags on other axes (samples, tokens, gigaflos) are cut at the same moment of training. Works on
+    a bare log directory too: --tb DIR."""
+    section: dict[str, Any] = {"after": after, **_kept(keep_tb, no_keep_tb)}
+    if branch:
+        section["branch"] = branch
+    if axis:
+        section["axes"] = dict(_pair(text) for text in axis)
+    if order is not None:
+        section["order"] = order
+    if salvage:
+        section["salvage"] = True
+    one_section(common, {"tensorboard": section})
 
 
 def rename_tb_events(
@@ -197,11 +223,11 @@ def rename_tb_events(
         bool, typer.Option("--allow-merge", help="NEW may be a tag that exists.")
     ] = False,
     *,
-    common: OneLiner,
+    common: LogOneLiner,
 ) -> None:
     """Rename TensorBoard tags.
 
-    All pairs take one pass over each file."""
+    All pairs take one pass over each file. Works on a bare log directory too: --tb DIR."""
     from ckptsurgeon import recipe
 
     if mapping is not None and old is None:
@@ -222,6 +248,15 @@ def rename_tb_events(
 
 def _settings(pairs: Sequence[str]) -> list[str]:
     return [pair if pair.startswith("set.") else f"set.{pair}" for pair in pairs]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    tag, equals, axis = text.rpartition("=")
+    if not equals or axis not in AXES:
+        raise UsageError(
+            f"--axis {text!r} is not TAG=AXIS", next=f"AXIS is one of {', '.join(AXES)}"
+        )
+    return tag, axis
 
 
 def _states(names: Sequence[str]) -> list[str]:

@@ -89,6 +89,9 @@ class Editing(Common):
     jobs: Annotated[
         int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
     ] = 8
+    no_tb_note: Annotated[
+        bool, typer.Option("--no-tb-note", help="Do not write the surgery into the logs as a text.")
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,24 @@ class OneLiner(Editing):
     print_recipe: Annotated[
         bool, typer.Option("--print-recipe", help="Print the same request as YAML, and do nothing.")
     ] = False
+
+
+@dataclass(frozen=True)
+class LogOneLiner(OneLiner):
+    """What a command accepts that works on logs alone too."""
+
+    tb: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--tb", metavar="DIR", help="Logs without checkpoints, at any depth; repeatable."
+        ),
+    ] = None
+
+    def open_run(self) -> Run:
+        """The log folders of --tb, else the run."""
+        from ckptsurgeon.run import Run
+
+        return Run.of_logs(self.tb) if self.tb else super().open_run()
 
 
 def saved_steps(ctx: typer.Context) -> list[str]:

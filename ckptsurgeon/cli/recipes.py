@@ -132,6 +132,8 @@ def operate(common: Editing, wanted: Recipe) -> None:
     from ckptsurgeon import surgery
 
     wanted = _because(wanted, common.why)
+    if common.no_tb_note:
+        wanted = replace(wanted, tensorboard=replace(wanted.tensorboard, note=False))
     run = common.open_run()
     carry_out(run, surgery.plan(run, wanted), common, wanted.relaunch)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Checkpoint
@@ -13,15 +11,18 @@ from ckptsurgeon.recipe import Recipe
 from ckptsurgeon.run import Run
 
 
-def events(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:
+def events(
+    run: Run, recipe: Recipe, checkpoint: Checkpoint | None
+) -> tuple[list[AnyChange], list[str]]:
     """Changes for the recipe's `tensorboard`: a cut at the rollback step (or `after`), or a rename.
 
-    The checkpoint's own counters and save time say which branch is meant."""
+    The checkpoint's own counters and save time say which branch is meant; without a checkpoint the
+    logs alone do."""
     wanted = recipe.tensorboard
     changes: list[AnyChange] = []
     warnings: list[str] = []
     cut_at = wanted.after
-    if cut_at is None and recipe.rollback is not None and wanted.truncate:
+    if cut_at is None and checkpoint is not None and recipe.rollback and wanted.truncate:
         cut_at = checkpoint.step
     if cut_at is not None and wanted.rename:
         raise UsageError(
@@ -30,9 +31,17 @@ def events(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyCh
         )
     for folder in run.logdirs():
         if cut_at is not None:
-            marks = _marks(checkpoint, cut_at)
             keep = (wanted.keep_as or f"cut-{len(run.receipts()) + 1:04d}") if wanted.keep else None
-            done, said = tensorboard.truncate(folder, run.root, marks, keep_as=keep)
+            done, said = tensorboard.truncate(
+                folder,
+                run.root,
+                _marks(checkpoint, cut_at),
+                keep_as=keep,
+                salvage=wanted.salvage,
+                branch=wanted.branch,
+                order=wanted.order,
+                axes=wanted.axes,
+            )
         elif wanted.rename:
             done, counts = tensorboard.rename(
                 folder, run.root, wanted.rename, regex=wanted.regex, allow_merge=wanted.allow_merge
@@ -45,16 +54,24 @@ def events(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyCh
     return changes, warnings
 
 
-def _marks(checkpoint: Checkpoint, step: int) -> Marks:
+def _marks(checkpoint: Checkpoint | None, step: int) -> Marks:
     """The counters of `step`: the checkpoint's own, or the iteration alone for another step."""
+    if checkpoint is None or step != checkpoint.state().step:
+        return Marks(iteration=step)
     state = checkpoint.state()
-    marks = Marks(
+    return Marks(
         iteration=state.step,
         samples=state.promise.consumed_samples,
         tokens=state.tokens,
         gigaflos=state.gigaflos,
         saved_at=state.saved_at,
     )
-    if step == state.step:
-        return marks
-    return replace(marks, iteration=step, samples=None, tokens=None, gigaflos=None, saved_at=None)
+
+
+def note(run: Run, recipe: Recipe, step: int, title: str, when: float) -> list[AnyChange]:
+    """The surgery as a text in the run's first log folder, unless the recipe says no."""
+    folders = run.logdirs()
+    if not recipe.tensorboard.note or not folders:
+        return []
+    text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
+    return [tensorboard.note(folders[0], run.root, step, text, when)]

@@ -13,7 +13,6 @@ from ckptsurgeon.edits import (
     AnyChange,
     Append,
     Change,
-    Content,
     Edit,
     Move,
     Plan,
@@ -21,7 +20,6 @@ from ckptsurgeon.edits import (
     Receipt,
     Replace,
     Rewrite,
-    Span,
 )
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.report.look import (
@@ -173,14 +171,10 @@ def cost(edits: Sequence[Edit]) -> str:
         if isinstance(edit, Append):
             written += sum(len(data) for _, data in edit.writes)
         elif isinstance(edit, (Move, Replace)) and edit.content is not None:
-            written += _length(edit.content)
+            written += edit.content.size
             copied += isinstance(edit, Replace) and edit.file.endswith(".pt")
     shards = f"{count(copied, 'shard')} copied" if copied else "no shard copied"
     return f"{size(written)} written, {shards}"
-
-
-def _length(content: Content) -> int:
-    return sum(p.end - p.start if isinstance(p, Span) else len(p) for p in content.pieces)
 
 
 def done(receipt: Receipt, look: Look) -> str:
@@ -193,7 +187,9 @@ def done(receipt: Receipt, look: Look) -> str:
     lines = [f"{look.paint('done:', GREEN)} {text}"]
     if receipt.undoes is None:
         lines.append(f"  undo     ckptsurgeon undo {receipt.id}")
-    return "\n".join([*lines, "  resume   ckptsurgeon relaunch"])
+    if receipt.undoes is not None or receipt.promise is not None:
+        lines.append("  resume   ckptsurgeon relaunch")
+    return "\n".join(lines)
 
 
 def log(receipts: Sequence[Receipt], look: Look) -> str:

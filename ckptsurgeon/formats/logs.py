@@ -1,0 +1,45 @@
+"""A folder of event files with no checkpoint beside it: logs can be cut and renamed, no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.formats import Checkpoint
+
+
+class Logs:
+    """The Format of a bare log directory. It has no steps and no pointers."""
+
+    name = "logs"
+
+    def recognizes(self, run: Path) -> bool:
+        """Never by itself: only a user, or an earlier surgery, says that a folder is one."""
+        return False
+
+    def steps(self, run: Path) -> list[int]:
+        """None."""
+        return []
+
+    def directory(self, run: Path, step: int) -> Path:
+        """The folder itself."""
+        return run
+
+    def missing(self, checkpoint: Path) -> list[str]:
+        """Nothing."""
+        return []
+
+    def pointers(self, run: Path, step: int) -> dict[Path, str]:
+        """None."""
+        return {}
+
+    def pointed(self, pointer: Path) -> int | None:
+        """None."""
+        return None
+
+    def open(self, checkpoint: Path) -> Checkpoint:
+        """Raises UsageError."""
+        raise UsageError(
+            f"{checkpoint} is a log directory without checkpoints",
+            next="ckptsurgeon status -C RUN    with the folder that holds the checkpoints",
+        )

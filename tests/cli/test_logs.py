@@ -1,0 +1,84 @@
+"""Event files without checkpoints: cut, renamed and brought back with --tb."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Surgeon
+from tests.conftest import Trained
+from tests.test_contract import tree
+
+
+@pytest.fixture
+def logs(trained: Trained, tmp_path: Path) -> list[Path]:
+    """Two log folders; the second one has the same log in a sub-run."""
+    root = trained()
+    one, two = tmp_path / "one", tmp_path / "two"
+    shutil.copytree(root / "tensorboard", one)
+    shutil.copytree(root / "tensorboard", two / "inner" / "deep")
+    return [one, two]
+
+
+def test_bare_logs_are_cut_renamed_and_brought_back(surgeon: Surgeon, logs: list[Path]) -> None:
+    before = [tree(folder) for folder in logs]
+    where = ["--tb", logs[0], "--tb", logs[1]]
+    result = surgeon("truncate-tb-events", "--after", 5, *where, "--yes")
+    assert result.exit_code == 0, result.stderr
+    cut = sorted(path.parent.relative_to(logs[1].parent) for path in logs[1].rglob("*tfevents*"))
+    assert [str(path) for path in cut] == ["two/inner/deep", "two/inner/deep/cut-0001"]
+    notes = [path for folder in logs for path in folder.rglob("*.ckptsurgeon") if path.is_file()]
+    assert len(notes) == 1
+
+    result = surgeon("truncate-tb-events", "--after", 5, *where, "--yes")
+    assert result.stdout.startswith("nothing to do")
+
+    tag = "lm-loss-training/lm loss"
+    result = surgeon("rename-tb-events", tag, "loss", *where, "--yes")
+    assert result.exit_code == 0, result.stderr
+    assert f"{tag} → loss: 5 events" in result.stdout
+
+    for id in ("0002", "0001"):
+        assert surgeon("undo", id, "-C", logs[0], "--yes").exit_code == 0
+    assert [tree(folder) for folder in logs] == before
+    assert not (logs[1] / "inner" / "deep" / "cut-0001").exists()
+
+
+def test_a_note_is_written_for_whoever_looks_at_the_curves(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    root = trained()
+    surgeon("set", "beta1=0.8", "--why", "the spike at 7", "--yes", "-C", root)
+    surgeon("set", "beta1=0.7", "--no-tb-note", "--yes", "-C", root)
+    log = EventAccumulator(str(root / "tensorboard"))
+    log.Reload()
+    events = log.Tensors("ckptsurgeon/surgery/text_summary")
+    assert [event.step for event in events] == [8]
+    text = events[0].tensor_proto.string_val[0].decode()
+    assert "set beta1=0.8" in text
+    assert "the spike at 7" in text
+    assert len(log.Tensors("lm-loss-training/lm loss")) == 8
+
+
+@pytest.mark.parametrize("words", [["set-lr", "1e-3"], ["rollback", "--to", "4"]])
+def test_logs_have_no_checkpoint(surgeon: Surgeon, logs: list[Path], words: list[str]) -> None:
+    surgeon("truncate-tb-events", "--after", 5, "--tb", logs[0], "--yes")
+    result = surgeon(*words, "-C", logs[0])
+    assert result.exit_code == 2
+    assert "log directory without checkpoints" in result.stderr
+
+
+def test_a_log_folder_that_is_not_there_is_wrong_usage(surgeon: Surgeon, tmp_path: Path) -> None:
+    result = surgeon("rename-tb-events", "a", "b", "--tb", tmp_path / "none")
+    assert result.exit_code == 2
+    assert "is not a directory" in result.stderr
+
+
+def test_an_axis_is_one_of_four(surgeon: Surgeon, logs: list[Path]) -> None:
+    words = ["truncate-tb-events", "--after", 5, "--tb", logs[0], "--yes"]
+    assert surgeon(*words, "--axis", "loss=hours").exit_code == 2
+    assert surgeon(*words, "--axis", "lm-loss-training/lm loss=iteration").exit_code == 0
