@@ -14,7 +14,7 @@ from tests.test_contract import tree
 def test_prune_removes_the_attic_and_undo_says_so(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
     surgeon("rollback", "--to", 4, "--yes", "-C", root)
-    surgeon("set", "beta1=0.8", "--yes", "-C", root)
+    surgeon("set", "beta1=0.8", "--no-tb-note", "--yes", "-C", root)
     attic = root / ".ckptsurgeon" / "attic" / "0001"
     assert (attic / "global_step8").is_dir()
     before = tree(root)
