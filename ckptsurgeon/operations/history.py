@@ -25,6 +25,8 @@ SKEW = 3600.0
 is not to be trusted."""
 FLUSH = 600.0
 """Seconds of events that a killed writer may take with it (torch flushes every 120 s)."""
+NEAR = 60.0
+"""Seconds by which a writer's clock may differ from the file server's without a sign of it."""
 OVERLAP = 5.0
 """Seconds that two jobs may overlap before they are two trainings in one directory."""
 
@@ -32,12 +34,11 @@ OVERLAP = 5.0
 @dataclass
 class History:
     """Segments in the order in which they were written, the ones that lead to N with their bounds
-    (newest first), and what speaks against this order."""
+    (newest first), and sentences for the plan."""
 
     order: list[Segment]
     chain: list[tuple[Segment, int]]
     warnings: list[str]
-    doubts: list[str]
 
 
 # --- order ---------------------------------------------------------------------------------------
@@ -60,40 +61,32 @@ def read(
     if order == "name":
         return _walk([s for i in sorted(found) for s in found[i]], point, marks, branch)
     lags = [_lag(segments[0]) for segments in per_file]
-    usual = min(lags, key=abs)
-    off = [lag - usual if abs(lag - usual) > SKEW else 0.0 for lag in lags]
-    ahead = [min(shift, 0.0) for shift in off]
-    trusted = {None: [ahead] if off == ahead else [ahead, off], "wall": [[0.0] * len(off)]}
-    readings: list[tuple[History, list[float]]] = []
-    refusal: SurgeryError | None = None
-    for shifts in trusted.get(order, [off]):
-        candidate = _sorted(per_file, shifts)
-        try:
-            history = _walk(candidate, point, marks, branch)
-        except SurgeryError as error:
-            refusal = refusal or error
-            continue
-        if not any(off):  # both clocks agree on every file, so this order is a fact
-            history.warnings += history.doubts
-            history.doubts = []
-        if order is None:
-            history.doubts += _overlaps(candidate)
-        readings.append((history, shifts))
-    if refusal and not readings:
-        raise refusal
-    fewest = min(len(history.doubts) for history, _ in readings)
-    rest = [reading for reading in readings if len(reading[0].doubts) == fewest]
-    history, shifts = rest[0]
-    if history.doubts and order is None:
-        raise refused("the order of the files is in doubt", history.doubts)
-    if len(rest) > 1 and _bounds(history) != _bounds(rest[1][0]):
+    ahead = [min(lag, 0.0) for lag in lags]
+    off = [lag if lag > SKEW else shift for lag, shift in zip(lags, ahead, strict=True)]
+    agree = max(lags) - min(lags) < SKEW  # then the file server's clock differs from all writers'
+    trusted = {None: [off] if agree else [ahead, off], "wall": [[0.0] * len(off)]}
+    options = [(_sorted(per_file, shifts), shifts) for shifts in trusted.get(order, [off])]
+    against = []
+    for whole, shifts in options:
+        _shift(per_file, shifts)
+        against.append([] if order else [*_overlaps(whole), *([] if agree else _inversions(whole))])
+    fewest = min(map(len, against))
+    if fewest:
+        raise refused("the order of the files is in doubt", min(against, key=len))
+    histories = []
+    for (whole, shifts), doubts in zip(options, against, strict=True):
+        if not doubts:
+            _shift(per_file, shifts)
+            histories.append((_walk(whole, point, marks, branch), shifts))
+    history, shifts = histories[0]
+    if any(_bounds(history) != _bounds(other) for other, _ in histories):
         raise refused(
             "the clocks of the files disagree, and the history differs by which is right",
             [_told(segments[0], lag) for segments, lag in zip(per_file, lags, strict=True)],
         )
     _shift(per_file, shifts)
     for segments, shift in zip(per_file, shifts, strict=True):
-        if shift:
+        if abs(shift) > SKEW and not agree:
             history.warnings.append(
                 f"{segments[0].name}: the clock of its writer was {abs(shift) / 3600:.1f} h "
                 f"{'behind' if shift > 0 else 'ahead'}; it is ordered by its file's time"
@@ -130,6 +123,17 @@ def _overlaps(order: Sequence[Segment]) -> list[str]:
     return found
 
 
+def _inversions(order: Sequence[Segment]) -> list[str]:
+    """What speaks against this order: a history begins with its lowest step."""
+    lowest = min(order, key=lambda s: s.lo)
+    if order[0].lo == lowest.lo:
+        return []
+    return [
+        f"{order[0].name} starts at {order[0].lo}, before {lowest.name}, "
+        f"which starts at {lowest.lo}"
+    ]
+
+
 def _bounds(history: History) -> dict[tuple[str, int], int]:
     return {(s.name, s.start): min(bound, s.hi) for s, bound in history.chain}
 
@@ -139,13 +143,7 @@ def _bounds(history: History) -> dict[tuple[str, int], int]:
 
 def _walk(order: list[Segment], point: int, marks: Marks, branch: Collection[str]) -> History:
     """From the segment that holds `point` back to the first one."""
-    history = History(order, [], [], [])
-    lowest = min(order, key=lambda s: s.lo)
-    if order[0].lo > lowest.lo and order[0] is not lowest:
-        history.doubts.append(
-            f"{order[0].name} starts at {order[0].lo}, before {lowest.name}, "
-            f"which starts at {lowest.lo}"
-        )
+    history = History(order, [], [])
     head = _head(order, point, marks, branch, history)
     bound = point
     while head is not None:
@@ -173,7 +171,11 @@ def _head(
 ) -> Segment | None:
     """The segment whose pass through `point` is the checkpoint's."""
     holders = [s for s in order if s.lo <= point <= s.hi]
-    chosen = [s for s in holders if s.name in branch] or holders
+    named = [s for s in holders if s.name in branch]
+    if named:
+        _check_counters(named[-1], point, marks)
+        return named[-1]
+    chosen = holders
     clock = order[0].clock
     for word, value in marks.counters().items():
         if word != clock and len(chosen) > 1:
@@ -187,8 +189,11 @@ def _head(
                 f"{reached.name}: its last event is {reached.hi}; those up to {point} were lost"
             )
             return reached
-    elif len(chosen) > 1 and not any(s.name in branch for s in chosen):
-        raise refused(f"{len(chosen)} branches hold step {point}", map(_branch, chosen))
+    elif chosen:
+        later = order[_place(order, chosen[-1]) + 1 :]
+        chosen = chosen + [s for s in later if s.lo <= point and _could_reach(s, point)]
+        if len(chosen) > 1:
+            raise refused(f"{len(chosen)} branches may hold step {point}", map(_branch, chosen))
     if chosen:
         _check_counters(chosen[-1], point, marks)
         return chosen[-1]
@@ -202,15 +207,14 @@ def _by_time(
 ) -> tuple[list[Segment], Segment | None]:
     """The candidates whose event `point` precedes the save; and, if there is one, the segment that
     ran when the checkpoint was saved but lost its events on the way to `point`."""
-    import numpy as np
-
-    def moment(segment: Segment) -> float:
-        rows = segment.rows(segment.reference)
-        k = int(np.searchsorted(segment.steps()[rows], point, "right"))
-        walls = segment.events.walls[segment.start : segment.stop]
-        return float(walls[rows[max(k - 1, 0)]]) + segment.shift
-
-    before = [s for s in chosen if moment(s) <= saved_at + OVERLAP]
+    late = {id(s): s.reached(point) + s.shift - saved_at for s in chosen}
+    before = [s for s in chosen if late[id(s)] <= OVERLAP]
+    perhaps = [s for s in chosen if OVERLAP < late[id(s)] <= (FLUSH if s.shift else NEAR)]
+    if before and perhaps and _place(order, perhaps[-1]) > _place(order, before[-1]):
+        raise refused(
+            f"step {point} was saved at {_day(saved_at)}, which two branches fit",
+            map(_branch, (before[-1], perhaps[-1])),
+        )
     started = [s for s in order if s.first + s.shift <= saved_at]
     last = started[-1] if started else None
     if (
@@ -221,7 +225,13 @@ def _by_time(
         and saved_at - last.last - last.shift < FLUSH
     ):
         return before, last
-    return before or chosen, None
+    return before or perhaps or chosen, None
+
+
+def _could_reach(segment: Segment, point: int) -> bool:
+    """Whether it may have gone on to `point` in the time whose events a killed job loses."""
+    pace = (segment.last - segment.first) / max(1, segment.hi - segment.lo)
+    return pace * (point - segment.hi) <= FLUSH
 
 
 def _check_counters(head: Segment, point: int, marks: Marks) -> None:
@@ -269,10 +279,8 @@ def _holder(
     named = [s for s in (*holders, newest) if s.name in branch]
     if named:
         return named[-1]
-    pace = (newest.last - newest.first) / max(1, newest.hi - newest.lo)
-    possible = pace * (point - newest.hi) <= FLUSH
-    furthest = holders[-1] if holders else max(below, key=lambda s: s.hi)
-    if possible and furthest is not newest and furthest.hi > newest.hi:
+    furthest = holders[-1] if holders else max(reversed(below), key=lambda s: s.hi)
+    if _could_reach(newest, point) and furthest is not newest and furthest.hi > newest.hi:
         raise refused(
             f"{what} was resumed at {point}, and it is not known from which file",
             map(_branch, (furthest, newest)),

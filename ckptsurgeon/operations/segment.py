@@ -76,6 +76,16 @@ class Segment:
     def steps(self) -> Ints:
         return self.events.steps[self.start : self.stop]
 
+    def reached(self, point: int) -> float:
+        """The wall time of the last event on the clock up to `point`, or of the first one."""
+        import numpy as np
+
+        axes = self.events.axes
+        clocks = [i for i, word in enumerate(axes) if word == self.clock and i not in self.strays]
+        rows = np.flatnonzero(np.isin(self.events.tags[self.start : self.stop], clocks))
+        up_to = rows[self.steps()[rows] <= point]
+        return float(self.events.walls[self.start + int(up_to[-1] if len(up_to) else rows[0])])
+
 
 def events(index: Index, overrides: Mapping[str, str]) -> Events:
     """The arrays of an index, without a copy."""
