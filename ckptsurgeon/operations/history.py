@@ -66,7 +66,7 @@ def read(
     agree = max(lags) - min(lags) < SKEW  # then the file server's clock differs from all writers'
     trusted = {None: [off] if agree else [ahead, off], "wall": [[0.0] * len(off)]}
     options = [(_sorted(per_file, shifts), shifts) for shifts in trusted.get(order, [off])]
-    against = []
+    against: list[list[str]] = []
     for whole, shifts in options:
         _shift(per_file, shifts)
         against.append([] if order else [*_overlaps(whole), *([] if agree else _inversions(whole))])
