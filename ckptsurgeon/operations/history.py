@@ -72,7 +72,7 @@ def read(
         against.append([] if order else [*_overlaps(whole), *([] if agree else _inversions(whole))])
     fewest = min(map(len, against))
     if fewest:
-        raise refused("the order of the files is in doubt", min(against, key=len))
+        raise refused("the order of the files is in doubt", min(against, key=lambda doubts: len(doubts)))
     histories = []
     for (whole, shifts), doubts in zip(options, against, strict=True):
         if not doubts:
