@@ -29,6 +29,22 @@ def test_pythons_manual_is_one_document_per_topic_in_order(tmp_path: Path) -> No
     assert bytes(dataset[0].astype("u1")[:-1]).decode() == topics[min(topics)]
 
 
+def test_a_tokenizers_file_is_used_and_decodes_to_the_text(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    text = "the cat sat on the mat"
+    (tmp_path / "a.txt").write_text(text)
+    words = {word: i for i, word in enumerate(["<|endoftext|>", *sorted(set(text.split()))])}
+    model = tokenizers.models.WordLevel(words, unk_token="<|endoftext|>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    files = [str(tmp_path / "a.txt")]
+    prepare_data(str(tmp_path / "out"), str(tmp_path / "tokenizer.json"), files, pydoc=False)
+    ids = IndexedDataset(tmp_path / "out")[0].tolist()
+    assert ids[-1] == words["<|endoftext|>"]
+    assert tokenizer.decode(ids[:-1]) == text
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "files", "pydoc", "says"),
     [
