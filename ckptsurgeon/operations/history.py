@@ -70,9 +70,9 @@ def read(
     for whole, shifts in options:
         _shift(per_file, shifts)
         against.append([] if order else [*_overlaps(whole), *([] if agree else _inversions(whole))])
-    fewest = min(map(len, against))
-    if fewest:
-        raise refused("the order of the files is in doubt", min(against, key=lambda doubts: len(doubts)))
+    least = sorted(against, key=len)[0]
+    if least:
+        raise refused("the order of the files is in doubt", least)
     histories = []
     for (whole, shifts), doubts in zip(options, against, strict=True):
         if not doubts:
