@@ -23,7 +23,7 @@ class DeepSpeed:
     name = "deepspeed"
 
     def __init__(self) -> None:
-        self._archives: dict[Path, Archive] = {}
+        self._first: Archive | None = None  # what `missing` has read, for `open`
 
     def recognizes(self, run: Path) -> bool:
         """True with a `global_step<N>` folder that holds shards, or a `latest` that names one."""
@@ -47,7 +47,8 @@ class DeepSpeed:
         models = sorted(name for name in names if MODEL.fullmatch(name))
         if not models:
             return ["mp_rank_00_model_states.pt"]
-        tree = self._archive(checkpoint / models[0]).tree()
+        self._first = Archive.open(checkpoint / models[0])
+        tree = self._first.tree()
         dp, mp = int(tree.get("dp_world_size", 1)), int(tree.get("mp_world_size", 1))
         sharded = bool(MODEL.fullmatch(models[0])["dp"])  # type: ignore[index]
         expected = [
@@ -78,12 +79,12 @@ class DeepSpeed:
         return int(match[1]) if match else None
 
     def open(self, checkpoint: Path) -> DeepSpeedCheckpoint:
-        """Read every model and optimizer shard's tree (layer files hold weights only). A file that
-        has not changed since it was read last keeps its tree."""
+        """Read every model and optimizer shard's tree (layer files hold weights only)."""
         names = sorted(_names(checkpoint))
         kept = [checkpoint / n for n in names if MODEL.fullmatch(n) or OPTIM.fullmatch(n)]
-        archives = {path: self._archive(path) for path in kept}
-        self._archives = archives
+        first, self._first = self._first, None
+        known = {first.path: first} if first is not None and first.is_current() else {}
+        archives = {path: known.get(path) or Archive.open(path) for path in kept}
         room = KEPT_SCANS
         for archive in archives.values():
             room -= archive.record(PICKLE).size
@@ -96,13 +97,6 @@ class DeepSpeed:
             trees={path: archive.tree() for path, archive in archives.items()},
             archives=archives,
         )
-
-    def _archive(self, path: Path) -> Archive:
-        known = self._archives.get(path)
-        if known is None or not known.is_current():
-            self._archives.pop(path, None)
-            known = self._archives[path] = Archive.open(path)
-        return known
 
 
 def _names(checkpoint: Path) -> set[str]:
