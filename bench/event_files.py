@@ -1,49 +1,30 @@
 """Event files: CPU time of a cut and a rename as ratios, on 147 MB (31 tags, 2.5 M scalars).
 
-`python -m bench.event_files` measures everything in one run. TensorBoard's own classes (loader,
-protobuf, RecordWriter) work on the first 20th of the log and are scaled by the number of events;
-`--full` lets them work on all of it (minutes). "Page cache" is writing the mapped file once.
+TensorBoard's own classes (loader, protobuf, RecordWriter) work on the first 20th of the log, and
+their time is scaled by the number of events. "Page-cache write" is writing the mapped file once.
 """
 
 from __future__ import annotations
 
-import argparse
 import mmap
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from bench.process import REPO, python
+from bench.row import Row, ratio
 from ckptsurgeon import disk
 from ckptsurgeon.files import event_file, event_frame
 from ckptsurgeon.files.event_file import Piece
 from ckptsurgeon.recipe import settings
 
-REPO = Path(__file__).parents[1]
 RECIPE = REPO / "recipes" / "tags" / "bigscience-23.yaml"
 NAME = "events.out.tfevents.1600000000.host.1.0"
 ITERATIONS = 80_600
 SLICE = 20
 TAGS = 31
 ROUNDS = 7
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One ratio and what it must reach."""
-
-    name: str
-    value: float
-    target: float
-    at_least: bool
-    unit: str = "x"
-
-    @property
-    def reached(self) -> bool:
-        return self.value >= self.target if self.at_least else self.value <= self.target
 
 
 def make_log(path: Path, iterations: int) -> None:
@@ -136,75 +117,54 @@ def rename_by_tensorboard(source: Path, target: Path) -> None:
             writer.write(event.SerializeToString())
 
 
-def peak_rss(work: str, source: Path, target: Path) -> float:
-    """MB that a process of its own held at most, beyond the size of the file."""
-    script = (
-        "import resource, sys; from pathlib import Path; from bench import event_files;"
-        f"event_files.{work}(Path(sys.argv[1]), Path(sys.argv[2]));"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(source), str(target)],
-        cwd=REPO,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return (int(done.stdout) - source.stat().st_size) / 1e6
+WORK = {"cut": cut, "rename": rename}
 
 
 # --- figures -------------------------------------------------------------------------------------
 
 
-def figures(directory: Path, *, iterations: int = ITERATIONS, full: bool = False) -> list[Figure]:
-    """All figures of this part, measured now in `directory`."""
-    log, part, out = directory / NAME, directory / f"{NAME}.part", directory / "out"
+def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
+    """Least CPU seconds of some rounds on both sides: other load only adds to them."""
+    iterations = ITERATIONS // SLICE if quick else ITERATIONS
+    shown = iterations // SLICE
+    log, part, out = folder / NAME, folder / f"{NAME}.part", folder / "out"
+    say("writing the logs")
     make_log(log, iterations)
-    shown = iterations if full else max(1, iterations // SLICE)
     make_log(part, shown)
-    scale = iterations / shown
+    say("TensorBoard's classes")
+    scale, note = iterations / shown, f"theirs on 1/{SLICE}, scaled"
     slow_cut = cpu(lambda: cut_by_tensorboard(part, out, shown * TAGS * 6 // 10), 3) * scale
     slow_rename = cpu(lambda: rename_by_tensorboard(part, out), 3) * scale
-    found = []
+    rows = []
     native = event_file.native
     if native is not None:
+        say("native")
         page_cache = cpu(lambda: write_mapped(log, out))
         fast_cut, fast_rename = cpu(lambda: cut(log, out)), cpu(lambda: rename(log, out))
-        memory = max(peak_rss(work, log, out) for work in ("cut", "rename"))
-        found = [
-            Figure("cut, against TensorBoard's classes", slow_cut / fast_cut, 200, True),
-            Figure("rename 23 tags, against the same", slow_rename / fast_rename, 200, True),
-            Figure("index and cut, against page cache", fast_cut / page_cache, 3, False),
-            Figure("rename, against page cache", fast_rename / page_cache, 5, False),
-            Figure("peak memory over the file", memory, 150, False, " MB"),
+        size = log.stat().st_size / 2**20
+        peak = max(python("bench.event_files", word, log, out).peak_mb for word in WORK)
+        rows = [
+            ratio("event files: cut / TensorBoard's classes", slow_cut / fast_cut, 200, note),
+            ratio("event files: rename 23 tags / the same", slow_rename / fast_rename, 200, note),
+            Row("event files: cut / page-cache write, CPU", fast_cut / page_cache, "×", 3),
+            Row("event files: rename / the same", fast_rename / page_cache, "×", 5),
+            Row("event files: peak RSS over the mapped file", peak - size, "MB", 150),
         ]
+    say("pure Python")
     event_file.native = None
     try:
         plain_cut = cpu(lambda: cut(part, out), 3) * scale
         plain_rename = cpu(lambda: rename(part, out), 3) * scale
     finally:
         event_file.native = native
+    for file in (log, part, out):
+        file.unlink()
     return [
-        *found,
-        Figure("pure Python cut, against TensorBoard's", slow_cut / plain_cut, 7, True),
-        Figure("pure Python rename, against the same", slow_rename / plain_rename, 7, True),
+        *rows,
+        ratio("event files: pure Python cut / TensorBoard's", slow_cut / plain_cut, 7),
+        ratio("event files: pure Python rename / the same", slow_rename / plain_rename, 7),
     ]
 
 
-def main() -> None:
-    """Print every figure beside its target."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--full", action="store_true")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        for figure in figures(Path(directory), full=arguments.full):
-            sign = "≥" if figure.at_least else "≤"
-            verdict = "reached" if figure.reached else "MISSED"
-            print(
-                f"{figure.name:42} {figure.value:7.1f}{figure.unit:3} "
-                f"{sign} {figure.target:.0f}{figure.unit:3} {verdict}"
-            )
-
-
 if __name__ == "__main__":
-    main()
+    WORK[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
