@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,7 +33,8 @@ def surgeon() -> Surgeon:
 def on_terminal(answer: str, *words: object) -> tuple[int, str]:
     """Exit status and output of a process whose stdin, stdout and stderr are one terminal.
 
-    `answer` is typed when the process asks; Ctrl-C is typed as `\\x03`."""
+    `answer` is typed when the process asks; Ctrl-C is typed as `\\x03`, and again as long as nothing
+    happens: one that comes right before the read begins is noticed when the read ends."""
     keeper, terminal = pty.openpty()
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(
@@ -48,6 +50,10 @@ def on_terminal(answer: str, *words: object) -> tuple[int, str]:
     os.close(terminal)
     output, asked = b"", False
     while True:
+        if not select.select([keeper], [], [], 2.0)[0]:
+            if asked and answer == "\x03":
+                os.write(keeper, answer.encode())
+            continue
         try:
             read = os.read(keeper, 4096)
         except OSError:  # EIO: the last holder of the terminal is gone
