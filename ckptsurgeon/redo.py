@@ -41,6 +41,9 @@ from ckptsurgeon.errors import InterruptedSurgery
 ANCHOR = 4096
 """So many bytes before `old_size` are compared before a tail is written after them."""
 
+FEW = 3
+"""So many calls are made one after the other: starting threads would take longer."""
+
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
@@ -104,7 +107,7 @@ def each(
 ) -> None:
     """Call for every item, in up to `jobs` threads; `done(1)` in this thread for each. The first
     error is raised after all calls that had begun are over; no further call begins."""
-    if jobs <= 1 or len(items) <= 1:
+    if jobs <= 1 or len(items) <= FEW:
         for item in items:
             call(item)
             done(1)
