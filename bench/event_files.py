@@ -17,7 +17,7 @@ from bench.row import Row, ratio
 from ckptsurgeon import disk
 from ckptsurgeon.files import event_file, event_frame
 from ckptsurgeon.files.event_file import Piece
-from ckptsurgeon.recipe import settings
+from ckptsurgeon.recipe_file import settings
 
 RECIPE = REPO / "recipes" / "tags" / "bigscience-23.yaml"
 NAME = "events.out.tfevents.1600000000.host.1.0"

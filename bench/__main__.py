@@ -1,0 +1,80 @@
+"""Measures the figures of README.md in one run, and fails if one misses what it must reach.
+
+Usage: python -m bench [--quick] [SUBJECT…]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from bench import bloom, shards, small_tensors, startup
+from bench.process import REPO
+from bench.row import Row, table
+
+SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = {
+    "startup": startup.measure,
+    "bloom": bloom.measure,
+    "small_tensors": small_tensors.measure,
+    "shards": shards.measure,
+}
+
+
+def main() -> int:
+    """Print machine and table; 1 if a target is missed. Targets are for whole runs."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=" ".join(SUBJECTS))
+    parser.add_argument("--quick", action="store_true", help="small sizes, once; nothing must pass")
+    given = parser.parse_args()
+    began = time.monotonic()
+    print(f"command  python -m bench {' '.join(sys.argv[1:])}".rstrip())
+    print(f"machine  {_machine()}", flush=True)
+    rows = measure(given.subjects, given.quick)
+    print(table(rows))
+    missed = [] if given.quick else [row.what for row in rows if not row.met]
+    seconds = time.monotonic() - began
+    print(f"{len(rows)} rows in {seconds:.0f} s; missed: {', '.join(missed) or 'none'}")
+    return 1 if missed else 0
+
+
+def measure(subjects: Sequence[str], quick: bool) -> list[Row]:
+    """The rows of these subjects, or of all. Raises KeyError for another name."""
+    base = REPO / ".cache" / "bench"
+    base.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=base))
+    rows: list[Row] = []
+    try:
+        for name in subjects or SUBJECTS:
+            rows += SUBJECTS[name](folder, quick, lambda text, name=name: _say(f"{name}: {text}"))
+    finally:
+        shutil.rmtree(folder)
+    return rows
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _machine() -> str:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    mounts = [line.split() for line in Path("/proc/mounts").read_text("utf-8").splitlines()]
+    above = [str(folder) for folder in (REPO, *REPO.parents)]
+    system = max((m for m in mounts if m[1] in above), key=lambda m: len(m[1]))[2]
+    load = os.getloadavg()[0]
+    return (
+        f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, {system}, "
+        f"torch {metadata.version('torch')}, Python {platform.python_version()}, "
+        f"Linux {platform.release().split('-')[0]}, load {load:.1f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

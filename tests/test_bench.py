@@ -1,0 +1,42 @@
+"""The benchmark runs, and what it compares comes out on the right side by far."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.__main__ import measure
+from bench.row import Row, ratio, table
+
+
+def one(rows: list[Row], what: str) -> Row:
+    return next(row for row in rows if row.what == what)
+
+
+def test_a_shard_is_edited_and_restored_many_times_faster_than_by_loading_and_saving_it() -> None:
+    rows = measure(["shards"], quick=True)
+    if not rows:
+        pytest.skip("no room for 1 GiB shards")
+    for name in ("set-lr", "set-beta2", "reset", "undo set-lr", "undo set-beta2", "undo reset"):
+        assert one(rows, f"1 GiB: {name}").measured > 10
+    for name in ("set-lr", "set-beta2", "reset"):
+        assert one(rows, f"1 GiB: {name}: disk taken").met
+
+
+def test_a_shard_of_small_tensors_takes_less_cpu_time_than_loading_and_saving_it() -> None:
+    (row,) = measure(["small_tensors"], quick=True)
+    assert row.measured > 3
+
+
+def test_a_tenth_of_bloom_is_planned_edited_verified_and_restored() -> None:
+    rows = measure(["bloom"], quick=True)
+    names = [row.what.rsplit(": ", 1)[1] for row in rows]
+    assert names == ["plan", "apply", "verify", "undo", "peak memory", "disk taken"]
+    assert rows[4].met
+    assert rows[5].measured < 10  # MB, of 0.2 TB
+
+
+def test_a_missed_target_is_said() -> None:
+    rows = [ratio("slow", 5, 10), ratio("fast", 20, 10), Row("late", 3, "s", 2), Row("any", 9, "s")]
+    assert [row.met for row in rows] == [False, True, False, True]
+    lines = table(rows).splitlines()[1:]
+    assert ["MISSED" in line for line in lines] == [True, False, True, False]
