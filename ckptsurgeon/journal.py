@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import __version__, assumptions, disk, lock, staging
-from ckptsurgeon.edits import Plan, Receipt, from_json, to_json
+from ckptsurgeon.edits import Content, Plan, Receipt, Rewrite, from_json, to_json
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.lock import HOME
 from ckptsurgeon.redo import Step, Tail, redo
@@ -293,7 +293,11 @@ def _receipt(plan: Plan) -> Receipt:
         host=os.uname().nodename,
         version=__version__,
         recipe=plan.recipe,
-        changes=plan.changes,
+        changes=tuple(
+            # What a log file got is on disk; a receipt tells which file, and that it changed.
+            replace(change, content=Content(())) if isinstance(change, Rewrite) else change
+            for change in plan.changes
+        ),
         inverse=staging.inverse(plan.edits),
         promise=plan.promise,
         before=plan.before,

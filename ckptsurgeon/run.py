@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -12,16 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import journal, recipe
+from ckptsurgeon import journal, recipe_file
 from ckptsurgeon.edits import Fingerprint, Move, Receipt
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import InterruptedSurgery, SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Format, detect
 from ckptsurgeon.formats.logs import Logs
+from ckptsurgeon.recipe import unknown_key
 
 HOME = ".ckptsurgeon"
 SETTINGS = "ckptsurgeon.yaml"
 NOTE = ".ckptsurgeon"
 """How the names of event files end that hold a note about a surgery."""
+FLUSH_S = 120
+"""Seconds after which torch's writer has flushed what it holds."""
 EVENT_WRITER = re.compile(r"tfevents\.(?P<born>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.\d+")
 
 
@@ -185,6 +190,26 @@ class Run:
         """The title of a surgery that was cut off and waits for `recover`."""
         return journal.interrupted(self.root)
 
+    def refuse_interrupted(self) -> None:
+        """Raise InterruptedSurgery while a surgery waits for `recover`."""
+        title = self.interrupted()
+        if title is not None:
+            raise InterruptedSurgery(
+                f"a surgery was interrupted: {title}",
+                untouched="nothing was touched by this command",
+                next="ckptsurgeon recover    finish it or take it back",
+            )
+
+    def refuse_busy(self) -> None:
+        """Raise when a surgery waits for `recover`, or a trainer is alive in this run."""
+        self.refuse_interrupted()
+        alive = self.writers()
+        if alive:
+            raise SurgeryError(
+                f"a trainer is alive in this run: {alive[0]}",
+                next="stop the trainer, wait until it is gone, then repeat the command",
+            )
+
     # --- logs ------------------------------------------------------------------------------------
 
     def logdirs(self) -> list[Path]:
@@ -208,11 +233,10 @@ class Run:
         return list(found)
 
     def writers(self) -> list[str]:
-        """Evidence of trainers that are alive on this machine and write to this run.
+        """Evidence of trainers that are alive and write to this run.
 
-        Two signs: the bundled trainer's `trainer.pid`, and an event file whose name holds this host
-        and the number of a living process that is older than the file. Another host's trainer
-        can't be seen from here."""
+        Signs are the bundled trainer's `trainer.pid` and event files that may still be written to.
+        Another host's trainer can't be seen from here, only what it writes."""
         found = []
         record = self.root / "trainer.pid"
         if record.is_file():
@@ -226,21 +250,44 @@ class Run:
                 found.append(f"trainer.pid: process {pid} is running")
         for folder in self.logdirs():
             for item in sorted(folder.glob("*tfevents*")):
-                match = EVENT_WRITER.search(item.name)
-                if match and match["host"] == socket.gethostname():
-                    pid = int(match["pid"])
-                    if pid != os.getpid() and _born_before(pid, int(match["born"])):
-                        found.append(
-                            f"{self.relative(item)}: its writer, process {pid}, is running"
-                        )
+                sign = _written(item)
+                if sign:
+                    found.append(f"{self.relative(item)}: {sign}")
         return found
 
 
+def _written(item: Path) -> str | None:
+    """Why an event file may still be written to, or None.
+
+    Its writer's process is alive here; or somebody here has it open for writing (a read lease is
+    refused then, fcntl(2)); or it came from another host and grew within the flush interval."""
+    match = EVENT_WRITER.search(item.name)
+    host = match["host"] if match else None
+    if match and host == socket.gethostname():
+        pid = int(match["pid"])
+        if pid != os.getpid() and _born_before(pid, int(match["born"])):
+            return f"its writer, process {pid}, is running"
+    elif host is not None:
+        age = time.time() - item.stat().st_mtime
+        if 0 <= age < FLUSH_S:
+            return f"written from {host} {age:.0f} s ago; it must be quiet for {FLUSH_S} s"
+    descriptor = os.open(item, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return "somebody has it open for writing"
+    finally:
+        os.close(descriptor)
+    return None
+
+
 def _settings(file: Path) -> dict[str, Any]:
-    data = recipe.settings(file)
+    data = recipe_file.settings(file)
     for key in data:
         if key not in ("name", "tensorboard", "relaunch"):
-            raise recipe.unknown_key(key, ("name", "tensorboard", "relaunch"), str(file))
+            raise unknown_key(key, ("name", "tensorboard", "relaunch"), str(file))
     return data
 
 

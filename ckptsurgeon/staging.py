@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -120,8 +121,10 @@ def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
             spans = _spans(edit)
             out.append(Tail(edit.file, edit.old_size, spans, at, _digest(edit), before))
             at += sum(end - start for start, end in spans)
-        else:
+        elif isinstance(edit, Truncate):
             out.append(edit)
+        else:
+            out.append(replace(edit, content=None))  # the staged file holds it
     return tuple(out)
 
 

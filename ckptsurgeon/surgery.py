@@ -5,24 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon import journal
-from ckptsurgeon.attic import pruned
 from ckptsurgeon.edits import (
     AnyChange,
-    Aside,
     Change,
-    Edit,
-    Move,
     Plan,
     Promise,
     Receipt,
-    Replace,
     Rewrite,
 )
-from ckptsurgeon.errors import InterruptedSurgery, SurgeryError, UsageError, VerificationFailed
+from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.pickle_scan import collector_paused
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.journal import Recovery
@@ -33,7 +28,8 @@ from ckptsurgeon.operations.rollback import rollback
 from ckptsurgeon.operations.skip import skip
 from ckptsurgeon.recipe import Recipe, absolute, to_dict
 from ckptsurgeon.render import render, touched
-from ckptsurgeon.run import HOME, Run
+from ckptsurgeon.run import Run
+from ckptsurgeon.undo import plan_undo
 
 OPERATIONS = (rollback, hyperparameters, reset, skip, events)
 
@@ -48,7 +44,7 @@ def plan(run: Run, recipe: Recipe) -> Plan:
     """What `recipe` would do to `run`, byte for byte. Reads only.
 
     Raises SurgeryError when it can't be done in every shard, and names what to do instead."""
-    _refuse_busy(run)
+    run.refuse_busy()
     id = journal.next_id(run.root)
     if run.bare:
         return _plan_logs(run, recipe, id)
@@ -112,7 +108,7 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
 def plan_compact(run: Run, step: int | None = None) -> Plan:
     """Rewrite the shards of one step, by default the latest, without the bytes that surgeries left
     behind. Values, tensors and the promise stay; the old files stay in the attic until `prune`."""
-    _refuse_busy(run)
+    run.refuse_busy()
     checkpoint = run.checkpoint(run.latest() if step is None else step)
     promise = checkpoint.state().promise
     changes = [
@@ -132,27 +128,6 @@ def plan_compact(run: Run, step: int | None = None) -> Plan:
         promise=promise,
         before=promise,
     )
-
-
-def refuse_interrupted(run: Run) -> None:
-    """Raise InterruptedSurgery while a surgery waits for `recover`."""
-    title = run.interrupted()
-    if title is not None:
-        raise InterruptedSurgery(
-            f"a surgery was interrupted: {title}",
-            untouched="nothing was touched by this command",
-            next="ckptsurgeon recover    finish it or take it back",
-        )
-
-
-def _refuse_busy(run: Run) -> None:
-    refuse_interrupted(run)
-    alive = run.writers()
-    if alive:
-        raise SurgeryError(
-            f"a trainer is alive in this run: {alive[0]}",
-            next="stop the trainer, wait until it is gone, then repeat the command",
-        )
 
 
 def _target(run: Run, recipe: Recipe) -> int:
@@ -226,7 +201,7 @@ def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = No
             f"the plan was made for {plan.run}, and this run is {run.root}",
             next="ckptsurgeon plan RECIPE -o plan.json    in this run",
         )
-    _refuse_busy(run)
+    run.refuse_busy()
     receipt = journal.commit(run.root, plan, jobs=jobs, progress=progress)
     if plan.promise is not None:
         _hold(run, receipt, plan.promise)
@@ -254,93 +229,6 @@ def differences(promised: Promise, found: Promise) -> list[str]:
 
 
 @collector_paused()
-def plan_undo(run: Run, id: str | None = None) -> Plan:
-    """The inverse of receipt `id`, or of the newest surgery that is not undone yet.
-
-    What the trainer wrote since goes to the attic: nothing is lost, and the run is byte for byte
-    what it was before that surgery."""
-    _refuse_busy(run)
-    receipts = run.receipts()
-    undone = {receipt.undoes for receipt in receipts}
-    standing = [r for r in receipts if r.undoes is None and r.id not in undone]
-    if not standing:
-        raise UsageError("there is no surgery to undo", next="ckptsurgeon log")
-    wanted = id.zfill(4) if id is not None else standing[-1].id
-    chosen = next((receipt for receipt in standing if receipt.id == wanted), None)
-    if chosen is None:
-        raise UsageError(
-            f"receipt {wanted} is not there, or is undone, or is an undo", next="ckptsurgeon log"
-        )
-    later = [receipt.id for receipt in standing if receipt.id > chosen.id]
-    if later:
-        raise UsageError(
-            f"receipt {later[-1]} came after {chosen.id} and stands on it",
-            next=f"ckptsurgeon undo {later[-1]}    first",
-        )
-    if (run.root / pruned(chosen.id)).exists():
-        raise SurgeryError(
-            f"the attic of receipt {chosen.id} was pruned: what it moved aside is gone",
-            next="ckptsurgeon log",
-        )
-    new = journal.next_id(run.root)
-    since = _since(run, chosen, new)
-    edits: list[Edit] = [*since]
-    gone = {edit.src for edit in since}
-    # What the surgery had staged is not needed again, but it is kept: this undo's attic gets it.
-    staging, attic = f"{HOME}/staging/{chosen.id}/", f"{HOME}/attic/{new}/"
-    for edit in chosen.inverse:
-        if isinstance(edit, Replace):
-            edit = replace(edit, kept=edit.kept.replace(staging, attic))
-        elif isinstance(edit, Move):
-            if edit.src in gone:
-                continue
-            edit = replace(edit, dst=edit.dst.replace(staging, attic))
-        edits.append(edit)
-    return Plan(
-        id=new,
-        run=str(run.root),
-        title=f"undo {chosen.id} ({chosen.title})",
-        recipe={},
-        changes=tuple(Aside(edit.src, _kind(run, edit.src)) for edit in since),
-        edits=tuple(edits),
-        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(touched(edits))),
-        promise=None,
-        undoes=chosen.id,
-    )
-
-
-def _kind(run: Run, file: str) -> str:
-    return "checkpoint" if (run.root / file).is_dir() else "events"
-
-
-def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
-    """Moves of what a trainer wrote since: checkpoints past the step, new event files."""
-    if not any(isinstance(c, (Aside, Rewrite)) for c in receipt.changes) and not any(
-        isinstance(c, Change) and c.field == "latest" for c in receipt.changes
-    ):
-        return []
-    out = []
-    if receipt.promise is not None and "rollback" in receipt.recipe:
-        newer = [step for step in run.steps() if step >= receipt.promise.step]
-        out += [run.relative(run.directory(step)) for step in newer]
-    before = {edit.src if isinstance(edit, Move) else edit.file for edit in receipt.inverse}
-    for folder in run.logdirs():
-        for item in sorted(folder.glob("*tfevents*")):
-            file = run.relative(item)
-            if _newer(item, receipt.when) and file not in before:
-                out.append(file)
-    return [Move(file, run.attic(file, id)) for file in out]
-
-
-def _newer(path: Path, when: str) -> bool:
-    """Whether an event file was opened after `when`, by the seconds in its name."""
-    import datetime
-
-    born = path.name.partition("tfevents.")[2].partition(".")[0]
-    moment = datetime.datetime.fromisoformat(when).timestamp()
-    return born.isdigit() and int(born) >= int(moment)
-
-
 def recover(run: Run) -> Recovery:
     """Finish a surgery that was cut off after its commit point, or take back one cut off before."""
     return journal.recover(run.root)
@@ -405,6 +293,7 @@ __all__ = [
     "differences",
     "inspect",
     "plan",
+    "plan_compact",
     "plan_undo",
     "recover",
     "verify",

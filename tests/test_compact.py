@@ -11,9 +11,11 @@ import torch
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.edits import Append, Replace
-from ckptsurgeon.recipe import from_data
+from ckptsurgeon.recipe_file import from_data
 from tests.conftest import Trained
 from tests.test_contract import first_line, tree
+
+QUIET = {"tensorboard": {"note": False}}
 
 
 def shards(root: Path, step: int = 8) -> list[Path]:
@@ -73,7 +75,7 @@ def test_a_compacted_shard_can_be_operated_on_again(trained: Trained) -> None:
     run = operated(root)
     surgery.apply(run, surgery.plan_compact(run))
     compacted = tree(root)
-    wanted = plan(run, from_data({"set": {"beta2": 0.9, "lr": 1e-4}}))
+    wanted = plan(run, from_data({"set": {"beta2": 0.9, "lr": 1e-4}, **QUIET}))
     assert all(isinstance(edit, Append) for edit in wanted.edits)
     surgery.apply(run, wanted)
     assert '"betas": [0.8, 0.9]' in first_line(root)
@@ -93,7 +95,7 @@ def test_a_hard_linked_backup_keeps_its_bytes(trained: Trained, tmp_path: Path) 
         os.link(path, backup / path.name)
     before, kept = tree(root), tree(backup)
     run = Run.open(root)
-    wanted = plan(run, from_data({"set": {"beta1": 0.5}}))
+    wanted = plan(run, from_data({"set": {"beta1": 0.5}, **QUIET}))
     edits = [edit for edit in wanted.edits if isinstance(edit, Replace)]
     # Both shards are replaced; the first is an empty file, which no reader takes, meanwhile.
     assert len(edits) == len(wanted.edits) == 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ckptsurgeon import Run, plan, surgery
-from ckptsurgeon.recipe import load
+from ckptsurgeon.recipe_file import load
 from ckptsurgeon.relaunch import compare
 from tests.conftest import REPO, Trained, launch
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ckptsurgeon.recipe import settings
+from ckptsurgeon.recipe_file import settings
 from tests.conftest import REPO, Trained, launch
 from tests.test_contract import tree
 
@@ -20,7 +20,7 @@ MAP = REPO / "recipes" / "tags" / "bigscience-23.yaml"
 
 def surgeon(root: Path, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "ckptsurgeon", *words, "-C", str(root), "--yes"],
+        [sys.executable, "-m", "ckptsurgeon", *words, "-C", str(root), "--yes", "--no-tb-note"],
         cwd=REPO,
         capture_output=True,
         text=True,

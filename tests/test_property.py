@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe import from_data
+from ckptsurgeon.recipe_file import from_data
 from tests.conftest import STEPS, Trained
 from tests.test_contract import tree
 

@@ -84,7 +84,7 @@ def test_every_file_that_the_readme_names_is_there() -> None:
 
 
 def test_the_recipe_in_the_readme_loads(tmp_path: Path) -> None:
-    from ckptsurgeon.recipe import load
+    from ckptsurgeon.recipe_file import load
 
     block = next(b for b in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL) if "rollback" in b)
     file = tmp_path / "recipe.yaml"

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.recipe import Recipe, absolute, from_data, load, ranges, to_dict
+from ckptsurgeon.recipe import Recipe, absolute, ranges, to_dict
+from ckptsurgeon.recipe_file import from_data, load
 from tests.conftest import REPO
 
 

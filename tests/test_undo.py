@@ -8,7 +8,7 @@ import pytest
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.recipe import from_data
+from ckptsurgeon.recipe_file import from_data
 from tests.conftest import Trained, launch
 from tests.test_contract import tree
 

@@ -46,10 +46,9 @@ def prune(
     The surgeries whose attic goes, and all before them, can't be undone any more. On a terminal the
     run's name is asked for; elsewhere --yes counts only together with --run."""
     from ckptsurgeon import attic
-    from ckptsurgeon.surgery import refuse_interrupted
 
     run = common.open_run()
-    refuse_interrupted(run)
+    run.refuse_interrupted()
     newest = [receipt.id for receipt in run.receipts()][-keep:] if keep > 0 else []
     chosen = [item for item in attic.kept(run) if item.id not in newest]
     if common.dry_run or not chosen:

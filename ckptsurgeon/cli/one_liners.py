@@ -183,6 +183,10 @@ def truncate_tb_events(
         str | None,
         typer.Option("--order", metavar="BY", help="Order files by wall, mtime or name."),
     ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", metavar="N", help="Samples consumed at STEP, if nothing says."),
+    ] = None,
     salvage: Annotated[
         bool, typer.Option("--salvage", help="Drop damaged records instead of refusing.")
     ] = False,
@@ -200,6 +204,8 @@ def truncate_tb_events(
         section["axes"] = dict(_pair(text) for text in axis)
     if order is not None:
         section["order"] = order
+    if samples is not None:
+        section["samples"] = samples
     if salvage:
         section["salvage"] = True
     one_section(common, {"tensorboard": section})
@@ -228,12 +234,12 @@ def rename_tb_events(
     """Rename TensorBoard tags.
 
     All pairs take one pass over each file. Works on a bare log directory too: --tb DIR."""
-    from ckptsurgeon import recipe
+    from ckptsurgeon import recipe_file
 
     if mapping is not None and old is None:
-        section = recipe.settings(mapping)
+        section = recipe_file.settings(mapping)
         if "tensorboard" in section:
-            section = recipe.load(mapping).tensorboard.rename
+            section = recipe_file.load(mapping).tensorboard.rename
         pairs = dict(section)
     elif mapping is None and old is not None and new is not None:
         pairs = {old: new}

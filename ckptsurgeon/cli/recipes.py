@@ -44,10 +44,9 @@ def plan(
     common: Common,
 ) -> None:
     """Show what a recipe would change; change nothing."""
-    from ckptsurgeon import recipe as recipes
-    from ckptsurgeon import surgery
+    from ckptsurgeon import recipe_file, surgery
 
-    wanted = _because(recipes.load(recipe, overrides or ()), why)
+    wanted = _because(recipe_file.load(recipe, overrides or ()), why)
     run = common.open_run()
     made = surgery.plan(run, wanted)
     if output is not None:
@@ -68,10 +67,10 @@ def apply(
     """Carry out a recipe or a kept plan.
 
     All of it is done, or nothing."""
-    from ckptsurgeon import recipe as recipes
+    from ckptsurgeon import recipe_file
 
     if source.suffix != ".json":
-        operate(common, recipes.load(source, overrides or ()))
+        operate(common, recipe_file.load(source, overrides or ()))
         return
     if overrides or common.why is not None:
         raise UsageError(
@@ -117,12 +116,13 @@ def recover(*, common: Common) -> None:
 
 def one_section(common: OneLiner, data: Mapping[str, Any], overrides: Sequence[str] = ()) -> None:
     """Carry out the recipe that the flags of a one-line command stand for, or print it."""
-    from ckptsurgeon import recipe as recipes
+    from ckptsurgeon import recipe_file
+    from ckptsurgeon.recipe import to_dict
 
-    wanted = recipes.from_data(data, overrides)
+    wanted = recipe_file.from_data(data, overrides)
     if common.print_recipe:
         wanted = _because(wanted, common.why)
-        common.answer(lambda: report.recipe(wanted), lambda: recipes.to_dict(wanted))
+        common.answer(lambda: report.recipe(wanted), lambda: to_dict(wanted))
         return
     operate(common, wanted)
 

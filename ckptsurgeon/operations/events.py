@@ -35,7 +35,7 @@ def events(
             done, said = tensorboard.truncate(
                 folder,
                 run.root,
-                _marks(checkpoint, cut_at),
+                _marks(checkpoint, cut_at, wanted.samples),
                 keep_as=keep,
                 salvage=wanted.salvage,
                 branch=wanted.branch,
@@ -54,10 +54,10 @@ def events(
     return changes, warnings
 
 
-def _marks(checkpoint: Checkpoint | None, step: int) -> Marks:
-    """The counters of `step`: the checkpoint's own, or the iteration alone for another step."""
+def _marks(checkpoint: Checkpoint | None, step: int, samples: int | None) -> Marks:
+    """The counters of `step`: the checkpoint's own, or what the user says of another step."""
     if checkpoint is None or step != checkpoint.state().step:
-        return Marks(iteration=step)
+        return Marks(iteration=step, samples=samples)
     state = checkpoint.state()
     return Marks(
         iteration=state.step,

@@ -33,7 +33,7 @@ def surgeon() -> Surgeon:
 def on_terminal(answer: str, *words: object) -> tuple[int, str]:
     """Exit status and output of a process whose stdin, stdout and stderr are one terminal.
 
-    `answer` is typed when the process asks; Ctrl-C is typed as `\\x03`, and again as long as nothing
+    `answer` is typed when the process asks. Ctrl-C (`\\x03`) is typed again as long as nothing
     happens: one that comes right before the read begins is noticed when the read ends."""
     keeper, terminal = pty.openpty()
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}

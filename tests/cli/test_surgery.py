@@ -158,6 +158,6 @@ def test_json_of_an_edit_is_one_document(surgeon: Surgeon, trained: Trained) -> 
     told = json.loads(result.stdout)
     assert (told["applied"], told["receipt"], told["step"]) == (True, "0001", 8)
     assert told["promise"]["lr"] == pytest.approx(told["before"]["lr"] / 2, rel=0.2)
-    assert {change["field"] for change in told["changes"]} == {"lr"}
+    assert {change["field"] for change in told["changes"]} == {"lr", "tensorboard"}
     shown = json.loads(surgeon("show", 8, "--json", "-C", root).stdout)
     assert shown["promise"] == told["promise"]

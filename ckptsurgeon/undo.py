@@ -1,0 +1,97 @@
+"""The plan that brings back the run from before a surgery, whatever the trainer wrote since."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+from pathlib import Path
+
+from ckptsurgeon import journal
+from ckptsurgeon.attic import pruned
+from ckptsurgeon.edits import Aside, Edit, Move, Plan, Receipt, Replace
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.render import touched
+from ckptsurgeon.run import HOME, NOTE, Run
+
+
+def plan_undo(run: Run, id: str | None = None) -> Plan:
+    """The inverse of receipt `id`, or of the newest surgery that is not undone yet.
+
+    What the trainer wrote since goes to the attic: nothing is lost, and the run is byte for byte
+    what it was before that surgery."""
+    run.refuse_busy()
+    receipts = run.receipts()
+    undone = {receipt.undoes for receipt in receipts}
+    standing = [r for r in receipts if r.undoes is None and r.id not in undone]
+    if not standing:
+        raise UsageError("there is no surgery to undo", next="ckptsurgeon log")
+    wanted = id.zfill(4) if id is not None else standing[-1].id
+    chosen = next((receipt for receipt in standing if receipt.id == wanted), None)
+    if chosen is None:
+        raise UsageError(
+            f"receipt {wanted} is not there, or is undone, or is an undo", next="ckptsurgeon log"
+        )
+    later = [receipt.id for receipt in standing if receipt.id > chosen.id]
+    if later:
+        raise UsageError(
+            f"receipt {later[-1]} came after {chosen.id} and stands on it",
+            next=f"ckptsurgeon undo {later[-1]}    first",
+        )
+    if (run.root / pruned(chosen.id)).exists():
+        raise SurgeryError(
+            f"the attic of receipt {chosen.id} was pruned: what it moved aside is gone",
+            next="ckptsurgeon log",
+        )
+    new = journal.next_id(run.root)
+    since = _since(run, chosen, new)
+    edits: list[Edit] = [*since]
+    gone = {edit.src for edit in since}
+    # What the surgery had staged is not needed again, but it is kept: this undo's attic gets it.
+    staging, attic = f"{HOME}/staging/{chosen.id}/", f"{HOME}/attic/{new}/"
+    for edit in chosen.inverse:
+        if isinstance(edit, Replace):
+            edit = replace(edit, kept=edit.kept.replace(staging, attic))
+        elif isinstance(edit, Move):
+            if edit.src in gone:
+                continue
+            edit = replace(edit, dst=edit.dst.replace(staging, attic))
+        edits.append(edit)
+    return Plan(
+        id=new,
+        run=str(run.root),
+        title=f"undo {chosen.id} ({chosen.title})",
+        recipe={},
+        changes=tuple(Aside(edit.src, _kind(run, edit.src)) for edit in since),
+        edits=tuple(edits),
+        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(touched(edits))),
+        promise=None,
+        undoes=chosen.id,
+    )
+
+
+def _kind(run: Run, file: str) -> str:
+    return "checkpoint" if (run.root / file).is_dir() else "events"
+
+
+def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
+    """Moves of what a trainer wrote since: checkpoints past the step, new event files."""
+    if "rollback" not in receipt.recipe or receipt.promise is None:
+        return []
+    newer = [step for step in run.steps() if step >= receipt.promise.step]
+    out = [run.relative(run.directory(step)) for step in newer]
+    before = {edit.src if isinstance(edit, Move) else edit.file for edit in receipt.inverse}
+    for folder in run.logdirs():
+        for item in sorted(folder.glob("*tfevents*")):
+            file = run.relative(item)
+            if item.name.endswith(NOTE) or file in before:
+                continue
+            if _newer(item, receipt.when):
+                out.append(file)
+    return [Move(file, run.attic(file, id)) for file in out]
+
+
+def _newer(path: Path, when: str) -> bool:
+    """Whether an event file was opened after `when`, by the seconds in its name."""
+    born = path.name.partition("tfevents.")[2].partition(".")[0]
+    moment = datetime.datetime.fromisoformat(when).timestamp()
+    return born.isdigit() and int(born) >= int(moment)
