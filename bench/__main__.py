@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from bench import bloom, shards, small_tensors, startup
+from bench import bloom, event_files, shards, small_tensors, startup
 from bench.process import REPO
 from bench.row import Row, table
 
@@ -25,6 +25,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "bloom": bloom.measure,
     "small_tensors": small_tensors.measure,
     "shards": shards.measure,
+    "event_files": event_files.measure,  # last: it makes this process larger
 }
 
 
