@@ -133,7 +133,8 @@ class Append:
 class Truncate:
     """The inverse of `Append`: `file` has `new_size` bytes and gets its old size and time back.
 
-    `digest` is the sha256 of the appended writes; a tail that differs is not ours and stays."""
+    `spans` are the [start, end) of the appended writes and `digest` is the sha256 of their bytes: a
+    tail that differs is not ours and stays."""
 
     file: str
     old_size: int

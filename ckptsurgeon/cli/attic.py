@@ -82,7 +82,7 @@ def unlock(*, common: Common) -> None:
         common.answer(lambda: f"held by {holder}", lambda: told)
         return
     _confirm(run, f"the lock of {holder}", common, named=common.run_dir is not None)
-    lock.unlock(run.root)
+    lock.unlock(run.root, holder)
     common.answer(lambda: f"unlocked: it was held by {holder}", lambda: told)
 
 

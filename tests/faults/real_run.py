@@ -1,0 +1,78 @@
+"""The whole surgery on a run that the trainer made: real shards, pointers and event files."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.pickle_reader import get
+from ckptsurgeon.files.torch_archive import Archive
+from ckptsurgeon.recipe_file import from_data
+from tests.faults.world import Scenario
+
+RECIPE = {
+    "rollback": {"to": 4},
+    "set": {"lr": 5e-4, "beta1": 0.5},
+    "reset": ["moments"],
+    "tensorboard": {"keep_as": "tb-glitch", "note": False},  # a note's name holds the time
+}
+OLD, NEW = (0.9, 0.95), (0.5, 0.95)
+
+
+def surgeries(original: Path) -> tuple[Scenario, ...]:
+    """Apply and undo of one recipe that moves, replaces and appends, and compact after it, on
+    copies of `original`."""
+    recover = partial(_in_run, surgery.recover)
+    return (
+        Scenario("apply", partial(_build, original), partial(_in_run, _apply), recover, read),
+        Scenario("undo", partial(_operated, original), partial(_in_run, _undo), recover, read),
+        Scenario("compact", partial(_operated, original), partial(_in_run, _pack), recover, read),
+    )
+
+
+def _build(original: Path, world: Path) -> None:
+    shutil.copytree(original, world / "run")
+
+
+def _operated(original: Path, world: Path) -> None:
+    _build(original, world)
+    _in_run(_apply, world)
+
+
+def _in_run(act: object, world: Path) -> None:
+    assert callable(act)
+    act(Run.open(world / "run"))
+
+
+def _apply(run: Run) -> None:
+    surgery.apply(run, plan(run, from_data(RECIPE)), jobs=1)
+
+
+def _undo(run: Run) -> None:
+    surgery.apply(run, surgery.plan_undo(run), jobs=1)
+
+
+def _pack(run: Run) -> None:
+    surgery.apply(run, surgery.plan_compact(run), jobs=1)
+
+
+def read(world: Path) -> str | None:
+    """What a trainer that starts now would load: the old step as it was, the new one as it was
+    edited, or at least one shard that is no archive."""
+    root = world / "run"
+    named = (root / "latest").read_text()
+    if not (root / named).is_dir():
+        return f"latest names {named!r}, which is not there"
+    betas = set()
+    for shard in sorted((root / named).glob("*_optim_states.pt")):
+        try:
+            tree = Archive.open(shard).tree()
+        except DamagedFile:
+            return None
+        groups = get(tree, ("optimizer_state_dict", "base_optimizer_state", "param_groups"))
+        betas |= {tuple(group["betas"]) for group in groups}
+    wanted = {NEW} if named == "global_step4" else {OLD}
+    return None if betas == wanted else f"{named} has betas {betas}"
