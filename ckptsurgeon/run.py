@@ -250,7 +250,7 @@ class Run:
                 found.append(f"trainer.pid: process {pid} is running")
         for folder in self.logdirs():
             for item in sorted(folder.glob("*tfevents*")):
-                sign = _written(item)
+                sign = _written(item) if item.is_file() else None
                 if sign:
                     found.append(f"{self.relative(item)}: {sign}")
         return found
@@ -271,7 +271,7 @@ def _written(item: Path) -> str | None:
         age = time.time() - item.stat().st_mtime
         if 0 <= age < FLUSH_S:
             return f"written from {host} {age:.0f} s ago; it must be quiet for {FLUSH_S} s"
-    descriptor = os.open(item, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(item, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not wait
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)

@@ -129,3 +129,28 @@ def test_shards_that_disagree_are_refused_with_both_values(trained: Trained) -> 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     assert "no training run" in refuse(tmp_path, "set-lr", "1e-3", code=2)
+
+
+def test_an_event_file_that_somebody_writes_is_refused(trained: Trained) -> None:
+    root = trained()
+    log = next((root / "tensorboard").iterdir())
+    with log.open("ab"):
+        said = refuse(root, "rollback", "--to", "4", code=1)
+    assert "somebody has it open for writing" in said
+
+
+def test_an_event_file_of_another_host_must_be_quiet_first(trained: Trained) -> None:
+    root = trained()
+    log = next((root / "tensorboard").iterdir())
+    away = log.rename(log.with_name("events.out.tfevents.1700000000.node-17.55.0"))
+    said = refuse(root, "rollback", "--to", "4", code=1)
+    assert "written from node-17" in said
+    quiet = away.stat().st_mtime - 300
+    os.utime(away, (quiet, quiet))
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptsurgeon", "set", "beta1=0.8", "-C", str(root), "--yes"],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
