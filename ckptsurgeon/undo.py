@@ -45,7 +45,7 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     new = journal.next_id(run.root)
     since = _since(run, chosen, new)
     edits: list[Edit] = [*since]
-    gone = {edit.src for edit in since}
+    gone = [edit.src for edit in since]
     # What the surgery had staged is not needed again, but it is kept: this undo's attic gets it.
     staging, attic = f"{HOME}/staging/{chosen.id}/", f"{HOME}/attic/{new}/"
     for edit in chosen.inverse:
@@ -65,6 +65,7 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
         edits=tuple(edits),
         assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(touched(edits))),
         promise=None,
+        warnings=(f"written since {chosen.id}, to the attic: {', '.join(gone)}",) if gone else (),
         undoes=chosen.id,
     )
 
