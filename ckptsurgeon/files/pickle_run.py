@@ -20,9 +20,9 @@ _GET = rb"(?:h.|j.{4})"
 # Memo indices from 256 to 2^22 only: a run never redefines one that BINPUT sets.
 _PUT = rb"r(?:.[^\x00]\x00\x00|..[\x01-\x3f]\x00)"
 _INT = rb"(?:K.|M..|J.{4}|\x8a(?:\x04.{4}|\x05.{5}|\x06.{6}))"
-_TEXTS = [rb"\x%02x\x00\x00\x00.{%d}" % (n, n) for n in range(1, 33)]
-_TEXT = rb"X(?:" + b"|".join(_TEXTS) + rb")"
-_STORAGE_KEY = rb"X(?:" + b"|".join(_TEXTS[:8]) + rb")"  # torch counts storages
+_STORAGE_KEY = (  # torch counts storages
+    rb"X(?:" + b"|".join(rb"\x%02x\x00\x00\x00.{%d}" % (n, n) for n in range(1, 9)) + rb")"
+)
 _ENDS = (rb"\x85", rb"\x86", rb"\x87")
 _SIZE = (
     rb"(?:\)|" + b"|".join(_INT * (n + 1) + end + _PUT for n, end in enumerate(_ENDS)) + rb"|\("
@@ -34,8 +34,9 @@ _TENSOR = (
     _GET + rb"\(" + _STORAGE + _INT + _SIZE + _SIZE + rb"[\x88\x89]" + _HOOKS
     + rb"t" + _PUT + rb"R" + _PUT
 )  # fmt: skip
-# Keys: strings by BINGET, so of an index below 256, or in place; integers.
-_KEY = rb"(?:h.|" + _INT + rb"|" + _TEXT + _PUT + rb")"
+# Keys: integers, and strings by BINGET, so of an index below 256. A string in place may be read
+# again as a key of the next dicts: the scan must have seen it.
+_KEY = rb"(?:h.|" + _INT + rb")"
 _VALUE = rb"(?:" + _TENSOR + rb"|" + _GET + rb"|" + _INT + rb"|G.{8}|[N\x88\x89])"
 _DICT = rb"\}" + _PUT + rb"\((?:" + _KEY + _VALUE + rb")+u"
 
