@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -214,8 +214,21 @@ def _appends(edits: Iterable[Edit]) -> Iterator[Append]:
     return (edit for edit in edits if isinstance(edit, Append))
 
 
-def _pretty(document: Any) -> bytes:
-    return json.dumps(document, indent=1, ensure_ascii=False, default=str).encode() + b"\n"
+def _pretty(document: Mapping[str, Any]) -> bytes:
+    """JSON with a line for each change and each edit. The encoder's own indentation takes ten times
+    as long, and a checkpoint of 400 shards has 5,000 changes."""
+    fields = []
+    for key, value in document.items():
+        if isinstance(value, (list, tuple)) and value:
+            text = "[\n  " + ",\n  ".join(_json(item) for item in value) + "\n ]"
+        else:
+            text = _json(value)
+        fields.append(f" {_json(str(key))}: {text}")
+    return ("{\n" + ",\n".join(fields) + "\n}\n").encode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _spans(edit: Append) -> tuple[tuple[int, int], ...]:
