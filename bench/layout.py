@@ -44,7 +44,7 @@ VECTORS = {
 
 
 def main() -> int:
-    """Build one run; SIZE is GiB of one shard, checkpoints, tensors, or pipeline stages."""
+    """Build one run; SIZE is GiB of one shard, checkpoints, TENSORSxELEMENTS, or stages."""
     kind, root, size = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     if kind == "zero":
         zero(root, float(size))
@@ -52,9 +52,9 @@ def main() -> int:
         for number in range(int(size)):
             zero(root, 2**-10, STEP + number)
     elif kind == "small":
-        small(root, int(size))
+        small(root, *map(int, size.split("x")))
     elif kind == "parameters":
-        parameters(root, int(size))
+        parameters(root, *map(int, size.split("x")))
     else:
         bloom(root, int(size))
     return 0
@@ -73,16 +73,16 @@ def zero(root: Path, gib: float, step: int = STEP) -> None:
     _point(root, step)
 
 
-def small(root: Path, tensors: int) -> None:
-    """One ZeRO-3 shard of so many tensors of 8,192 elements: its sub-groups, with the state of
-    DeepSpeed's CPU Adam, which keeps the step as a number."""
+def small(root: Path, tensors: int, elements: int) -> None:
+    """One ZeRO-3 shard of many small tensors: sub-groups, with the state of DeepSpeed's CPU Adam,
+    which keeps the step as a number."""
     folder = _folder(root, STEP)
     count = tensors // 3
-    state = {i: adam(8192, torch.rand) | {"step": STEP} for i in range(count)}
+    state = {i: adam(elements, torch.rand) | {"step": STEP} for i in range(count)}
     shard = {
         "zero_stage": 3, "partition_count": 1,
         "optimizer_state_dict": {"state": state, "param_groups": [group(0.1, range(count))]},
-        "fp32_flat_groups": [torch.rand(8192) for _ in range(count)],
+        "fp32_flat_groups": [torch.rand(elements) for _ in range(count)],
     }  # fmt: skip
     _save({"optimizer_state_dict": shard}, folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
     states = model_states(STEP, 1, 1)
@@ -90,12 +90,12 @@ def small(root: Path, tensors: int) -> None:
     _point(root, STEP)
 
 
-def parameters(root: Path, tensors: int) -> None:
-    """One stage-0 file of so many tensors of 2,500 elements: weights, moments, and a step each."""
+def parameters(root: Path, tensors: int, elements: int) -> None:
+    """One stage-0 file of many small tensors: weights, moments, and a step for each weight."""
     folder = _folder(root, STEP)
     count = tensors // 4
-    module = {f"layers.{i}.weight": torch.rand(50, 50) for i in range(count)}
-    state = {i: adam(2500, torch.rand) for i in range(count)}
+    module = {f"layers.{i}.weight": torch.rand(elements) for i in range(count)}
+    state = {i: adam(elements, torch.rand) for i in range(count)}
     groups = [group(0.1, range(count))]
     states = model_states(STEP, 1, 1)
     states |= {"module": module, "optimizer": {"state": state, "param_groups": groups}}
