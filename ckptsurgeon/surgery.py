@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsurgeon import journal
+from ckptsurgeon import journal, soundness
 from ckptsurgeon.edits import (
     AnyChange,
     Change,
@@ -19,7 +18,7 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.pickle_scan import collector_paused
-from ckptsurgeon.formats import Checkpoint, State
+from ckptsurgeon.formats import Disagreement, State
 from ckptsurgeon.journal import Recovery
 from ckptsurgeon.operations.events import events, note
 from ckptsurgeon.operations.hyperparameters import hyperparameters
@@ -239,13 +238,17 @@ def recover(run: Run) -> Recovery:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found at one step; no findings means sound."""
+    """What `verify` found at one step; no findings means sound, as far as `level` goes. `no_crc`
+    (from level 1) counts bytes that no CRC protects, `moments` are of level 4."""
 
     step: int
     format: str
     promise: Promise | None
     files: int
     findings: tuple[str, ...]
+    level: int
+    no_crc: int | None
+    moments: Mapping[str, soundness.Moment] | None
 
 
 @collector_paused()
@@ -255,9 +258,16 @@ def inspect(run: Run, step: int | None = None) -> State:
 
 
 @collector_paused()
-def verify(run: Run, step: int | None = None) -> Verification:
-    """Read-only check: pointers, shard names, containers, agreement, and the promise of the last
-    surgery when the run still stands at its step."""
+def verify(
+    run: Run,
+    step: int | None = None,
+    *,
+    level: int = soundness.MEANING,
+    jobs: int = 8,
+    progress: Progress | None = None,
+) -> Verification:
+    """Read-only check: pointers, the shards up to `level` of `soundness`, and the promise of the
+    last surgery when the run still stands at its step."""
     findings: list[str] = []
     if step is None:
         try:
@@ -265,16 +275,18 @@ def verify(run: Run, step: int | None = None) -> Verification:
         except SurgeryError as error:
             findings.append(error.what)
             step = max((s for s in run.steps() if run.complete(s)), default=0)
+    if step not in run.steps():
+        run.checkpoint(step)
+    sound = soundness.check(run.format, run.directory(step), level, jobs=jobs, progress=progress)
+    findings += sound.findings
     promise: Promise | None = None
-    files = 0
     try:
-        checkpoint: Checkpoint = run.checkpoint(step)
-        files = sum(1 for _ in os.scandir(checkpoint.path))
-        promise = checkpoint.state().promise
-    except UsageError:
-        raise
+        if sound.checkpoint is not None:
+            promise = sound.checkpoint.state().promise
     except SurgeryError as error:
-        findings.append(error.what)
+        known = level >= soundness.MEANING and isinstance(error, Disagreement)
+        if error.what not in findings and not (known and sound.findings):
+            findings.append(error.what)
     receipts = run.receipts()
     undone = {receipt.undoes for receipt in receipts}
     standing = [r for r in receipts if r.undoes is None and r.id not in undone]
@@ -283,7 +295,16 @@ def verify(run: Run, step: int | None = None) -> Verification:
         if promised.step == promise.step:
             told = differences(promised, promise)
             findings += [f"receipt {standing[-1].id}: {sentence}" for sentence in told]
-    return Verification(step, run.format.name, promise, files, tuple(findings))
+    return Verification(
+        step,
+        run.format.name,
+        promise,
+        sound.files,
+        tuple(findings),
+        level,
+        sound.no_crc,
+        sound.moments,
+    )
 
 
 __all__ = [

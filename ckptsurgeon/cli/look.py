@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -57,15 +58,30 @@ def verify(
             metavar="STEP", help="A saved step [what latest names].", autocompletion=saved_steps
         ),
     ] = None,
+    level: Annotated[
+        int,
+        typer.Option(
+            "--level",
+            metavar="0..4",
+            min=0,
+            max=4,
+            help="0 names, 1 containers, 2 meaning, 3 CRC of every byte, 4 values.",
+        ),
+    ] = 2,
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
+    ] = 8,
     *,
     common: Common,
 ) -> None:
     """Read one step and say what is wrong with it.
 
-    Shards complete, readable and in agreement, pointers right, the last promise kept."""
+    Shards complete, readable and in agreement, pointers right, the last promise kept; with
+    --level 3 also every byte that has a CRC, with 4 NaN, Inf and impossible moments."""
     from ckptsurgeon import surgery
 
-    found = surgery.verify(common.open_run(), step)
+    with report.Progress(sys.stderr, quiet=common.quiet or common.as_json or level < 3) as progress:
+        found = surgery.verify(common.open_run(), step, level=level, jobs=jobs, progress=progress)
     common.answer(
         lambda: report.verification(found, common.look),
         lambda: report.verification_json(found),

@@ -6,6 +6,7 @@ Torch reads the pickle and the storages of the folder that the first entry names
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import struct
@@ -117,6 +118,25 @@ class Archive:
         finally:
             self._descriptor = None
             os.close(descriptor)
+
+    def next_data(self, offset: int, end: int) -> int:
+        """The first byte from `offset` that is in no hole of the file, or `end`. Inside `reading`,
+        and as exact as the file system: one without holes has data everywhere."""
+        return self._next(os.SEEK_DATA, offset, end)
+
+    def next_hole(self, offset: int, end: int) -> int:
+        """The first byte from `offset` that is in a hole, or `end`. Inside `reading`."""
+        return self._next(os.SEEK_HOLE, offset, end)
+
+    def _next(self, kind: int, offset: int, end: int) -> int:
+        if self._descriptor is None:
+            raise ValueError("the file is not open")
+        try:
+            return min(os.lseek(self._descriptor, offset, kind), end)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing of that kind follows
+                return end
+            return offset if kind == os.SEEK_DATA else end
 
     def payload(self, name: str) -> int:
         """Where the bytes of a record start. Raises DamagedFile if torch might read others."""

@@ -5,13 +5,14 @@ A new format is one file in this folder plus one line in `FORMATS`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key, Promise
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.archive import Archive
 
 
 class Place(NamedTuple):
@@ -51,6 +52,11 @@ class Checkpoint(Protocol):
 
     path: Path
     step: int
+    archives: dict[Path, Archive]
+
+    def contradictions(self) -> list[str]:
+        """What can't be true together in the shards, a sentence each."""
+        ...
 
     def state(self) -> State:
         """What is in the checkpoint. Raises SurgeryError when its shards disagree."""
@@ -107,6 +113,10 @@ class Format(Protocol):
         """The names of the shards that must exist for the checkpoint to load, and do not."""
         ...
 
+    def strays(self, checkpoint: Path) -> list[str]:
+        """A sentence for each name that belongs to no rank of this checkpoint."""
+        ...
+
     def pointers(self, run: Path, step: int) -> dict[Path, str]:
         """Each pointer file of the run with the whole text that makes it name `step`."""
         ...
@@ -115,8 +125,8 @@ class Format(Protocol):
         """The step that a pointer file names, or None when it is missing or names nothing."""
         ...
 
-    def open(self, checkpoint: Path) -> Checkpoint:
-        """Read the trees of every shard of one saved step."""
+    def open(self, checkpoint: Path, without: Collection[Path] = ()) -> Checkpoint:
+        """Read the trees of every shard of one saved step, but for those in `without`."""
         ...
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from ckptsurgeon.files.archive import PICKLE, Archive
 from ckptsurgeon.formats.deepspeed_checkpoint import MODEL, OPTIM, DeepSpeedCheckpoint
+from ckptsurgeon.formats.deepspeed_soundness import absent_layers
 
 KEPT_SCANS = 2 << 20
 """Bytes of pickle whose scans are kept from reading to rendering: a scan is 20 times as large."""
@@ -44,6 +46,21 @@ class DeepSpeed:
     def missing(self, checkpoint: Path) -> list[str]:
         """Names of absent shards, by the world sizes that the first model file states."""
         names = _names(checkpoint)
+        lacking = [name for name in self._expected(checkpoint, names) if name not in names]
+        return lacking + absent_layers(names)
+
+    def strays(self, checkpoint: Path) -> list[str]:
+        """Shards of ranks beyond the world sizes, or of another precision than the others."""
+        names = _names(checkpoint)
+        expected = set(self._expected(checkpoint, names))
+        ranked = (n for n in sorted(names) if MODEL.fullmatch(n) or OPTIM.fullmatch(n))
+        return [
+            f"{name}: belongs to no rank of this checkpoint"
+            for name in ranked
+            if name not in expected
+        ]
+
+    def _expected(self, checkpoint: Path, names: set[str]) -> list[str]:
         models = sorted(name for name in names if MODEL.fullmatch(name))
         if not models:
             return ["mp_rank_00_model_states.pt"]
@@ -63,7 +80,7 @@ class DeepSpeed:
                 for m in range(mp)
                 for d in range(dp)
             ]
-        return [name for name in expected if name not in names]
+        return expected
 
     def pointers(self, run: Path, step: int) -> dict[Path, str]:
         """`latest` always; Megatron's tracker only in a run that has one. No final newline."""
@@ -78,10 +95,11 @@ class DeepSpeed:
         match = re.fullmatch(r"(?:global_step)?(\d{1,18})", (_text(pointer) or "").strip())
         return int(match[1]) if match else None
 
-    def open(self, checkpoint: Path) -> DeepSpeedCheckpoint:
+    def open(self, checkpoint: Path, without: Collection[Path] = ()) -> DeepSpeedCheckpoint:
         """Read every model and optimizer shard's tree (layer files hold weights only)."""
         names = sorted(_names(checkpoint))
         kept = [checkpoint / n for n in names if MODEL.fullmatch(n) or OPTIM.fullmatch(n)]
+        kept = [path for path in kept if path not in without]
         first, self._first = self._first, None
         known = {first.path: first} if first is not None and first.is_current() else {}
         archives = {path: known.get(path) or Archive.open(path) for path in kept}

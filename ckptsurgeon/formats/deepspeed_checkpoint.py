@@ -17,7 +17,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import archive_compact, torch_archive
 from ckptsurgeon.files.pickle_reader import Object, Tensor, get
 from ckptsurgeon.files.torch_archive import Archive
-from ckptsurgeon.formats import Disagreement, Place, State
+from ckptsurgeon.formats import Disagreement, Place, State, deepspeed_soundness
 from ckptsurgeon.formats.annealing import is_annealing, learning_rate
 
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d{2,})_model_states\.pt")
@@ -209,6 +209,22 @@ class DeepSpeedCheckpoint:
         if key not in self.numbers:
             self.numbers[key] = self.archives[file].value(value)
         return self.numbers[key]
+
+    def plain(self, file: Path, value: Any) -> Any:
+        """`value`, or the number in it if it is a tensor of one element."""
+        return self._plain(file, value)
+
+    def models(self) -> dict[Path, Any]:
+        """The trees of the model files."""
+        return {path: self.trees[path] for path in self._models}
+
+    def optimizers(self) -> list[Optimizer]:
+        """Where the optimizers are kept."""
+        return self._optimizers
+
+    def contradictions(self) -> list[str]:
+        """See `deepspeed_soundness`."""
+        return deepspeed_soundness.contradictions(self)
 
     # --- meaning ---------------------------------------------------------------------------------
 

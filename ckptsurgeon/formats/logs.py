@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
@@ -29,6 +30,10 @@ class Logs:
         """Nothing."""
         return []
 
+    def strays(self, checkpoint: Path) -> list[str]:
+        """Nothing."""
+        return []
+
     def pointers(self, run: Path, step: int) -> dict[Path, str]:
         """None."""
         return {}
@@ -37,7 +42,7 @@ class Logs:
         """None."""
         return None
 
-    def open(self, checkpoint: Path) -> Checkpoint:
+    def open(self, checkpoint: Path, without: Collection[Path] = ()) -> Checkpoint:
         """Raises UsageError."""
         raise UsageError(
             f"{checkpoint} is a log directory without checkpoints",

@@ -114,6 +114,9 @@ def verification_json(found: Verification) -> dict[str, Any]:
         "files": found.files,
         "sound": not found.findings,
         "findings": list(found.findings),
+        "level": found.level,
+        "no_crc": found.no_crc,
+        "moments": plain(found.moments),
     }
 
 

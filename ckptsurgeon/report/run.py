@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.report.look import GREEN, RED, Look, Row, clean, count, names, number, table, value
+from ckptsurgeon.report.look import (
+    GREEN,
+    RED,
+    Look,
+    Row,
+    clean,
+    count,
+    names,
+    number,
+    size,
+    table,
+    value,
+)
 from ckptsurgeon.report.plan import promise
 
 if TYPE_CHECKING:
@@ -147,14 +159,18 @@ def _places(field: str, found: list[Place]) -> list[Row]:
 
 
 def verification(found: Verification, look: Look) -> str:
-    """Sound, or every finding."""
-    head = f"step {found.step}: {count(found.files, 'file')}, {found.format}"
+    """Sound, or every finding; the level it was read to, and what no CRC could prove."""
+    head = f"step {found.step}: {count(found.files, 'file')}, {found.format}, level {found.level}"
     if not found.findings:
         lines = [f"{look.paint('sound:', GREEN)} {head}", *_next(found.promise)]
     else:
         label = look.paint("damaged:", RED)
         lines = [f"{label} {head}, {count(len(found.findings), 'finding')}"]
         lines += [f"  {clean(finding)}" for finding in found.findings]
+    if found.no_crc:
+        lines.append(f"  no CRC: {size(found.no_crc)} that nothing can prove undamaged")
+    for name, moment in (found.moments or {}).items():
+        lines.append(f"  {name}: L1 norm {moment.l1:.6g}   max {moment.max:.6g}")
     return "\n".join(lines)
 
 
