@@ -20,6 +20,8 @@ from ckptsurgeon.recipe import Recipe, unknown_key
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
+MISREAD = re.compile(r"<<|[-+]?\d[\d_]*(:\d+)+(\.\d*)?|[-+]?0\d+")
+"""Plain scalars that mean a merge, a number of base 60 (12:30 is 750) or of base 8 (010 is 8)."""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -27,24 +29,29 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
     Raises UsageError: with the line for broken YAML, with the nearest key for an unknown one."""
     try:
-        raw = path.read_bytes()
+        text = _text(path)
     except OSError as error:
         raise UsageError(
             f"{path}: {error.strerror}",
             next="ckptsurgeon plan RECIPE.yaml    with a file that is there",
         ) from None
+    return from_data(_parse(text, str(path)), overrides, where=str(path))
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
         raise UsageError(
-            f"{path}: {len(raw)} bytes; a recipe has at most {MAX_BYTES}",
+            f"{path}: more than {MAX_BYTES} bytes; a recipe has at most {MAX_BYTES}",
             next="check that this is the recipe and not another file",
         )
     try:
-        text = raw.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path}: byte {error.start}: not UTF-8 text", next="save it as UTF-8"
         ) from None
-    return from_data(_parse(text, str(path)), overrides, where=str(path))
 
 
 def from_data(
@@ -64,7 +71,7 @@ def from_data(
 
 def settings(path: Path) -> dict[str, Any]:
     """The plain data of a run's `ckptsurgeon.yaml`, read with the same refusals as a recipe."""
-    return _parse(path.read_text("utf-8"), str(path))
+    return _parse(_text(path), str(path))
 
 
 # --- YAML ----------------------------------------------------------------------------------------
@@ -112,6 +119,11 @@ def _refuse_tricks(events: Iterator[Any], where: str) -> None:
             raise UsageError(
                 f"{where}:{line}: ${{…}} is never expanded in a recipe",
                 next="write the value itself",
+            )
+        if name == "ScalarEvent" and event.implicit[0] and MISREAD.fullmatch(event.value):
+            raise UsageError(
+                f"{where}:{line}: YAML reads {event.value} as something else",
+                next="quote it if it is a text; write a number without `:` and leading zeros",
             )
         depth += name in ("MappingStartEvent", "SequenceStartEvent")
         depth -= name in ("MappingEndEvent", "SequenceEndEvent")

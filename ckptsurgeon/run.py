@@ -244,12 +244,12 @@ class Run:
                 data = json.loads(record.read_text("utf-8"))
                 pid, start = int(data["pid"]), int(data["start_time"])
                 here = data["host"] == socket.gethostname()
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 here = False
             if here and _ticks(pid) == start:
                 found.append(f"trainer.pid: process {pid} is running")
         for folder in self.logdirs():
-            for item in sorted(folder.glob("*tfevents*")):
+            for item in sorted(i for i in folder.glob("*tfevents*") if i.is_file()):
                 sign = _written(item) if item.is_file() else None
                 if sign:
                     found.append(f"{self.relative(item)}: {sign}")

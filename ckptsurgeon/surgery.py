@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.pickle_scan import collector_paused
 from ckptsurgeon.formats import Disagreement, State
 from ckptsurgeon.journal import Recovery
+from ckptsurgeon.known_globals import refuse_unknown
 from ckptsurgeon.operations.events import events, note
 from ckptsurgeon.operations.hyperparameters import hyperparameters
 from ckptsurgeon.operations.reset import reset
@@ -39,8 +40,11 @@ Progress = Callable[[str, int, int], None]
 
 
 @collector_paused()
-def plan(run: Run, recipe: Recipe) -> Plan:
+def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Plan:
     """What `recipe` would do to `run`, byte for byte. Reads only.
+
+    A checkpoint that names a global outside `known_globals` and `allow_globals` is not edited, and
+    no pointer is set to it.
 
     Raises SurgeryError when it can't be done in every shard, and names what to do instead."""
     run.refuse_busy()
@@ -57,6 +61,8 @@ def plan(run: Run, recipe: Recipe) -> Plan:
         wanted, said = operation(run, recipe, checkpoint)
         changes += [change for change in wanted if not _idle(change)]
         warnings += said
+    if any(isinstance(change, Change) for change in changes):
+        refuse_unknown(checkpoint.globals(), allow_globals)
     after = checkpoint.after(changes, run.root).state()
     title = _title(run, recipe, step)
     if changes:
@@ -104,12 +110,13 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
     )
 
 
-def plan_compact(run: Run, step: int | None = None) -> Plan:
+def plan_compact(run: Run, step: int | None = None, *, allow_globals: Collection[str] = ()) -> Plan:
     """Rewrite the shards of one step, by default the latest, without the bytes that surgeries left
     behind. Values, tensors and the promise stay; the old files stay in the attic until `prune`."""
     run.refuse_busy()
     checkpoint = run.checkpoint(run.latest() if step is None else step)
     promise = checkpoint.state().promise
+    refuse_unknown(checkpoint.globals(), allow_globals)
     changes = [
         Rewrite(file, "shard", content, f"{freed} bytes of earlier surgeries go")
         for file, content, freed in checkpoint.compact(run.root)

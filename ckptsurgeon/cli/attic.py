@@ -31,7 +31,7 @@ def compact(
     from ckptsurgeon import surgery
 
     run = common.open_run()
-    carry_out(run, surgery.plan_compact(run, step), common)
+    carry_out(run, surgery.plan_compact(run, step, allow_globals=common.allow_global or ()), common)
 
 
 def prune(

@@ -27,6 +27,12 @@ EXIT_CODES = {
     5: "an interrupted surgery is waiting: ckptsurgeon recover",
     130: "Ctrl-C before the commit point; the run is exactly as it was",
 }
+AllowGlobal = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-global", metavar="NAME", help="A module.name that shards may hold; repeatable."
+    ),
+]
 LOOKS = (0, 1, 2)
 EDITS = (0, 1, 2, 4, 5, 130)
 
@@ -89,6 +95,7 @@ class Editing(Common):
     jobs: Annotated[
         int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
     ] = 8
+    allow_global: AllowGlobal = None
     no_tb_note: Annotated[
         bool, typer.Option("--no-tb-note", help="Do not write the surgery into the logs as a text.")
     ] = False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptsurgeon import disk, report
-from ckptsurgeon.cli.options import Cancelled, Common, Editing, OneLiner
+from ckptsurgeon.cli.options import AllowGlobal, Cancelled, Common, Editing, OneLiner
 from ckptsurgeon.cli.run import start
 from ckptsurgeon.edits import Plan, from_json, to_json
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -40,6 +40,7 @@ def plan(
     why: Annotated[
         str | None, typer.Option("--why", metavar="TEXT", help="The logbook line of the recipe.")
     ] = None,
+    allow_global: AllowGlobal = None,
     *,
     common: Common,
 ) -> None:
@@ -48,7 +49,7 @@ def plan(
 
     wanted = _because(recipe_file.load(recipe, overrides or ()), why)
     run = common.open_run()
-    made = surgery.plan(run, wanted)
+    made = surgery.plan(run, wanted, allow_globals=allow_global or ())
     if output is not None:
         _keep(made, output)
     _show(run, made, common)
@@ -135,7 +136,8 @@ def operate(common: Editing, wanted: Recipe) -> None:
     if common.no_tb_note:
         wanted = replace(wanted, tensorboard=replace(wanted.tensorboard, note=False))
     run = common.open_run()
-    carry_out(run, surgery.plan(run, wanted), common, wanted.relaunch)
+    made = surgery.plan(run, wanted, allow_globals=common.allow_global or ())
+    carry_out(run, made, common, wanted.relaunch)
 
 
 def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = None) -> None:

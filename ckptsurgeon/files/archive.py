@@ -17,7 +17,7 @@ from typing import Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import crc32, torch_legacy
-from ckptsurgeon.files.pickle_reader import ITEM_BYTES, Tensor, read
+from ckptsurgeon.files.pickle_reader import ITEM_BYTES, Tensor, read_with_globals
 from ckptsurgeon.files.pickle_scan import MAX_BYTES, Scan, scan
 from ckptsurgeon.files.zip_directory import (
     ENCRYPTED,
@@ -29,6 +29,8 @@ from ckptsurgeon.files.zip_directory import (
 )
 
 PICKLE = "data.pkl"
+TORCHSCRIPT = "constants.pkl"
+"""An archive that has it, torch.load gives to the TorchScript loader."""
 LAST = 4096
 """Bytes at the end that are read at once: the directory of a small archive."""
 
@@ -64,6 +66,10 @@ class Archive:
             os.close(descriptor)
         if PICKLE not in archive.records:
             raise DamagedFile(str(path), archive.size, f"the archive has no {PICKLE}")
+        if TORCHSCRIPT in archive.records:
+            entry = archive.records[TORCHSCRIPT]
+            what = f"{TORCHSCRIPT} makes this a TorchScript program"
+            raise DamagedFile(str(path), entry.offset, what)
         return archive
 
     def _read_records(self, descriptor: int) -> None:
@@ -82,12 +88,22 @@ class Archive:
         if read_at(0, min(4, self.size)) == b"PK\3\4":
             self.directory = read_directory(str(self.path), self.size, read_at)
             self.folder, self.records = self.directory.folder, self.directory.records
+            for record in self.records.values():
+                if record.method != STORED or record.packed != record.size:
+                    problem = "is compressed"
+                elif record.flags & ENCRYPTED:
+                    problem = "is encrypted"
+                else:
+                    continue
+                what = f"the record {record.name!r} {problem}"
+                raise DamagedFile(str(self.path), record.offset, what)
         else:
             self.directory, self.folder = None, ""
             self.records = torch_legacy.read_records(str(self.path), self.size, read_at)
 
     def __init__(self) -> None:
         self._tree: Any = None
+        self._globals: frozenset[str] = frozenset()
         self._scan: Scan | None = None
         self._order: str | None = None
         self._descriptor: int | None = None
@@ -174,18 +190,19 @@ class Archive:
         `scanned` is what `scan` gave, if it is there already."""
         if self._tree is None:
             found = scanned or self.scan()
-            self._tree = read(found.data, scanned=found)
+            self._tree, self._globals = read_with_globals(found)
         return self._tree
+
+    def globals(self) -> frozenset[str]:
+        """Every `module.name` that loading data.pkl would import."""
+        self.tree()
+        return self._globals
 
     # --- tensors ---------------------------------------------------------------------------------
 
     def storage(self, tensor: Tensor) -> Record:
         """The record of the elements. Raises DamagedFile if it does not hold as many as said."""
         record = self.record(f"data/{tensor.storage}")
-        if record.method != STORED or record.packed != record.size or record.flags & ENCRYPTED:
-            raise DamagedFile(
-                str(self.path), record.offset, f"the storage {tensor.storage!r} is compressed"
-            )
         if record.size != tensor.storage_numel * ITEM_BYTES[tensor.dtype]:
             raise DamagedFile(
                 str(self.path),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,11 +38,16 @@ class Opened:
         self.path = path
 
     def __enter__(self) -> tuple[Data, int]:
-        with self.path.open("rb") as file:
-            status = os.fstat(file.fileno())
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise DamagedFile(str(self.path), 0, "this is no regular file")
             self.data: Data = b""
             if status.st_size:
-                self.data = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
+                self.data = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
         return self.data, status.st_mtime_ns
 
     def __exit__(self, *_: object) -> None:

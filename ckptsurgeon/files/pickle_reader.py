@@ -231,7 +231,7 @@ class _Unpickler(pickle.Unpickler):
         if kind != "storage" or (len(saved) > 5 and any(saved[5:])):
             raise ValueError(f"persistent id {kind!r} is no whole storage")
         if type(key) is not str or type(numel) is not int or numel < 0:
-            raise ValueError(f"the storage {key!r} has {numel!r} elements")
+            raise ValueError(f"the storage {key!r:.99} has {numel!r:.99} elements")
         made = Storage(_STORAGES[storage.name], key, numel)
         self.storages.append(made)
         return made
@@ -246,16 +246,23 @@ def read(data: bytes, *, where: str = "", base: int = 0, scanned: Scan | None = 
     return _load(data, scanned or scan(data, where=where, base=base))[0]
 
 
+def read_with_globals(scanned: Scan) -> tuple[Any, frozenset[str]]:
+    """The tree, and every `module.name` that a load would import, also where the tree does not
+    hold it. Raises DamagedFile."""
+    tree, unpickler = _load(scanned.data, scanned)
+    return tree, frozenset(".".join(name) for name in unpickler.globals)
+
+
 def read_storages(data: bytes, scanned: Scan) -> set[Storage]:
     """The storages that `data` refers to. Raises DamagedFile."""
-    return set(_load(data, scanned)[1])
+    return set(_load(data, scanned)[1].storages)
 
 
-def _load(data: bytes, scanned: Scan) -> tuple[Any, list[Storage]]:
+def _load(data: bytes, scanned: Scan) -> tuple[Any, _Unpickler]:
     with collector_paused():
         unpickler = _Unpickler(data)
         try:
-            return unpickler.load(), unpickler.storages
+            return unpickler.load(), unpickler
         except Exception as error:
             # Placeholders meet values that no trainer writes: any kind of error can come of it.
             problem = " ".join(str(error).split())[:200]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.files.pickle_reader import ITEM_BYTES, read, read_storages
+from ckptsurgeon.files.pickle_reader import ITEM_BYTES, read_storages, read_with_globals
 from ckptsurgeon.files.pickle_scan import MAX_BYTES, CutShort, Scan, scan
 from ckptsurgeon.files.zip_directory import STORED, Read, Record
 
@@ -33,7 +33,10 @@ def read_records(path: str, size: int, read_at: Read) -> dict[str, Record]:
             storages = read_storages(scanned.data, scanned)
             elements = {item.key: ITEM_BYTES[item.dtype] for item in storages}
         else:
-            values.append(read(scanned.data, scanned=scanned))
+            value, globals = read_with_globals(scanned)
+            if globals:  # torch loads these four with the plain unpickler, before the object
+                raise DamagedFile(path, position, f"a header pickle names {min(globals)}")
+            values.append(value)
         position += scanned.stop
         if values[:1] != [MAGIC] or values[1:2] not in ([], [PROTOCOL]):
             raise DamagedFile(path, 0, "this is no file of torch.save, neither zip nor legacy")

@@ -26,6 +26,8 @@ LOCATOR_64 = struct.Struct("<4sIQI")
 
 MAX_DIRECTORY = 256 << 20
 """Bytes of the largest central directory: a record takes about 60."""
+SHORTEST_RUN = 64
+"""Entries that are unpacked at once, at least; twice as many after each run that is whole."""
 FULL_16, FULL_32 = 0xFFFF, 0xFFFFFFFF
 STORED = 0
 ENCRYPTED = 0x2041
@@ -87,6 +89,7 @@ def read_directory(path: str, size: int, read: Read) -> Directory:
         _check_extents(path, entries, offset)
         records = {record.name: record for record in entries}
         names = "\0".join(records)
+        _refuse_climbing(path, folder, entries, offset)
         lower = names.lower()
         # torch bisects names, as C strings and without regard to case: which of two that look the
         # same it finds is chance.
@@ -94,6 +97,14 @@ def read_directory(path: str, size: int, read: Read) -> Directory:
         if not alone or (lower != names and len(set(lower.split("\0"))) != count):
             raise DamagedFile(path, offset, "two records have the same name")
     return Directory(folder, records, data, offset)
+
+
+def _refuse_climbing(path: str, folder: str, entries: list[Record], base: int) -> None:
+    """Nothing is extracted here, but other tools do that with the same file."""
+    for record in entries:
+        name = f"{folder}/{record.name}"
+        if name[0] == "/" or "\\" in name or (".." in name and ".." in name.split("/")):
+            raise DamagedFile(path, base + record.entry, f"the record {name!r} leaves its folder")
 
 
 def _end_64(path: str, end: int, read: Read) -> tuple[int, tuple[int, int, int]]:
@@ -114,7 +125,7 @@ def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[R
     out: list[Record] = []
     add, make = out.append, tuple.__new__
     prefix = b""
-    at = 0
+    at, limit = 0, SHORTEST_RUN
     while len(out) < count:
         if at + ENTRY.size > len(data):
             raise DamagedFile(path, base + at, f"the directory ends after {len(out)} entries")
@@ -129,7 +140,9 @@ def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[R
             raise DamagedFile(path, base + at, f"the record {text!r} is not where torch looks")
         rest = name - len(prefix)
         row = struct.Struct(f"<4s4xHH4xIII8s6xI{len(prefix)}s{rest}s{extra}s{comment}x")
-        rows = row.iter_unpack(memoryview(data)[at : at + (len(data) - at) // row.size * row.size])
+        # A copy, not a view: collecting a view that an iterator still holds crashes CPython.
+        limit = min(limit, (len(data) - at) // row.size)
+        rows = row.iter_unpack(data[at : at + limit * row.size])
         before = len(out)
         for signature, flags, method, crc, packed, size, found, offset, folder, text, more in rows:
             if found != lengths or signature != b"PK\1\2" or folder != prefix:
@@ -140,6 +153,7 @@ def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[R
             # As Record(…), in half the time.
             add(make(Record, (label, offset, size, crc, method, flags, packed, at)))
             at += row.size
+        limit = 2 * limit if len(out) == before + limit else SHORTEST_RUN
         if len(out) == before:
             raise DamagedFile(path, base + at, "no entry of the central directory starts here")
     if at != len(data) or len(out) != count:

@@ -87,6 +87,10 @@ class Checkpoint(Protocol):
         many they are."""
         ...
 
+    def globals(self) -> Mapping[str, frozenset[str]]:
+        """By shard, every `module.name` that its trainer would import to load it."""
+        ...
+
     def after(self, changes: Sequence[AnyChange], root: Path) -> Checkpoint:
         """This checkpoint as it will be once `changes` are on disk; nothing is written."""
         ...

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Collection
 from pathlib import Path
 
+from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archive import PICKLE, Archive
 from ckptsurgeon.formats.deepspeed_checkpoint import MODEL, OPTIM, DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed_soundness import absent_layers
+from ckptsurgeon.formats.sane import problem, understood
 
 KEPT_SCANS = 2 << 20
 """Bytes of pickle whose scans are kept from reading to rendering: a scan is 20 times as large."""
@@ -64,9 +67,22 @@ class DeepSpeed:
         models = sorted(name for name in names if MODEL.fullmatch(name))
         if not models:
             return ["mp_rank_00_model_states.pt"]
+        if checkpoint.is_symlink():
+            raise SurgeryError(
+                f"{checkpoint} is a symbolic link to {checkpoint.readlink()}: an edit would change "
+                "a folder outside the run",
+                next="move the real folder into the run, or work in the run that it belongs to",
+            )
         self._first = Archive.open(checkpoint / models[0])
-        tree = self._first.tree()
-        dp, mp = int(tree.get("dp_world_size", 1)), int(tree.get("mp_world_size", 1))
+        if self._first.record(PICKLE).size <= KEPT_SCANS:
+            self._first.scan(keep=True)
+        with understood(self._first.path):
+            tree = self._first.tree()
+            dp, mp = (tree.get(f"{kind}_world_size", 1) for kind in ("dp", "mp"))
+            told = problem("ranks", dp) or problem("ranks", mp) or problem("ranks", dp * mp)
+        if told:
+            start = self._first.payload(PICKLE)
+            raise DamagedFile(str(self._first.path), start, f"{PICKLE}: {told}")
         sharded = bool(MODEL.fullmatch(models[0])["dp"])  # type: ignore[index]
         expected = [
             f"{f'zero_pp_rank_{d}_' if sharded else ''}mp_rank_{m:02d}_model_states.pt"
@@ -127,7 +143,14 @@ def _names(checkpoint: Path) -> set[str]:
 
 def _text(pointer: Path) -> str | None:
     try:
-        with pointer.open("rb") as file:
-            return file.read(4096).decode("utf-8", "replace")
+        descriptor = os.open(pointer, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        return os.read(descriptor, 4096).decode("utf-8", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

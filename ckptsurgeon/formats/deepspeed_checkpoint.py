@@ -7,18 +7,22 @@ What is kept where, and which place wins on load, was measured on real checkpoin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import known_globals
 from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Key, Promise
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import archive_compact, torch_archive
+from ckptsurgeon.files.archive import PICKLE
 from ckptsurgeon.files.pickle_reader import Object, Tensor, get
 from ckptsurgeon.files.torch_archive import Archive
 from ckptsurgeon.formats import Disagreement, Place, State, deepspeed_soundness
 from ckptsurgeon.formats.annealing import is_annealing, learning_rate
+from ckptsurgeon.formats.patched import New, patched
+from ckptsurgeon.formats.sane import UnknownField, problem, understood
 
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d{2,})_model_states\.pt")
 OPTIM = re.compile(
@@ -56,7 +60,10 @@ class DeepSpeedCheckpoint:
         self._places: dict[str, list[Place]] = {}
         self._state: State | None = None
         self._models = [path for path in self.trees if MODEL.fullmatch(path.name)]
-        self._optimizers = [item for path in self.trees for item in self._optimizer(path)]
+        self._optimizers: list[Optimizer] = []
+        for path in self.trees:
+            with understood(path):
+                self._optimizers += self._optimizer(path)
         if not self._models:
             raise SurgeryError(
                 f"{self.path.name} holds no model shard (mp_rank_*_model_states.pt)",
@@ -94,8 +101,16 @@ class DeepSpeedCheckpoint:
         """Every place of `name`: a recipe key, or lr, betas, adam_step, exp_avg, exp_avg_sq, skip,
         consumed_samples, initial_lr, group_step."""
         if name not in self._places:
-            self._places[name] = self._locate(name)
+            with understood(self.path):
+                self._places[name] = self._locate(name)
+            self._check(name, self._places[name])
         return self._places[name]
+
+    def _check(self, name: str, places: Sequence[Place]) -> None:
+        for place in places:
+            if told := problem(name, place.value):
+                start = self.archives[place.file].payload(PICKLE)
+                raise DamagedFile(str(place.file), start, f"{PICKLE}: {told}")
 
     def _locate(self, name: str) -> list[Place]:
         if name in SCHEDULE:
@@ -127,7 +142,7 @@ class DeepSpeedCheckpoint:
             return self._in_models("args", "consumed_train_samples")
         if name == "loss_scale":
             return [p for item in self._optimizers for p in self._scaler(item, "cur_scale")]
-        raise KeyError(name)
+        raise UnknownField(name)
 
     def _ours(self) -> bool:
         return all(self.trees[path].get("trainer") == "ckptsurgeon" for path in self._models)
@@ -234,14 +249,16 @@ class DeepSpeedCheckpoint:
     def state(self) -> State:
         """The promise of this checkpoint. Raises Disagreement with the files that differ."""
         if self._state is None:
-            self._state = self._read_state()
+            with understood(self.path):
+                self._state = self._read_state()
         return self._state
 
     def _read_state(self) -> State:
         schedules = self._in_models("lr_scheduler")
+        self._check("lr_scheduler", schedules)
         _agree("lr_scheduler", schedules)
         schedule = self._schedule()
-        notes: list[str] = []
+        notes = known_globals.notes(self.globals())
         rates = self._agreed("lr")
         if len(set(rates)) > 1:
             notes.append(f"param groups have different learning rates: {rates}")
@@ -269,7 +286,9 @@ class DeepSpeedCheckpoint:
             loss_scale=float(scale[0]) if scale else 1.0,
             clip_grad=float(clip[0]) if clip else None,
             consumed_samples=int(samples[0]) if samples else None,
-            skip=tuple((int(a), int(b)) for a, b in skip[0]) if skip else None,
+            skip=tuple((int(a), int(b)) for a, b in skip[0])
+            if skip and skip[0] is not None
+            else None,
             seed=int(seed[0]) if seed else None,
         )
         first = self.trees[self._models[0]]
@@ -308,6 +327,7 @@ class DeepSpeedCheckpoint:
 
     def _one(self, key: str) -> int | None:
         places = self._in_models(key)
+        self._check(key, places)
         _agree(key, places)
         return int(places[0].value) if places else None
 
@@ -334,6 +354,10 @@ class DeepSpeedCheckpoint:
                 out.append((file, content, archive.size - content.size))
         return out
 
+    def globals(self) -> dict[str, frozenset[str]]:
+        """By shard, every `module.name` that a load imports."""
+        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.trees}
+
     def after(self, changes: Sequence[AnyChange], root: Path) -> DeepSpeedCheckpoint:
         """The trees with `changes` laid over them."""
         patches: dict[Path, dict[Key, Any]] = {}
@@ -344,9 +368,9 @@ class DeepSpeedCheckpoint:
                     patch = patches.setdefault(file, {})
                     for key in change.path[:-1]:
                         patch = patch.setdefault(key, {})
-                    patch[change.path[-1]] = _New(new)
+                    patch[change.path[-1]] = New(new)
         trees = {
-            file: _patched(tree, patches[file]) if file in patches else tree
+            file: patched(tree, patches[file]) if file in patches else tree
             for file, tree in self.trees.items()
         }
         return DeepSpeedCheckpoint(self.path, self.step, trees, self.archives, self.numbers)
@@ -370,22 +394,3 @@ def _agree(name: str, places: Sequence[Place]) -> None:
                     "ckptsurgeon rollback    to a step whose shards agree",
                 ),
             )
-
-
-@dataclass(frozen=True)
-class _New:
-    """What a leaf of a patch becomes; what is above it is a dict by key."""
-
-    value: Any
-
-
-def _patched(tree: Any, patch: Mapping[Key, Any]) -> Any:
-    """A copy of `tree` with the leaves of `patch`; nothing that it does not lead to is copied."""
-    if isinstance(tree, Object):
-        return replace(tree, state=_patched(tree.state, patch))
-    items = dict(tree) if isinstance(tree, dict) else dict(enumerate(tree))
-    for key, new in patch.items():
-        items[key] = new.value if isinstance(new, _New) else _patched(items[key], new)
-    if isinstance(tree, dict):
-        return items
-    return tuple(items.values()) if isinstance(tree, tuple) else list(items.values())

@@ -129,6 +129,7 @@ def checkpoint(run: Run, checkpoint: Checkpoint, look: Look) -> str:
     state = checkpoint.state()
     rows = [Row("dialect", state.dialect), Row("schedule", schedule(state.schedule))]
     rows += [Row(f"step {state.promise.step}", item) for item in promise(state.promise)]
+    rows += [Row("note", clean(note)) for note in state.notes]
     lines = [f"{run.name}   step {state.step}", "", *table(rows, look), ""]
     kept: list[Row] = []
     for field in FIELDS:

@@ -1,0 +1,118 @@
+"""Whether a value that a shard holds can be what its field means.
+
+A shard may come from anyone: a number that is none, a list that contains itself, or one whose text
+would fill the memory is refused with the file before anything is computed from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.annealing import KEYS, is_annealing
+
+MAX_NODES = 10_000
+"""Values in the largest field, each reference counted again."""
+MAX_INTEGER = 1 << 63
+MAX_RANKS = 1 << 20
+"""Ranks of the largest world: a list of file names is made of it."""
+
+NUMBERS = {
+    "lr", "max_lr", "min_lr", "initial_lr", "eps", "weight_decay", "loss_scale", "clip_grad",
+    "warmup", "decay", "adam_step", "group_step",
+}  # fmt: skip
+COUNTS = {"consumed_samples", "seed", "iteration", "global_steps", "tokens"}
+
+
+def problem(field: str, value: Any) -> str:
+    """What is wrong with `value` as the value of `field`, or the empty string."""
+    wanted = "a value of bounded size"
+    right = is_bounded(value)
+    if field in NUMBERS:
+        right, wanted = is_number(value), "a finite number, 0 or more"
+    elif field in COUNTS:
+        right, wanted = is_count(value), "a whole number, 0 or more"
+    elif field == "betas":
+        right = isinstance(value, (list, tuple)) and len(value) == 2
+        right, wanted = right and all(map(is_number, value)), "two finite numbers, 0 or more"
+    elif field == "skip":
+        pairs = value if isinstance(value, (list, tuple)) else [] if value is None else [0]
+        right, wanted = all(map(_is_range, pairs)), "a list of pairs of iterations"
+    elif field == "lr_scheduler" and is_annealing(value):
+        numbers = [value[key] for key in KEYS - {"decay_style"}]
+        right = right and all(map(is_number, numbers)) and isinstance(value["decay_style"], str)
+        wanted = "AnnealingLR's numbers and decay style"
+    elif field == "ranks":
+        right = is_count(value) and 0 < value <= MAX_RANKS
+        wanted = f"a whole number from 1 to {MAX_RANKS}"
+    return "" if right else f"{field} is {_short(value)}, not {wanted}"
+
+
+def is_number(value: Any) -> bool:
+    """An int or a float, not a bool, from 0 to what a file can mean."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return 0 <= value < MAX_INTEGER if isinstance(value, int) else 0 <= value < math.inf
+
+
+def is_count(value: Any) -> bool:
+    """An int, not a bool, from 0 to 2^63."""
+    return is_number(value) and isinstance(value, int)
+
+
+def is_bounded(value: Any) -> bool:
+    """Whether a walk through `value` ends soon, and its integers can be printed."""
+    todo, nodes = [value], 0
+    while todo:
+        item = todo.pop()
+        nodes += 1
+        if nodes > MAX_NODES or (isinstance(item, int) and abs(item) > MAX_INTEGER):
+            return False
+        if isinstance(item, dict):
+            todo += [*item.keys(), *item.values()]
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            todo += item
+        if len(todo) > MAX_NODES:
+            return False
+    return True
+
+
+class UnknownField(KeyError):
+    """The format keeps no field of this name: a question of the caller, not of the file."""
+
+
+@contextlib.contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """What can't be computed from the values in `path` is an error of the file."""
+    try:
+        yield
+    except UnknownField:
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as e:
+        raise SurgeryError(
+            f"{path}: its pickle holds what no trainer saves ({type(e).__name__}: {str(e)[:100]})",
+            next="ckptsurgeon rollback    to a step that can be read",
+        ) from None
+
+
+def _is_range(pair: Any) -> bool:
+    return isinstance(pair, (list, tuple)) and len(pair) == 2 and all(map(is_count, pair))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (float, bool)) or value is None:
+        return repr(value)
+    if isinstance(value, int):
+        return repr(value) if abs(value) < MAX_INTEGER else f"of {value.bit_length()} bits"
+    return repr(value[:40]) if isinstance(value, str) else f"of type {type(value).__name__}"

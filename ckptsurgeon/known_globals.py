@@ -1,0 +1,111 @@
+"""The globals that trainers write into shards; any other is reported, and not written by default.
+
+A shard is read without importing what it names, but the trainer that loads it imports and calls it.
+So a surgery must not hand it on silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from ckptsurgeon.errors import SurgeryError
+
+EXACT = frozenset(
+    {
+        "_codecs.encode",
+        "argparse.Namespace",
+        "collections.OrderedDict",
+        "collections.defaultdict",
+        "numpy.dtype",
+        "numpy.ndarray",
+        "torch.Size",
+        "torch.Tensor",
+        "torch.device",
+        "torch.nn.parameter.Parameter",
+        "torch._tensor._rebuild_from_type_v2",
+        "torch.storage.UntypedStorage",
+    }
+    | {
+        f"torch._utils._rebuild_{name}"
+        for name in ("tensor", "tensor_v2", "tensor_v3", "parameter", "parameter_with_state")
+    }
+    | {
+        f"numpy.{core}.multiarray.{name}"
+        for core in ("core", "_core")
+        for name in ("_reconstruct", "scalar")
+    }
+    | {
+        f"torch.{kind}Storage"
+        for kind in (
+            "Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool",
+            "ComplexFloat", "ComplexDouble", "Untyped",
+        )
+    }
+    | {
+        f"torch.{dtype}"
+        for dtype in (
+            "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
+            "uint16", "uint32", "uint64", "bool", "complex32", "complex64", "complex128",
+            "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+        )
+    }
+    | {
+        f"{module}.{kind}"
+        for module in ("builtins", "__builtin__")
+        for kind in (
+            "bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list",
+            "set", "slice", "str", "tuple",
+        )
+    }
+)  # fmt: skip
+"""Known by module and name."""
+
+CLASSES: Mapping[str, Collection[str]] = {
+    "deepspeed": {
+        "DynamicLossScaler", "LossScaler", "LossScalerBase", "ZeroStageEnum", "fragment_address",
+    },
+    "megatron": {
+        "AttnMaskType", "AttnType", "LayerType", "ModelType", "PositionEmbeddingType",
+    },
+}  # fmt: skip
+"""Known by package and class: the modules inside have changed from version to version."""
+
+
+def is_known(name: str) -> bool:
+    """Whether `module.name` is one that DeepSpeed, Megatron, torch or numpy puts into a shard."""
+    package, _, rest = name.partition(".")
+    return name in EXACT or rest.rpartition(".")[2] in CLASSES.get(package, ())
+
+
+def unknown(names: Iterable[str], allowed: Collection[str] = ()) -> list[str]:
+    """Those of `names` that are neither known nor allowed, sorted."""
+    return sorted(name for name in set(names) if name not in allowed and not is_known(name))
+
+
+def notes(globals: Mapping[str, Iterable[str]]) -> list[str]:
+    """One sentence for each shard of `globals` (file → `module.name`s) with an unknown one."""
+    return [
+        f"{file} names {_shown(found)}, which no known trainer saves"
+        for file, names in globals.items()
+        if (found := unknown(names))
+    ]
+
+
+def refuse_unknown(globals: Mapping[str, Iterable[str]], allowed: Collection[str] = ()) -> None:
+    """Raise SurgeryError when a shard of `globals` (file → `module.name`s) names one that is
+    unknown: written, it would be handed to the trainer, which imports and calls it."""
+    for file, names in globals.items():
+        found = unknown(names, allowed)
+        if found:
+            raise SurgeryError(
+                f"{file} names {_shown(found)}, which no known trainer saves; a trainer that "
+                "loads the shard imports it and may call it",
+                next=[
+                    "find out where the file comes from; do not load it",
+                    f"--allow-global {found[0]}    if your own trainer saves it",
+                ],
+            )
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,1 @@
+"""Input from anyone: the rows of SECURITY.md, through the command line."""

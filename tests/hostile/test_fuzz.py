@@ -1,0 +1,176 @@
+"""Random damage to every kind of input: whatever happens is a SurgeryError, never another.
+
+`make test` makes MUTATIONS of each kind, `make nightly` ten times as many, from another seed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon import Run, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.archive import Archive
+from ckptsurgeon.files.event_file import index
+from ckptsurgeon.files.pickle_program import splice
+from ckptsurgeon.files.pickle_reader import read, tensors
+from ckptsurgeon.formats.deepspeed import DeepSpeed
+from ckptsurgeon.recipe_file import from_data, load
+from tests.conftest import Trained
+from tests.files.torch_files import GROUPS, plain_shard, save
+from tests.hostile.hostile_run import MODEL, OPTIM, with_pickle
+
+MUTATIONS = {
+    "pickles": 9000,
+    "archives": 4000,
+    "shards": 400,
+    "event files": 3500,
+    "recipes": 2500,
+    "latest": 3000,
+}
+ROUNDS = [pytest.param(1, id="short"), pytest.param(10, id="long", marks=pytest.mark.slow)]
+Target = Callable[[bytes], object]
+
+RECIPE = b"""version: 1
+why: 'spike: roll back'
+rollback: {to: 6}
+set: {lr: 3e-4, beta2: 0.95, weight_decay: 0.5x, decay_style: cosine}
+reset: [moments, loss_scale]
+skip: [6900-7010, 5]
+tensorboard: {keep_as: x, rename: {a: b}, axes: {lm loss: samples}}
+relaunch: {nproc_per_node: 2, args: [a, b]}
+"""
+PIECES = [
+    b"&a", b"*a", b"!!x ", b"${", b"<<: ", b"\n", b": ", b"- ", b"[", b"{", b"'", b"\t", b"..",
+    b"/", b"\0", b"\xff\xff\xff\xff", b"PK\1\2", b"PK\3\4", b"\x7f\xff\xff\xff", b"h\1", b"q\1",
+    b"0", b"2", b"R", b"Q", b"s", b"u", b"a", b"e", b"(", b"t", b"}", b"]", b"b", b"\x85", b"\x93",
+    b"cos\nsystem\n", b"N", b"I1\n", b"\x8a\xff", b"G\x7f\xf8\0\0\0\0\0\0", b"K\0",
+]  # fmt: skip
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    out = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(out) + 1)
+        span = chance.randrange(1, 20)
+        act = chance.randrange(7)
+        if act == 0 and at < len(out):
+            out[at] ^= 1 << chance.randrange(8)
+        elif act == 1 and at < len(out):
+            out[at] = chance.randrange(256)
+        elif act == 2:
+            out[at:at] = chance.choice(PIECES)
+        elif act == 3:
+            piece = chance.choice(PIECES)
+            out[at : at + len(piece)] = piece
+        elif act == 4:
+            del out[at : at + span]
+        elif act == 5:
+            other = chance.randrange(len(out) + 1)
+            out[at:at] = out[other : other + span]
+        elif chance.random() < 0.2:
+            del out[at:]
+    return bytes(out)
+
+
+def fuzz(kind: str, good: bytes, target: Target, rounds: int, least: float) -> None:
+    """Every mutation passes or is refused; a share of at least `least` is refused."""
+    chance = random.Random(f"{kind} {rounds}")
+    refused = 0
+    for number in range(MUTATIONS[kind] * rounds):
+        bad = mutated(good, chance)
+        try:
+            target(bad)
+        except SurgeryError as error:
+            refused += 1
+            assert error.what and error.untouched and len(error.what) < 3000
+        except Exception as error:
+            raise AssertionError(f"{kind} {number}: {bad!r}") from error
+    assert refused >= least * MUTATIONS[kind] * rounds
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_pickles(tmp_path: Path, rounds: int) -> None:
+    good = Archive.open(save(plain_shard(), tmp_path / "shard.pt")).pickle()
+
+    def target(data: bytes) -> None:
+        read(data)
+        with contextlib.suppress(KeyError):  # a changed key: `render` says so
+            splice(data, {(*GROUPS, 0, "lr"): 1.0, (*GROUPS, 0, "new"): 2})
+
+    fuzz("pickles", good, target, rounds, 0.4)
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_archives(tmp_path: Path, rounds: int) -> None:
+    path = save({"a": 1.0, "b": plain_shard()["views"]}, tmp_path / "shard.pt")
+
+    def target(data: bytes) -> None:
+        path.write_bytes(data)
+        archive = Archive.open(path)
+        with archive.reading():
+            for _, tensor in tensors(archive.tree()):
+                archive.storage(tensor)
+            for name in archive.records:
+                archive.payload(name)
+
+    fuzz("archives", path.read_bytes(), target, rounds, 0.3)
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_shards(trained: Trained, rounds: int) -> None:
+    """The pickles of real shards, through the whole plan of a surgery."""
+    root = trained()
+    recipe = from_data({"set": {"eps": 1e-6, "lr": 3e-4}, "reset": ["moments"]})
+    shards = {name: root / "global_step8" / name for name in (OPTIM, MODEL)}
+    whole = {name: path.read_bytes() for name, path in shards.items()}
+    for name, path in shards.items():
+        good = Archive.open(path).pickle()
+
+        def target(data: bytes, name: str = name, path: Path = path) -> None:
+            path.write_bytes(whole[name])
+            with_pickle(path, lambda _: data)
+            run = Run.open(root)
+            run.checkpoint(8).state()
+            surgery.plan(run, recipe)
+
+        fuzz("shards", good, target, rounds, 0.2)
+        path.write_bytes(whole[name])
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_event_files(trained: Trained, rounds: int) -> None:
+    file = next((trained() / "tensorboard").glob("*tfevents*"))
+    good = file.read_bytes()[:3000]
+
+    def target(data: bytes) -> None:
+        index(data, file, salvage=True)
+        index(data, file)
+
+    fuzz("event files", good, target, rounds, 0.4)
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_recipes(tmp_path: Path, rounds: int) -> None:
+    path = tmp_path / "recipe.yaml"
+
+    def target(data: bytes) -> None:
+        path.write_bytes(data)
+        load(path)
+
+    fuzz("recipes", RECIPE, target, rounds, 0.4)
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_latest(tmp_path: Path, rounds: int) -> None:
+    path, format = tmp_path / "latest", DeepSpeed()
+
+    def target(data: bytes) -> None:
+        path.write_bytes(data)
+        step = format.pointed(path)
+        assert step is None or 0 <= step < 10**18
+
+    fuzz("latest", b"global_step6210\n", target, rounds, 0.0)
