@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
-import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -33,8 +33,7 @@ def surgeon() -> Surgeon:
 def on_terminal(answer: str, *words: object) -> tuple[int, str]:
     """Exit status and output of a process whose stdin, stdout and stderr are one terminal.
 
-    `answer` is typed when the process asks. Ctrl-C (`\\x03`) is typed again as long as nothing
-    happens: one that comes right before the read begins is noticed when the read ends."""
+    `answer` is typed when the process asks; Ctrl-C is typed as `\\x03`."""
     keeper, terminal = pty.openpty()
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(
@@ -50,10 +49,6 @@ def on_terminal(answer: str, *words: object) -> tuple[int, str]:
     os.close(terminal)
     output, asked = b"", False
     while True:
-        if not select.select([keeper], [], [], 2.0)[0]:
-            if asked and answer == "\x03":
-                os.write(keeper, answer.encode())
-            continue
         try:
             read = os.read(keeper, 4096)
         except OSError:  # EIO: the last holder of the terminal is gone
@@ -72,4 +67,6 @@ def _own_terminal() -> None:
     import fcntl
     import termios
 
+    # A test suite that was started in the background ignores Ctrl-C, and so would its children.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
