@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -35,22 +34,28 @@ def python(*words: object, cores: int | None = None) -> Finished:
     if cores is not None:
         kept = ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores]))
         command = ["taskset", "-c", kept, *command]
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        began = time.perf_counter()
-        process = subprocess.Popen(
-            command, cwd=REPO, env=environment, stdout=output, stderr=errors, text=True
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        output.seek(0)
-        errors.seek(0)
-        lines = output.read().splitlines()
-        if process.returncode:
-            said = "\n".join([*lines[-20:], errors.read()[-4000:]])
-            raise RuntimeError(f"{' '.join(map(str, words))}: exit {process.returncode}\n{said}")
+    # The kernel counts a parent's memory as its child's peak until the child has begun; so a small
+    # process starts the measured one, whatever has called this.
+    starter = [sys.executable, "-S", str(Path(__file__)), *command]
+    done = subprocess.run(starter, cwd=REPO, env=environment, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    if done.returncode:
+        said = "\n".join([*lines[-20:], done.stderr[-4000:]])
+        raise RuntimeError(f"{' '.join(map(str, words))}: exit {done.returncode}\n{said}")
+    seconds, cpu, peak_mb = map(float, lines.pop().split())
     answer = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
-    return Finished(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, answer)
+    return Finished(seconds, cpu, peak_mb, answer)
+
+
+def _start(command: list[str]) -> int:
+    """Run the command; the last line of output is its seconds, CPU seconds and peak in MB."""
+    began = time.perf_counter()
+    process = subprocess.Popen(command)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    print(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+    return process.returncode
 
 
 def forget(files: Iterable[Path]) -> None:
@@ -64,3 +69,7 @@ def forget(files: Iterable[Path]) -> None:
 def disk_usage(folder: Path) -> int:
     """Bytes that the file system has given to everything in `folder`."""
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+if __name__ == "__main__":
+    sys.exit(_start(sys.argv[1:]))
