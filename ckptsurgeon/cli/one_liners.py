@@ -212,8 +212,10 @@ def truncate_tb_events(
 
 
 def rename_tb_events(
-    old: Annotated[str | None, typer.Argument(metavar="OLD", help="A tag.")] = None,
-    new: Annotated[str | None, typer.Argument(metavar="NEW", help="Its new name.")] = None,
+    tags: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="OLD NEW …", help="Pairs of a tag and its new name."),
+    ] = None,
     mapping: Annotated[
         Path | None,
         typer.Option(
@@ -236,13 +238,13 @@ def rename_tb_events(
     All pairs take one pass over each file. Works on a bare log directory too: --tb DIR."""
     from ckptsurgeon import recipe_file
 
-    if mapping is not None and old is None:
+    if mapping is not None and not tags:
         section = recipe_file.settings(mapping)
         if "tensorboard" in section:
             section = recipe_file.load(mapping).tensorboard.rename
         pairs = dict(section)
-    elif mapping is None and old is not None and new is not None:
-        pairs = {old: new}
+    elif mapping is None and tags and len(tags) % 2 == 0:
+        pairs = dict(zip(tags[::2], tags[1::2], strict=True))
     else:
         raise UsageError(
             "the tags to rename are OLD NEW or --map FILE, one of the two",

@@ -50,6 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
     "truncate-tb-events --after 6": {"tensorboard": {"after": 6}},
     "truncate-tb-events --after 6 --keep-tb old": {"tensorboard": {"after": 6, "keep_as": "old"}},
     "rename-tb-events a b/a": {"tensorboard": {"rename": {"a": "b/a"}}},
+    "rename-tb-events a b b a": {"tensorboard": {"rename": {"a": "b", "b": "a"}}},
     "rename-tb-events a.* b --regex --allow-merge": {
         "tensorboard": {"rename": {"a.*": "b"}, "regex": True, "allow_merge": True}
     },
