@@ -20,8 +20,6 @@ from ckptsurgeon.files import crc32, torch_legacy
 from ckptsurgeon.files.pickle_reader import ITEM_BYTES, Tensor, read_with_globals
 from ckptsurgeon.files.pickle_scan import MAX_BYTES, Scan, scan
 from ckptsurgeon.files.zip_directory import (
-    ENCRYPTED,
-    STORED,
     Directory,
     Record,
     payload,
@@ -88,15 +86,6 @@ class Archive:
         if read_at(0, min(4, self.size)) == b"PK\3\4":
             self.directory = read_directory(str(self.path), self.size, read_at)
             self.folder, self.records = self.directory.folder, self.directory.records
-            for record in self.records.values():
-                if record.method != STORED or record.packed != record.size:
-                    problem = "is compressed"
-                elif record.flags & ENCRYPTED:
-                    problem = "is encrypted"
-                else:
-                    continue
-                what = f"the record {record.name!r} {problem}"
-                raise DamagedFile(str(self.path), record.offset, what)
         else:
             self.directory, self.folder = None, ""
             self.records = torch_legacy.read_records(str(self.path), self.size, read_at)

@@ -85,11 +85,15 @@ def read_directory(path: str, size: int, read: Read) -> Directory:
         raise DamagedFile(path, offset, f"the central directory has {length} bytes")
     data = read(offset, length)
     with collector_paused():
-        folder, entries = _entries(path, data, offset, count)
+        folder, entries, plain = _entries(path, data, offset, count)
         _check_extents(path, entries, offset)
+        if not plain:
+            _refuse_packed(path, entries)
         records = {record.name: record for record in entries}
         names = "\0".join(records)
-        _refuse_climbing(path, folder, entries, offset)
+        whole = f"{folder}/{names}"
+        if whole[0] == "/" or "\\" in whole or ".." in whole:
+            _refuse_climbing(path, folder, entries, offset)
         lower = names.lower()
         # torch bisects names, as C strings and without regard to case: which of two that look the
         # same it finds is chance.
@@ -97,6 +101,14 @@ def read_directory(path: str, size: int, read: Read) -> Directory:
         if not alone or (lower != names and len(set(lower.split("\0"))) != count):
             raise DamagedFile(path, offset, "two records have the same name")
     return Directory(folder, records, data, offset)
+
+
+def _refuse_packed(path: str, entries: list[Record]) -> None:
+    for record in entries:
+        if record.method != STORED or record.packed != record.size:
+            raise DamagedFile(path, record.offset, f"the record {record.name!r} is compressed")
+        if record.flags & ENCRYPTED:
+            raise DamagedFile(path, record.offset, f"the record {record.name!r} is encrypted")
 
 
 def _refuse_climbing(path: str, folder: str, entries: list[Record], base: int) -> None:
@@ -119,12 +131,13 @@ def _end_64(path: str, end: int, read: Read) -> tuple[int, tuple[int, int, int]]
     return start, (count, length, offset)
 
 
-def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[Record]]:
-    """The folder of entry 0, in which torch looks for all records, and the entries in their order.
+def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[Record], bool]:
+    """The folder of entry 0, in which torch looks for all records, the entries in their order, and
+    whether all are stored as they are.
     Runs of entries whose parts are of the same lengths are unpacked in one go."""
     out: list[Record] = []
     add, make = out.append, tuple.__new__
-    prefix = b""
+    prefix, plain = b"", True
     at, limit = 0, SHORTEST_RUN
     while len(out) < count:
         if at + ENTRY.size > len(data):
@@ -150,6 +163,7 @@ def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[R
             if packed == FULL_32 or size == FULL_32 or offset == FULL_32:
                 size, packed, offset = _wide(path, base + at, more, size, packed, offset)
             label = text.decode("utf-8", "surrogateescape")
+            plain = plain and method == STORED and packed == size and not flags & ENCRYPTED
             # As Record(…), in half the time.
             add(make(Record, (label, offset, size, crc, method, flags, packed, at)))
             at += row.size
@@ -158,7 +172,7 @@ def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[R
             raise DamagedFile(path, base + at, "no entry of the central directory starts here")
     if at != len(data) or len(out) != count:
         raise DamagedFile(path, base + at, f"the directory has {len(out)} entries, not {count}")
-    return prefix[:-1].decode("utf-8", "surrogateescape"), out
+    return prefix[:-1].decode("utf-8", "surrogateescape"), out, plain
 
 
 def _wide(
