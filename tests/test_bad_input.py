@@ -143,6 +143,7 @@ def test_an_event_file_of_another_host_must_be_quiet_first(trained: Trained) -> 
     root = trained()
     log = next((root / "tensorboard").iterdir())
     away = log.rename(log.with_name("events.out.tfevents.1700000000.node-17.55.0"))
+    os.utime(away)
     said = refuse(root, "rollback", "--to", "4", code=1)
     assert "written from node-17" in said
     quiet = away.stat().st_mtime - 300
