@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.process import python
 from bench.row import Row
 
-TIMES = 10
+TIMES = 20
 
 
 def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:

@@ -23,6 +23,11 @@ def test_the_command_line_loads_no_heavy_library() -> None:
     assert not loaded_after("import ckptsurgeon.cli") & set(HEAVY)
 
 
+def test_help_loads_neither_runs_nor_formats() -> None:
+    loaded = loaded_after("import ckptsurgeon.cli")
+    assert not loaded & {"ckptsurgeon.run", "ckptsurgeon.formats", "ckptsurgeon.surgery"}
+
+
 def test_no_module_of_the_surgeon_loads_what_executes_checkpoints() -> None:
     modules = [
         ".".join(path.relative_to(REPO).with_suffix("").parts)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.attic import Kept
 from ckptsurgeon.report.document import SCHEMA
 from ckptsurgeon.report.look import Look, Row, size, table
+
+if TYPE_CHECKING:
+    from ckptsurgeon.attic import Kept
 
 
 def attic(kept: Sequence[Kept], look: Look) -> str:
