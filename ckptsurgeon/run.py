@@ -19,9 +19,9 @@ from ckptsurgeon.edits import Fingerprint, Move, Receipt
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Format, detect
 from ckptsurgeon.formats.logs import Logs
+from ckptsurgeon.lock import HOME
 from ckptsurgeon.recipe import unknown_key
 
-HOME = ".ckptsurgeon"
 SETTINGS = "ckptsurgeon.yaml"
 NOTE = ".ckptsurgeon"
 """How the names of event files end that hold a note about a surgery."""

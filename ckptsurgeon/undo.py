@@ -10,8 +10,9 @@ from ckptsurgeon import journal
 from ckptsurgeon.attic import pruned
 from ckptsurgeon.edits import Aside, Edit, Move, Plan, Receipt, Replace
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.lock import HOME
 from ckptsurgeon.render import touched
-from ckptsurgeon.run import HOME, NOTE, Run
+from ckptsurgeon.run import NOTE, Run
 
 
 def plan_undo(run: Run, id: str | None = None) -> Plan:
