@@ -9,6 +9,7 @@ import argparse
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ def main() -> int:
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=" ".join(SUBJECTS))
     parser.add_argument("--quick", action="store_true", help="small sizes, once; nothing must pass")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing large is left behind
     began = time.monotonic()
     print(f"command  python -m bench {' '.join(sys.argv[1:])}".rstrip())
     print(f"machine  {_machine()}", flush=True)

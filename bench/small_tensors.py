@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.process import python
 from bench.row import Row, ratio
 
-ROUNDS = 7
+ROUNDS = 5
 
 
 def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
