@@ -126,13 +126,17 @@ class Run:
         return self.format.steps(self.root)
 
     def directory(self, step: int) -> Path:
-        """Where `step` is saved."""
+        """The folder that `step` is saved in."""
         return self.format.directory(self.root, step)
+
+    def entries(self, step: int) -> list[Path]:
+        """The files or folders that are `step` and nothing else."""
+        return self.format.entries(self.root, step)
 
     def complete(self, step: int) -> bool:
         """Whether every shard of `step` is there (names and world sizes, not contents)."""
         try:
-            return not self.format.missing(self.directory(step))
+            return not self.format.missing(self.root, step)
         except SurgeryError:
             return False
 
@@ -146,7 +150,7 @@ class Run:
                 f"step {step} is not saved in {self.root}",
                 next=[*hints, "ckptsurgeon status    list all steps"],
             )
-        missing = self.format.missing(self.directory(step))
+        missing = self.format.missing(self.root, step)
         if missing:
             complete = [other for other in steps if other < step and self.complete(other)]
             hint = [f"step {complete[-1]} is the newest complete one before it"] if complete else []
@@ -155,7 +159,7 @@ class Run:
                 f"step {step} is incomplete: {len(missing)} shard(s) missing: {names}",
                 next=[*hint, "ckptsurgeon status    list the complete steps"],
             )
-        return self.format.open(self.directory(step))
+        return self.format.open(self.root, step)
 
     def pointers(self) -> dict[str, int | None]:
         """Pointer file → the step it names, or None when it is missing or names nothing."""
@@ -167,7 +171,7 @@ class Run:
     def latest(self) -> int:
         """The step that every pointer names. Raises when they disagree or name no saved step."""
         if self.bare:
-            self.format.open(self.root)
+            self.format.open(self.root, 0)
         named = self.pointers()
         fix = "ckptsurgeon repair-latest    point them at the newest complete step"
         for file, step in named.items():
@@ -222,7 +226,7 @@ class Run:
             if isinstance(edit, Move) and "tfevents" in edit.src and "tfevents" not in edit.dst
             if not edit.src.endswith(NOTE)
         }
-        checkpoints = {self.directory(step) for step in self.steps()}
+        checkpoints = {path for step in self.steps() for path in self.entries(step)}
         found: dict[Path, None] = {}
         for root in self.log_roots():
             for folder, inner, files in os.walk(root):

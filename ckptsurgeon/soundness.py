@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -64,16 +63,22 @@ class Shard:
 
 
 def check(
-    format: Format, folder: Path, level: int, *, jobs: int = 8, progress: Progress | None = None
+    format: Format,
+    run: Path,
+    step: int,
+    level: int,
+    *,
+    jobs: int = 8,
+    progress: Progress | None = None,
 ) -> Soundness:
-    """All findings about the step saved in `folder`, up to `level`. Damaged shards are left out of
+    """All findings about the saved `step` of `run`, up to `level`. Damaged shards are left out of
     what compares shards. Raises OSError for a file that can't be read."""
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries)
-    out = Soundness([], len(names))
-    out.findings += _guarded(folder, lambda: _names(format, folder))
-    out.checkpoint = _opened(format, folder)
-    shards = [Shard(folder / name) for name in names if name.endswith(".pt")]
+    folder = format.directory(run, step)
+    files = format.files(run, step)
+    out = Soundness([], len(files))
+    out.findings += _guarded(folder, lambda: _names(format, run, step))
+    out.checkpoint = _opened(format, run, step)
+    shards = [Shard(path) for path in files if path.suffix == ".pt"]
     if out.checkpoint is not None:
         for shard in shards:
             shard.archive = out.checkpoint.archives.get(shard.path)
@@ -84,11 +89,11 @@ def check(
     if out.checkpoint is None:
         damaged = {shard.path for shard in shards if shard.findings}
         if damaged:
-            out.checkpoint = _opened(format, folder, damaged)
+            out.checkpoint = _opened(format, run, step, damaged)
         else:
             out.findings += [
                 t
-                for t in _guarded(folder, lambda: _open_error(format, folder))
+                for t in _guarded(folder, lambda: _open_error(format, run, step))
                 if t not in out.findings
             ]
     if level >= MEANING and out.checkpoint is not None:
@@ -102,11 +107,12 @@ def check(
     return out
 
 
-def _names(format: Format, folder: Path) -> list[str]:
-    missing = format.missing(folder)
-    found = format.strays(folder)
+def _names(format: Format, run: Path, step: int) -> list[str]:
+    missing = format.missing(run, step)
+    found = format.strays(run, step)
     if missing:
-        found.insert(0, f"{folder.name}: {len(missing)} shard(s) missing: {', '.join(missing)}")
+        name = format.directory(run, step).name
+        found.insert(0, f"{name}: {len(missing)} shard(s) missing: {', '.join(missing)}")
     return found
 
 
@@ -119,15 +125,17 @@ def _guarded(folder: Path, look: Callable[[], list[str]]) -> list[str]:
         return [f"{folder.name}: no checkpoint of this format: {type(error).__name__}: {error}"]
 
 
-def _opened(format: Format, folder: Path, without: Iterable[Path] = ()) -> Checkpoint | None:
+def _opened(
+    format: Format, run: Path, step: int, without: Iterable[Path] = ()
+) -> Checkpoint | None:
     try:
-        return format.open(folder, set(without))
+        return format.open(run, step, set(without))
     except (SurgeryError, *ODD):
         return None
 
 
-def _open_error(format: Format, folder: Path) -> list[str]:
-    format.open(folder)
+def _open_error(format: Format, run: Path, step: int) -> list[str]:
+    format.open(run, step)
     return []
 
 

@@ -68,7 +68,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     if changes:
         changes += note(run, recipe, step, title, time.time())
     edits = render(run, checkpoint, changes, id)
-    shards = [run.relative(path) for path in sorted(checkpoint.path.iterdir())] if edits else []
+    shards = [run.relative(path) for path in run.format.files(run.root, step)] if edits else []
     return Plan(
         id=id,
         run=str(run.root),
@@ -284,7 +284,7 @@ def verify(
             step = max((s for s in run.steps() if run.complete(s)), default=0)
     if step not in run.steps():
         run.checkpoint(step)
-    sound = soundness.check(run.format, run.directory(step), level, jobs=jobs, progress=progress)
+    sound = soundness.check(run.format, run.root, step, level, jobs=jobs, progress=progress)
     findings += sound.findings
     promise: Promise | None = None
     try:

@@ -80,7 +80,7 @@ def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
     if "rollback" not in receipt.recipe or receipt.promise is None:
         return []
     newer = [step for step in run.steps() if step >= receipt.promise.step]
-    out = [run.relative(run.directory(step)) for step in newer]
+    out = [run.relative(path) for step in newer for path in run.entries(step)]
     before = {edit.src if isinstance(edit, Move) else edit.file for edit in receipt.inverse}
     for folder in run.logdirs():
         for item in sorted(folder.glob("*tfevents*")):

@@ -1,10 +1,11 @@
 """The Format protocol: where one family of trainers keeps each field, and which place wins on load.
 
-A new format is one file in this folder plus one line in `FORMATS`.
+A new format is one file in this folder plus one name in `FORMATS`.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,14 @@ class Place(NamedTuple):
     path: tuple[Key, ...]
     value: Any
     wins: bool = True
+
+
+class Setting(NamedTuple):
+    """A new value for one place; `field` is what a plan calls it."""
+
+    field: str
+    place: Place
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,14 @@ class Checkpoint(Protocol):
         """Whether the tensor in `place` is known to be all zeros without reading its bytes."""
         ...
 
+    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """What to write so that the schedule is `wanted` (recipe keys lr, min_lr, warmup, decay,
+        decay_style) from the next step on, and what to warn of.
+
+        Raises UsageError for a schedule that can't be, SurgeryError for one that is kept
+        elsewhere, with the trainer's flag to use instead."""
+        ...
+
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Each place of the dynamic loss scaler with the value that it had in a new run."""
         ...
@@ -100,6 +117,8 @@ class Format(Protocol):
     """One family of trainers."""
 
     name: str
+    flags: Mapping[str, str]
+    """Recipe key → the trainer's own flag, for what its checkpoints do not decide."""
 
     def recognizes(self, run: Path) -> bool:
         """Whether the directory looks like the root of such a run."""
@@ -110,15 +129,23 @@ class Format(Protocol):
         ...
 
     def directory(self, run: Path, step: int) -> Path:
-        """Where step `step` is saved."""
+        """The folder that step `step` is saved in."""
         ...
 
-    def missing(self, checkpoint: Path) -> list[str]:
-        """The names of the shards that must exist for the checkpoint to load, and do not."""
+    def entries(self, run: Path, step: int) -> list[Path]:
+        """The files or folders that are step `step` and nothing else: what leaves when it goes."""
         ...
 
-    def strays(self, checkpoint: Path) -> list[str]:
-        """A sentence for each name that belongs to no rank of this checkpoint."""
+    def files(self, run: Path, step: int) -> list[Path]:
+        """Every file of step `step`, ascending: of its folders all, shards or not."""
+        ...
+
+    def missing(self, run: Path, step: int) -> list[str]:
+        """The names of the shards that must exist for the step to load, and do not."""
+        ...
+
+    def strays(self, run: Path, step: int) -> list[str]:
+        """A sentence for each name that belongs to no rank of this step."""
         ...
 
     def pointers(self, run: Path, step: int) -> dict[Path, str]:
@@ -129,17 +156,24 @@ class Format(Protocol):
         """The step that a pointer file names, or None when it is missing or names nothing."""
         ...
 
-    def open(self, checkpoint: Path, without: Collection[Path] = ()) -> Checkpoint:
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> Checkpoint:
         """Read the trees of every shard of one saved step, but for those in `without`."""
         ...
 
 
+FORMATS = ("deepspeed:DeepSpeed",)
+"""`module:Class` of each format, those that are told apart by more first. They are imported when
+they are asked: most commands need one."""
+
+
 def detect(run: Path) -> Format | None:
     """The format of the run rooted at `run`, or None."""
-    from ckptsurgeon.formats.deepspeed import DeepSpeed
-
-    formats: tuple[Format, ...] = (DeepSpeed(),)
-    return next((item for item in formats if item.recognizes(run)), None)
+    for name in FORMATS:
+        module, _, cls = name.partition(":")
+        item: Format = getattr(importlib.import_module(f"{__name__}.{module}"), cls)()
+        if item.recognizes(run):
+            return item
+    return None
 
 
 class Disagreement(SurgeryError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
@@ -16,9 +16,8 @@ from ckptsurgeon.files.archive import PICKLE, Archive
 from ckptsurgeon.formats.deepspeed_checkpoint import MODEL, OPTIM, DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed_soundness import absent_layers
 from ckptsurgeon.formats.sane import problem, understood
+from ckptsurgeon.formats.shards import KEPT_SCANS, opened
 
-KEPT_SCANS = 2 << 20
-"""Bytes of pickle whose scans are kept from reading to rendering: a scan is 20 times as large."""
 STEP = re.compile(r"global_step(\d+)")
 
 
@@ -26,6 +25,7 @@ class DeepSpeed:
     """The layout of `engine.save_checkpoint`: `<root>/global_step<N>/*.pt` and `<root>/latest`."""
 
     name = "deepspeed"
+    flags: Mapping[str, str] = {"clip_grad": "--clip-grad", "seed": "--seed"}
 
     def __init__(self) -> None:
         self._first: Archive | None = None  # what `missing` has read, for `open`
@@ -46,14 +46,25 @@ class DeepSpeed:
         """`global_step<N>`."""
         return run / f"global_step{step}"
 
-    def missing(self, checkpoint: Path) -> list[str]:
+    def entries(self, run: Path, step: int) -> list[Path]:
+        """The folder."""
+        return [self.directory(run, step)]
+
+    def files(self, run: Path, step: int) -> list[Path]:
+        """All that lies in the folder."""
+        with os.scandir(self.directory(run, step)) as entries:
+            return sorted(Path(entry.path) for entry in entries)
+
+    def missing(self, run: Path, step: int) -> list[str]:
         """Names of absent shards, by the world sizes that the first model file states."""
+        checkpoint = self.directory(run, step)
         names = _names(checkpoint)
         lacking = [name for name in self._expected(checkpoint, names) if name not in names]
         return lacking + absent_layers(names)
 
-    def strays(self, checkpoint: Path) -> list[str]:
+    def strays(self, run: Path, step: int) -> list[str]:
         """Shards of ranks beyond the world sizes, or of another precision than the others."""
+        checkpoint = self.directory(run, step)
         names = _names(checkpoint)
         expected = set(self._expected(checkpoint, names))
         ranked = (n for n in sorted(names) if MODEL.fullmatch(n) or OPTIM.fullmatch(n))
@@ -111,23 +122,17 @@ class DeepSpeed:
         match = re.fullmatch(r"(?:global_step)?(\d{1,18})", (_text(pointer) or "").strip())
         return int(match[1]) if match else None
 
-    def open(self, checkpoint: Path, without: Collection[Path] = ()) -> DeepSpeedCheckpoint:
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> DeepSpeedCheckpoint:
         """Read every model and optimizer shard's tree (layer files hold weights only)."""
+        checkpoint = self.directory(run, step)
         names = sorted(_names(checkpoint))
         kept = [checkpoint / n for n in names if MODEL.fullmatch(n) or OPTIM.fullmatch(n)]
         kept = [path for path in kept if path not in without]
         first, self._first = self._first, None
-        known = {first.path: first} if first is not None and first.is_current() else {}
-        archives = {path: known.get(path) or Archive.open(path) for path in kept}
-        room = KEPT_SCANS
-        for archive in archives.values():
-            room -= archive.record(PICKLE).size
-            if room >= 0:
-                archive.scan(keep=True)
-        match = STEP.fullmatch(checkpoint.name)
+        archives = opened(kept, first)
         return DeepSpeedCheckpoint(
             path=checkpoint,
-            step=int(match[1]) if match else 0,
+            step=step,
             trees={path: archive.tree() for path, archive in archives.items()},
             archives=archives,
         )

@@ -7,22 +7,19 @@ What is kept where, and which place wins on load, was measured on real checkpoin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import known_globals
-from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Key, Promise
-from ckptsurgeon.errors import DamagedFile, SurgeryError
-from ckptsurgeon.files import archive_compact, torch_archive
-from ckptsurgeon.files.archive import PICKLE
-from ckptsurgeon.files.pickle_reader import Object, Tensor, get
-from ckptsurgeon.files.torch_archive import Archive
-from ckptsurgeon.formats import Disagreement, Place, State, deepspeed_soundness
+from ckptsurgeon.edits import Key, Promise
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickle_reader import Object, get
+from ckptsurgeon.formats import Place, Setting, State, annealing, deepspeed_soundness
 from ckptsurgeon.formats.annealing import is_annealing, learning_rate
-from ckptsurgeon.formats.patched import New, patched
-from ckptsurgeon.formats.sane import UnknownField, problem, understood
+from ckptsurgeon.formats.sane import UnknownField, understood
+from ckptsurgeon.formats.shards import Shards, agree
 
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d{2,})_model_states\.pt")
 OPTIM = re.compile(
@@ -47,14 +44,8 @@ class Optimizer:
 
 
 @dataclass
-class DeepSpeedCheckpoint:
+class DeepSpeedCheckpoint(Shards):
     """One `global_step<N>` with its trees."""
-
-    path: Path
-    step: int
-    trees: dict[Path, Any]
-    archives: dict[Path, Archive]
-    numbers: dict[tuple[Path, str, int], int | float | bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._places: dict[str, list[Place]] = {}
@@ -103,16 +94,8 @@ class DeepSpeedCheckpoint:
         if name not in self._places:
             with understood(self.path):
                 self._places[name] = self._locate(name)
-            self._check(name, self._places[name])
+            self.check(name, self._places[name])
         return self._places[name]
-
-    def _check(self, name: str, places: Sequence[Place]) -> None:
-        numbers = {(type(p.value), p.value): p for p in places if type(p.value) in (int, float)}
-        others = [place for place in places if type(place.value) not in (int, float)]
-        for place in (*numbers.values(), *others):  # thousands hold the same number
-            if told := problem(name, place.value):
-                start = self.archives[place.file].payload(PICKLE)
-                raise DamagedFile(str(place.file), start, f"{PICKLE}: {told}")
 
     def _locate(self, name: str) -> list[Place]:
         if name in SCHEDULE:
@@ -132,7 +115,7 @@ class DeepSpeedCheckpoint:
             ]
         if name == "clip_grad":
             shards = [
-                p for item in self._optimizers for p in self._at(item.file, (*item.outer, name))
+                p for item in self._optimizers for p in self.at(item.file, (*item.outer, name))
             ]
             models = self._in_models("args", name, wins=not shards and self._ours())
             return shards + models
@@ -149,21 +132,14 @@ class DeepSpeedCheckpoint:
     def _ours(self) -> bool:
         return all(self.trees[path].get("trainer") == "ckptsurgeon" for path in self._models)
 
-    def _at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
-        try:
-            value = get(self.trees[file], path)
-        except KeyError:
-            return []
-        return [Place(file, path, self._plain(file, value), wins)]
-
     def _in_models(self, *path: Key, wins: bool = True) -> list[Place]:
-        return [place for file in self._models for place in self._at(file, path, wins)]
+        return [place for file in self._models for place in self.at(file, path, wins)]
 
     def _groups(self, item: Optimizer, name: str, wins: bool = True) -> Iterator[Place]:
         if item.elastic:
             return
         for i in range(len(get(self.trees[item.file], (*item.base, "param_groups")))):
-            yield from self._at(item.file, (*item.base, "param_groups", i, name), wins)
+            yield from self.at(item.file, (*item.base, "param_groups", i, name), wins)
 
     def _states(self, item: Optimizer) -> Iterator[tuple[tuple[Key, ...], dict[Key, Any]]]:
         base = get(self.trees[item.file], item.base)
@@ -179,11 +155,11 @@ class DeepSpeedCheckpoint:
         for item in self._optimizers:
             with self.archives[item.file].reading():
                 found = [
-                    ((*path, "step"), self._plain(item.file, state["step"]))
+                    ((*path, "step"), self.plain(item.file, state["step"]))
                     for path, state in self._states(item)
                     if "step" in state
                 ]
-            elastic = self._at(item.file, (*item.outer, "base_optimizer_state_step"))
+            elastic = self.at(item.file, (*item.outer, "base_optimizer_state_step"))
             found += [(place.path, place.value) for place in elastic]
             top = max((value for _, value in found), default=None)
             out += [Place(item.file, path, value, value == top) for path, value in found]
@@ -191,17 +167,8 @@ class DeepSpeedCheckpoint:
         return out
 
     def _scaler(self, item: Optimizer, name: str) -> list[Place]:
-        inside = self._at(item.file, (*item.outer, "loss_scaler", name))
-        return inside or self._at(item.file, (*item.outer, name))
-
-    def value(self, file: Path, path: tuple[Key, ...]) -> Any:
-        """The value under `path` in `file`; None when it is not there."""
-        places = self._at(file, path)
-        return places[0].value if places else None
-
-    def is_zero(self, place: Place) -> bool:
-        """By the CRC of the tensor's storage; False when it can't be told without a read."""
-        return isinstance(place.value, Tensor) and self.archives[place.file].is_zero(place.value)
+        inside = self.at(item.file, (*item.outer, "loss_scaler", name))
+        return inside or self.at(item.file, (*item.outer, name))
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """cur_scale = 2**initial_scale_power of the saved config, counters at their start.
@@ -219,18 +186,6 @@ class DeepSpeedCheckpoint:
                 out += [(place, value) for place in self._scaler(item, name)]
         return out
 
-    def _plain(self, file: Path, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.numel != 1:
-            return value
-        key = (file, value.storage, value.offset)
-        if key not in self.numbers:
-            self.numbers[key] = self.archives[file].value(value)
-        return self.numbers[key]
-
-    def plain(self, file: Path, value: Any) -> Any:
-        """`value`, or the number in it if it is a tensor of one element."""
-        return self._plain(file, value)
-
     def models(self) -> dict[Path, Any]:
         """The trees of the model files."""
         return {path: self.trees[path] for path in self._models}
@@ -238,6 +193,10 @@ class DeepSpeedCheckpoint:
     def optimizers(self) -> list[Optimizer]:
         """Where the optimizers are kept."""
         return self._optimizers
+
+    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """By `annealing.reschedule`; lr alone where no AnnealingLR is saved."""
+        return annealing.reschedule(self, wanted)
 
     def contradictions(self) -> list[str]:
         """See `deepspeed_soundness`."""
@@ -257,8 +216,8 @@ class DeepSpeedCheckpoint:
 
     def _read_state(self) -> State:
         schedules = self._in_models("lr_scheduler")
-        self._check("lr_scheduler", schedules)
-        _agree("lr_scheduler", schedules)
+        self.check("lr_scheduler", schedules)
+        agree("lr_scheduler", schedules)
         schedule = self._schedule()
         notes = known_globals.notes(self.globals())
         rates = self._agreed("lr")
@@ -310,7 +269,7 @@ class DeepSpeedCheckpoint:
         )
 
     def _dynamic(self, item: Optimizer) -> bool:
-        flags = self._scaler(item, "dynamic") + self._at(
+        flags = self._scaler(item, "dynamic") + self.at(
             item.file, (*item.outer, "dynamic_loss_scale")
         )
         return any(bool(place.value) for place in flags)
@@ -329,72 +288,17 @@ class DeepSpeedCheckpoint:
 
     def _one(self, key: str) -> int | None:
         places = self._in_models(key)
-        self._check(key, places)
-        _agree(key, places)
+        self.check(key, places)
+        agree(key, places)
         return int(places[0].value) if places else None
 
     def _agreed(self, name: str) -> list[Any]:
         """The winning values of `name` in the first file, equal in all files."""
         places = [place for place in self.locate(name) if place.wins]
         if name != "adam_step":
-            _agree(name, places)
+            agree(name, places)
         elif len({place.value for place in places}) > 1:
-            _agree(name, [Place(place.file, (), place.value) for place in places])
+            agree(name, [Place(place.file, (), place.value) for place in places])
         else:
             places = places[:1]
         return [place.value for place in places if place.file == places[0].file]
-
-    def render(self, file: str, changes: Sequence[Change], root: Path) -> Append | Content:
-        """The new bytes of one shard, from its archive as it is open."""
-        return torch_archive.render(self.archives[root / file], file, changes)
-
-    def compact(self, root: Path) -> list[tuple[str, Content, int]]:
-        """Shards that surgeries have grown, without the bytes that nothing refers to."""
-        out = []
-        for path, archive in self.archives.items():
-            file = path.relative_to(root).as_posix()
-            content = archive_compact.compact(archive, file)
-            if content is not None:
-                out.append((file, content, archive.size - content.size))
-        return out
-
-    def globals(self) -> dict[str, frozenset[str]]:
-        """By shard, every `module.name` that a load imports."""
-        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.trees}
-
-    def after(self, changes: Sequence[AnyChange], root: Path) -> DeepSpeedCheckpoint:
-        """The trees with `changes` laid over them."""
-        patches: dict[Path, dict[Key, Any]] = {}
-        for change in changes:
-            if isinstance(change, Change) and (file := root / change.file) in self.trees:
-                new = 0 if change.new == ZEROS else change.new
-                if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):
-                    patch = patches.setdefault(file, {})
-                    for key in change.path[:-1]:
-                        patch = patch.setdefault(key, {})
-                    patch[change.path[-1]] = New(new)
-        trees = {
-            file: patched(tree, patches[file]) if file in patches else tree
-            for file, tree in self.trees.items()
-        }
-        return DeepSpeedCheckpoint(self.path, self.step, trees, self.archives, self.numbers)
-
-
-def _is_scalar(value: Any) -> bool:
-    return not isinstance(value, Tensor) or value.numel == 1
-
-
-def _agree(name: str, places: Sequence[Place]) -> None:
-    """All files hold the same value under the same path, or Disagreement lists who differs."""
-    first: dict[tuple[Key, ...], Place] = {}
-    for place in places:
-        base = first.setdefault(place.path, place)
-        if place.value != base.value:
-            raise Disagreement(
-                f"shards disagree on {name}: {base.value!r} in {base.file.name}, "
-                f"{place.value!r} in {place.file.name}",
-                next=(
-                    "ckptsurgeon verify      list every disagreement",
-                    "ckptsurgeon rollback    to a step whose shards agree",
-                ),
-            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
@@ -13,6 +13,7 @@ class Logs:
     """The Format of a bare log directory. It has no steps and no pointers."""
 
     name = "logs"
+    flags: Mapping[str, str] = {}
 
     def recognizes(self, run: Path) -> bool:
         """Never by itself: only a user, or an earlier surgery, says that a folder is one."""
@@ -26,11 +27,19 @@ class Logs:
         """The folder itself."""
         return run
 
-    def missing(self, checkpoint: Path) -> list[str]:
+    def entries(self, run: Path, step: int) -> list[Path]:
         """Nothing."""
         return []
 
-    def strays(self, checkpoint: Path) -> list[str]:
+    def files(self, run: Path, step: int) -> list[Path]:
+        """Nothing."""
+        return []
+
+    def missing(self, run: Path, step: int) -> list[str]:
+        """Nothing."""
+        return []
+
+    def strays(self, run: Path, step: int) -> list[str]:
         """Nothing."""
         return []
 
@@ -42,9 +51,9 @@ class Logs:
         """None."""
         return None
 
-    def open(self, checkpoint: Path, without: Collection[Path] = ()) -> Checkpoint:
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> Checkpoint:
         """Raises UsageError."""
         raise UsageError(
-            f"{checkpoint} is a log directory without checkpoints",
+            f"{run} is a log directory without checkpoints",
             next="ckptsurgeon status -C RUN    with the folder that holds the checkpoints",
         )

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ckptsurgeon.edits import AnyChange, Change
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, Place
-from ckptsurgeon.formats.annealing import is_annealing, learning_rate
 from ckptsurgeon.recipe import Recipe
 from ckptsurgeon.run import Run
 
-SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style")
-FLAGS = {"clip_grad": "--clip-grad", "seed": "--seed"}
+SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style")
 COUPLED = {"cur_iter": 0, "last_overflow_iter": -1}
 """Counters that a dynamic loss scaler takes its next growth from."""
 
@@ -35,7 +33,7 @@ def hyperparameters(
         surgeon.groups("eps", wanted["eps"])
     if "weight_decay" in wanted:
         surgeon.groups("weight_decay", wanted["weight_decay"])
-    for key in FLAGS:
+    for key in ("clip_grad", "seed"):
         if key in wanted:
             surgeon.flagged(key, wanted[key])
     if "loss_scale" in wanted:
@@ -66,53 +64,13 @@ class _Setter:
         self.changes[(file, place.path)] = change
 
     def schedule(self, wanted: dict[str, Any]) -> None:
-        """lr, min_lr, warmup, decay, decay_style: the scheduler's state in every model shard, and
-        the groups' lr that it gives at the saved position, so that the first step has it too."""
-        keys = {"lr": "max_lr", **{key: key for key in SCHEDULE[1:]}}
-        given = {keys[key]: wanted[key] for key in keys if key in wanted}
-        if not given:
-            return
-        present = self.checkpoint.state().schedule
-        if present is None:
-            if set(given) != {"max_lr"}:
-                raise SurgeryError(
-                    f"the checkpoint keeps no schedule, so {', '.join(sorted(given))} has no place",
-                    next="set only lr, and the schedule on the trainer's command line",
-                )
-            self._rates(given["max_lr"], given["max_lr"])
-            return
-        new = dict(present)
-        for key, value in given.items():
-            place = self.checkpoint.locate(key)[0]
-            inner = str(place.path[-1])
-            new[inner] = value
-        if new["max_lr"] < new["min_lr"]:
-            raise UsageError(
-                f"lr {new['max_lr']:g} is below min_lr {new['min_lr']:g}, and the trainer asserts "
-                "max_lr >= min_lr on resume",
-                next=f"ckptsurgeon set-lr {new['max_lr']:g} --min-lr {new['max_lr'] / 10:g}",
-            )
-        if new["decay_style"] != "constant" and new["decay_steps"] <= new["warmup_steps"]:
-            raise UsageError(
-                f"decay {new['decay_steps']} samples is not beyond warmup {new['warmup_steps']}",
-                next="set decay above warmup; both count samples from the start of the run",
-            )
-        assert is_annealing(new)
-        for key in given:
-            for place in self.checkpoint.locate(key):
-                value = new[str(place.path[-1])]
-                self.put("lr" if key == "max_lr" else key, place, value)
-        self._rates(learning_rate(new), new["max_lr"])
-        if new["num_steps"] < new["warmup_steps"]:
-            self.warnings.append(
-                f"still warming up: sample {new['num_steps']} of {new['warmup_steps']}"
-            )
-
-    def _rates(self, rate: float, peak: float) -> None:
-        for place in self.checkpoint.locate("lr"):
-            self.put("lr", place, rate)
-        for place in self.checkpoint.locate("initial_lr"):
-            self.put("lr", place, peak)
+        """lr, min_lr, warmup, decay, decay_style, as the format's scheduler keeps them."""
+        given = {key: wanted[key] for key in SCHEDULE if key in wanted}
+        if given:
+            settings, warnings = self.checkpoint.reschedule(given)
+            for field, place, value in settings:
+                self.put(field, place, value)
+            self.warnings += warnings
 
     def beta(self, index: int, value: float) -> None:
         for place in self._places("betas", "set betas on the trainer's command line"):
@@ -144,7 +102,7 @@ class _Setter:
         if not any(place.wins for place in places):
             raise SurgeryError(
                 f"this checkpoint does not decide {key}: the trainer's command line does",
-                next=f"relaunch the trainer with {FLAGS[key]} {value}",
+                next=f"relaunch the trainer with {self.run.format.flags[key]} {value}",
             )
         for place in places:
             self.put(key, place, value)

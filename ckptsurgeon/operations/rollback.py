@@ -16,9 +16,10 @@ def rollback(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[Any
     changes: list[AnyChange] = []
     if recipe.rollback is not None:
         changes += [
-            Aside(run.relative(run.directory(step)), "checkpoint")
+            Aside(run.relative(path), "checkpoint")
             for step in run.steps()
             if step > checkpoint.step
+            for path in run.entries(step)
         ]
     elif recipe.repair_latest is None:
         return [], []

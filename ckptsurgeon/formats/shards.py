@@ -1,0 +1,137 @@
+"""The shards of one saved step as trees: what every format that is made of torch files shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Key
+from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files import archive_compact, torch_archive
+from ckptsurgeon.files.archive import PICKLE
+from ckptsurgeon.files.pickle_reader import Tensor, get
+from ckptsurgeon.files.torch_archive import Archive
+from ckptsurgeon.formats import Disagreement, Place
+from ckptsurgeon.formats.patched import New, patched
+from ckptsurgeon.formats.sane import problem
+
+KEPT_SCANS = 2 << 20
+"""Bytes of pickle whose scans are kept from reading to rendering: a scan is 20 times as large."""
+
+Self = TypeVar("Self", bound="Shards")
+
+
+@dataclass
+class Shards:
+    """One saved step with the tree of each torch file in it; a format adds what they mean."""
+
+    path: Path
+    step: int
+    trees: dict[Path, Any]
+    archives: dict[Path, Archive]
+    numbers: dict[tuple[Path, str, int], int | float | bool] = field(default_factory=dict)
+
+    def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
+        """The place `path` of `file` with its plain value, or nothing if it is not there."""
+        try:
+            value = get(self.trees[file], path)
+        except KeyError:
+            return []
+        return [Place(file, path, self.plain(file, value), wins)]
+
+    def value(self, file: Path, path: tuple[Key, ...]) -> Any:
+        """The value under `path` in `file`; None when it is not there."""
+        places = self.at(file, path)
+        return places[0].value if places else None
+
+    def plain(self, file: Path, value: Any) -> Any:
+        """`value`, or the number in it if it is a tensor of one element."""
+        if not isinstance(value, Tensor) or value.numel != 1:
+            return value
+        key = (file, value.storage, value.offset)
+        if key not in self.numbers:
+            self.numbers[key] = self.archives[file].value(value)
+        return self.numbers[key]
+
+    def is_zero(self, place: Place) -> bool:
+        """By the CRC of the tensor's storage; False when it can't be told without a read."""
+        return isinstance(place.value, Tensor) and self.archives[place.file].is_zero(place.value)
+
+    def check(self, name: str, places: Sequence[Place]) -> None:
+        """Raise DamagedFile for a value that `name` can't have (`sane.problem`)."""
+        numbers = {(type(p.value), p.value): p for p in places if type(p.value) in (int, float)}
+        others = [place for place in places if type(place.value) not in (int, float)]
+        for place in (*numbers.values(), *others):  # thousands hold the same number
+            if told := problem(name, place.value):
+                start = self.archives[place.file].payload(PICKLE)
+                raise DamagedFile(str(place.file), start, f"{PICKLE}: {told}")
+
+    def render(self, file: str, changes: Sequence[Change], root: Path) -> Append | Content:
+        """The new bytes of one shard, from its archive as it is open."""
+        return torch_archive.render(self.archives[root / file], file, changes)
+
+    def compact(self, root: Path) -> list[tuple[str, Content, int]]:
+        """Shards that surgeries have grown, without the bytes that nothing refers to."""
+        out = []
+        for path, archive in self.archives.items():
+            file = path.relative_to(root).as_posix()
+            content = archive_compact.compact(archive, file)
+            if content is not None:
+                out.append((file, content, archive.size - content.size))
+        return out
+
+    def globals(self) -> dict[str, frozenset[str]]:
+        """By shard, every `module.name` that a load imports."""
+        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.trees}
+
+    def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
+        """The trees with `changes` laid over them."""
+        patches: dict[Path, dict[Key, Any]] = {}
+        for change in changes:
+            if isinstance(change, Change) and (file := root / change.file) in self.trees:
+                new = 0 if change.new == ZEROS else change.new
+                if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):
+                    patch = patches.setdefault(file, {})
+                    for key in change.path[:-1]:
+                        patch = patch.setdefault(key, {})
+                    patch[change.path[-1]] = New(new)
+        trees = {
+            file: patched(tree, patches[file]) if file in patches else tree
+            for file, tree in self.trees.items()
+        }
+        return replace(self, trees=trees)
+
+
+def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Archive]:
+    """The archive of each path, `known` among them if its file is as it was. The scans of the
+    first ones are kept for a later edit, up to KEPT_SCANS bytes of pickle."""
+    have = {known.path: known} if known is not None and known.is_current() else {}
+    archives = {path: have.get(path) or Archive.open(path) for path in paths}
+    room = KEPT_SCANS
+    for archive in archives.values():
+        room -= archive.record(PICKLE).size
+        if room >= 0:
+            archive.scan(keep=True)
+    return archives
+
+
+def _is_scalar(value: Any) -> bool:
+    return not isinstance(value, Tensor) or value.numel == 1
+
+
+def agree(name: str, places: Sequence[Place]) -> None:
+    """All files hold the same value under the same path, or Disagreement lists who differs."""
+    first: dict[tuple[Key, ...], Place] = {}
+    for place in places:
+        base = first.setdefault(place.path, place)
+        if place.value != base.value:
+            raise Disagreement(
+                f"shards disagree on {name}: {base.value!r} in {base.file.name}, "
+                f"{place.value!r} in {place.file.name}",
+                next=(
+                    "ckptsurgeon verify      list every disagreement",
+                    "ckptsurgeon rollback    to a step whose shards agree",
+                ),
+            )
