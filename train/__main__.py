@@ -85,6 +85,7 @@ def _run(
     if distributed.rank() == 0:
         # Only now: a start that was refused must not change what the next relaunch reads.
         write_atomically(Path(config.save) / RUN_CONFIG, dump_config(config))
+    trainer.announce(training, say)
     trainer.train(training, say)
 
 

@@ -19,7 +19,13 @@ from .run_folder import LATEST, LATEST_ITERATION, write_atomically
 ZERO_SHARD = "zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 MODEL_STATES = "mp_rank_00_model_states.pt"
 ZERO3_MODEL_STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt"
-SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "padded_vocab_size")
+SHAPE = (
+    "num_layers", "hidden_size", "num_attention_heads", "seq_length", "padded_vocab_size",
+    "ffn_hidden_size", "embed_layernorm", "untie_embeddings", "zero_stage",
+)  # fmt: skip
+"""Arguments that a run can't continue without: its files hold exactly this."""
+LAUNCH = ("activation_fn", "attention", "hidden_dropout", "attention_dropout")
+"""Arguments that are free to change at a restart; the checkpoint keeps what it was made with."""
 
 
 def save_checkpoint(
@@ -78,8 +84,12 @@ def megatron_args(engine: Any, config: Config, progress: Progress, seed: int) ->
         make_vocab_size_divisible_by=config.make_vocab_size_divisible_by,
         tokenizer_type=config.tokenizer_type,
         untie_embeddings=config.untie_embeddings,
+        ffn_hidden_size=config.ffn_size,
         init_method_std=config.init_std,
+        position_init=config.position_init,
+        embed_layernorm=config.embed_layernorm,
         layernorm_epsilon=config.layernorm_epsilon,
+        **{key: getattr(config, key) for key in LAUNCH},
         global_batch_size=config.global_batch_size,
         micro_batch_size=config.micro_batch_size,
         rampup_batch_size=config.rampup_batch_size,
@@ -129,18 +139,13 @@ def read_client_state(checkpoint: Path, config: Config, ranks: int) -> dict[str,
     if missing:
         raise _unusable(checkpoint, f"{path.name} has no {', '.join(missing)}")
     args = state["args"]
-    for key in SHAPE:
-        saved, wanted = getattr(args, key), getattr(config, key)
-        if saved != wanted:
-            raise _cannot_continue(checkpoint, key, saved, wanted)
     dtype = "bf16" if args.bf16 else "fp32"
-    for key, saved, wanted in (
-        ("zero_stage", args.zero_stage, config.zero_stage),
-        ("dtype", dtype, config.dtype),
-        ("untie_embeddings", args.untie_embeddings, config.untie_embeddings),
-    ):
-        if saved != wanted:
-            raise _cannot_continue(checkpoint, key, saved, wanted)
+    wanted = {key: getattr(config, key) for key in SHAPE} | {"ffn_hidden_size": config.ffn_size}
+    saved = {key: getattr(args, key, wanted[key]) for key in SHAPE}  # older ones lack some
+    for key in (*SHAPE, "dtype"):
+        theirs, ours = {**saved, "dtype": dtype}[key], {**wanted, "dtype": config.dtype}[key]
+        if theirs != ours:
+            raise _cannot_continue(checkpoint, key, theirs, ours)
     if config.zero_stage:
         saved_ranks = state["dp_world_size"]
         prefix = "bf16_" if dtype == "bf16" else ""

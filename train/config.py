@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional  # OmegaConf evaluates these annotations, on 3.10 as well
+from typing import Optional, Union  # OmegaConf evaluates these annotations, on 3.10 as well
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -17,6 +17,12 @@ RUN_CONFIG = "train.yaml"
 HEADER = "# The resolved config of the run in this folder; the folder of this file is its `save`.\n"
 DECAY_STYLES = ("linear", "cosine", "constant")
 DTYPES = ("fp32", "bf16")
+ACTIVATIONS = ("gelu", "relu")
+ATTENTIONS = ("sdpa", "plain", "stable")
+POSITION_INITS = ("gaussian", "sinusoidal")
+INIT_FORMULAS = {"small_init": (2, 5), "mt_nlg": (1, 3)}
+"""Name → (a, b) of the standard deviation sqrt(a / (b hidden_size)): Nguyen & Salazar 2019
+("Transformers without Tears"); Smith et al. 2022 (Megatron-Turing NLG 530B)."""
 
 
 @dataclass
@@ -34,8 +40,15 @@ class Config:
     vocab_size: int = 256
     make_vocab_size_divisible_by: int = 128
     untie_embeddings: bool = False
-    init_method_std: Optional[float] = None  # default sqrt(2 / (5 hidden_size))  # noqa: UP045
+    ffn_hidden_size: Optional[int] = None  # default 4 hidden_size  # noqa: UP045
+    init_method_std: Union[float, str] = "small_init"  # or mt_nlg, or a number  # noqa: UP007
+    position_init: str = "gaussian"  # of the learned positions; or sinusoidal
+    embed_layernorm: bool = False
     layernorm_epsilon: float = 1e-5
+    activation_fn: str = "gelu"
+    attention: str = "sdpa"  # or the scores: plain, stable
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
     tokenizer_type: str = "byte"
 
     lr: float = 1e-3
@@ -75,9 +88,14 @@ class Config:
 
     @property
     def init_std(self) -> float:
-        if self.init_method_std is not None:
-            return self.init_method_std
-        return math.sqrt(2 / (5 * self.hidden_size))
+        if isinstance(self.init_method_std, str):
+            a, b = INIT_FORMULAS[self.init_method_std]
+            return math.sqrt(a / (b * self.hidden_size))
+        return self.init_method_std
+
+    @property
+    def ffn_size(self) -> int:
+        return 4 * self.hidden_size if self.ffn_hidden_size is None else self.ffn_hidden_size
 
     @property
     def decay_samples(self) -> int:
@@ -144,8 +162,14 @@ def validate(config: Config) -> None:
     for key in ("lr", "min_lr", "weight_decay", "clip_grad", "lr_warmup_samples"):
         value = getattr(c, key)
         _check(math.isfinite(value) and value >= 0, key, value, "a finite number, at least 0")
-    for key in ("adam_beta1", "adam_beta2"):
+    for key in ("adam_beta1", "adam_beta2", "hidden_dropout", "attention_dropout"):
         _check(0 <= getattr(c, key) < 1, key, getattr(c, key), "in [0, 1)")
+    for key, allowed in (
+        ("activation_fn", ACTIVATIONS), ("attention", ATTENTIONS),
+        ("position_init", POSITION_INITS),
+    ):  # fmt: skip
+        _check(getattr(c, key) in allowed, key, getattr(c, key), allowed)
+    _check_init(c)
     _check(c.adam_eps > 0, "adam_eps", c.adam_eps, "above 0")
     _check(c.hidden_size % c.num_attention_heads == 0, "hidden_size", c.hidden_size,
            f"a multiple of num_attention_heads {c.num_attention_heads}")  # fmt: skip
@@ -161,6 +185,14 @@ def validate(config: Config) -> None:
         _check_range(f"skip_train_iteration_range[{index}]", pair)
     if c.poison is not None:
         _check_range("poison", c.poison)
+
+
+def _check_init(c: Config) -> None:
+    std = c.init_method_std
+    ok = std in INIT_FORMULAS if isinstance(std, str) else math.isfinite(std) and std > 0
+    _check(ok, "init_method_std", std, ("a finite number above 0", *INIT_FORMULAS))
+    ffn = c.ffn_hidden_size
+    _check(ffn is None or ffn >= 1, "ffn_hidden_size", ffn, "at least 1, or null for 4 hidden_size")
 
 
 def _check_range(key: str, pair: list[int]) -> None:

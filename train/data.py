@@ -58,6 +58,12 @@ class SampleStream:
             )
         return rows[:, :-1], rows[:, 1:]
 
+    def random_seed(self, first: int) -> int:
+        """A seed for the dropout of the micro-batch that begins at sample `first`: the same in a
+        replay, after a resume and on any number of ranks."""
+        sequence = np.random.SeedSequence((self._seed, first))
+        return int(sequence.generate_state(1, np.uint64)[0])
+
     def poisoned(self, batch: Batch, first: int) -> Batch:
         """The same inputs with targets of random bytes 128-255, again a function of the sample."""
         inputs, targets = batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from . import distributed
-from .checkpoint import load_checkpoint, read_client_state, restore_rng, save_checkpoint
+from .checkpoint import LAUNCH, load_checkpoint, read_client_state, restore_rng, save_checkpoint
 from .config import Config
 from .data import SampleStream
 from .first_line import agreed_line, read_live
@@ -30,6 +31,7 @@ from .optimizer import (
     raw_grad_norm,
     set_clip_grad,
 )
+from .parameter_count import counted_line, shape_warnings
 from .progress import Progress, skip_range
 
 
@@ -46,6 +48,8 @@ class Training:
     skip: list[list[int]]
     seed: int
     flops_per_token: int
+    parameters: int
+    saved_args: argparse.Namespace | None = None
 
 
 def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
@@ -59,6 +63,7 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     torch.manual_seed(config.seed)
     model = GPT(config)
     flops_per_token = 6 * model.parameters_without_embeddings()
+    parameters = sum(p.numel() for p in model.parameters())
     engine = build_engine(config, model, sizes)
     progress, skip, seed = Progress(), config.skip_train_iteration_range, config.seed
     if checkpoint is not None and state is not None:
@@ -76,7 +81,10 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
             gigaflos=float(args.gigaflos_no_embeds),
         )
     stream = SampleStream(dataset, config.seq_length, seed, config.vocab_size)
-    return Training(config, engine, device, stream, sizes, progress, skip, seed, flops_per_token)
+    return Training(
+        config, engine, device, stream, sizes, progress, skip, seed, flops_per_token, parameters,
+        None if state is None else state["args"],
+    )  # fmt: skip
 
 
 def differences(training: Training) -> list[str]:
@@ -98,11 +106,24 @@ def differences(training: Training) -> list[str]:
         ("seed", config.seed, training.seed),
         ("skip_train_iteration_range", config.skip_train_iteration_range, training.skip),
     )
-    return [
+    wins = [
         f"{name}: config {ours}, checkpoint {theirs}: the checkpoint wins"
         for name, ours, theirs in pairs
         if ours != theirs
     ]
+    free = ((key, getattr(config, key), getattr(training.saved_args, key, None)) for key in LAUNCH)
+    return wins + [
+        f"{name}: config {ours}, checkpoint {theirs}: the config wins"
+        for name, ours, theirs in free
+        if theirs is not None and ours != theirs
+    ]
+
+
+def announce(training: Training, say: Callable[[str], None]) -> None:
+    """Say how many parameters there are, and warn when they are not those of the formula."""
+    say(counted_line(training.config, training.parameters))
+    if distributed.rank() == 0:
+        warn(shape_warnings(training.config, training.parameters))
 
 
 def first_line(training: Training) -> str:
@@ -190,6 +211,8 @@ def _micro_batch(training: Training, micro_batch: int) -> tuple[torch.Tensor, to
     config, progress, sizes = training.config, training.progress, training.sizes
     first = sizes.first_sample(progress.samples, micro_batch, distributed.rank())
     batch = training.stream.batch(first, config.micro_batch_size)
+    if config.hidden_dropout or config.attention_dropout:
+        torch.manual_seed(training.stream.random_seed(first))
     poison = config.poison
     if poison is not None and poison[0] <= progress.iteration + 1 <= poison[1]:
         batch = training.stream.poisoned(batch, first)

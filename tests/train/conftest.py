@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+from tests.train.in_process import InProcess, one_rank
 
 
 def first_line(stdout: str) -> dict[str, Any]:
@@ -39,3 +42,10 @@ def edit(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def snapshot(run: Path) -> dict[str, bytes]:
     """Every file of the run and its bytes."""
     return {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def in_process(corpus: Path) -> Iterator[InProcess]:
+    """A trainer in the test's own process."""
+    with one_rank() as device:
+        yield InProcess(corpus, device)

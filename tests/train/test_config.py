@@ -45,6 +45,13 @@ def test_overrides_win_and_exponents_are_numbers(tmp_path: Path) -> None:
         ("lr: 1", "zero_stage=4", "zero_stage is 4"),
         ("lr: 1", "lr_decay_style=step", "linear or cosine or constant"),
         ("hidden_size: 33", "seed=1", "multiple of num_attention_heads"),
+        ("lr: 1", "init_method_std=xavier", "a finite number above 0 or small_init or mt_nlg"),
+        ("lr: 1", "init_method_std=-0.5", "init_method_std is -0.5"),
+        ("lr: 1", "ffn_hidden_size=0", "ffn_hidden_size is 0"),
+        ("lr: 1", "hidden_dropout=1", "hidden_dropout is 1.0; it must be in"),
+        ("lr: 1", "attention=flash", "sdpa or plain or stable"),
+        ("lr: 1", "activation_fn=swiglu", "gelu or relu"),
+        ("lr: 1", "position_init=rotary", "gaussian or sinusoidal"),
         ("lr_warmup_samples: 900", "lr_decay_samples=900", "below lr_decay_samples 900"),
     ],
 )

@@ -1,0 +1,79 @@
+"""Every option of model and numerics trains, saves and resumes with the same losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train.conftest import step_back
+from tests.train.in_process import InProcess
+from train.errors import TrainError
+
+OPTIONS = {
+    "mt_nlg": ["init_method_std=mt_nlg"],
+    "embed_layernorm": ["embed_layernorm=true"],
+    "stable": ["attention=stable"],
+    "plain-dropout": ["attention=plain", "attention_dropout=0.1"],
+    "relu": ["activation_fn=relu"],
+    "sinusoidal": ["position_init=sinusoidal"],
+    "dropout": ["hidden_dropout=0.1", "attention_dropout=0.1"],
+    "ffn": ["ffn_hidden_size=48"],
+}
+
+
+@pytest.mark.parametrize("overrides", OPTIONS.values(), ids=OPTIONS)
+def test_a_run_resumes_bit_for_bit(
+    in_process: InProcess, tmp_path: Path, overrides: list[str]
+) -> None:
+    run = tmp_path / "run"
+    whole = in_process.train(run, *overrides)
+    saved = torch.load(run / "global_step4" / "mp_rank_00_model_states.pt", weights_only=False)
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key != "init_method_std":
+            assert str(getattr(saved["args"], key)).lower() == value
+    step_back(run, 4)
+    assert in_process.train(run, *overrides) == {i: whole[i] for i in (5, 6)}
+
+
+def test_dropout_of_another_seed_is_another_run(in_process: InProcess, tmp_path: Path) -> None:
+    overrides = ["hidden_dropout=0.1", "train_iters=2"]
+    one = in_process.train(tmp_path / "one", *overrides)
+    dropped = in_process.train(tmp_path / "two", *overrides, "hidden_dropout=0.2")
+    assert one[1] != dropped[1]
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["ffn_hidden_size=48", "embed_layernorm=true", "untie_embeddings=true", "zero_stage=0"],
+)
+def test_another_shape_is_refused_on_resume(
+    in_process: InProcess, tmp_path: Path, override: str
+) -> None:
+    run, key = tmp_path / "run", override.partition("=")[0]
+    in_process.train(run, "train_iters=2")
+    with pytest.raises(TrainError, match=f"{key} is .*, the config says"):
+        in_process.prepare(run, override)
+
+
+def test_what_a_restart_may_change_is_told(in_process: InProcess, tmp_path: Path) -> None:
+    """OPT's run 11.10 changed GELU to ReLU and the attention at a restart."""
+    from train.trainer import differences
+
+    run = tmp_path / "run"
+    in_process.train(run, "train_iters=2")
+    resumed = in_process.prepare(run, "activation_fn=relu", "attention=stable")
+    assert differences(resumed) == [
+        "activation_fn: config relu, checkpoint gelu: the config wins",
+        "attention: config stable, checkpoint sdpa: the config wins",
+    ]
+
+
+def test_the_parameters_are_told_after_the_first_line(
+    in_process: InProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_process.train(tmp_path / "run", "train_iters=1", "ffn_hidden_size=48")
+    assert in_process.said[1].startswith(" parameters: ")
+    assert "ffn_hidden_size is 48, not 4 x hidden_size = 128" in capsys.readouterr().err

@@ -1,0 +1,36 @@
+"""Causal self-attention in three forms: torch's fused one, and two that compute the scores."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, form: str, dropout: float) -> Tensor:
+    """softmax(q kᵀ / sqrt(d)) v under the causal mask; all [batch, heads, length, d].
+
+    `form` is `sdpa` (torch's own, which never keeps the scores), `plain` or `stable`
+    (`attention_scores`). `dropout` is the share of probabilities dropped, 0 outside training.
+    """
+    if form == "sdpa":
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+    scores = attention_scores(query, key, stable=form == "stable")
+    length = scores.shape[-1]
+    future = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+    probabilities = scores.float().masked_fill(future, -math.inf).softmax(-1).to(scores.dtype)
+    return F.dropout(probabilities, dropout) @ value
+
+
+def attention_scores(query: Tensor, key: Tensor, stable: bool) -> Tensor:
+    """n (q kᵀ) with n = 1/sqrt(d), in the dtype of the inputs.
+
+    The stable form is (√n q)(√n k)ᵀ: in fp16 the product of the plain one passes 65504 and is
+    infinite before n can make it small (bigscience Megatron-DeepSpeed pull request 118).
+    """
+    norm = 1.0 / math.sqrt(query.shape[-1])
+    if stable:
+        return (math.sqrt(norm) * query) @ (math.sqrt(norm) * key).transpose(-2, -1)
+    return norm * (query @ key.transpose(-2, -1))
