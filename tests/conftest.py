@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parent.parent
+# The kernels are built once per checkout, and every process of a test finds them there.
+os.environ["XDG_CACHE_HOME"] = str(REPO / ".cache")
 STEPS = (2, 4, 6, 8)
 Trained = Callable[..., Path]
 

@@ -34,8 +34,10 @@ def test_the_wheel_holds_the_trainer_as_ckptsurgeon_train(tmp_path: Path) -> Non
     }
     for module in ("surgery.py", "files/torch_archive.py", "operations/lineage.py", "cli/look.py"):
         assert f"ckptsurgeon/{module}" in names
-    for module in ("__main__.py", "trainer.py", "configs/demo.yaml"):
+    for module in ("__main__.py", "trainer.py", "configs/demo.yaml", "kernels/build.py"):
         assert f"ckptsurgeon_train/{module}" in names
+    for source in ("common.h", "cpu/grad_norm_check.cpp", "cuda/grad_norm_check.cu"):
+        assert f"ckptsurgeon_train/kernels/csrc/{source}" in names
     assert any(name.endswith("LICENSE") for name in names)
     assert "ckptsurgeon = ckptsurgeon.cli:main" in scripts
 

@@ -1,4 +1,4 @@
-"""`python -m train`: train from a config, or prepare data."""
+"""`python -m train`: train from a config, prepare data, or build the kernels."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == ["prepare-data"]:
             return _prepare_data(arguments[1:])
+        if arguments[:1] == ["build-kernels"]:
+            return _build_kernels(arguments[1:])
         return _train(arguments)
     except TrainError as e:
         if isinstance(e, RankError) or os.environ.get("RANK", "0") == "0":
@@ -110,7 +112,7 @@ def _train_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m train",
         description="Train a GPT. On resume the checkpoint wins over the config. "
-        "See also: python -m train prepare-data --help",
+        "See also: python -m train prepare-data --help, python -m train build-kernels",
     )
     parser.add_argument("--config", required=True, type=Path, help="YAML file")
     parser.add_argument("--from-scratch", action="store_true", help="start with random weights")
@@ -140,6 +142,23 @@ def _prepare_data(arguments: Sequence[str]) -> int:
     parser.add_argument("files", nargs="*", help="text files, one document each")
     options = parser.parse_intermixed_args(arguments)
     prepare_data(options.output, options.tokenizer, options.files, options.pydoc)
+    return 0
+
+
+def _build_kernels(arguments: Sequence[str]) -> int:
+    from .kernels.build import CannotBuildError, build
+
+    argparse.ArgumentParser(
+        prog="python -m train build-kernels",
+        description="Compile the native kernels now; the first run would do it otherwise.",
+    ).parse_args(arguments)
+    try:
+        print(build())
+    except CannotBuildError as e:
+        raise TrainError(
+            f"the native kernels can't be built: {e}",
+            next="training works without them, slower: plain torch computes",
+        ) from e
     return 0
 
 

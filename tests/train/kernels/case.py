@@ -1,0 +1,81 @@
+"""One row of the parity table: an op, what it is called with, and its formula in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from train.kernels.library import FALLBACKS, load
+
+BACKENDS = ("fallback", "cpu", "cuda")
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`inputs(shape, dtype, seed)` gives the arguments in the order of the schema. `reference`
+    gets them, floating tensors as float64, and returns what the op must return; it changes the
+    arguments numbered in `mutated` itself, and they are compared too. `tolerance` is relative to
+    the largest element of a result."""
+
+    op: str
+    shapes: Sequence[Shape]
+    dtypes: Sequence[torch.dtype]
+    inputs: Callable[[Shape, torch.dtype, int], list[Any]]
+    reference: Callable[..., Sequence[Tensor]]
+    mutated: Sequence[int] = ()
+    tolerance: dict[torch.dtype, float] = field(
+        default_factory=lambda: {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+    )
+
+
+def skip_without(backend: str) -> str:
+    """The device of this backend; skips the test, with the reason, where it is not there."""
+    if backend == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    if backend != "fallback" and (reason := load()) is not None:
+        pytest.skip(f"no native kernels: {reason}")
+    return "cuda" if backend == "cuda" else "cpu"
+
+
+def native(op: str, device: str) -> bool:
+    """Whether native code, not the formula in torch, computes this op on this device."""
+    name = f"ckptsurgeon::{op}"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper()))
+
+
+def call(op: str, backend: str, arguments: Sequence[Any]) -> list[Tensor]:
+    """What the op returns on this backend, as a list; fails if something else would compute it."""
+    device = skip_without(backend)
+    arguments = [a.to(device) if isinstance(a, Tensor) else a for a in arguments]
+    if backend == "fallback":
+        result = FALLBACKS[op](*arguments)
+    else:
+        assert native(op, device)
+        result = getattr(torch.ops.ckptsurgeon, op)(*arguments)
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def wide(argument: Any) -> Any:
+    """A floating tensor as float64, anything else as it is; never the same storage."""
+    if not isinstance(argument, Tensor):
+        return argument
+    return argument.double() if argument.is_floating_point() else argument.clone()
+
+
+def clones(arguments: Sequence[Any]) -> list[Any]:
+    return [a.clone() if isinstance(a, Tensor) else a for a in arguments]
+
+
+def assert_close(ours: Tensor, exact: Tensor, tolerance: float) -> None:
+    """No element is off by more than `tolerance` times the largest one; nan only where nan."""
+    assert ours.shape == exact.shape
+    scale = float(exact.abs().max()) if exact.numel() else 1.0
+    torch.testing.assert_close(
+        ours.detach().cpu().double(), exact.double(), rtol=0, atol=tolerance * max(scale, 1e-30)
+    )

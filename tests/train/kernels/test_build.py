@@ -1,0 +1,117 @@
+"""The kernels compile at first use, once, for any number of processes; or plain torch runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+from train.kernels.build import (
+    LIBRARY,
+    CannotBuildError,
+    Toolchain,
+    cache_key,
+    compile_commands,
+    cuda_files,
+    find_toolchain,
+    source_folder,
+)
+
+PROBE = """
+import json, sys, torch
+from train.kernels import grad_norm_check, load
+result = grad_norm_check(torch.ones(5)).tolist()
+print(json.dumps([load(), result]))
+"""
+NVCC = shutil.which("nvcc")
+CUDA = cuda_files(source_folder())
+
+
+def compiler() -> Toolchain:
+    try:
+        return find_toolchain()
+    except CannotBuildError as e:
+        pytest.skip(str(e))
+
+
+def start(cache: Path, **environment: str) -> subprocess.Popen[str]:
+    """A process that computes with a kernel and tells why it was not native, if it was not."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PROBE],
+        cwd=REPO,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_processes_that_start_at_once_build_one_library(tmp_path: Path) -> None:
+    compiler()
+    started = [start(tmp_path), start(tmp_path)]
+    for process in started:
+        out, err = process.communicate(timeout=300)
+        assert (json.loads(out), err) == ([None, [5.0, 0.0]], "")
+    folders = [path for path in (tmp_path / "ckptsurgeon").iterdir() if path.is_dir()]
+    assert [[file.name for file in folder.iterdir()] for folder in folders] == [[LIBRARY]]
+
+
+def test_without_a_compiler_plain_torch_computes_and_one_line_says_why(tmp_path: Path) -> None:
+    out, err = start(tmp_path, PATH=str(tmp_path), CXX="").communicate(timeout=300)
+    reason, result = json.loads(out)
+    assert reason == "no C++ compiler on PATH (g++, c++, clang++)"
+    assert result == [5.0, 0.0]
+    assert err.count(reason) == 1
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_to_load(tmp_path: Path) -> None:
+    compiler()
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\n[ $1 = --version ] || { echo fatal error: no luck >&2; exit 1; }")
+    broken.chmod(0o755)
+    out, err = start(tmp_path, CXX=str(broken)).communicate(timeout=300)
+    assert json.loads(out) == [f"{broken} failed: fatal error: no luck", [5.0, 0.0]]
+    assert "no luck" in err
+    assert list(tmp_path.rglob("*.so")) == []
+
+
+def test_required_kernels_that_cannot_be_built_stop_the_start(tmp_path: Path) -> None:
+    environment = {"PATH": str(tmp_path), "CXX": "", "CKPTSURGEON_KERNELS": "require"}
+    process = start(tmp_path, **environment)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert "TrainError: the native kernels can't be used: no C++ compiler on PATH" in err
+
+
+def test_switched_off_kernels_are_not_built_and_not_mentioned(tmp_path: Path) -> None:
+    out, err = start(tmp_path, CKPTSURGEON_KERNELS="off").communicate(timeout=300)
+    assert (json.loads(out), err) == (["CKPTSURGEON_KERNELS=off", [5.0, 0.0]], "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_changed_source_is_another_library(tmp_path: Path) -> None:
+    toolchain = compiler()
+    copy = Path(shutil.copytree(source_folder(), tmp_path / "kernels"))
+    before = cache_key(copy, toolchain)
+    assert before == cache_key(source_folder(), toolchain)
+    (copy / "common.h").write_text("// changed")
+    assert cache_key(copy, toolchain) != before
+
+
+@pytest.mark.skipif(NVCC is None, reason="no nvcc on PATH")
+@pytest.mark.parametrize("source", CUDA, ids=[file.name for file in CUDA])
+def test_the_cuda_code_compiles(source: Path, tmp_path: Path) -> None:
+    toolchain = Toolchain(compiler().cxx, NVCC, ())
+    commands, _ = compile_commands(source_folder(), toolchain, tmp_path)
+    (command,) = [words for words in commands if str(source) in words]
+    if source.suffix == ".cu":  # one architecture is enough to see that it compiles
+        command = [*(w for w in command if "-gencode" not in w), "-arch=sm_90"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr

@@ -1,0 +1,170 @@
+"""Compiles csrc/kernels against the installed torch, into the user's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+LIBRARY = "kernels.so"
+OLDEST_TORCH = (2, 10)  # its headers' stable ABI has everything that csrc/kernels uses
+TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
+# Not -ffast-math, which would delete the tests for nan.
+CXX_FLAGS = (
+    "-std=c++20", "-O3", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math",
+    "-fvisibility=hidden", TARGET,
+)  # fmt: skip
+NVCC_FLAGS = (
+    "-std=c++20", "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden", TARGET,
+    "-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=[sm_90,compute_90]",
+)  # fmt: skip
+
+
+class CannotBuildError(Exception):
+    """Why there is no native library: no compiler, an old torch, or what the compiler said."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What compiles here. `nvcc` is None for a library without CUDA code."""
+
+    cxx: str
+    nvcc: str | None
+    versions: tuple[str, ...]  # of the compilers, in their own words
+
+
+def build() -> Path:
+    """The compiled library: from the cache when it is there, else compiled now (seconds).
+
+    Any number of processes may call it at once: one compiles, the others wait. A library appears by
+    a rename, so a killed build leaves nothing that would be loaded. Raises CannotBuildError.
+    """
+    sources = source_folder()
+    toolchain = find_toolchain()
+    library = cache_folder() / cache_key(sources, toolchain) / LIBRARY
+    if library.is_file():
+        return library
+    with _lock(library.parent.with_suffix(".lock")):
+        if not library.is_file():
+            _compile_into(library.parent, sources, toolchain)
+    return library
+
+
+def source_folder() -> Path:
+    """csrc/kernels: beside train/ in a checkout, inside the package where a wheel is installed."""
+    here = Path(__file__).resolve()
+    for folder in (here.parents[2] / "csrc" / "kernels", here.parent / "csrc"):
+        if (folder / "common.h").is_file():
+            return folder
+    raise CannotBuildError(f"the sources of the kernels are not beside {here.parent}")
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "ckptsurgeon"
+
+
+def find_toolchain() -> Toolchain:
+    """$CXX or the first C++ compiler on PATH; nvcc too if this torch is of its CUDA major."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+        raise CannotBuildError(f"torch {torch.__version__} is older than 2.10")
+    names = (os.environ.get("CXX"), "g++", "c++", "clang++")
+    cxx = next((path for name in names if name and (path := shutil.which(name))), None)
+    if cxx is None:
+        raise CannotBuildError("no C++ compiler on PATH (g++, c++, clang++)")
+    versions = [_output([cxx, "--version"]).partition("\n")[0]]
+    nvcc = shutil.which("nvcc") if torch.version.cuda else None
+    if nvcc is not None:
+        said = _output([nvcc, "--version"])
+        if f"release {str(torch.version.cuda).partition('.')[0]}." in said:
+            versions.append(said.splitlines()[-1])
+        else:
+            nvcc = None
+    return Toolchain(cxx, nvcc, tuple(versions))
+
+
+def cache_key(sources: Path, toolchain: Toolchain) -> str:
+    """Changes with every source, flag, compiler, torch and machine architecture."""
+    digest = hashlib.sha256()
+    told = (*CXX_FLAGS, *NVCC_FLAGS, *toolchain.versions, torch.__version__, platform.machine())
+    for text in told:
+        digest.update(text.encode() + b"\0")
+    for path in sorted(p for p in sources.rglob("*") if p.is_file()):
+        digest.update(str(path.relative_to(sources)).encode() + b"\0")
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()[:32]
+
+
+def cuda_files(sources: Path) -> list[Path]:
+    return sorted(p for p in (sources / "cuda").iterdir() if p.suffix in (".cu", ".cpp"))
+
+
+def compile_commands(
+    sources: Path, toolchain: Toolchain, objects: Path
+) -> tuple[list[list[str]], list[str]]:
+    """One command per source, and the command that links their objects into `objects`/LIBRARY."""
+    torch_folder = Path(torch.__file__).parent
+    include = ["-isystem", str(torch_folder / "include")]
+    libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu"]
+    compile_cxx = [toolchain.cxx, *CXX_FLAGS, *include]
+    chosen = [(compile_cxx, file) for file in sorted((sources / "cpu").glob("*.cpp"))]
+    linker = toolchain.cxx
+    if toolchain.nvcc is not None:
+        compile_cuda = [toolchain.nvcc, *NVCC_FLAGS, "-DUSE_CUDA", *include]
+        chosen += [(compile_cuda, file) for file in cuda_files(sources)]
+        libraries.append("-ltorch_cuda")
+        linker = toolchain.nvcc  # it knows where its runtime library lies
+    outputs = [objects / f"{file.parent.name}-{file.name}.o" for _, file in chosen]
+    commands = [
+        [*compiler, "-c", str(file), "-o", str(output)]
+        for (compiler, file), output in zip(chosen, outputs, strict=True)
+    ]
+    link = [linker, "-shared", "-o", str(objects / LIBRARY), *map(str, outputs), *libraries]
+    return commands, link
+
+
+def _compile_into(folder: Path, sources: Path, toolchain: Toolchain) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        objects = Path(temporary)
+        commands, link = compile_commands(sources, toolchain, objects)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_output, commands))
+        _output(link)
+        folder.mkdir(exist_ok=True)
+        (objects / LIBRARY).replace(folder / LIBRARY)
+
+
+def _output(command: Sequence[str]) -> str:
+    """Its stdout. Raises CannotBuildError with the first line of what it said instead."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as e:
+        raise CannotBuildError(f"{command[0]}: {e.strerror}") from e
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
+        raise CannotBuildError(f"{command[0]} failed: {said[0].strip()}")
+    return done.stdout
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold `path` locked; the kernel lets go of it when a process dies."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as e:
+        raise CannotBuildError(f"{path.parent}: {e.strerror}") from e
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,73 @@
+"""The op library `torch.ops.ckptsurgeon`: schemas, plain-torch formulas, and the native code."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from ..errors import TrainError, UsageError
+from .build import CannotBuildError, build
+
+MODES = ("auto", "require", "off")
+FALLBACKS: dict[str, Callable[..., Any]] = {}
+_LIBRARY = torch.library.Library("ckptsurgeon", "DEF")  # type: ignore[no-untyped-call]
+
+
+def define(
+    schema: str, *, fallback: Callable[..., Any], fake: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Register an op and return it; it loads the native code at its first call.
+
+    `fallback` computes it in plain torch wherever no native code is loaded for a tensor's device;
+    `fake` gives shapes alone, for torch.compile. The schema is here and not in C++, so that the op
+    exists without a compiler.
+    """
+    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+    name = schema.partition("(")[0]
+    FALLBACKS[name] = fallback
+    _LIBRARY.impl(name, fallback, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"ckptsurgeon::{name}", fake, lib=_LIBRARY)
+    op = getattr(torch.ops.ckptsurgeon, name).default
+
+    def call(*arguments: Any) -> Any:
+        load()
+        return op(*arguments)
+
+    return call
+
+
+@cache
+def load() -> str | None:
+    """Load the native kernels once, built first if need be; None, or why they are not there.
+
+    $CKPTSURGEON_KERNELS is `auto` (the default: one warning names the reason, and plain torch
+    computes), `require` (TrainError instead) or `off`.
+    """
+    mode = os.environ.get("CKPTSURGEON_KERNELS", "auto")
+    if mode not in MODES:
+        raise UsageError(
+            f"CKPTSURGEON_KERNELS is {mode!r}; it must be {' or '.join(MODES)}",
+            next="unset it for `auto`",
+        )
+    if mode == "off":
+        return "CKPTSURGEON_KERNELS=off"
+    try:
+        torch.ops.load_library(str(build()))  # type: ignore[no-untyped-call]
+    except (CannotBuildError, OSError) as e:
+        if mode == "require":
+            raise TrainError(
+                f"the native kernels can't be used: {e}",
+                next=(
+                    "install a C++ compiler, and torch 2.10 or newer",
+                    "CKPTSURGEON_KERNELS=auto",
+                ),
+            ) from e
+        if os.environ.get("RANK", "0") == "0":
+            warnings.warn(f"kernels run in plain torch, slower: {e}", stacklevel=2)
+        return str(e)
+    return None
