@@ -22,6 +22,7 @@ ZERO3_MODEL_STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt"
 SHAPE = (
     "num_layers", "hidden_size", "num_attention_heads", "seq_length", "padded_vocab_size",
     "ffn_hidden_size", "embed_layernorm", "untie_embeddings", "zero_stage",
+    "optimizer",
 )  # fmt: skip
 """Arguments that a run can't continue without: its files hold exactly this."""
 LAUNCH = ("activation_fn", "attention", "hidden_dropout", "attention_dropout")
@@ -74,6 +75,7 @@ def megatron_args(engine: Any, config: Config, progress: Progress, seed: int) ->
     """Megatron's argument names with the values that are in force, not those of the config."""
     schedule = engine.lr_scheduler
     group = live_optimizer(engine).param_groups[0]
+    beta1, beta2 = group.get("betas", (None, None))
     return argparse.Namespace(
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
@@ -98,9 +100,11 @@ def megatron_args(engine: Any, config: Config, progress: Progress, seed: int) ->
         lr_decay_style=schedule.decay_style,
         lr_warmup_samples=schedule.warmup_steps,
         lr_decay_samples=schedule.decay_steps,
-        adam_beta1=float(group["betas"][0]),
-        adam_beta2=float(group["betas"][1]),
-        adam_eps=float(group["eps"]),
+        optimizer=config.optimizer,
+        sgd_momentum=group.get("momentum"),
+        adam_beta1=beta1,
+        adam_beta2=beta2,
+        adam_eps=group.get("eps"),
         weight_decay=float(group["weight_decay"]),
         clip_grad=live_clip_grad(engine),
         seed=seed,

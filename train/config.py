@@ -16,6 +16,7 @@ from .errors import UsageError
 RUN_CONFIG = "train.yaml"
 HEADER = "# The resolved config of the run in this folder; the folder of this file is its `save`.\n"
 DECAY_STYLES = ("linear", "cosine", "constant")
+OPTIMIZERS = ("adamw", "sgdw", "lamb")
 DTYPES = ("fp32", "bf16")
 ACTIVATIONS = ("gelu", "relu")
 ATTENTIONS = ("sdpa", "plain", "stable")
@@ -56,6 +57,8 @@ class Config:
     lr_decay_style: str = "linear"
     lr_warmup_samples: int = 0
     lr_decay_samples: Optional[int] = None  # default train_iters x global_batch_size  # noqa: UP045
+    optimizer: str = "adamw"
+    sgd_momentum: float = 0.9  # of sgdw
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
@@ -162,10 +165,10 @@ def validate(config: Config) -> None:
     for key in ("lr", "min_lr", "weight_decay", "clip_grad", "lr_warmup_samples"):
         value = getattr(c, key)
         _check(math.isfinite(value) and value >= 0, key, value, "a finite number, at least 0")
-    for key in ("adam_beta1", "adam_beta2", "hidden_dropout", "attention_dropout"):
+    for key in ("adam_beta1", "adam_beta2", "sgd_momentum", "hidden_dropout", "attention_dropout"):
         _check(0 <= getattr(c, key) < 1, key, getattr(c, key), "in [0, 1)")
     for key, allowed in (
-        ("activation_fn", ACTIVATIONS), ("attention", ATTENTIONS),
+        ("optimizer", OPTIMIZERS), ("activation_fn", ACTIVATIONS), ("attention", ATTENTIONS),
         ("position_init", POSITION_INITS),
     ):  # fmt: skip
         _check(getattr(c, key) in allowed, key, getattr(c, key), allowed)
@@ -177,6 +180,8 @@ def validate(config: Config) -> None:
     _check(c.lr_decay_style in DECAY_STYLES, "lr_decay_style", c.lr_decay_style, DECAY_STYLES)
     _check(c.dtype in DTYPES, "dtype", c.dtype, DTYPES)
     _check(c.zero_stage in range(4), "zero_stage", c.zero_stage, (0, 1, 2, 3))
+    _check(c.optimizer != "lamb" or c.zero_stage < 3, "optimizer", "lamb with zero_stage 3",
+           "adamw or sgdw there: its flat slices tell no parameter's norm")  # fmt: skip
     _check(0 <= c.seed < 2**32, "seed", c.seed, "in 0 … 2^32 - 1")
     if c.lr_decay_style != "constant":
         _check(c.lr_warmup_samples < c.decay_samples, "lr_warmup_samples", c.lr_warmup_samples,

@@ -15,7 +15,7 @@ def read_live(engine: Any, progress: Progress, skip: list[list[int]], seed: int)
     """This rank's values, from its param groups, optimizer state, scaler and clipping."""
     groups = live_optimizer(engine).param_groups
     for key in ("lr", "betas", "eps"):
-        values = [group[key] for group in groups]
+        values = [group.get(key) for group in groups]  # SGDW has neither betas nor eps
         if any(value != values[0] for value in values):
             raise RankError(
                 f"the param groups of rank {engine.global_rank} disagree on {key}: {values}",
@@ -25,8 +25,8 @@ def read_live(engine: Any, progress: Progress, skip: list[list[int]], seed: int)
     return {
         "step": progress.iteration + 1,
         "lr": float(groups[0]["lr"]),
-        "betas": [float(beta) for beta in groups[0]["betas"]],
-        "eps": float(groups[0]["eps"]),
+        "betas": [float(beta) for beta in groups[0]["betas"]] if "betas" in groups[0] else None,
+        "eps": float(groups[0]["eps"]) if "eps" in groups[0] else None,
         "weight_decay": [float(group["weight_decay"]) for group in groups],
         "adam_step": live_adam_step(engine),
         "loss_scale": live_loss_scale(engine),

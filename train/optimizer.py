@@ -1,4 +1,4 @@
-"""AdamW with Megatron's two param groups, inside a DeepSpeed engine."""
+"""The optimizer with Megatron's two param groups, inside a DeepSpeed engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import torch
 from torch import nn
 
 from .config import Config
+from .errors import TrainError
+from .lamb import LAMB, Fragment
 from .microbatches import BatchSizes
 from .schedule import AnnealingLR
+from .sgdw import SGDW
 
 
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -23,14 +26,22 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
+def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of this config, at lr 0: the scheduler sets the rate, and the step that
+    DeepSpeed takes at construction must change nothing."""
+    groups = param_groups(model, config.weight_decay)
+    betas = (config.adam_beta1, config.adam_beta2)
+    if config.optimizer == "sgdw":
+        return SGDW(groups, lr=0.0, momentum=config.sgd_momentum)
+    if config.optimizer == "lamb":
+        groups[1]["layer_adaptation"] = False
+        return LAMB(groups, lr=0.0, betas=betas, eps=config.adam_eps)
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps)
+
+
 def build_engine(config: Config, model: nn.Module, sizes: BatchSizes) -> Any:
     """The DeepSpeed engine with a fresh optimizer (no moments, Adam step 0) and scheduler."""
-    optimizer = torch.optim.AdamW(
-        param_groups(model, config.weight_decay),
-        lr=0.0,  # the scheduler sets it; DeepSpeed's own step at construction must change nothing
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_eps,
-    )
+    optimizer = make_optimizer(config, model)
 
     def scheduler(inner: Any) -> AnnealingLR:
         return AnnealingLR(
@@ -51,7 +62,31 @@ def build_engine(config: Config, model: nn.Module, sizes: BatchSizes) -> Any:
     # Without ZeRO, DeepSpeed's 16-bit wrapper runs one step on zero gradients to allocate its
     # state, which would count as Adam step 1.
     optimizer.state.clear()
+    if isinstance(optimizer, LAMB) and config.zero_stage:
+        tell_partitions(optimizer, engine.optimizer)
     return engine
+
+
+def tell_partitions(optimizer: LAMB, zero: Any) -> None:
+    """Tell LAMB which parameters lie where in the flat partitions of DeepSpeed's ZeRO 1 or 2.
+
+    Read from what `deepspeed/runtime/zero/stage_1_and_2.py` links for its own checkpoints; raises
+    TrainError when this DeepSpeed does not have it."""
+    try:
+        for i, flat in enumerate(zero.single_partition_of_fp32_groups):
+            mappings = [parameter._hp_mapping for parameter in zero.bit16_groups[i]]
+            addresses = [m and m.get_hp_fragment_address() for m in mappings]
+            fragments = [
+                Fragment(index, address.start, address.numel)
+                for index, address in enumerate(addresses)
+                if address is not None
+            ]
+            optimizer.set_partition(flat, fragments, len(mappings), zero.real_dp_process_group[i])
+    except AttributeError as e:
+        raise TrainError(
+            f"DeepSpeed {deepspeed.__version__} does not tell LAMB its partitions: {e}",
+            next="zero_stage=0, optimizer=adamw, or DeepSpeed 0.19",
+        ) from None
 
 
 def deepspeed_config(config: Config, sizes: BatchSizes) -> dict[str, Any]:

@@ -91,6 +91,7 @@ def differences(training: Training) -> list[str]:
     """One sentence per field in which the loaded state differs from the config."""
     config, engine = training.config, training.engine
     schedule, groups = engine.lr_scheduler, live_optimizer(engine).param_groups
+    betas = groups[0].get("betas", (config.adam_beta1, config.adam_beta2))
     decay = next((g["weight_decay"] for g in groups if g["weight_decay"]), 0.0)
     pairs = (
         ("lr", config.lr, schedule.max_lr),
@@ -98,9 +99,10 @@ def differences(training: Training) -> list[str]:
         ("lr_decay_style", config.lr_decay_style, schedule.decay_style),
         ("lr_warmup_samples", config.lr_warmup_samples, schedule.warmup_steps),
         ("lr_decay_samples", config.decay_samples, schedule.decay_steps),
-        ("adam_beta1", config.adam_beta1, groups[0]["betas"][0]),
-        ("adam_beta2", config.adam_beta2, groups[0]["betas"][1]),
-        ("adam_eps", config.adam_eps, groups[0]["eps"]),
+        ("sgd_momentum", config.sgd_momentum, groups[0].get("momentum", config.sgd_momentum)),
+        ("adam_beta1", config.adam_beta1, betas[0]),
+        ("adam_beta2", config.adam_beta2, betas[1]),
+        ("adam_eps", config.adam_eps, groups[0].get("eps", config.adam_eps)),
         ("weight_decay", config.weight_decay, decay),
         ("clip_grad", config.clip_grad, live_clip_grad(engine)),
         ("seed", config.seed, training.seed),

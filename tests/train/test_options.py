@@ -20,6 +20,16 @@ OPTIONS = {
     "sinusoidal": ["position_init=sinusoidal"],
     "dropout": ["hidden_dropout=0.1", "attention_dropout=0.1"],
     "ffn": ["ffn_hidden_size=48"],
+    "sgdw": ["optimizer=sgdw"],
+    "sgdw-no-momentum": ["optimizer=sgdw", "sgd_momentum=0.0"],
+    "sgdw-zero0": ["optimizer=sgdw", "zero_stage=0"],
+    "sgdw-zero2": ["optimizer=sgdw", "zero_stage=2"],
+    "lamb": ["optimizer=lamb"],
+    "lamb-zero0": ["optimizer=lamb", "zero_stage=0"],
+    "lamb-zero2": ["optimizer=lamb", "zero_stage=2"],
+    "sgdw-bf16-zero0": ["optimizer=sgdw", "dtype=bf16", "zero_stage=0"],
+    "lamb-bf16": ["optimizer=lamb", "dtype=bf16"],
+    "lamb-bf16-zero0": ["optimizer=lamb", "dtype=bf16", "zero_stage=0"],
 }
 
 
@@ -32,7 +42,7 @@ def test_a_run_resumes_bit_for_bit(
     saved = torch.load(run / "global_step4" / "mp_rank_00_model_states.pt", weights_only=False)
     for override in overrides:
         key, _, value = override.partition("=")
-        if key != "init_method_std":
+        if key not in ("init_method_std", "dtype"):
             assert str(getattr(saved["args"], key)).lower() == value
     step_back(run, 4)
     assert in_process.train(run, *overrides) == {i: whole[i] for i in (5, 6)}
