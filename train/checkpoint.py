@@ -12,13 +12,12 @@ import torch
 
 from .config import Config
 from .errors import RankError, TrainError
+from .grid import Grid
 from .optimizer import live_clip_grad, live_optimizer
 from .progress import Progress
 from .run_folder import LATEST, LATEST_ITERATION, write_atomically
+from .shards import check_sizes, missing, model_states
 
-ZERO_SHARD = "zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-MODEL_STATES = "mp_rank_00_model_states.pt"
-ZERO3_MODEL_STATES = "zero_pp_rank_0_mp_rank_00_model_states.pt"
 SHAPE = (
     "num_layers", "hidden_size", "num_attention_heads", "seq_length", "padded_vocab_size",
     "ffn_hidden_size", "embed_layernorm", "untie_embeddings", "zero_stage",
@@ -30,7 +29,7 @@ LAUNCH = ("activation_fn", "attention", "hidden_dropout", "attention_dropout")
 
 
 def save_checkpoint(
-    engine: Any, config: Config, progress: Progress, skip: list[list[int]], seed: int
+    engine: Any, config: Config, grid: Grid, progress: Progress, skip: list[list[int]], seed: int
 ) -> None:
     """Save global_step<iteration>, then name it in `latest` and in Megatron's tracker.
 
@@ -39,7 +38,7 @@ def save_checkpoint(
     """
     root = Path(config.save)
     tag = f"global_step{progress.iteration}"
-    state = client_state(engine, config, progress, skip, seed)
+    state = client_state(engine, config, grid, progress, skip, seed)
     engine.save_checkpoint(str(root), tag=tag, client_state=state, save_latest=False)
     if engine.global_rank == 0:
         write_atomically(root / LATEST, tag)
@@ -47,7 +46,7 @@ def save_checkpoint(
 
 
 def client_state(
-    engine: Any, config: Config, progress: Progress, skip: list[list[int]], seed: int
+    engine: Any, config: Config, grid: Grid, progress: Progress, skip: list[list[int]], seed: int
 ) -> dict[str, Any]:
     """What the trainer adds, at top level, to every model_states file."""
     state: dict[str, Any] = {
@@ -60,7 +59,7 @@ def client_state(
             "padded_vocab_size": config.padded_vocab_size,
             "original_vocab_size": config.vocab_size,
         },
-        "args": megatron_args(engine, config, progress, seed),
+        "args": megatron_args(engine, config, grid, progress, seed),
         "random_rng_state": random.getstate(),
         "np_rng_state": np.random.get_state(),
         "torch_rng_state": torch.get_rng_state(),
@@ -71,7 +70,9 @@ def client_state(
     return state
 
 
-def megatron_args(engine: Any, config: Config, progress: Progress, seed: int) -> argparse.Namespace:
+def megatron_args(
+    engine: Any, config: Config, grid: Grid, progress: Progress, seed: int
+) -> argparse.Namespace:
     """Megatron's argument names with the values that are in force, not those of the config."""
     schedule = engine.lr_scheduler
     group = live_optimizer(engine).param_groups[0]
@@ -119,29 +120,31 @@ def megatron_args(engine: Any, config: Config, progress: Progress, seed: int) ->
         zero_stage=config.zero_stage,
         bf16=config.dtype == "bf16",
         fp16=False,
-        tensor_model_parallel_size=1,
-        pipeline_model_parallel_size=1,
-        data_parallel_size=engine.dp_world_size,
+        tensor_model_parallel_size=grid.tensor_size,
+        pipeline_model_parallel_size=grid.pipeline_size,
+        data_parallel_size=grid.data_size,
+        checkpoint_activations=config.checkpoint_activations,
         save=config.save,
         data_path=config.data,
     )
 
 
-def read_client_state(checkpoint: Path, config: Config, ranks: int) -> dict[str, Any]:
-    """The model_states file without its tensors' bytes (they stay on disk, mapped).
+def read_client_state(checkpoint: Path, config: Config, grid: Grid) -> dict[str, Any]:
+    """The first model_states file without its tensors' bytes (they stay on disk, mapped).
 
-    Raises TrainError when shards are missing, or when config and ranks can't continue it.
+    Raises TrainError, on every rank, when shards are missing, or when config and ranks can't
+    continue it.
     """
-    path = checkpoint / (ZERO3_MODEL_STATES if config.zero_stage == 3 else MODEL_STATES)
+    path = checkpoint / model_states(config.zero_stage)
     if not path.is_file():
         raise _unusable(checkpoint, f"{path.name} is missing")
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
     except Exception as e:
         raise _unusable(checkpoint, f"{path.name} can't be read: {_first_line(e)}") from e
-    missing = [k for k in ("trainer", "args", "iteration", "lr_scheduler") if k not in state]
-    if missing:
-        raise _unusable(checkpoint, f"{path.name} has no {', '.join(missing)}")
+    lacking = [k for k in ("trainer", "args", "iteration", "lr_scheduler") if k not in state]
+    if lacking:
+        raise _unusable(checkpoint, f"{path.name} has no {', '.join(lacking)}")
     args = state["args"]
     dtype = "bf16" if args.bf16 else "fp32"
     wanted = {key: getattr(config, key) for key in SHAPE} | {"ffn_hidden_size": config.ffn_size}
@@ -150,19 +153,10 @@ def read_client_state(checkpoint: Path, config: Config, ranks: int) -> dict[str,
         theirs, ours = {**saved, "dtype": dtype}[key], {**wanted, "dtype": config.dtype}[key]
         if theirs != ours:
             raise _cannot_continue(checkpoint, key, theirs, ours)
-    if config.zero_stage:
-        saved_ranks = state["dp_world_size"]
-        prefix = "bf16_" if dtype == "bf16" else ""
-        shards = [prefix + ZERO_SHARD.format(rank=r) for r in range(saved_ranks)]
-        absent = [name for name in shards if not (checkpoint / name).is_file()]
-        if absent:
-            raise _unusable(checkpoint, f"{', '.join(absent)} missing")
-        if saved_ranks != ranks:
-            raise TrainError(
-                f"{checkpoint}: its optimizer is in {saved_ranks} shards, but {ranks} ranks run",
-                next=f"torchrun --nproc_per_node {saved_ranks} -m train …",
-                untouched="the checkpoint is as it was",
-            )
+    absent = missing(checkpoint, args)
+    if absent:
+        raise _unusable(checkpoint, f"{', '.join(absent)} missing")
+    check_sizes(checkpoint, args, grid)
     return state
 
 

@@ -75,6 +75,9 @@ class Config:
     seed: int = 1234
     skip_train_iteration_range: list[list[int]] = field(default_factory=list)
 
+    tensor_model_parallel_size: int = 1  # ranks that share each matrix
+    pipeline_model_parallel_size: int = 1  # ranks that share the layers
+    checkpoint_activations: bool = False  # recompute each layer's activations in the backward pass
     zero_stage: int = 1
     dtype: str = "fp32"
     threads: int = 1  # torch threads per rank
@@ -159,7 +162,8 @@ def validate(config: Config) -> None:
     for key in (
         "num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size",
         "make_vocab_size_divisible_by", "global_batch_size", "micro_batch_size", "train_iters",
-        "save_interval", "log_interval", "threads",
+        "save_interval", "log_interval", "threads", "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
     ):  # fmt: skip
         _check(getattr(c, key) >= 1, key, getattr(c, key), "at least 1")
     for key in ("lr", "min_lr", "weight_decay", "clip_grad", "lr_warmup_samples"):
@@ -182,6 +186,7 @@ def validate(config: Config) -> None:
     _check(c.zero_stage in range(4), "zero_stage", c.zero_stage, (0, 1, 2, 3))
     _check(c.optimizer != "lamb" or c.zero_stage < 3, "optimizer", "lamb with zero_stage 3",
            "adamw or sgdw there: its flat slices tell no parameter's norm")  # fmt: skip
+    _check_parallel(c)
     _check(0 <= c.seed < 2**32, "seed", c.seed, "in 0 … 2^32 - 1")
     if c.lr_decay_style != "constant":
         _check(c.lr_warmup_samples < c.decay_samples, "lr_warmup_samples", c.lr_warmup_samples,
@@ -198,6 +203,23 @@ def _check_init(c: Config) -> None:
     _check(ok, "init_method_std", std, ("a finite number above 0", *INIT_FORMULAS))
     ffn = c.ffn_hidden_size
     _check(ffn is None or ffn >= 1, "ffn_hidden_size", ffn, "at least 1, or null for 4 hidden_size")
+
+
+def _check_parallel(c: Config) -> None:
+    tensor, pipeline = c.tensor_model_parallel_size, c.pipeline_model_parallel_size
+    for key in ("num_attention_heads", "padded_vocab_size", "ffn_size"):
+        _check(getattr(c, key) % tensor == 0, key, getattr(c, key),
+               f"a multiple of tensor_model_parallel_size {tensor}")  # fmt: skip
+    _check(pipeline <= c.num_layers, "pipeline_model_parallel_size", pipeline,
+           f"at most num_layers {c.num_layers}")  # fmt: skip
+    _check(c.optimizer != "lamb" or tensor == 1, "optimizer", "lamb with tensor parallelism",
+           "adamw or sgdw there: a slice does not tell its matrix's norm")  # fmt: skip
+    # DeepSpeed: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism".
+    _check(pipeline == 1 or c.zero_stage < 2, "zero_stage", c.zero_stage,
+           f"0 or 1 with pipeline_model_parallel_size {pipeline}")  # fmt: skip
+    # DeepSpeed's 16-bit wrapper of stage 0 counts only the first model rank in the gradient norm.
+    _check(tensor * pipeline == 1 or c.zero_stage > 0 or c.dtype == "fp32", "zero_stage", 0,
+           f"at least 1 with dtype {c.dtype} and model parallelism")  # fmt: skip
 
 
 def _check_range(key: str, pair: list[int]) -> None:

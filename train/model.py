@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -10,24 +12,36 @@ from torch import Tensor, nn
 
 from .attention import attend
 from .config import Config
+from .grid import ALONE, Grid
+from .tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    copy_to_group,
+    init_normal_,
+    mark_split,
+    own_random_numbers,
+    vocab_parallel_cross_entropy,
+)
 
 
 class Block(nn.Module):
     """One transformer layer: causal self-attention and an MLP, each behind its LayerNorm."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, grid: Grid) -> None:
         super().__init__()
         hidden, ffn = config.hidden_size, config.ffn_size
+        self.grid = grid
         self.attention, self.relu = config.attention, config.activation_fn == "relu"
         self.hidden_dropout = config.hidden_dropout
         self.attention_dropout = config.attention_dropout
-        self.heads = config.num_attention_heads
+        self.heads = config.num_attention_heads // grid.tensor_size  # this rank's
         self.input_layernorm = nn.LayerNorm(hidden, eps=config.layernorm_epsilon)
-        self.query_key_value = nn.Linear(hidden, 3 * hidden)
-        self.dense = nn.Linear(hidden, hidden)
+        self.query_key_value = ColumnParallelLinear(hidden, 3 * hidden, grid)
+        self.dense = RowParallelLinear(hidden, hidden, grid)
         self.post_attention_layernorm = nn.LayerNorm(hidden, eps=config.layernorm_epsilon)
-        self.dense_h_to_4h = nn.Linear(hidden, ffn)
-        self.dense_4h_to_h = nn.Linear(ffn, hidden)
+        self.dense_h_to_4h = ColumnParallelLinear(hidden, ffn, grid)
+        self.dense_4h_to_h = RowParallelLinear(ffn, hidden, grid)
         # Layers that write to the residual stream start smaller, so that its variance does not
         # grow with depth.
         scaled = config.init_std / math.sqrt(2.0 * config.num_layers)
@@ -37,8 +51,7 @@ class Block(nn.Module):
             (self.dense_h_to_4h, config.init_std),
             (self.dense_4h_to_h, scaled),
         ):
-            nn.init.normal_(layer.weight, 0.0, std)
-            nn.init.zeros_(layer.bias)
+            init_normal_(layer.weight, std, grid)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self._drop(self.dense(self._attend(self.input_layernorm(x))))
@@ -46,12 +59,14 @@ class Block(nn.Module):
         return x + self._drop(self.dense_4h_to_h(hidden))
 
     def _attend(self, x: Tensor) -> Tensor:
-        batch, length, hidden = x.shape
-        mixed = self.query_key_value(x).view(batch, length, self.heads, 3 * hidden // self.heads)
+        mixed = self.query_key_value(x)
+        batch, length, width = mixed.shape
+        mixed = mixed.view(batch, length, self.heads, width // self.heads)
         query, key, value = mixed.transpose(1, 2).chunk(3, dim=-1)
         dropout = self.attention_dropout if self.training else 0.0
-        context = attend(query, key, value, self.attention, dropout)
-        return context.transpose(1, 2).reshape(batch, length, hidden)
+        with own_random_numbers(self.grid, dropout > 0):  # for other heads
+            context = attend(query, key, value, self.attention, dropout)
+        return context.transpose(1, 2).reshape(batch, length, width // 3)
 
     def _activate(self, x: Tensor) -> Tensor:
         return F.relu(x) if self.relu else F.gelu(x, approximate="tanh")
@@ -60,48 +75,91 @@ class Block(nn.Module):
         return F.dropout(x, self.hidden_dropout, self.training)
 
 
+class WordEmbedding(VocabParallelEmbedding):
+    """Token ids [b, s] in, vectors [b, s, h] out."""
+
+    def __init__(self, config: Config, grid: Grid) -> None:
+        super().__init__(config.padded_vocab_size, config.hidden_size, grid)
+        init_normal_(self.weight, config.init_std, grid)
+
+
+class PositionEmbedding(nn.Embedding):
+    """Adds the vector of each position to the word vectors [b, s, h], which pass a LayerNorm
+    first with `embed_layernorm`, and drops some."""
+
+    def __init__(self, config: Config, grid: Grid) -> None:
+        super().__init__(config.seq_length, config.hidden_size)
+        if config.position_init == "sinusoidal":
+            sinusoids_(self.weight)
+        else:
+            init_normal_(self.weight, config.init_std, grid)
+        self.layernorm = (
+            nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
+            if config.embed_layernorm
+            else None
+        )
+        self.hidden_dropout = config.hidden_dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layernorm is not None:
+            x = self.layernorm(x)
+        return F.dropout(x + self.weight[: x.shape[1]], self.hidden_dropout, self.training)
+
+
+class Head(nn.Module):
+    """The output matrix of a model that does not use its word embeddings twice."""
+
+    def __init__(self, config: Config, grid: Grid) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(
+            torch.empty(config.padded_vocab_size // grid.tensor_size, config.hidden_size)
+        )
+        mark_split(self.weight, 0, grid)
+        init_normal_(self.weight, config.init_std, grid)
+
+
+def language_model_loss(x: Tensor, matrix: Tensor, targets: Tensor, grid: Grid) -> Tensor:
+    """Mean cross-entropy (a scalar, fp32) of x [b, s, h] times the rank's rows of the output
+    matrix, against targets [b, s]."""
+    logits = F.linear(copy_to_group(x, grid), matrix).flatten(0, 1)
+    if grid.tensor_size == 1:
+        return F.cross_entropy(logits.float(), targets.flatten())
+    return vocab_parallel_cross_entropy(logits, targets.flatten(), grid).mean()
+
+
 class GPT(nn.Module):
     """Tokens [b, s] and targets [b, s] in, mean cross-entropy (a scalar, fp32) out."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, grid: Grid = ALONE) -> None:
         super().__init__()
-        hidden, vocab = config.hidden_size, config.padded_vocab_size
-        self.word_embeddings = nn.Embedding(vocab, hidden)
-        self.position_embeddings = nn.Embedding(config.seq_length, hidden)
-        nn.init.normal_(self.word_embeddings.weight, 0.0, config.init_std)
-        if config.position_init == "sinusoidal":
-            sinusoids_(self.position_embeddings.weight)
-        else:
-            nn.init.normal_(self.position_embeddings.weight, 0.0, config.init_std)
-        self.word_embeddings_layernorm = (
-            nn.LayerNorm(hidden, eps=config.layernorm_epsilon) if config.embed_layernorm else None
-        )
-        self.hidden_dropout = config.hidden_dropout
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.final_layernorm = nn.LayerNorm(hidden, eps=config.layernorm_epsilon)
-        self.head = nn.Linear(hidden, vocab, bias=False) if config.untie_embeddings else None
-        if self.head is not None:
-            nn.init.normal_(self.head.weight, 0.0, config.init_std)
+        self.grid = grid
+        with own_seed(config, 0):
+            self.word_embeddings = WordEmbedding(config, grid)
+        with own_seed(config, 1):
+            self.position_embeddings = PositionEmbedding(config, grid)
+        self.layers = nn.ModuleList()
+        for number in range(config.num_layers):
+            with own_seed(config, 2 + number):
+                self.layers.append(Block(config, grid))
+        self.final_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
+        with own_seed(config, 2 + config.num_layers):
+            self.head = Head(config, grid) if config.untie_embeddings else None
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.word_embeddings(tokens)
-        if self.word_embeddings_layernorm is not None:
-            x = self.word_embeddings_layernorm(x)
-        x = x + self.position_embeddings.weight[: tokens.shape[1]]
-        x = F.dropout(x, self.hidden_dropout, self.training)
+        x = self.position_embeddings(self.word_embeddings(tokens))
         for layer in self.layers:
             x = layer(x)
         head = self.word_embeddings if self.head is None else self.head
-        logits = F.linear(self.final_layernorm(x), head.weight)
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        return language_model_loss(self.final_layernorm(x), head.weight, targets, self.grid)
 
-    def parameters_without_embeddings(self) -> int:
-        """What Megatron's `gigaflos without embeddings` counts."""
-        embeddings = [self.word_embeddings, self.position_embeddings]
-        if self.head is not None:
-            embeddings.append(self.head)  # type: ignore[arg-type]
-        total = sum(p.numel() for p in self.parameters())
-        return total - sum(p.numel() for m in embeddings for p in m.parameters())
+
+@contextmanager
+def own_seed(config: Config, layer: int) -> Iterator[None]:
+    """Draw the weights of one layer from its own seed: they are the same whichever rank builds
+    it, and whatever else that rank builds."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed + 100_003 * layer)
+        yield
 
 
 @torch.no_grad()

@@ -6,10 +6,12 @@ from typing import Any
 
 import deepspeed
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from .config import Config
 from .errors import TrainError
+from .grid import Grid
 from .lamb import LAMB, Fragment
 from .microbatches import BatchSizes
 from .schedule import AnnealingLR
@@ -39,7 +41,7 @@ def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps)
 
 
-def build_engine(config: Config, model: nn.Module, sizes: BatchSizes) -> Any:
+def build_engine(config: Config, model: nn.Module, sizes: BatchSizes, grid: Grid) -> Any:
     """The DeepSpeed engine with a fresh optimizer (no moments, Adam step 0) and scheduler."""
     optimizer = make_optimizer(config, model)
 
@@ -57,6 +59,7 @@ def build_engine(config: Config, model: nn.Module, sizes: BatchSizes) -> Any:
         model=model,
         optimizer=optimizer,
         lr_scheduler=scheduler,
+        mpu=grid.mpu,
         config=deepspeed_config(config, sizes),
     )
     # Without ZeRO, DeepSpeed's 16-bit wrapper runs one step on zero gradients to allocate its
@@ -141,8 +144,18 @@ def keeps_grad_norm(config: Config) -> bool:
     return config.zero_stage > 0 or config.dtype != "fp32"
 
 
-def raw_grad_norm(model: nn.Module) -> float:
-    """The 2-norm of the gradients that lie in the model now."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    norms = torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients])
-    return float(torch.linalg.vector_norm(norms))
+def raw_grad_norm(model: nn.Module, grid: Grid) -> float:
+    """The 2-norm of the gradients that lie in the model now, over all ranks that share it."""
+    gradients = [p.grad for p in model.parameters() if counts_in_norm(p, grid)]
+    norms = [torch.linalg.vector_norm(g.float()) for g in gradients if g is not None]
+    total = torch.stack(norms).square().sum()
+    if grid.model_size > 1:
+        dist.all_reduce(total, group=grid.model_group)
+    return float(total.sqrt())
+
+
+def counts_in_norm(parameter: nn.Parameter, grid: Grid) -> bool:
+    """Whether this rank is the one that counts a parameter which others may hold as well."""
+    if getattr(parameter, "ds_pipe_replicated", False):  # the later copy of a tied matrix
+        return False
+    return grid.tensor_rank == 0 or hasattr(parameter, "partition_dim")

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from .config import Config
+from .grid import Grid
+from .model import Head
+
+
+def count(model: nn.Module, grid: Grid) -> tuple[int, int]:
+    """All parameters, and those without embeddings and head (Megatron's `gigaflos without
+    embeddings`), each once over all ranks that share a model; every rank must call it."""
+    everything = without = 0
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            cut = grid.tensor_size if hasattr(parameter, "partition_dim") else 1
+            if not getattr(parameter, "ds_pipe_replicated", False):
+                everything += parameter.numel() * cut
+                if not isinstance(module, (nn.Embedding, Head)):
+                    without += parameter.numel() * cut
+    return grid.sum_over_stages(everything), grid.sum_over_stages(without)
 
 
 def by_formula(config: Config) -> int:

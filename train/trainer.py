@@ -18,6 +18,7 @@ from .checkpoint import LAUNCH, load_checkpoint, read_client_state, restore_rng,
 from .config import Config
 from .data import SampleStream
 from .first_line import agreed_line, read_live
+from .grid import Grid, arrange
 from .indexed_dataset import IndexedDataset
 from .log import EventLog, Report, loss_line
 from .microbatches import BatchSizes
@@ -31,7 +32,7 @@ from .optimizer import (
     raw_grad_norm,
     set_clip_grad,
 )
-from .parameter_count import counted_line, shape_warnings
+from .parameter_count import count, counted_line, shape_warnings
 from .progress import Progress, skip_range
 
 
@@ -40,6 +41,7 @@ class Training:
     """One process's part of a run, ready for the iteration after `progress`."""
 
     config: Config
+    grid: Grid
     engine: Any
     device: Any
     stream: SampleStream
@@ -54,17 +56,16 @@ class Training:
 
 def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     """Build the engine and, with a checkpoint, let it win over the config. Raises TrainError."""
-    ranks = distributed.world_size()
+    grid = arrange(config, distributed.world_size())
     sizes = BatchSizes(
-        config.global_batch_size, config.micro_batch_size, ranks, config.rampup_batch_size
+        config.global_batch_size, config.micro_batch_size, grid.data_size, config.rampup_batch_size
     )
     dataset = IndexedDataset(config.data)
-    state = None if checkpoint is None else read_client_state(checkpoint, config, ranks)
+    state = None if checkpoint is None else read_client_state(checkpoint, config, grid)
     torch.manual_seed(config.seed)
-    model = GPT(config)
-    flops_per_token = 6 * model.parameters_without_embeddings()
-    parameters = sum(p.numel() for p in model.parameters())
-    engine = build_engine(config, model, sizes)
+    model = GPT(config, grid)
+    parameters, without_embeddings = count(model, grid)
+    engine = build_engine(config, model, sizes, grid)
     progress, skip, seed = Progress(), config.skip_train_iteration_range, config.seed
     if checkpoint is not None and state is not None:
         load_checkpoint(engine, checkpoint)
@@ -82,8 +83,8 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
         )
     stream = SampleStream(dataset, config.seq_length, seed, config.vocab_size)
     return Training(
-        config, engine, device, stream, sizes, progress, skip, seed, flops_per_token, parameters,
-        None if state is None else state["args"],
+        config, grid, engine, device, stream, sizes, progress, skip, seed, 6 * without_embeddings,
+        parameters, None if state is None else state["args"],
     )  # fmt: skip
 
 
@@ -191,7 +192,7 @@ def _iteration(training: Training, size: int) -> Report:
         engine.backward(micro_loss)
         loss += micro_loss.detach().float() / count
         if micro_batch == count - 1 and not keeps_grad_norm(config):
-            norm = raw_grad_norm(engine.module)
+            norm = raw_grad_norm(engine.module, training.grid)
         tokens_after = progress.tokens + size * config.seq_length
         engine.step(lr_kwargs={"increment": size, "token_num": tokens_after})
     if norm is None:
@@ -211,7 +212,7 @@ def _iteration(training: Training, size: int) -> Report:
 
 def _micro_batch(training: Training, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     config, progress, sizes = training.config, training.progress, training.sizes
-    first = sizes.first_sample(progress.samples, micro_batch, distributed.rank())
+    first = sizes.first_sample(progress.samples, micro_batch, training.grid.data_rank)
     batch = training.stream.batch(first, config.micro_batch_size)
     if config.hidden_dropout or config.attention_dropout:
         torch.manual_seed(training.stream.random_seed(first))
@@ -226,7 +227,12 @@ def _save(training: Training, events: EventLog | None) -> None:
     if events is not None:
         events.flush()
     save_checkpoint(
-        training.engine, training.config, training.progress, training.skip, training.seed
+        training.engine,
+        training.config,
+        training.grid,
+        training.progress,
+        training.skip,
+        training.seed,
     )
 
 
