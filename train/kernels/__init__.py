@@ -6,7 +6,8 @@ A kernel is `<name>.py` here (schema, formula in torch, gradient) and, under the
 
 from __future__ import annotations
 
+from .adamw_flat import adamw_flat_
 from .grad_norm_check import grad_norm_check
 from .library import load
 
-__all__ = ["grad_norm_check", "load"]
+__all__ = ["adamw_flat_", "grad_norm_check", "load"]

@@ -41,10 +41,6 @@ __device__ __forceinline__ T warp_sum(T x) {
   for (int i = 16; i > 0; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
   return x;
 }
-__device__ __forceinline__ float warp_max(float x) {
-  for (int i = 16; i > 0; i >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
-  return x;
-}
 
 // As many blocks as fill the device several times over, and no more than the work needs.
 inline int grid_size(int64_t n, int per_thread, int multiprocessors) {

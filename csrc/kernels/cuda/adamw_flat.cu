@@ -1,0 +1,121 @@
+// adamw_flat_ on a GPU: unscale, clip, AdamW, statistics and low-precision copy in one pass.
+#include "adamw_flat.h"
+
+#include <type_traits>
+
+#include "common.cuh"
+
+namespace ckptsurgeon {
+namespace {
+
+struct None {};  // no low-precision copy
+
+struct Sums {
+  float v_sum = 0, p_sq = 0, change_sq = 0;
+  int v_max = 0;  // v is never negative, so its bits are in its order, and nan is above inf
+};
+
+__device__ __forceinline__ void step_one(float& p, float& m, float& v, float g, float grad_mul,
+                                         const Hyper& h, Sums& sums) {
+  const float grad = g * grad_mul;
+  const float old_p = p;
+  m += h.beta1_new * (grad - m);
+  v = h.beta2 * v + h.beta2_new * grad * grad;
+  const float ratio = m / (sqrtf(v) * h.v_correction + h.eps);
+  p = old_p * h.decay - h.step_size * ratio;
+  const float change = p - old_p;
+  sums.v_sum += v;
+  sums.v_max = max(sums.v_max, __float_as_int(v) & 0x7fffffff);
+  sums.p_sq += p * p;
+  sums.change_sq += change * change;
+}
+
+template <typename O>
+constexpr bool kCopies = !std::is_same_v<O, None>;
+
+template <typename T>
+__device__ __forceinline__ bool aligned4(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) % sizeof(Four<T>) == 0;
+}
+
+template <typename G, typename O>
+__global__ void __launch_bounds__(kThreads)
+    adamw(float* __restrict__ p, float* __restrict__ m, float* __restrict__ v,
+          const G* __restrict__ g, O* __restrict__ out, int64_t n,
+          const float* __restrict__ grad_mul, Hyper h, double* stats) {
+  const float mul = *grad_mul;
+  Sums sums;
+  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+  // A partition may start anywhere in its buffer.
+  bool aligned = aligned4(p) && aligned4(m) && aligned4(v) && aligned4(g);
+  if constexpr (kCopies<O>) aligned = aligned && aligned4(out);
+  const int64_t fours = aligned ? n / 4 : 0;
+  for (int64_t i = thread; i < fours; i += threads) {
+    Four<float> ps = load4(p + 4 * i), ms = load4(m + 4 * i), vs = load4(v + 4 * i);
+    const Four<G> gs = load4(g + 4 * i);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      step_one(ps.at[k], ms.at[k], vs.at[k], to_float(gs.at[k]), mul, h, sums);
+    }
+    store4(p + 4 * i, ps);
+    store4(m + 4 * i, ms);
+    store4(v + 4 * i, vs);
+    if constexpr (kCopies<O>) {
+      Four<O> low;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) from_float(ps.at[k], low.at[k]);
+      store4(out + 4 * i, low);
+    }
+  }
+  for (int64_t i = 4 * fours + thread; i < n; i += threads) {
+    step_one(p[i], m[i], v[i], to_float(g[i]), mul, h, sums);
+    if constexpr (kCopies<O>) from_float(p[i], out[i]);
+  }
+  const float v_sum = warp_sum(sums.v_sum);
+  const float p_sq = warp_sum(sums.p_sq);
+  const float change_sq = warp_sum(sums.change_sq);
+  const int v_max = __reduce_max_sync(~0u, sums.v_max);
+  if (threadIdx.x % 32 == 0) {
+    atomicAdd(stats, double{v_sum});
+    // Doubles that are not negative are in the order of their bits too.
+    atomicMax(reinterpret_cast<unsigned long long*>(stats + 1),
+              static_cast<unsigned long long>(__double_as_longlong(double{__int_as_float(v_max)})));
+    atomicAdd(stats + 2, double{p_sq});
+    atomicAdd(stats + 3, double{change_sq});
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_adamw_flat(float* p, float* m, float* v, const void* g, Format g_format,
+                              void* out, Format out_format, int64_t n, const float* grad_mul,
+                              Hyper hyper, double* stats, int multiprocessors,
+                              cudaStream_t stream) {
+  const int blocks = grid_size(n, 4, multiprocessors);
+  const auto run = [&](auto* gs, auto* outs) {
+    adamw<<<blocks, kThreads, 0, stream>>>(p, m, v, gs, outs, n, grad_mul, hyper, stats);
+    return cudaGetLastError();
+  };
+  const auto copy_to = [&](auto* gs) {
+    if (out == nullptr) return run(gs, static_cast<None*>(nullptr));
+    switch (out_format) {
+      case Format::kFloat:
+        return run(gs, static_cast<float*>(out));
+      case Format::kBf16:
+        return run(gs, static_cast<__nv_bfloat16*>(out));
+      default:
+        return run(gs, static_cast<__half*>(out));
+    }
+  };
+  switch (g_format) {
+    case Format::kFloat:
+      return copy_to(static_cast<const float*>(g));
+    case Format::kBf16:
+      return copy_to(static_cast<const __nv_bfloat16*>(g));
+    default:
+      return copy_to(static_cast<const __half*>(g));
+  }
+}
+
+}  // namespace ckptsurgeon

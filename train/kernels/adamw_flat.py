@@ -1,0 +1,85 @@
+"""K2: one AdamW step over a flat tensor, from scaled gradient to low-precision weights."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .library import define
+
+
+def _fallback(
+    p: Tensor,
+    m: Tensor,
+    v: Tensor,
+    g: Tensor,
+    out: Tensor | None,
+    grad_mul: Tensor,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+) -> Tensor:
+    grad = g.to(p.dtype) * grad_mul
+    before = p.clone()
+    p.mul_(1 - lr * weight_decay)
+    m.lerp_(grad, 1 - beta1)
+    v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    denominator = (v.sqrt() / math.sqrt(1 - beta2**step)).add_(eps)
+    p.addcdiv_(m, denominator, value=-lr / (1 - beta1**step))
+    if out is not None:
+        out.copy_(p.view_as(out))
+    if p.numel() == 0:
+        return p.new_zeros(4, dtype=torch.float64)
+    change = p - before
+    sums = (v.double().sum(), v.max().double(), _squared(p), _squared(change))
+    return torch.stack(sums)
+
+
+def _squared(x: Tensor) -> Tensor:
+    return x.double().square().sum()
+
+
+def _fake(p: Tensor, *rest: object) -> Tensor:
+    return p.new_empty(4, dtype=torch.float64)
+
+
+_op = define(
+    "adamw_flat_(Tensor(a!) p, Tensor(b!) m, Tensor(c!) v, Tensor g, Tensor(d!)? out, "
+    "Tensor grad_mul, float lr, float beta1, float beta2, float eps, float weight_decay, int step)"
+    " -> Tensor",
+    fallback=_fallback,
+    fake=_fake,
+)
+
+
+def adamw_flat_(
+    p: Tensor,
+    m: Tensor,
+    v: Tensor,
+    g: Tensor,
+    out: Tensor | None,
+    grad_mul: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    step: int,
+) -> Tensor:
+    """Step the weights p and moments m and v in place, with the gradient g * grad_mul.
+
+    The formula of torch.optim.AdamW (Loshchilov and Hutter, arXiv:1711.05101), `step` counted from
+    1. p, m and v: contiguous float32 of one length; g: as long, float32 or 16-bit; out, if given,
+    gets the new weights, in g's format or from a float32 g in any. grad_mul: one float32 on p's
+    device, which unscales and clips at once. Returns float64 [|v|_1, max v, |p|^2, |change of
+    p|^2] after the step; the same for any number of threads on a CPU.
+    """
+    stats: Tensor = _op(
+        p, m, v, g, out, grad_mul, lr, betas[0], betas[1], eps, weight_decay, step
+    )  # fmt: skip
+    return stats
