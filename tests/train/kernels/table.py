@@ -27,6 +27,30 @@ def _grad_norm_check(grad: Tensor) -> list[Tensor]:
     return [torch.stack([grad.square().sum(), torch.zeros((), dtype=torch.float64)])]
 
 
+HYPER: tuple[Any, ...] = (1e-2, 0.9, 0.95, 1e-8, 0.1, 7)  # lr, betas, eps, weight decay, step
+
+
+def _adamw(shape: Shape, dtype: torch.dtype, seed: int) -> list[Any]:
+    p, m = normal(shape, torch.float32, seed), normal(shape, torch.float32, seed + 1, 0.1)
+    v = normal(shape, torch.float32, seed + 2, 0.1).square()
+    return [p, m, v, normal(shape, dtype, seed + 3, 30.0), None, torch.tensor(0.01), *HYPER]
+
+
+def _adamw_flat(p: Tensor, m: Tensor, v: Tensor, g: Tensor, out: None, mul: Tensor,
+                *hyper: Any) -> list[Tensor]:  # fmt: skip
+    """torch's own AdamW, in the state of `hyper`'s step."""
+    lr, beta1, beta2, eps, weight_decay, step = hyper
+    before, parameter = p.clone(), torch.nn.Parameter(p)
+    optimizer = torch.optim.AdamW([parameter], lr, (beta1, beta2), eps, weight_decay)
+    optimizer.state[parameter] = {
+        "step": torch.tensor(float(step - 1)), "exp_avg": m, "exp_avg_sq": v,
+    }  # fmt: skip
+    parameter.grad = g * mul
+    optimizer.step()
+    largest = v.max() if v.numel() else torch.zeros(())
+    return [torch.stack([v.sum(), largest, p.square().sum(), (p - before).square().sum()])]
+
+
 CASES = (
     Case(
         "grad_norm_check",
@@ -35,5 +59,14 @@ CASES = (
         _grad,
         _grad_norm_check,
         tolerance=dict.fromkeys(FLOATS, 1e-12),
+    ),
+    Case(
+        "adamw_flat_",
+        FLAT,
+        FLOATS,
+        _adamw,
+        _adamw_flat,
+        mutated=(0, 1, 2),
+        tolerance=dict.fromkeys(FLOATS, 1e-6),
     ),
 )
