@@ -30,7 +30,8 @@ class Change:
     """One field in one place, old value → new value.
 
     In a shard, `path` is the key path inside its pickle (dict keys, list indices, attribute names)
-    and `new` may be `ZEROS`. In a text pointer, `path` is empty and the values are the whole text.
+    and `new` may be `ZEROS`, of the whole tensor or of its flattened `elements` [start, end). In a
+    text pointer, `path` is empty and the values are the whole text.
     """
 
     file: str
@@ -38,6 +39,7 @@ class Change:
     old: Value
     new: Value
     path: tuple[Key, ...] = ()
+    elements: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

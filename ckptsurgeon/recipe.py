@@ -46,7 +46,9 @@ class Repair:
 class Hyperparameters:
     """Wanted values. A text such as `0.5x` scales the present one.
 
-    `lr` is the peak of the schedule (Megatron's max_lr); `warmup` and `decay` count samples."""
+    `lr` is the peak of the schedule (Megatron's max_lr); `warmup` and `decay` count samples;
+    `consumed_samples`, `tokens` and `iteration` are the counters that the data position, the logs
+    and the next step's number come from."""
 
     lr: float | str | None = None
     min_lr: float | str | None = None
@@ -60,10 +62,21 @@ class Hyperparameters:
     clip_grad: float | str | None = None
     seed: int | None = None
     loss_scale: float | str | None = None
+    consumed_samples: int | None = None
+    tokens: int | None = None
+    iteration: int | None = None
 
     def given(self) -> dict[str, Any]:
         """The keys that were set, in the order of the table above."""
         return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What a reset of the moments is confined to: `only` exp_avg, `params` whose names match."""
+
+    only: str | None = None
+    params: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,9 @@ class Recipe:
     repair_latest: Repair | None = None
     set: Hyperparameters = field(default_factory=Hyperparameters)
     reset: list[str] = field(default_factory=list)
+    moments: Moments = field(default_factory=Moments)
     skip: list[str] = field(default_factory=list)
+    skip_by_counters: bool = False
     clear_skip: bool = False
     tensorboard: TensorBoard = field(default_factory=TensorBoard)
     relaunch: Relaunch | None = None
@@ -183,6 +198,23 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
     return out
 
 
+def _check_moments(recipe: Recipe) -> None:
+    only, params = recipe.moments.only, recipe.moments.params
+    if (only or params) and "moments" not in recipe.reset:
+        raise UsageError("`moments` confines a reset that is not wanted", next="reset: [moments]")
+    if only == "exp_avg_sq":
+        raise UsageError(
+            "exp_avg_sq alone is never reset: the next update would be up to 79,500 times lr",
+            next="reset moments, or reset moments --only exp_avg",
+        )
+    if only not in (None, "exp_avg"):
+        raise unknown_key(str(only), ("exp_avg",), "moments.only")
+    try:
+        re.compile(params or "")
+    except re.error as error:
+        raise UsageError(f"`moments.params`: {error}", next="a regular expression") from None
+
+
 def _check(recipe: Recipe) -> None:
     if recipe.version != 1:
         raise UsageError(f"recipe version {recipe.version} is not known", next="version: 1")
@@ -190,6 +222,9 @@ def _check(recipe: Recipe) -> None:
         if state not in STATES:
             raise unknown_key(state, STATES, "reset")
     ranges(recipe.skip)
+    _check_moments(recipe)
+    if recipe.skip_by_counters and not recipe.skip:
+        raise UsageError("`skip_by_counters` without a range", next="skip: [A-B]")
     wanted = recipe.set
     if wanted.decay_style is not None and wanted.decay_style not in DECAY_STYLES:
         raise unknown_key(wanted.decay_style, DECAY_STYLES, "set.decay_style")
@@ -198,7 +233,8 @@ def _check(recipe: Recipe) -> None:
         value = getattr(wanted, key)
         if value is not None and not low <= value < high:
             raise UsageError(f"`set.{key}` is {value}", next=f"{low:g} <= {key} < {high:g}")
-    for key in ("lr", "min_lr", "weight_decay", "clip_grad", "warmup", "decay", "seed"):
+    for key in ("lr", "min_lr", "weight_decay", "clip_grad", "warmup", "decay", "seed",
+                "consumed_samples", "tokens", "iteration"):  # fmt: skip
         value = getattr(wanted, key)
         if isinstance(value, (int, float)) and value < 0:
             raise UsageError(f"`set.{key}` is {value}", next=f"{key} is never below 0")

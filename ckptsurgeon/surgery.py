@@ -21,6 +21,7 @@ from ckptsurgeon.files.pickle_scan import collector_paused
 from ckptsurgeon.formats import Disagreement, State
 from ckptsurgeon.journal import Recovery
 from ckptsurgeon.known_globals import refuse_unknown
+from ckptsurgeon.operations.counters import counters
 from ckptsurgeon.operations.events import events, note
 from ckptsurgeon.operations.hyperparameters import hyperparameters
 from ckptsurgeon.operations.reset import reset
@@ -31,7 +32,7 @@ from ckptsurgeon.render import render, touched
 from ckptsurgeon.run import Run
 from ckptsurgeon.undo import plan_undo
 
-OPERATIONS = (rollback, hyperparameters, reset, skip, events)
+OPERATIONS = (rollback, hyperparameters, counters, reset, skip, events)
 
 Progress = Callable[[str, int, int], None]
 
@@ -177,11 +178,13 @@ def _title(run: Run, recipe: Recipe, step: int) -> str:
     given = recipe.set.given()
     if given:
         parts.append("set " + " ".join(f"{key}={value}" for key, value in given.items()))
-    parts += [f"reset {state}" for state in recipe.reset]
+    part = " ".join(str(item) for item in (recipe.moments.only, recipe.moments.params) if item)
+    parts += [f"reset {state}{f' ({part})' if part else ''}" for state in recipe.reset]
     if recipe.clear_skip:
         parts.append("clear skip")
     if recipe.skip:
-        parts.append(f"skip {' '.join(recipe.skip)}")
+        how = " by counters" if recipe.skip_by_counters else ""
+        parts.append(f"skip {' '.join(recipe.skip)}{how}")
     if recipe.tensorboard.after is not None:
         parts.append(f"cut events after {recipe.tensorboard.after}")
     if recipe.tensorboard.rename:
@@ -215,7 +218,7 @@ def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = No
 
 
 def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
-    found = run.checkpoint(promise.step - 1).state().promise
+    found = run.checkpoint(run.latest()).state().promise
     differing = differences(promise, found)
     if differing:
         raise VerificationFailed(

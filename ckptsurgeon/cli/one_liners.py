@@ -112,8 +112,9 @@ def set_values(
 ) -> None:
     """Change hyperparameters in every place that keeps them.
 
-    KEY is lr min_lr warmup decay decay_style beta1 beta2 eps weight_decay clip_grad seed or
-    loss_scale; a VALUE such as 0.5x scales the present one."""
+    KEY is lr min_lr warmup decay decay_style beta1 beta2 eps weight_decay clip_grad seed
+    loss_scale, or a counter: consumed_samples tokens iteration. A VALUE such as 0.5x scales the
+    present one."""
     one_section(common, {}, _settings(settings))
 
 
@@ -121,13 +122,23 @@ def reset(
     states: Annotated[
         list[str], typer.Argument(metavar="moments|loss-scale", help="What starts anew.")
     ],
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="exp_avg", help="This moment alone.")
+    ] = None,
+    params: Annotated[
+        str | None,
+        typer.Option("--params", metavar="REGEX", help="Of parameters whose names match alone."),
+    ] = None,
     *,
     common: OneLiner,
 ) -> None:
     """Start the Adam moments or the loss scale anew.
 
-    Moments are exp_avg, exp_avg_sq and step together; fp32 masters and the schedule stay."""
-    one_section(common, {"reset": _states(states)})
+    Moments are exp_avg, exp_avg_sq and step together; fp32 masters and the schedule stay. With
+    --only or --params the step stays, which the plan says the price of."""
+    data: dict[str, Any] = {"reset": _states(states)}
+    part = {key: value for key, value in (("only", only), ("params", params)) if value is not None}
+    one_section(common, {**data, "moments": part} if part else data)
 
 
 def skip(
@@ -135,16 +146,24 @@ def skip(
         list[str] | None,
         typer.Argument(metavar="A-B", help="Iterations, from 1, both ends included."),
     ] = None,
+    by_counters: Annotated[
+        bool,
+        typer.Option("--by-counters", help="Advance the consumed samples past them instead."),
+    ] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Forget the ranges that are set.")] = False,
     *,
     common: OneLiner,
 ) -> None:
     """Pass over the data of some iterations.
 
-    They count, and so do their samples, but nothing is trained and the schedule waits."""
+    They count, and so do their samples, but nothing is trained and the schedule waits. With
+    --by-counters, for trainers whose own flag does not do that, the data position moves on by what
+    they would have consumed, and the numbers of the iterations do not."""
     if not ranges and not clear:
         raise UsageError("no range was given", next="ckptsurgeon skip 6900-7010")
     data: dict[str, Any] = {"skip": ranges} if ranges else {}
+    if by_counters:
+        data["skip_by_counters"] = True
     one_section(common, {**data, "clear_skip": True} if clear else data)
 
 

@@ -32,6 +32,9 @@ TORCHSCRIPT = "constants.pkl"
 LAST = 4096
 """Bytes at the end that are read at once: the directory of a small archive."""
 
+CHUNK = 1 << 20
+"""Bytes of a tensor that are read at once."""
+
 _NUMBERS = {
     "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h",
     "int8": "b", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "bool": "?",
@@ -217,10 +220,20 @@ class Archive:
         start = self.payload(f"data/{tensor.storage}") + tensor.offset * ITEM_BYTES[tensor.dtype]
         return self.decode(tensor.dtype, self.read_at(start, ITEM_BYTES[tensor.dtype]))
 
-    def is_zero(self, tensor: Tensor) -> bool:
-        """Whether the whole storage is zeros by its CRC; False too where there is no CRC."""
+    def is_zero(self, tensor: Tensor, elements: tuple[int, int] | None = None) -> bool:
+        """Whether the whole storage is zeros by its CRC; False too where there is no CRC. Of
+        `elements` [start, end) of a flat tensor, whether they are zeros by their bytes."""
         record = self.storage(tensor)
-        return record.crc != 0 and record.crc == crc32.of_zeros(record.size)
+        if elements is None:
+            return record.crc != 0 and record.crc == crc32.of_zeros(record.size)
+        start, end = (
+            self.payload(f"data/{tensor.storage}") + (tensor.offset + i) * ITEM_BYTES[tensor.dtype]
+            for i in elements
+        )
+        return all(
+            not any(self.read_at(begin, min(CHUNK, end - begin)))
+            for begin in range(start, end, CHUNK)
+        )
 
     def byte_order(self) -> str:
         """`<` or `>`, as the file says; files that say nothing are little-endian."""

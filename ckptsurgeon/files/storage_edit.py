@@ -6,8 +6,8 @@ Several tensors may be views of one storage. What is not to be changed stays, by
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickle_reader import ITEM_BYTES, Tensor, tensors
@@ -50,19 +50,26 @@ class StorageEdit:
         return self.size - changed - sum(map(len, self.numbers.values()))
 
 
-def storage_edits(
-    tree: Any, wanted: Sequence[tuple[Tensor, bytes | None]]
-) -> dict[str, StorageEdit]:
-    """By storage key, what it takes that each tensor becomes zeros (None) or that one element.
+class Wish(NamedTuple):
+    """A tensor that becomes zeros (None) or that one element; of a flat one, maybe only the
+    `elements` [start, end)."""
+
+    tensor: Tensor
+    number: bytes | None
+    elements: tuple[int, int] | None = None
+
+
+def storage_edits(tree: Any, wanted: Sequence[Wish]) -> dict[str, StorageEdit]:
+    """By storage key, what it takes that each wish comes true.
 
     Raises SurgeryError if a byte would also change that belongs to a tensor not in `wanted`, or if
     two wishes contradict each other."""
     out: dict[str, StorageEdit] = {}
-    for tensor, number in wanted:
+    for tensor, number, elements in wanted:
         size = tensor.storage_numel * ITEM_BYTES[tensor.dtype]
         edit = out.setdefault(tensor.storage, StorageEdit(size))
         if number is None:
-            edit.zeros += ranges(tensor)
+            edit.zeros += ranges(part(tensor, *elements) if elements else tensor)
         elif edit.numbers.setdefault(tensor.offset * len(number), number) != number:
             raise SurgeryError(
                 f"the storage {tensor.storage!r} is to hold two numbers in one place"
@@ -74,7 +81,7 @@ def storage_edits(
             raise SurgeryError(f"the storage {key!r} is to hold zero and a number in one place")
     if not out:
         return out
-    known = {id(tensor) for tensor, _ in wanted}
+    known = {id(wish.tensor) for wish in wanted}
     for path, tensor in tensors(tree):
         if id(tensor) in known or (found := out.get(tensor.storage)) is None:
             continue
@@ -84,6 +91,14 @@ def storage_edits(
                 next="change every tensor that shares them, or none",
             )
     return out
+
+
+def part(tensor: Tensor, start: int, end: int) -> Tensor:
+    """The elements [start, end) of a flat tensor as a tensor of its own. Raises SurgeryError for
+    one that is not flat, or has no such elements."""
+    if len(tensor.size) != 1 or tensor.stride != (1,) or not 0 <= start <= end <= tensor.size[0]:
+        raise SurgeryError(f"a tensor of shape {tensor.size} has no flat elements {start} to {end}")
+    return replace(tensor, offset=tensor.offset + start, size=(end - start,))
 
 
 def ranges(tensor: Tensor) -> list[Range]:

@@ -19,7 +19,7 @@ from ckptsurgeon.files.archive import PICKLE, Archive
 from ckptsurgeon.files.pickle_program import splice
 from ckptsurgeon.files.pickle_reader import Tensor, get
 from ckptsurgeon.files.pickle_scan import collector_paused
-from ckptsurgeon.files.storage_edit import StorageEdit, storage_edits
+from ckptsurgeon.files.storage_edit import StorageEdit, Wish, storage_edits
 from ckptsurgeon.files.zip_directory import Directory
 from ckptsurgeon.files.zip_tail import Moved, directory, end_records, local_header
 
@@ -73,10 +73,10 @@ def _render(
 
 def _sorted(
     archive: Archive, file: str, changes: Sequence[Change]
-) -> tuple[dict[tuple[Key, ...], Value], list[tuple[Tensor, bytes | None]]]:
-    """Changes of values of the pickle, and changes of tensors (None: zeros)."""
+) -> tuple[dict[tuple[Key, ...], Value], list[Wish]]:
+    """Changes of values of the pickle, and changes of tensors."""
     values: dict[tuple[Key, ...], Value] = {}
-    tensors: list[tuple[Tensor, bytes | None]] = []
+    tensors: list[Wish] = []
     for change in changes:
         found = _value(archive.tree(), file, change)
         if not isinstance(found, Tensor):
@@ -86,9 +86,9 @@ def _sorted(
             continue
         archive.storage(found)
         if change.new == ZEROS:
-            tensors.append((found, None))
+            tensors.append(Wish(found, None, change.elements))
         elif found.numel == 1 and isinstance(change.new, (int, float)):
-            tensors.append((found, archive.encode(found.dtype, change.new)))
+            tensors.append(Wish(found, archive.encode(found.dtype, change.new)))
         else:
             raise SurgeryError(f"{file}: the tensor {change.path!r} can't become {change.new!r}")
     return values, tensors

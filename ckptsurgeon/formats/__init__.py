@@ -28,6 +28,15 @@ class Place(NamedTuple):
     wins: bool = True
 
 
+class Fragment(NamedTuple):
+    """The part of one parameter that is in the tensor at `place`: its elements [start, end)."""
+
+    parameter: str
+    place: Place
+    start: int
+    end: int
+
+
 class Setting(NamedTuple):
     """A new value for one place; `field` is what a plan calls it."""
 
@@ -41,7 +50,8 @@ class State:
     """One checkpoint as its trainer would see it: no tensor bytes.
 
     `schedule` has Megatron's AnnealingLR keys (steps are samples) or None; `tokens`, `gigaflos` and
-    `saved_at` (Unix time of the newest file) are what event files are matched with."""
+    `saved_at` (Unix time of the newest file) are what event files are matched with; `batch_size`
+    and `rampup` (start, increment, samples) give the samples of an iteration."""
 
     step: int
     promise: Promise
@@ -54,6 +64,8 @@ class State:
     gigaflos: float | None
     saved_at: float
     notes: tuple[str, ...] = ()
+    batch_size: int | None = None
+    rampup: tuple[int, int, int] | None = None
 
 
 class Checkpoint(Protocol):
@@ -79,8 +91,14 @@ class Checkpoint(Protocol):
         """The value under `path` in `file`; None when it is not there."""
         ...
 
-    def is_zero(self, place: Place) -> bool:
-        """Whether the tensor in `place` is known to be all zeros without reading its bytes."""
+    def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
+        """Whether the tensor in `place` is known to be all zeros without reading its bytes; of
+        `elements` [start, end), whether they are zeros by their bytes."""
+        ...
+
+    def fragments(self, name: str) -> list[Fragment]:
+        """Where the elements of each parameter are in the tensors of `name` (exp_avg,
+        exp_avg_sq). Raises SurgeryError where the format does not say."""
         ...
 
     def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:

@@ -25,7 +25,11 @@ class DeepSpeed:
     """The layout of `engine.save_checkpoint`: `<root>/global_step<N>/*.pt` and `<root>/latest`."""
 
     name = "deepspeed"
-    flags: Mapping[str, str] = {"clip_grad": "--clip-grad", "seed": "--seed"}
+    flags: Mapping[str, str] = {
+        "clip_grad": "--clip-grad",
+        "seed": "--seed",
+        "skip": "--skip-train-iteration-range",
+    }
 
     def __init__(self) -> None:
         self._first: Archive | None = None  # what `missing` has read, for `open`

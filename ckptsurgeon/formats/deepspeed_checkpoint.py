@@ -16,7 +16,15 @@ from ckptsurgeon import known_globals
 from ckptsurgeon.edits import Key, Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickle_reader import Object, get
-from ckptsurgeon.formats import Place, Setting, State, annealing, deepspeed_soundness
+from ckptsurgeon.formats import (
+    Fragment,
+    Place,
+    Setting,
+    State,
+    annealing,
+    deepspeed_fragments,
+    deepspeed_soundness,
+)
 from ckptsurgeon.formats.annealing import is_annealing, learning_rate
 from ckptsurgeon.formats.sane import UnknownField, understood
 from ckptsurgeon.formats.shards import Shards, agree
@@ -90,7 +98,7 @@ class DeepSpeedCheckpoint(Shards):
 
     def locate(self, name: str) -> list[Place]:
         """Every place of `name`: a recipe key, or lr, betas, adam_step, exp_avg, exp_avg_sq, skip,
-        consumed_samples, initial_lr, group_step."""
+        consumed_samples, tokens, iteration, initial_lr, group_step."""
         if name not in self._places:
             with understood(self.path):
                 self._places[name] = self._locate(name)
@@ -125,6 +133,12 @@ class DeepSpeedCheckpoint(Shards):
             return self._in_models("skip_train_iteration_range")
         if name == "consumed_samples":
             return self._in_models("args", "consumed_train_samples")
+        if name == "tokens":
+            copies = self._in_models("args", "consumed_train_tokens", wins=False)
+            return self._in_models("tokens") + copies
+        if name == "iteration":
+            copies = self._in_models("args", "iteration", wins=False)
+            return self._in_models("iteration") + copies
         if name == "loss_scale":
             return [p for item in self._optimizers for p in self._scaler(item, "cur_scale")]
         raise UnknownField(name)
@@ -198,6 +212,10 @@ class DeepSpeedCheckpoint(Shards):
         """By `annealing.reschedule`; lr alone where no AnnealingLR is saved."""
         return annealing.reschedule(self, wanted)
 
+    def fragments(self, name: str) -> list[Fragment]:
+        """See `deepspeed_fragments`."""
+        return deepspeed_fragments.fragments(self, name)
+
     def contradictions(self) -> list[str]:
         """See `deepspeed_soundness`."""
         return deepspeed_soundness.contradictions(self)
@@ -232,7 +250,8 @@ class DeepSpeedCheckpoint(Shards):
                 f"{self.path.name} keeps no learning rate (elastic ZeRO checkpoint)",
                 next="set lr, betas, eps and weight decay on the trainer's command line",
             )
-        iteration = self._one("iteration") or self._one("global_steps") or self.step
+        counted = (self._one("iteration"), self._one("global_steps"), self.step)
+        iteration = next(count for count in counted if count is not None)
         betas, eps = self._agreed("betas"), self._agreed("eps")
         decays, adam = self._agreed("weight_decay"), self._agreed("adam_step")
         scale, clip = self._agreed("loss_scale"), self._agreed("clip_grad")
@@ -266,7 +285,14 @@ class DeepSpeedCheckpoint(Shards):
             gigaflos=float(gigaflos[0].value) if gigaflos else None,
             saved_at=max(path.stat().st_mtime for path in self._models),
             notes=tuple(notes),
+            batch_size=self._one("args", "global_batch_size"),
+            rampup=self._rampup(),
         )
+
+    def _rampup(self) -> tuple[int, int, int] | None:
+        places = self._in_models("args", "rampup_batch_size")
+        numbers = [int(number) for number in places[0].value or ()] if places else []
+        return (numbers[0], numbers[1], numbers[2]) if len(numbers) == 3 else None
 
     def _dynamic(self, item: Optimizer) -> bool:
         flags = self._scaler(item, "dynamic") + self.at(
@@ -286,10 +312,10 @@ class DeepSpeedCheckpoint(Shards):
             stage = stage.args[0] if stage.args else 1
         return int(stage)
 
-    def _one(self, key: str) -> int | None:
-        places = self._in_models(key)
-        self.check(key, places)
-        agree(key, places)
+    def _one(self, *path: str) -> int | None:
+        places = self._in_models(*path)
+        self.check(path[-1], places)
+        agree(path[-1], places)
         return int(places[0].value) if places else None
 
     def _agreed(self, name: str) -> list[Any]:

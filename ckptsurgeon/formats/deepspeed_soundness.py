@@ -141,9 +141,10 @@ def _impossible(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
 def _foreign(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
     """Shards that agree with each other, and still belong to another step or world size."""
     for path, tree in checkpoint.models().items():
-        held = tree.get("iteration", tree.get("global_steps", checkpoint.step))
-        if held != checkpoint.step:
-            yield f"{path.name}: holds step {held}, not {checkpoint.step}"
+        # `set iteration` changes one of the two; a file of another step differs in both.
+        held = [tree[key] for key in ("iteration", "global_steps") if key in tree]
+        if held and checkpoint.step not in held:
+            yield f"{path.name}: holds step {held[0]}, not {checkpoint.step}"
     first = next(iter(checkpoint.models().values()))
     parallel = first.get("dp_world_size", 1)
     for item in checkpoint.optimizers():

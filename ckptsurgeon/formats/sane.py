@@ -25,7 +25,7 @@ NUMBERS = {
     "lr", "max_lr", "min_lr", "initial_lr", "eps", "weight_decay", "loss_scale", "clip_grad",
     "warmup", "decay", "adam_step", "group_step",
 }  # fmt: skip
-COUNTS = {"consumed_samples", "seed", "iteration", "global_steps", "tokens"}
+COUNTS = {"consumed_samples", "seed", "iteration", "global_steps", "tokens", "global_batch_size"}
 
 
 def problem(field: str, value: Any) -> str:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Key
-from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import archive_compact, torch_archive
 from ckptsurgeon.files.archive import PICKLE
 from ckptsurgeon.files.pickle_reader import Tensor, get
 from ckptsurgeon.files.torch_archive import Archive
-from ckptsurgeon.formats import Disagreement, Place
+from ckptsurgeon.formats import Disagreement, Fragment, Place
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.sane import problem
 
@@ -55,9 +55,18 @@ class Shards:
             self.numbers[key] = self.archives[file].value(value)
         return self.numbers[key]
 
-    def is_zero(self, place: Place) -> bool:
-        """By the CRC of the tensor's storage; False when it can't be told without a read."""
-        return isinstance(place.value, Tensor) and self.archives[place.file].is_zero(place.value)
+    def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
+        """By the CRC of the tensor's storage, or by the bytes of its `elements`; False when it
+        can't be told without reading all of it."""
+        archive = self.archives[place.file]
+        return isinstance(place.value, Tensor) and archive.is_zero(place.value, elements)
+
+    def fragments(self, name: str) -> list[Fragment]:
+        """Refused: a format that keeps moments by parameter name overrides it."""
+        raise SurgeryError(
+            f"{self.path.name} does not say which parameter an element of {name} belongs to",
+            next="reset the moments of all parameters",
+        )
 
     def check(self, name: str, places: Sequence[Place]) -> None:
         """Raise DamagedFile for a value that `name` can't have (`sane.problem`)."""

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 from ckptsurgeon.edits import ZEROS, AnyChange, Change
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.recipe import Recipe
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.recipe import Moments, Recipe
 from ckptsurgeon.run import Run
 
 
 def reset(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:
     """Changes for the recipe's `reset`; fp32 masters, schedule and counters are not touched.
 
-    Moments always means exp_avg, exp_avg_sq and step together: zeroing only exp_avg_sq makes the
-    first update up to 79,500 times lr, and keeping step makes it (1-β1)/√(1-β2) times lr."""
+    Moments means exp_avg, exp_avg_sq and step together, unless `recipe.moments` confines it:
+    zeroing only exp_avg_sq makes the first update up to 79,500 times lr and is refused, and keeping
+    step makes it (1 - β1)/√(1 - β2) times lr, which is said."""
     changes: list[AnyChange] = []
     warnings: list[str] = []
-    if "moments" in recipe.reset:
+    if "moments" in recipe.reset and recipe.moments != Moments():
+        changes += _part(run, checkpoint, recipe.moments)
+        if changes:
+            warnings.append(_first_update(checkpoint, recipe.moments))
+    elif "moments" in recipe.reset:
         changes += _moments(run, checkpoint)
         if any(isinstance(change, Change) and change.new == ZEROS for change in changes):
             warnings.append("after a moment reset the first update is 1.0 × lr in every weight")
@@ -25,16 +33,68 @@ def reset(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyCha
     return changes, warnings
 
 
+def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
+    """exp_avg alone, or the moments of some parameters; the step stays, as others share it."""
+    names = (part.only,) if part.only else ("exp_avg", "exp_avg_sq")
+    changes: list[AnyChange] = []
+    for name in names:
+        if part.params is None:
+            changes += [
+                Change(run.relative(place.file), name, "values", ZEROS, place.path)
+                for place in _tensors(checkpoint, name)
+                if not checkpoint.is_zero(place)
+            ]
+            continue
+        fragments = checkpoint.fragments(name)
+        matching = [f for f in fragments if re.search(part.params, f.parameter)]
+        if not matching:
+            known = sorted({fragment.parameter for fragment in fragments})
+            raise UsageError(
+                f"no parameter matches {part.params!r}: the {len(known)} names are "
+                f"{', '.join(known[:4])} …",
+                next="ckptsurgeon reset moments --params REGEX    that matches some",
+            )
+        changes += [
+            Change(
+                run.relative(place.file), f"{name} of {parameter}", "values", ZEROS, place.path,
+                (start, end),
+            )
+            for parameter, place, start, end in matching
+            if start < end and not checkpoint.is_zero(place, (start, end))
+        ]  # fmt: skip
+    return changes
+
+
+def _first_update(checkpoint: Checkpoint, part: Moments) -> str:
+    """How large the first update of a weight is whose moments are 0 under a step that is not.
+
+    Adam divides by bias corrections that are 1 by then, so a constant gradient moves the weight by
+    (1 - β1) / √(1 - β2) times lr, and by less than lr if only exp_avg is 0."""
+    promise = checkpoint.state().promise
+    if part.only or promise.betas is None:
+        return "with exp_avg at 0 the first updates are below lr, until it has filled again"
+    beta1, beta2 = promise.betas
+    size = (1 - beta1) / math.sqrt(1 - beta2)
+    return (
+        f"the step is shared and stays, so the first update of these parameters is {size:.3g} × lr "
+        f"((1 - β1) / √(1 - β2))"
+    )
+
+
+def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
+    places = checkpoint.locate(name)
+    if not places:
+        raise SurgeryError(
+            f"{checkpoint.path.name} holds no {name}",
+            next="reset moments needs a checkpoint with Adam's state (saved without it?)",
+        )
+    return places
+
+
 def _moments(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
     changes: list[AnyChange] = []
     for name in ("exp_avg", "exp_avg_sq"):
-        places = checkpoint.locate(name)
-        if not places:
-            raise SurgeryError(
-                f"{checkpoint.path.name} holds no {name}",
-                next="reset moments needs a checkpoint with Adam's state (saved without it?)",
-            )
-        for place in places:
+        for place in _tensors(checkpoint, name):
             if not checkpoint.is_zero(place):
                 file = run.relative(place.file)
                 changes.append(Change(file, name, "values", ZEROS, place.path))

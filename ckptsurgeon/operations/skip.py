@@ -15,15 +15,19 @@ def skip(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChan
     """Changes for the recipe's `skip` and `clear_skip`: the union with the ranges already there.
 
     1-based, both ends included, as Megatron counts (`start <= iteration + 1 <= end`)."""
-    wanted = ranges(recipe.skip)
+    wanted = [] if recipe.skip_by_counters else ranges(recipe.skip)
     if not wanted and not recipe.clear_skip:
         return [], []
     places = checkpoint.locate("skip")
     if not places:
+        flag = run.format.flags.get("skip", "its own flag for")
         flags = " ".join(f"{first}-{last}" for first, last in wanted)
         raise SurgeryError(
             f"{checkpoint.path.name} keeps no skip ranges: its trainer takes them from a flag",
-            next=f"relaunch the trainer with --skip-train-iteration-range {flags}",
+            next=(
+                f"relaunch the trainer with {flag} {flags}",
+                "ckptsurgeon skip --by-counters    advance its samples instead",
+            ),
         )
     warnings = [
         f"skip {first}-{last} ends before step {checkpoint.step + 1}: it has no effect"
