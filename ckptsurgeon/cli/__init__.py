@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from ckptsurgeon import __version__, report
-from ckptsurgeon.cli import attic, look, one_liners, recipes, run
+from ckptsurgeon.cli import attic, copies, look, one_liners, recipes, run
 from ckptsurgeon.cli.options import EDITS, LOOKS, command, exit_codes
 from ckptsurgeon.errors import SurgeryError, UsageError
 
@@ -34,6 +34,7 @@ COMMANDS: tuple[tuple[str, Any, str], ...] = (
     ("truncate-tb-events", one_liners.truncate_tb_events, exit_codes(EDITS)),
     ("rename-tb-events", one_liners.rename_tb_events, exit_codes(EDITS)),
     ("relaunch", run.relaunch, exit_codes((*LOOKS, 4), "else the status of the trainer")),
+    ("export", copies.export, exit_codes((0, 1, 2, 130))),
     ("compact", attic.compact, exit_codes(EDITS)),
     ("prune", attic.prune, exit_codes((0, 1, 2, 5, 130))),
     ("unlock", attic.unlock, exit_codes((0, 1, 2, 130))),

@@ -6,7 +6,7 @@ A new format is one file in this folder plus one name in `FORMATS`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -35,6 +35,15 @@ class Fragment(NamedTuple):
     place: Place
     start: int
     end: int
+
+
+class Weight(NamedTuple):
+    """One weight of the model: its bytes are those of `spans` (file, start, end), in order."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    spans: tuple[tuple[Path, int, int], ...]
 
 
 class Setting(NamedTuple):
@@ -111,6 +120,11 @@ class Checkpoint(Protocol):
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Each place of the dynamic loss scaler with the value that it had in a new run."""
+        ...
+
+    def weights(self) -> Iterator[Weight]:
+        """Every weight of the model, consolidated over all ranks, one at a time. Raises
+        SurgeryError where the format, or this checkpoint, does not say how to join them."""
         ...
 
     def render(self, file: str, changes: Sequence[Change], root: Path) -> Append | Content:

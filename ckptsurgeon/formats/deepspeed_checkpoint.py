@@ -21,9 +21,11 @@ from ckptsurgeon.formats import (
     Place,
     Setting,
     State,
+    Weight,
     annealing,
     deepspeed_fragments,
     deepspeed_soundness,
+    deepspeed_weights,
 )
 from ckptsurgeon.formats.annealing import is_annealing, learning_rate
 from ckptsurgeon.formats.sane import UnknownField, understood
@@ -216,6 +218,10 @@ class DeepSpeedCheckpoint(Shards):
         """See `deepspeed_fragments`."""
         return deepspeed_fragments.fragments(self, name)
 
+    def weights(self) -> Iterator[Weight]:
+        """See `deepspeed_weights`."""
+        return deepspeed_weights.weights(self)
+
     def contradictions(self) -> list[str]:
         """See `deepspeed_soundness`."""
         return deepspeed_soundness.contradictions(self)
@@ -277,7 +283,7 @@ class DeepSpeedCheckpoint(Shards):
             step=int(iteration),
             promise=promise,
             schedule=schedule if is_annealing(schedule) else None,
-            dialect=f"deepspeed · zero {self._stage()} · dp {first.get('dp_world_size', 1)}",
+            dialect=f"deepspeed · zero {self.stage()} · dp {first.get('dp_world_size', 1)}",
             data_parallel=int(first.get("dp_world_size", 1)),
             model_parallel=int(first.get("mp_world_size", 1)),
             dynamic_loss_scale=any(self._dynamic(item) for item in self._optimizers),
@@ -300,7 +306,8 @@ class DeepSpeedCheckpoint(Shards):
         )
         return any(bool(place.value) for place in flags)
 
-    def _stage(self) -> int:
+    def stage(self) -> int:
+        """The ZeRO stage that saved it; 0 without ZeRO."""
         if not self.sharded:
             return 0
         item = next(i for i in self._optimizers if OPTIM.fullmatch(i.file.name))

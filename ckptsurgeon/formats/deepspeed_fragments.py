@@ -31,7 +31,7 @@ def fragments(checkpoint: DeepSpeedCheckpoint, name: str) -> list[Fragment]:
             for mapping, place in zip(mappings, mine, strict=True):
                 out += _written_down(mapping, place)
         else:
-            out += _computed(checkpoint, item, mine)
+            out += computed(checkpoint, item, mine)
     return out
 
 
@@ -41,9 +41,10 @@ def _written_down(mapping: Mapping[str, Any], place: Place) -> Iterator[Fragment
         yield Fragment(parameter, place, start, start + numel)
 
 
-def _computed(
+def computed(
     checkpoint: DeepSpeedCheckpoint, item: Optimizer, places: list[Place]
 ) -> Iterator[Fragment]:
+    """The parts of stage 3, in the flat tensors at `places` of one shard, padding included."""
     models = checkpoint.models().values()
     shapes = next((tree["param_shapes"] for tree in models if tree.get("param_shapes")), None)
     if not shapes or "fp32_flat_groups" not in get(checkpoint.trees[item.file], item.outer):
@@ -53,10 +54,11 @@ def _computed(
             next="reset the moments of all parameters",
         )
     ranks = int(next(iter(models)).get("dp_world_size", 1))
-    parts = [
-        (name, -(-_numel(shape) // ranks)) for group in shapes for name, shape in group.items()
-    ]
-    left = iter(parts)
+    left = (
+        (name, -(-math.prod(sizes(shape)) // ranks))
+        for group in shapes
+        for name, shape in group.items()
+    )
     for place in places:
         size = place.value.numel if isinstance(place.value, Tensor) else 0
         at = 0
@@ -72,6 +74,7 @@ def _computed(
             at += numel
 
 
-def _numel(shape: Any) -> int:
-    sizes = shape.args[0] if isinstance(shape, Object) and shape.args else shape
-    return math.prod(int(size) for size in sizes)
+def sizes(shape: Any) -> tuple[int, ...]:
+    """A torch.Size as it is in a file."""
+    found = shape.args[0] if isinstance(shape, Object) and shape.args else shape
+    return tuple(int(size) for size in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from ckptsurgeon.files import archive_compact, torch_archive
 from ckptsurgeon.files.archive import PICKLE
 from ckptsurgeon.files.pickle_reader import Tensor, get
 from ckptsurgeon.files.torch_archive import Archive
-from ckptsurgeon.formats import Disagreement, Fragment, Place
+from ckptsurgeon.formats import Disagreement, Fragment, Place, Weight
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.sane import problem
 
@@ -66,6 +66,13 @@ class Shards:
         raise SurgeryError(
             f"{self.path.name} does not say which parameter an element of {name} belongs to",
             next="reset the moments of all parameters",
+        )
+
+    def weights(self) -> Iterator[Weight]:
+        """Refused: a format that knows how its weights are cut overrides it."""
+        raise SurgeryError(
+            f"how the weights of {self.path.name} are cut into shards is not known here",
+            next="its own trainer's conversion tool",
         )
 
     def check(self, name: str, places: Sequence[Place]) -> None:

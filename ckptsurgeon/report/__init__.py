@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckptsurgeon.report.attic import attic, attic_json
+from ckptsurgeon.report.copies import export, export_json
 from ckptsurgeon.report.document import (
     SCHEMA,
     checkpoint_json,
@@ -30,6 +31,8 @@ __all__ = [
     "done",
     "error",
     "error_json",
+    "export",
+    "export_json",
     "log",
     "log_json",
     "plan",
