@@ -24,7 +24,10 @@ SHAPE = (
     "optimizer",
 )  # fmt: skip
 """Arguments that a run can't continue without: its files hold exactly this."""
-LAUNCH = ("activation_fn", "attention", "hidden_dropout", "attention_dropout")
+LAUNCH = (
+    "activation_fn", "attention", "hidden_dropout", "attention_dropout", "skip_grad_norm",
+    "gradient_predivide_factor",
+)  # fmt: skip
 """Arguments that are free to change at a restart; the checkpoint keeps what it was made with."""
 
 
@@ -119,7 +122,11 @@ def megatron_args(
         gigaflos_no_embeds=float(progress.gigaflos),
         zero_stage=config.zero_stage,
         bf16=config.dtype == "bf16",
-        fp16=False,
+        fp16=config.dtype == "fp16",
+        initial_loss_scale=config.initial_loss_scale,
+        min_loss_scale=config.min_loss_scale,
+        loss_scale_window=config.loss_scale_window,
+        hysteresis=config.hysteresis,
         tensor_model_parallel_size=grid.tensor_size,
         pipeline_model_parallel_size=grid.pipeline_size,
         data_parallel_size=grid.data_size,
@@ -146,7 +153,7 @@ def read_client_state(checkpoint: Path, config: Config, grid: Grid) -> dict[str,
     if lacking:
         raise _unusable(checkpoint, f"{path.name} has no {', '.join(lacking)}")
     args = state["args"]
-    dtype = "bf16" if args.bf16 else "fp32"
+    dtype = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     wanted = {key: getattr(config, key) for key in SHAPE} | {"ffn_hidden_size": config.ffn_size}
     saved = {key: getattr(args, key, wanted[key]) for key in SHAPE}  # older ones lack some
     for key in (*SHAPE, "dtype"):

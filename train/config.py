@@ -17,7 +17,7 @@ RUN_CONFIG = "train.yaml"
 HEADER = "# The resolved config of the run in this folder; the folder of this file is its `save`.\n"
 DECAY_STYLES = ("linear", "cosine", "constant")
 OPTIMIZERS = ("adamw", "sgdw", "lamb")
-DTYPES = ("fp32", "bf16")
+DTYPES = ("fp32", "bf16", "fp16")
 ACTIVATIONS = ("gelu", "relu")
 ATTENTIONS = ("sdpa", "plain", "stable")
 POSITION_INITS = ("gaussian", "sinusoidal")
@@ -64,6 +64,7 @@ class Config:
     adam_eps: float = 1e-8
     weight_decay: float = 0.1
     clip_grad: float = 1.0  # 0 turns clipping off
+    skip_grad_norm: float = 0.0  # steps with a larger norm are left out; 0: none
 
     global_batch_size: int = 8
     micro_batch_size: int = 8
@@ -81,6 +82,13 @@ class Config:
     zero_stage: int = 1
     dtype: str = "fp32"
     threads: int = 1  # torch threads per rank
+    # fp16: a static scale, or DeepSpeed's dynamic one.
+    loss_scale: Optional[float] = None  # noqa: UP045
+    initial_loss_scale: float = 65536.0
+    min_loss_scale: int = 1
+    loss_scale_window: int = 1000
+    hysteresis: int = 2
+    gradient_predivide_factor: float = 1.0
 
     # For demos and tests: the targets of iterations a..b are replaced by random bytes 128-255.
     poison: Optional[list[int]] = None  # noqa: UP045
@@ -163,10 +171,11 @@ def validate(config: Config) -> None:
         "num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size",
         "make_vocab_size_divisible_by", "global_batch_size", "micro_batch_size", "train_iters",
         "save_interval", "log_interval", "threads", "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
+        "pipeline_model_parallel_size", "min_loss_scale",
+        "loss_scale_window", "hysteresis", "gradient_predivide_factor",
     ):  # fmt: skip
         _check(getattr(c, key) >= 1, key, getattr(c, key), "at least 1")
-    for key in ("lr", "min_lr", "weight_decay", "clip_grad", "lr_warmup_samples"):
+    for key in ("lr", "min_lr", "weight_decay", "clip_grad", "skip_grad_norm", "lr_warmup_samples"):
         value = getattr(c, key)
         _check(math.isfinite(value) and value >= 0, key, value, "a finite number, at least 0")
     for key in ("adam_beta1", "adam_beta2", "sgd_momentum", "hidden_dropout", "attention_dropout"):
@@ -177,6 +186,11 @@ def validate(config: Config) -> None:
     ):  # fmt: skip
         _check(getattr(c, key) in allowed, key, getattr(c, key), allowed)
     _check_init(c)
+    _check(c.loss_scale is None or c.loss_scale >= 1, "loss_scale", c.loss_scale,
+           "at least 1, or null for the dynamic one")  # fmt: skip
+    power = math.frexp(c.initial_loss_scale)[0] == 0.5 and c.initial_loss_scale >= c.min_loss_scale
+    _check(power, "initial_loss_scale", c.initial_loss_scale,
+           f"a power of 2, at least min_loss_scale {c.min_loss_scale}")  # fmt: skip
     _check(c.adam_eps > 0, "adam_eps", c.adam_eps, "above 0")
     _check(c.hidden_size % c.num_attention_heads == 0, "hidden_size", c.hidden_size,
            f"a multiple of num_attention_heads {c.num_attention_heads}")  # fmt: skip
@@ -186,6 +200,8 @@ def validate(config: Config) -> None:
     _check(c.zero_stage in range(4), "zero_stage", c.zero_stage, (0, 1, 2, 3))
     _check(c.optimizer != "lamb" or c.zero_stage < 3, "optimizer", "lamb with zero_stage 3",
            "adamw or sgdw there: its flat slices tell no parameter's norm")  # fmt: skip
+    _check(c.optimizer != "lamb" or c.tensor_model_parallel_size == 1, "optimizer",
+           "lamb with tensor_model_parallel_size", "adamw or sgdw there")  # fmt: skip
     _check_parallel(c)
     _check(0 <= c.seed < 2**32, "seed", c.seed, "in 0 … 2^32 - 1")
     if c.lr_decay_style != "constant":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ def loss_line(report: Report, progress: Progress, train_iters: int) -> str:
         f" grad norm: {report.grad_norm:.3f} |"
         f" number of skipped iterations: {report.skipped:3d} |"
     )
+
+
+def skipped_line(report: Report, iteration: int) -> str:
+    """Why the iteration has changed no weight."""
+    if math.isfinite(report.grad_norm):
+        why = f"grad norm {report.grad_norm:.3f} is above skip_grad_norm"
+    else:
+        why = f"the gradients overflowed, loss scale now {report.loss_scale:g}"
+    return f" iteration {iteration:8d}: {why}: its update is left out"
 
 
 class EventLog:

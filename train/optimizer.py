@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import deepspeed
 import torch
-import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from torch import nn
 
 from .config import Config
@@ -44,6 +45,8 @@ def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 def build_engine(config: Config, model: nn.Module, sizes: BatchSizes, grid: Grid) -> Any:
     """The DeepSpeed engine with a fresh optimizer (no moments, Adam step 0) and scheduler."""
     optimizer = make_optimizer(config, model)
+    if config.dtype == "fp16":
+        allow_fp16()
 
     def scheduler(inner: Any) -> AnnealingLR:
         return AnnealingLR(
@@ -70,6 +73,14 @@ def build_engine(config: Config, model: nn.Module, sizes: BatchSizes, grid: Grid
     return engine
 
 
+def allow_fp16() -> None:
+    """Let DeepSpeed train in fp16 on a CPU whose instruction set lacks it: torch computes in fp32
+    there and rounds, so every overflow and underflow is fp16's."""
+    accelerator = get_accelerator()
+    if not accelerator.is_fp16_supported():
+        accelerator.is_fp16_supported = lambda: True
+
+
 def tell_partitions(optimizer: LAMB, zero: Any) -> None:
     """Tell LAMB which parameters lie where in the flat partitions of DeepSpeed's ZeRO 1 or 2.
 
@@ -94,14 +105,26 @@ def tell_partitions(optimizer: LAMB, zero: Any) -> None:
 
 def deepspeed_config(config: Config, sizes: BatchSizes) -> dict[str, Any]:
     first = sizes.at(0)
+    # DeepSpeed obeys the factor only where it reduces whole gradients: with reduce_scatter it
+    # ignores it at stage 1 and asserts at 2 and 3.
+    whole = config.gradient_predivide_factor != 1.0
     return {
         "train_batch_size": first,
         "train_micro_batch_size_per_gpu": sizes.micro_batch_size,
         "gradient_accumulation_steps": sizes.micro_batches(first),
-        "zero_optimization": {"stage": config.zero_stage},
+        "zero_optimization": {"stage": config.zero_stage, "reduce_scatter": not whole},
+        "gradient_predivide_factor": config.gradient_predivide_factor,
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": config.clip_grad,
         "bf16": {"enabled": config.dtype == "bf16"},
+        "fp16": {
+            "enabled": config.dtype == "fp16",
+            "loss_scale": config.loss_scale or 0,  # DeepSpeed's 0 is dynamic
+            "initial_scale_power": round(math.log2(config.initial_loss_scale)),
+            "loss_scale_window": config.loss_scale_window,
+            "hysteresis": config.hysteresis,
+            "min_loss_scale": config.min_loss_scale,
+        },
         "steps_per_print": None,
     }
 
@@ -137,25 +160,3 @@ def live_adam_step(engine: Any) -> int:
 def live_optimizer(engine: Any) -> Any:
     """The torch optimizer inside DeepSpeed's wrapper, or itself when there is no wrapper."""
     return getattr(engine.optimizer, "optimizer", engine.optimizer)
-
-
-def keeps_grad_norm(config: Config) -> bool:
-    """Whether DeepSpeed's optimizer of this config remembers the gradient norm of its step."""
-    return config.zero_stage > 0 or config.dtype != "fp32"
-
-
-def raw_grad_norm(model: nn.Module, grid: Grid) -> float:
-    """The 2-norm of the gradients that lie in the model now, over all ranks that share it."""
-    gradients = [p.grad for p in model.parameters() if counts_in_norm(p, grid)]
-    norms = [torch.linalg.vector_norm(g.float()) for g in gradients if g is not None]
-    total = torch.stack(norms).square().sum()
-    if grid.model_size > 1:
-        dist.all_reduce(total, group=grid.model_group)
-    return float(total.sqrt())
-
-
-def counts_in_norm(parameter: nn.Parameter, grid: Grid) -> bool:
-    """Whether this rank is the one that counts a parameter which others may hold as well."""
-    if getattr(parameter, "ds_pipe_replicated", False):  # the later copy of a tied matrix
-        return False
-    return grid.tensor_rank == 0 or hasattr(parameter, "partition_dim")

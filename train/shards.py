@@ -22,7 +22,7 @@ def model_states(zero_stage: int, model: int = 0, data: int = 0) -> str:
 def shards(args: Any) -> Iterator[str]:
     """Every file that a checkpoint with these saved arguments must have."""
     tensor, pipeline, data = (getattr(args, size) for size in SIZES)
-    prefix = "bf16_" if args.bf16 else "fp16_" if args.fp16 else ""
+    prefix = "bf16_" if args.bf16 else ""  # DeepSpeed has none for fp16
     for model in range(tensor * pipeline):
         for rank in range(data if args.zero_stage == 3 else 1):
             yield model_states(args.zero_stage, model, rank)

@@ -20,20 +20,19 @@ from .data import SampleStream
 from .first_line import agreed_line, read_live
 from .grid import Grid, arrange
 from .indexed_dataset import IndexedDataset
-from .log import EventLog, Report, loss_line
+from .log import EventLog, Report, loss_line, skipped_line
 from .microbatches import BatchSizes
 from .model import GPT
 from .optimizer import (
     build_engine,
-    keeps_grad_norm,
     live_clip_grad,
     live_loss_scale,
     live_optimizer,
-    raw_grad_norm,
     set_clip_grad,
 )
 from .parameter_count import count, counted_line, shape_warnings
 from .progress import Progress, skip_range
+from .step import Step
 
 
 @dataclass
@@ -43,6 +42,7 @@ class Training:
     config: Config
     grid: Grid
     engine: Any
+    step: Step
     device: Any
     stream: SampleStream
     sizes: BatchSizes
@@ -83,8 +83,8 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
         )
     stream = SampleStream(dataset, config.seq_length, seed, config.vocab_size)
     return Training(
-        config, grid, engine, device, stream, sizes, progress, skip, seed, 6 * without_embeddings,
-        parameters, None if state is None else state["args"],
+        config, grid, engine, Step(engine, config, grid), device, stream, sizes, progress, skip,
+        seed, 6 * without_embeddings, parameters, None if state is None else state["args"],
     )  # fmt: skip
 
 
@@ -162,6 +162,8 @@ def _iterate(training: Training, say: Callable[[str], None], events: EventLog | 
             progress.advance(size, config.seq_length, flops_per_token=0)
         else:
             report = _iteration(training, size)
+            if report.skipped:
+                say(skipped_line(report, progress.iteration))
             if progress.iteration % config.log_interval == 0:
                 say(loss_line(report, progress, config.train_iters))
             if events is not None:
@@ -183,20 +185,16 @@ def _iteration(training: Training, size: int) -> Report:
     lr = live_optimizer(engine).param_groups[0]["lr"]
     skipped_before = engine.skipped_steps
     loss = torch.zeros((), device=training.device)
-    norm = None
+    norm = 0.0
     for micro_batch in range(count):
         tokens, targets = _micro_batch(training, micro_batch)
         # DeepSpeed's own count of micro-batches goes astray when the batch size ramps up.
         engine.set_gradient_accumulation_boundary(micro_batch == count - 1)
         micro_loss = engine(tokens, targets)
-        engine.backward(micro_loss)
+        training.step.backward(micro_loss)
         loss += micro_loss.detach().float() / count
-        if micro_batch == count - 1 and not keeps_grad_norm(config):
-            norm = raw_grad_norm(engine.module, training.grid)
         tokens_after = progress.tokens + size * config.seq_length
-        engine.step(lr_kwargs={"increment": size, "token_num": tokens_after})
-    if norm is None:
-        norm = float(engine.get_global_grad_norm())
+        norm = training.step.take(increment=size, token_num=tokens_after)
     dist.all_reduce(loss)
     progress.advance(size, config.seq_length, training.flops_per_token)
     return Report(

@@ -56,3 +56,9 @@ class InProcess:
         trainer.train(training, self.said.append)
         found = re.findall(r"iteration +(\d+)/.*\| lm loss: (\S+) \|", "\n".join(self.said))
         return {int(iteration): loss for iteration, loss in found}
+
+    def resumed_line(self, root: Path, *overrides: str) -> str:
+        """The first line of a process that resumes now; it trains nothing."""
+        from train import trainer
+
+        return trainer.first_line(self.prepare(root, *overrides))

@@ -1,0 +1,107 @@
+"""One optimizer step of a DeepSpeed engine: its gradient norm, and whether it is left out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .config import Config
+from .errors import TrainError
+from .grid import Grid
+from .optimizer import live_loss_scale, live_optimizer
+
+
+class Step:
+    """Backward passes and steps of one engine.
+
+    With `skip_grad_norm` a step whose norm (before clipping) is above it changes neither weights
+    nor moments nor the schedule, and DeepSpeed counts it among its skipped steps, as it does one
+    whose fp16 gradients overflowed. The loss scale takes such a step for a good one.
+    """
+
+    def __init__(self, engine: Any, config: Config, grid: Grid) -> None:
+        self._engine, self._grid = engine, grid
+        self._zero, self._fp16 = config.zero_stage > 0, config.dtype == "fp16"
+        self._wrapped = self._zero or config.dtype != "fp32"
+        self._norm, self._scale = 0.0, 1.0
+        if config.skip_grad_norm:
+            self._leave_out_above(config.skip_grad_norm)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradients of one micro-batch.
+
+        Without ZeRO, DeepSpeed divides fp16 gradients by the loss scale but does not multiply the
+        loss (its pull request 8393): the gradient that enters the loss is set here, so that it is
+        right with and without that change."""
+        if self._fp16 and not self._zero:
+            share = live_loss_scale(self._engine) / self._engine.gradient_accumulation_steps()
+            loss.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: torch.full_like(gradient, share)
+            )
+        self._engine.backward(loss)
+
+    def take(self, **lr_kwargs: Any) -> float:
+        """After the last micro-batch, update the weights and return the norm of the gradients,
+        infinite when they overflowed; after the others, return 0.
+
+        Raises TrainError when they overflowed at the smallest loss scale."""
+        engine = self._engine
+        if not engine.is_gradient_accumulation_boundary():
+            engine.step()
+            return 0.0
+        self._scale = live_loss_scale(engine)
+        if not self._wrapped:
+            self._norm = raw_grad_norm(engine.module, self._grid)
+        try:
+            engine.step(lr_kwargs=lr_kwargs)
+        except Exception as e:
+            if "minimum" not in str(e):  # DeepSpeed has no class of its own for it
+                raise
+            raise TrainError(
+                f"the fp16 gradients overflow at the smallest loss scale, {self._scale:g}: "
+                "the run has diverged",
+                next="ckptsurgeon rollback --to N --set lr=… --reset loss_scale",
+                untouched="the checkpoints are as they were",
+            ) from e
+        return self._live_norm()
+
+    def _live_norm(self) -> float:
+        """Of the gradients that the step in progress, or the last one, has used."""
+        if not self._wrapped:
+            return self._norm
+        norm = float(self._engine.optimizer._global_grad_norm)
+        if norm < 0:  # what DeepSpeed makes of NaN
+            return math.inf
+        return norm if self._zero else norm / self._scale
+
+    def _leave_out_above(self, limit: float) -> None:
+        inner, outer = live_optimizer(self._engine), self._engine.optimizer
+        update = inner.step
+
+        def limited(*arguments: Any, **keywords: Any) -> Any:
+            # The engine counts what has overflowed, and leaves the schedule where it is.
+            outer.overflow = not self._live_norm() <= limit
+            return None if outer.overflow else update(*arguments, **keywords)
+
+        inner.step = limited
+
+
+def raw_grad_norm(model: nn.Module, grid: Grid) -> float:
+    """The 2-norm of the gradients that lie in the model now, over all ranks that share it."""
+    gradients = [p.grad for p in model.parameters() if counts_in_norm(p, grid)]
+    norms = [torch.linalg.vector_norm(g.float()) for g in gradients if g is not None]
+    total = torch.stack(norms).square().sum()
+    if grid.model_size > 1:
+        dist.all_reduce(total, group=grid.model_group)
+    return float(total.sqrt())
+
+
+def counts_in_norm(parameter: nn.Parameter, grid: Grid) -> bool:
+    """Whether this rank is the one that counts a parameter which others may hold as well."""
+    if getattr(parameter, "ds_pipe_replicated", False):  # the later copy of a tied matrix
+        return False
+    return grid.tensor_rank == 0 or hasattr(parameter, "partition_dim")
