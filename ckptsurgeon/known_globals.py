@@ -14,6 +14,7 @@ EXACT = frozenset(
     {
         "_codecs.encode",
         "argparse.Namespace",
+        "collections.Counter",
         "collections.OrderedDict",
         "collections.defaultdict",
         "numpy.dtype",

@@ -157,9 +157,10 @@ def _target(run: Run, recipe: Recipe) -> int:
 def _present(state: State) -> dict[str, float | None]:
     """What a relative value scales: one number per key, or None where groups differ."""
     promise, schedule = state.promise, state.schedule or {}
+    peak = promise.lr if state.peak_lr is None else state.peak_lr
     decays = {value for value in promise.weight_decay or () if value != 0}
     return {
-        "lr": float(schedule.get("max_lr", promise.lr)),
+        "lr": float(schedule.get("max_lr", peak)),
         "min_lr": schedule.get("min_lr"),
         "eps": promise.eps,
         "weight_decay": decays.pop() if len(decays) == 1 else None,

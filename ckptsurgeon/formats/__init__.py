@@ -58,9 +58,10 @@ class Setting(NamedTuple):
 class State:
     """One checkpoint as its trainer would see it: no tensor bytes.
 
-    `schedule` has Megatron's AnnealingLR keys (steps are samples) or None; `tokens`, `gigaflos` and
-    `saved_at` (Unix time of the newest file) are what event files are matched with; `batch_size`
-    and `rampup` (start, increment, samples) give the samples of an iteration."""
+    `schedule` has Megatron's AnnealingLR keys (steps are samples) or None. Of another family,
+    `scheduler` says it in words, and `peak_lr` is what `lr` of a recipe sets and scales. `tokens`,
+    `gigaflos` and `saved_at` (Unix time of the newest file) are what event files are matched with;
+    `batch_size` and `rampup` (start, increment, samples) give the samples of an iteration."""
 
     step: int
     promise: Promise
@@ -75,6 +76,8 @@ class State:
     notes: tuple[str, ...] = ()
     batch_size: int | None = None
     rampup: tuple[int, int, int] | None = None
+    peak_lr: float | None = None
+    scheduler: str = ""
 
 
 class Checkpoint(Protocol):

@@ -24,8 +24,10 @@ from ckptsurgeon.formats import (
     Weight,
     annealing,
     deepspeed_fragments,
+    deepspeed_schedulers,
     deepspeed_soundness,
     deepspeed_weights,
+    torch_schedulers,
 )
 from ckptsurgeon.formats.annealing import is_annealing, learning_rate
 from ckptsurgeon.formats.sane import UnknownField, understood
@@ -108,6 +110,8 @@ class DeepSpeedCheckpoint(Shards):
         return self._places[name]
 
     def _locate(self, name: str) -> list[Place]:
+        if name == "scheduler":
+            return [place for place in self._in_models("lr_scheduler") if place.value is not None]
         if name in SCHEDULE:
             return self._in_models("lr_scheduler", SCHEDULE[name])
         if name in ("lr", "initial_lr", "betas", "eps", "weight_decay"):
@@ -190,8 +194,7 @@ class DeepSpeedCheckpoint(Shards):
         """cur_scale = 2**initial_scale_power of the saved config, counters at their start.
 
         `deepspeed/runtime/fp16/loss_scaler.py`: growth is counted from last_overflow_iter."""
-        config = self.trees[self._models[0]].get("ds_config") or {}
-        power = dict(config.get("fp16") or {}).get("initial_scale_power", 16)
+        power = dict(self._config().get("fp16") or {}).get("initial_scale_power", 16)
         out: list[tuple[Place, Any]] = []
         for item in self._optimizers:
             hysteresis = self._scaler(item, "delayed_shift")
@@ -211,7 +214,21 @@ class DeepSpeedCheckpoint(Shards):
         return self._optimizers
 
     def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """By `annealing.reschedule`; lr alone where no AnnealingLR is saved."""
+        """By the family of the saved scheduler; lr alone where none is saved."""
+        with understood(self.path):
+            return self._reschedule(wanted)
+
+    def _reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        schedule = self._schedule()
+        if torch_schedulers.is_torch(schedule):
+            return torch_schedulers.reschedule(self, wanted)
+        if deepspeed_schedulers.is_deepspeed(schedule):
+            return deepspeed_schedulers.reschedule(self, self._config(), wanted)
+        if schedule is not None and not is_annealing(schedule):
+            raise SurgeryError(
+                "the scheduler's state is of no known family, so what it makes of an lr is unknown",
+                next="set lr where the trainer makes its scheduler",
+            )
         return annealing.reschedule(self, wanted)
 
     def fragments(self, name: str) -> list[Fragment]:
@@ -230,6 +247,22 @@ class DeepSpeedCheckpoint(Shards):
 
     def _schedule(self) -> Any:
         return self.trees[self._models[0]].get("lr_scheduler")
+
+    def _config(self) -> dict[str, Any]:
+        """What the run that saved this was configured with; never read back by DeepSpeed."""
+        config = self.trees[self._models[0]].get("ds_config")
+        return config if isinstance(config, dict) else {}
+
+    def _scheduler(self) -> tuple[str, float | None]:
+        """A scheduler other than AnnealingLR in words, and the rate that it decays from."""
+        schedule = self._schedule()
+        if torch_schedulers.is_torch(schedule):
+            return torch_schedulers.words(schedule), torch_schedulers.peak(self)
+        if deepspeed_schedulers.is_deepspeed(schedule):
+            config = self._config()
+            words = deepspeed_schedulers.words(schedule, config)
+            return words, deepspeed_schedulers.peak(config)
+        return "" if schedule is None or is_annealing(schedule) else "an unknown schedule", None
 
     def state(self) -> State:
         """The promise of this checkpoint. Raises Disagreement with the files that differ."""
@@ -278,6 +311,9 @@ class DeepSpeedCheckpoint(Shards):
             seed=int(seed[0]) if seed else None,
         )
         first = self.trees[self._models[0]]
+        if torch_schedulers.is_torch(schedule):
+            notes += torch_schedulers.notes(schedule)
+        scheduler, peak = self._scheduler()
         gigaflos = self._in_models("args", "gigaflos_no_embeds")
         return State(
             step=int(iteration),
@@ -293,6 +329,8 @@ class DeepSpeedCheckpoint(Shards):
             notes=tuple(notes),
             batch_size=self._one("args", "global_batch_size"),
             rampup=self._rampup(),
+            peak_lr=peak,
+            scheduler=scheduler,
         )
 
     def _rampup(self) -> tuple[int, int, int] | None:

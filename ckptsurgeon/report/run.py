@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
@@ -68,7 +67,7 @@ def _pointers(run: Run) -> list[Row]:
 
 def _hyperparameters(state: State) -> list[Row]:
     held = state.promise
-    rows = [Row("lr", f"{held.lr:.3e}", schedule(state.schedule))]
+    rows = [Row("lr", f"{held.lr:.3e}", schedule(state))]
     adam = [item for item in promise(held) if item.startswith(("beta", "eps", "adam"))]
     if adam:
         rows.append(Row("adam", "   ".join(item.removeprefix("adam ") for item in adam)))
@@ -85,13 +84,14 @@ def _hyperparameters(state: State) -> list[Row]:
     return rows
 
 
-def schedule(state: Mapping[str, Any] | None) -> str:
-    """AnnealingLR's state in words: where it goes, and where it stands."""
-    if state is None:
-        return "no schedule is saved"
-    peak, floor = float(state["max_lr"]), float(state["min_lr"])
-    now, warmup, end = (int(state[key]) for key in ("num_steps", "warmup_steps", "decay_steps"))
-    style = state["decay_style"]
+def schedule(state: State) -> str:
+    """The schedule in words: where it goes, and where it stands."""
+    held = state.schedule
+    if held is None:
+        return clean(state.scheduler) or "no schedule is saved"
+    peak, floor = float(held["max_lr"]), float(held["min_lr"])
+    now, warmup, end = (int(held[key]) for key in ("num_steps", "warmup_steps", "decay_steps"))
+    style = held["decay_style"]
     after = "constant" if style == "constant" else f"{style} to {floor:.3e}"
     if now < warmup:
         return f"warming up to {peak:.3e}, sample {now} of {warmup}, then {after}"
@@ -127,7 +127,7 @@ def _surgery(run: Run) -> list[Row]:
 def checkpoint(run: Run, checkpoint: Checkpoint, look: Look) -> str:
     """One step: what comes next, and every place of each field with the place that wins."""
     state = checkpoint.state()
-    rows = [Row("dialect", state.dialect), Row("schedule", schedule(state.schedule))]
+    rows = [Row("dialect", state.dialect), Row("schedule", schedule(state))]
     rows += [Row(f"step {state.promise.step}", item) for item in promise(state.promise)]
     rows += [Row("note", clean(note)) for note in state.notes]
     lines = [f"{run.name}   step {state.step}", "", *table(rows, look), ""]

@@ -1,0 +1,142 @@
+"""DeepSpeed's own schedulers: they save their position alone; the rest is in the relaunch's config.
+
+Source of the rules: `deepspeed/runtime/lr_schedules.py`, 0.9 to 0.19. The model files repeat the
+config of the run that saved them (`ds_config`), from which the rate at the position is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats import Checkpoint, Setting
+
+KEY = "last_batch_iteration"
+WARMUPS = ("WarmupLR", "WarmupDecayLR")
+COSINE = "WarmupCosineLR"
+PARAMS = {
+    "lr": "warmup_max_lr", "warmup": "warmup_num_steps", "decay": "total_num_steps",
+}  # fmt: skip
+"""Recipe key → name in `scheduler.params` of the config. WarmupCosineLR takes lr from
+`optimizer.params`."""
+
+
+def is_deepspeed(schedule: Any) -> bool:
+    """Whether a saved state is the position of a scheduler of DeepSpeed, and nothing else."""
+    return isinstance(schedule, Mapping) and set(schedule) == {KEY}
+
+
+def words(schedule: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The schedule as a person would say it."""
+    name = _section(config, "scheduler").get("type", "a scheduler of DeepSpeed")
+    return f"{name} at step {schedule[KEY]}; its rates are in the relaunch's config"
+
+
+def peak(config: Mapping[str, Any]) -> float | None:
+    """The rate after warm-up by the saved config, or None where that does not tell."""
+    held = _params(config, _section(config, "scheduler").get("type"))
+    return held.get("lr")
+
+
+def reschedule(
+    checkpoint: Checkpoint, config: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> tuple[list[Setting], list[str]]:
+    """The groups' lr for the first step, as the changed config gives it at the saved position, and
+    a warning with that config: without it, the schedule goes back at the second step.
+
+    Raises SurgeryError where the saved config does not name the schedule."""
+    name = _section(config, "scheduler").get("type")
+    held = _params(config, name)
+    if name not in (*WARMUPS, COSINE) or held.get("lr") is None:
+        raise SurgeryError(
+            f"the scheduler saves only its position, and {name or 'its class'} is not one that "
+            "the saved config explains: no rate can be promised",
+            next='set its rates in the relaunch\'s DeepSpeed config ("scheduler": {"params": …})',
+        )
+    lacking = sorted(wanted.keys() - {"lr", "warmup", *(["decay"] if name != "WarmupLR" else [])})
+    if lacking:
+        raise SurgeryError(
+            f"{name} has no {', '.join(lacking)} that a checkpoint or a recipe could set",
+            next='see "scheduler": {"params": …} in the relaunch\'s DeepSpeed config',
+        )
+    places = checkpoint.locate("lr")
+    if name == COSINE and len({place.value for place in places}) > 1:
+        raise SurgeryError(
+            "param groups have different learning rates, and the config tells one",
+            next='set "optimizer": {"params": {"lr": …}} in the relaunch\'s DeepSpeed config',
+        )
+    held |= wanted
+    now = checkpoint.locate("scheduler")[0].value[KEY]
+    if "decay" in held and held["decay"] <= held["warmup"]:
+        raise UsageError(
+            f"decay {held['decay']} steps is not beyond warmup {held['warmup']}",
+            next="both count optimizer steps from the start of the run",
+        )
+    rate = _rate(name, held, now)
+    settings = [Setting("lr", place, rate) for place in places]
+    settings += [Setting("lr", place, held["lr"]) for place in checkpoint.locate("initial_lr")]
+    return settings, [_advice(name, wanted)]
+
+
+def _advice(name: str, wanted: Mapping[str, Any]) -> str:
+    told = []
+    if name == COSINE and "lr" in wanted:
+        told.append(f'"optimizer": {{"params": {{"lr": {wanted["lr"]:g}}}}}')
+    keys = {key: PARAMS[key] for key in wanted if name != COSINE or key != "lr"}
+    if keys:
+        inner = ", ".join(f'"{param}": {wanted[key]!r}' for key, param in keys.items())
+        told.append(f'"scheduler": {{"params": {{{inner}}}}}')
+    return (
+        f"{name} saves only its position: relaunch with {' and '.join(told)} in the DeepSpeed "
+        "config, or the second step goes back to the old schedule"
+    )
+
+
+def _section(config: Any, name: str) -> Mapping[str, Any]:
+    found = config.get(name) if isinstance(config, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _params(config: Mapping[str, Any], name: Any) -> dict[str, Any]:
+    """Recipe keys and the other parameters with the defaults of the class."""
+    params = _section(_section(config, "scheduler"), "params")
+    held: dict[str, Any] = {
+        "warmup": max(2, params.get("warmup_num_steps", 1000)),
+        "type": params.get("warmup_type", "log"),
+    }
+    optimizer = _section(_section(config, "optimizer"), "params").get("lr")
+    if name == COSINE:
+        held["lr"] = optimizer
+        held["start"] = params.get("warmup_min_ratio", 0.0)
+        held["end"] = params.get("cos_min_ratio", 0.0001)
+    elif name in WARMUPS:
+        default = optimizer if name == "WarmupLR" else 0.001
+        held["lr"] = params.get("warmup_max_lr", default)
+        held["start"] = params.get("warmup_min_lr", 0.0)
+    if name in (COSINE, "WarmupDecayLR") and "total_num_steps" in params:
+        held["decay"] = params["total_num_steps"]
+    if any(isinstance(value, (list, tuple)) for value in held.values()):
+        held["lr"] = None  # a rate for each group
+    return held
+
+
+def _rate(name: str, held: Mapping[str, Any], now: int) -> float:
+    top, warmup, start = held["lr"], max(2, held["warmup"]), held["start"]
+    if now < 0:
+        return 0.0 if name == COSINE else float(start)
+    if now < warmup:
+        linear = held["type"] == "linear"
+        gamma = now / warmup if linear else math.log(now + 1) / math.log(warmup)
+    elif name == "WarmupLR":
+        gamma = 1.0
+    elif name == "WarmupDecayLR":
+        gamma = max(0.0, (held["decay"] - now) / max(1.0, held["decay"] - warmup))
+    else:
+        done = min(1.0, (now - warmup + 1) / max(1, held["decay"] - warmup))
+        share = (1 + math.cos(math.pi * done)) / 2
+        return float(top * max(0.0, held["end"] + (1.0 - held["end"]) * share))
+    if name == COSINE:
+        return float(top * (start + gamma * (1.0 - start)))
+    return float(start + (top - start) * gamma)

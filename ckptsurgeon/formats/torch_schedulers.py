@@ -1,0 +1,312 @@
+"""torch's learning-rate schedulers: a saved state names no class, but its keys tell which it is.
+
+Source of the rules: `torch/optim/lr_scheduler.py`, 2.4 to 2.13. Nothing but the group's own lr is
+used by the next step; what comes after is computed from the other fields, so all change together.
+Positions (`last_epoch`, `T_max`, `total_steps`) count the scheduler's steps, not samples.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats import Checkpoint, Place, Setting
+
+COMMON = frozenset(
+    {
+        "base_lrs", "last_epoch", "_step_count", "_last_lr", "_is_initial", "verbose",
+        "_get_lr_called_within_step",
+    }
+)  # fmt: skip
+KINDS: Mapping[str, frozenset[str]] = {
+    "CosineAnnealingLR": frozenset({"T_max", "eta_min"}),
+    "CosineAnnealingWarmRestarts": frozenset({"T_0", "T_i", "T_mult", "eta_min", "T_cur"}),
+    "OneCycleLR": frozenset(
+        {"total_steps", "_schedule_phases", "_anneal_func_type", "cycle_momentum"}
+    ),
+    "StepLR": frozenset({"step_size", "gamma"}),
+    "MultiStepLR": frozenset({"milestones", "gamma"}),
+    "ExponentialLR": frozenset({"gamma"}),
+    "ConstantLR": frozenset({"factor", "total_iters"}),
+    "LinearLR": frozenset({"start_factor", "end_factor", "total_iters"}),
+    "PolynomialLR": frozenset({"total_iters", "power"}),
+}
+"""Class → what its state has beside COMMON. LambdaLR and SequentialLR are told by one key."""
+KEPT: Mapping[str, frozenset[str]] = {
+    "CosineAnnealingLR": frozenset({"lr", "min_lr", "decay"}),
+    "CosineAnnealingWarmRestarts": frozenset({"lr", "min_lr"}),
+    "OneCycleLR": frozenset({"lr", "min_lr", "warmup", "decay", "decay_style"}),
+}
+"""Recipe keys that a state can express; all others only `lr`."""
+NAMES = {
+    "eta_min": "min_lr", "min_lr": "min_lr", "T_max": "decay", "total_steps": "decay",
+    "end_step": "decay", "_anneal_func_type": "decay_style",
+}  # fmt: skip
+"""Field → what a plan calls it; all others are `lr`."""
+STRATEGIES = {"cosine": "cos", "linear": "linear"}
+
+
+@dataclass
+class _New:
+    """New values by path in the scheduler's state, and by key in each param group."""
+
+    rates: list[float]
+    state: dict[tuple[Key, ...], Any] = field(default_factory=dict)
+    groups: list[dict[str, float]] = field(default_factory=list)
+
+
+def kind(schedule: Any) -> str:
+    """The class whose state this is; empty for a state that no class of torch saves."""
+    if not isinstance(schedule, Mapping):
+        return ""
+    if "_schedulers" in schedule:
+        inner = [kind(item) for item in schedule["_schedulers"]]
+        plain = "_milestones" in schedule and all(inner) and "OneCycleLR" not in inner
+        return "SequentialLR" if plain else ""
+    if not {"base_lrs", "last_epoch"} <= schedule.keys():
+        return ""
+    if "lr_lambdas" in schedule:
+        return "LambdaLR"
+    own = schedule.keys() - COMMON - {"use_beta1"}
+    return next((name for name, keys in KINDS.items() if keys == own), "")
+
+
+def is_torch(schedule: Any) -> bool:
+    """Whether a saved state is one of a scheduler of torch that can be edited."""
+    return bool(kind(schedule))
+
+
+def words(schedule: Mapping[str, Any]) -> str:
+    """The schedule as a person would say it."""
+    text = f"{kind(schedule)}, step {schedule['last_epoch']}"
+    end = schedule.get("T_max", schedule.get("total_steps"))
+    return text if end is None else f"{text} of {end}"
+
+
+def peak(checkpoint: Checkpoint) -> float:
+    """What `lr` of a recipe sets and scales: the largest base_lr, or max_lr of OneCycleLR."""
+    places = checkpoint.locate("scheduler")
+    return max(_peaks(places[0].value, _groups(checkpoint, places[0])), default=0.0)
+
+
+def notes(schedule: Mapping[str, Any]) -> list[str]:
+    """What a reader of a promise must know."""
+    if schedule.get("cycle_momentum"):
+        return ["OneCycleLR cycles beta1: the scheduler sets it anew after each step"]
+    return []
+
+
+def reschedule(
+    checkpoint: Checkpoint, wanted: Mapping[str, Any]
+) -> tuple[list[Setting], list[str]]:
+    """`wanted` in base_lrs, _last_lr and what else the class computes from, and in the groups' lr
+    and initial_lr. Groups of different rates keep their proportions: the largest gets `lr`.
+
+    Needs `locate("scheduler")`, the whole state in each file that has it. See
+    `Checkpoint.reschedule`."""
+    places = checkpoint.locate("scheduler")
+    state = places[0].value
+    name = kind(state)
+    lacking = sorted(wanted.keys() - _kept(state))
+    if lacking:
+        raise SurgeryError(
+            f"{name} keeps no {', '.join(lacking)} in its state: the trainer's own code has it",
+            next="change it where the trainer makes its scheduler; set lr here",
+        )
+    groups = _groups(checkpoint, places[0])
+    factor = 1.0
+    if "lr" in wanted:
+        top = max(_peaks(state, groups), default=0.0)
+        if top <= 0:
+            raise SurgeryError(
+                f"the base rate of {name} is 0, so what the schedule makes of another one is "
+                "not known",
+                next="set lr where the trainer makes its scheduler",
+            )
+        factor = wanted["lr"] / top
+    new = _one_cycle(state, groups, factor, wanted) if name == "OneCycleLR" else None
+    if new is None:
+        new = _recomputed(state, factor, wanted)
+        new.groups = [{"lr": rate} for rate in new.rates]
+        if "lr" in wanted:
+            for group, old in zip(new.groups, groups, strict=True):
+                group["initial_lr"] = old.get("initial_lr", 0.0) * factor
+    return list(_settings(checkpoint, places, new)), _warnings(state, wanted)
+
+
+# --- each class ----------------------------------------------------------------------------------
+
+
+def _recomputed(state: Mapping[str, Any], factor: float, wanted: Mapping[str, Any]) -> _New:
+    """New rates at the position. Where a rate is base_lr times what the position alone gives, it
+    takes the same factor, whatever the function is."""
+    if kind(state) == "SequentialLR":
+        new = _New([])
+        now = bisect_right(state["_milestones"], state["last_epoch"])
+        for i, inner in enumerate(state["_schedulers"]):
+            part = _recomputed(inner, factor, wanted)
+            new.state |= {("_schedulers", i, *path): value for path, value in part.state.items()}
+            if i == now:
+                new.rates = part.rates
+        new.state["_last_lr",] = new.rates
+        return new
+    base = [float(rate) * factor for rate in state["base_lrs"]]
+    floor = float(wanted.get("min_lr", state.get("eta_min", 0.0)))
+    changed: dict[tuple[Key, ...], Any] = {("base_lrs",): base}
+    if "eta_min" in state:
+        if max(base, default=0.0) < floor:
+            raise UsageError(
+                f"lr {max(base, default=0.0):g} is below min_lr {floor:g}",
+                next=f"set min_lr too, at most {max(base, default=0.0):g}",
+            )
+        now, end = state["last_epoch"], wanted.get("decay", state.get("T_max", 1))
+        if "T_cur" in state:
+            now, end = state["T_cur"], state["T_i"]
+        elif end <= now and "decay" in wanted:
+            raise UsageError(
+                f"decay {end} is not beyond step {now}: CosineAnnealingLR would rise again",
+                next=f"decay counts the scheduler's steps and must be above {now}",
+            )
+        share = (1 + math.cos(math.pi * now / end)) / 2
+        rates = [floor + (rate - floor) * share for rate in base]
+        changed["eta_min",] = floor
+        if "T_max" in state:
+            changed["T_max",] = end
+    else:
+        rates = [float(rate) * factor for rate in state["_last_lr"]]
+    changed["_last_lr",] = rates
+    return _New(rates, changed)
+
+
+def _one_cycle(
+    state: Mapping[str, Any],
+    groups: Sequence[Mapping[str, float]],
+    factor: float,
+    wanted: Mapping[str, Any],
+) -> _New:
+    """OneCycleLR keeps its rates in the groups. initial_lr and min_lr follow max_lr, as the class
+    derives them from it."""
+    phases = [dict(phase) for phase in state["_schedule_phases"]]
+    changed: dict[tuple[Key, ...], Any] = {}
+    ends = [phase["end_step"] for phase in phases]
+    if "warmup" in wanted:
+        ends[:-1] = [float((i + 1) * (wanted["warmup"] - 1)) for i in range(len(ends) - 1)]
+    if "decay" in wanted:
+        ends[-1] = wanted["decay"] - 1
+        changed["total_steps",] = wanted["decay"]
+    now = state["last_epoch"]
+    if sorted(set(ends)) != ends or ends[0] <= 0 or (ends[-1] < now and "decay" in wanted):
+        raise UsageError(
+            f"phases of OneCycleLR that end at {', '.join(f'{end:g}' for end in ends)} and stand "
+            f"at step {now} can't be",
+            next="decay above warmup and above the position; both count the scheduler's steps",
+        )
+    changed |= {("_schedule_phases", i, "end_step"): end for i, end in enumerate(ends)}
+    style = state["_anneal_func_type"]
+    if "decay_style" in wanted:
+        if wanted["decay_style"] not in STRATEGIES:
+            raise UsageError("OneCycleLR decays cosine or linear", next="decay_style: cosine")
+        changed["_anneal_func_type",] = style = STRATEGIES[wanted["decay_style"]]
+    new = _New([], changed)
+    i = next((i for i, end in enumerate(ends) if now <= end), len(ends) - 1)
+    start = ends[i - 1] if i else 0.0
+    done = (now - start) / (ends[i] - start)
+    for group in groups:
+        held = {key: group[key] * factor for key in ("initial_lr", "max_lr", "min_lr")}
+        held["min_lr"] = float(wanted.get("min_lr", held["min_lr"]))
+        first, last = held[phases[i]["start_lr"]], held[phases[i]["end_lr"]]
+        if style == "cos":
+            rate = last + (first - last) / 2.0 * (math.cos(math.pi * done) + 1)
+        else:
+            rate = (last - first) * done + first
+        new.rates.append(rate)
+        new.groups.append({**held, "lr": rate})
+    new.state["base_lrs",] = [group["initial_lr"] for group in new.groups]
+    new.state["_last_lr",] = new.rates
+    return new
+
+
+# --- places --------------------------------------------------------------------------------------
+
+
+def _groups(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, float]]:
+    """The rates in each param group, as the first file that has them keeps them."""
+    places = checkpoint.locate("lr")
+    if not places:
+        raise SurgeryError(
+            "the checkpoint keeps no param groups, whose lr the next step uses",
+            next="set lr on the trainer's command line",
+        )
+    mine = [place for place in places if place.file == places[0].file]
+    keys = ("lr", "initial_lr", "max_lr", "min_lr")
+    out = []
+    for place in mine:
+        found = {key: checkpoint.value(place.file, (*place.path[:-1], key)) for key in keys}
+        out.append({key: float(value) for key, value in found.items() if value is not None})
+    state = scheduler.value
+    rates = state.get("base_lrs", state.get("_last_lr"))
+    if len(rates) != len(out):
+        raise SurgeryError(
+            f"the scheduler has {len(rates)} rates, and the optimizer {len(out)} param groups",
+            next="ckptsurgeon verify    list what contradicts itself",
+        )
+    return out
+
+
+def _kept(state: Mapping[str, Any]) -> frozenset[str]:
+    """The recipe keys that this state can express. Parts of a SequentialLR share one min_lr."""
+    if kind(state) != "SequentialLR":
+        return KEPT.get(kind(state), frozenset({"lr"}))
+    inner = frozenset().union(*map(_kept, state["_schedulers"]))
+    return inner & {"lr", "min_lr"}
+
+
+def _peaks(state: Mapping[str, Any], groups: Sequence[Mapping[str, float]]) -> list[float]:
+    if kind(state) == "OneCycleLR":
+        return [group["max_lr"] for group in groups]
+    if kind(state) == "SequentialLR":
+        return [rate for inner in state["_schedulers"] for rate in _peaks(inner, groups)]
+    return [float(rate) for rate in state["base_lrs"]]
+
+
+def _settings(checkpoint: Checkpoint, places: Sequence[Place], new: _New) -> Iterator[Setting]:
+    for scheduler in places:
+        for path, value in new.state.items():
+            full = (*scheduler.path, *path)
+            old = checkpoint.value(scheduler.file, full)
+            if old is not None and not _same(old, value):
+                name = NAMES.get(str(path[-1]), "lr")
+                yield Setting(name, Place(scheduler.file, full, old), value)
+    for place in checkpoint.locate("lr"):
+        index = int(place.path[-2])
+        for key, value in new.groups[index].items():
+            path = (*place.path[:-1], key)
+            old = checkpoint.value(place.file, path)
+            if old is not None and not _same(old, value):
+                yield Setting(NAMES.get(key, "lr"), Place(place.file, path, old), value)
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Whether two values differ in their rounding alone: torch sums up what is computed here."""
+    if isinstance(new, list):
+        return len(old) == len(new) and all(map(_same, old, new))
+    if isinstance(new, float):
+        return math.isclose(old, new, rel_tol=1e-12, abs_tol=1e-300)
+    return bool(old == new)
+
+
+def _warnings(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    out = []
+    if wanted.keys() & {"warmup", "decay"}:
+        out.append(f"warmup and decay of {kind(state)} count the scheduler's steps, not samples")
+    if state.get("_step_count", 0) not in (0, state["last_epoch"] + 1):
+        out.append(
+            f"the scheduler has made {state['_step_count']} steps and stands at "
+            f"{state['last_epoch']}: it was loaded or moved by hand before"
+        )
+    return out

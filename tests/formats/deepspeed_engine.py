@@ -1,0 +1,282 @@
+"""Checkpoints that real DeepSpeed engines write, and what such an engine uses after loading one.
+
+With one rank in the test's own process; with two as `python -m tests.formats.deepspeed_engine`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import REPO
+from tests.train.in_process import one_rank
+
+PEAK = 1e-3
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an engine is built. `optimizer`: adamw, cpu_adam, or fused (fused_adam.py); `scheduler`:
+    a key of SCHEDULERS, or a section of the DeepSpeed config."""
+
+    stage: int = 1
+    dtype: str = "fp32"
+    optimizer: str = "adamw"
+    scheduler: str | None = None
+    scheduler_config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    zero: Mapping[str, Any] = field(default_factory=dict)
+    model: str = "dense"
+    lr: float = PEAK
+
+
+def schedulers() -> dict[str, Callable[[Any], Any]]:
+    """Every scheduler of torch whose state the surgeon edits, over the same 20 steps."""
+    from torch.optim import lr_scheduler as torch_lr
+
+    def sequential(optimizer: Any) -> Any:
+        parts = [
+            torch_lr.LinearLR(optimizer, 0.25, total_iters=3),
+            torch_lr.CosineAnnealingLR(optimizer, 17, 1e-5),
+        ]
+        return torch_lr.SequentialLR(optimizer, parts, [3])
+
+    return {
+        "LambdaLR": lambda o: torch_lr.LambdaLR(o, lambda t: min(1.0, (t + 1) / 3) * 0.9**t),
+        "CosineAnnealingLR": lambda o: torch_lr.CosineAnnealingLR(o, 20, 1e-5),
+        "CosineAnnealingWarmRestarts": lambda o: torch_lr.CosineAnnealingWarmRestarts(o, 9),
+        "OneCycleLR": lambda o: torch_lr.OneCycleLR(o, PEAK, total_steps=20),
+        "OneCycleLR-linear": lambda o: torch_lr.OneCycleLR(
+            o, PEAK, total_steps=20, anneal_strategy="linear", three_phase=True
+        ),
+        "StepLR": lambda o: torch_lr.StepLR(o, 5),
+        "MultiStepLR": lambda o: torch_lr.MultiStepLR(o, [3, 5]),
+        "ExponentialLR": lambda o: torch_lr.ExponentialLR(o, 0.9),
+        "ConstantLR": lambda o: torch_lr.ConstantLR(o, 0.5, 5),
+        "LinearLR": lambda o: torch_lr.LinearLR(o, 0.5, total_iters=6),
+        "PolynomialLR": lambda o: torch_lr.PolynomialLR(o, 20),
+        "SequentialLR": sequential,
+    }
+
+
+def _model(kind: str) -> Any:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    if kind == "moe":
+        return _moe()
+    return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+
+
+def _moe() -> Any:
+    from deepspeed.moe.layer import MoE
+    from torch import nn
+
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.moe = MoE(8, expert=nn.Linear(8, 8), num_experts=2, ep_size=1, k=1)
+
+        def forward(self, x: Any) -> Any:
+            return self.moe(self.first(x))[0]
+
+    return Sparse()
+
+
+def _groups(model: Any, options: Options) -> list[dict[str, Any]]:
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": 0.1, "name": "matrices"},
+        {"params": vectors, "weight_decay": 0.0, "name": "vectors"},
+    ]
+    if options.model == "moe":
+        from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+
+        return list(split_params_into_different_moe_groups_for_optimizer(groups))
+    return groups
+
+
+def _optimizer(model: Any, options: Options) -> Any:
+    import torch
+
+    groups = _groups(model, options)
+    settings: dict[str, Any] = {"lr": options.lr, "betas": (0.9, 0.95), "eps": 1e-8}
+    if options.optimizer == "cpu_adam":
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(groups, **settings)
+    if options.optimizer == "fused":
+        from tests.formats.fused_adam import fused_adam
+
+        return fused_adam(groups, **settings)
+    return torch.optim.AdamW(groups, **settings)
+
+
+def build(options: Options) -> Any:
+    """A fresh engine."""
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    if options.dtype == "fp16":
+        # DeepSpeed asks for fast fp16 kernels of the CPU; slow ones are as right.
+        get_accelerator().is_fp16_supported = lambda: True
+    model = _model(options.model)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": options.stage, **options.zero},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+        **options.config,
+    }
+    if options.dtype == "bf16":
+        config["bf16"] = {"enabled": True}
+    if options.dtype == "fp16":
+        config["fp16"] = {"enabled": True, "initial_scale_power": 8, "hysteresis": 2}
+    if options.scheduler_config is not None:
+        config["scheduler"] = dict(options.scheduler_config)
+    made = schedulers()[options.scheduler] if options.scheduler else None
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, optimizer=_optimizer(model, options), lr_scheduler=made, config=config
+    )
+    return engine
+
+
+def live(engine: Any) -> Any:
+    """The optimizer whose step() moves the weights."""
+    inner = engine.optimizer
+    while hasattr(inner, "optimizer"):
+        inner = inner.optimizer
+    return inner
+
+
+def train(engine: Any, steps: int) -> list[list[float]]:
+    """The rates that each of `steps` updates used, by param group."""
+    import torch
+
+    rates: list[list[float]] = []
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(_dtype(engine), torch.float32)
+    rank = int(os.environ.get("RANK", "0"))
+    for _ in range(steps):
+        torch.manual_seed(engine.global_steps * 100 + rank)
+        x = torch.randn(2, 8).to(dtype)
+        engine.backward(engine(x).float().pow(2).mean())
+        rates.append([float(group["lr"]) for group in live(engine).param_groups])
+        engine.step()
+    return rates
+
+
+def _dtype(engine: Any) -> str:
+    if engine.bfloat16_enabled():
+        return "bf16"
+    return "fp16" if engine.fp16_enabled() else "fp32"
+
+
+def client(step: int) -> dict[str, Any]:
+    """The client state of a trainer like Megatron's: counters and args."""
+    args = Namespace(consumed_train_samples=step * 2, seed=1234, clip_grad=1.0)
+    return {"iteration": step, "args": args}
+
+
+def make(root: Path, options: Options, steps: int = 6) -> None:
+    """Train `steps` and save `global_step<steps>`."""
+    engine = build(options)
+    train(engine, steps)
+    engine.save_checkpoint(str(root), client_state=client(steps))
+
+
+def resume(root: Path, options: Options, steps: int = 3) -> dict[str, Any]:
+    """What a new engine holds after it has loaded `latest`, and the rates of its next updates."""
+    engine = build(options)
+    loaded, state = engine.load_checkpoint(str(root))
+    assert loaded is not None
+    held = effective(engine)
+    held["consumed_samples"] = state["args"].consumed_train_samples if "args" in state else None
+    held["rates"] = train(engine, steps)
+    return held
+
+
+def effective(engine: Any) -> dict[str, Any]:
+    """What the live optimizer will use: groups, steps, size of the moments, loss scale, clip."""
+    inner = live(engine)
+    steps, moments = set(), {"exp_avg": 0.0, "exp_avg_sq": 0.0}
+    for state in inner.state.values():
+        if "step" in state:
+            steps.add(int(state["step"]))
+        for name in moments:
+            if name in state:
+                moments[name] += float(state[name].float().abs().sum())
+    outer = engine.optimizer
+    scale = getattr(outer, "cur_scale", None)
+    if scale is None and getattr(outer, "loss_scaler", None) is not None:
+        scale = outer.loss_scaler.cur_scale
+    return {
+        "step": engine.global_steps,
+        "lr": [float(group["lr"]) for group in inner.param_groups],
+        "betas": [list(group["betas"]) for group in inner.param_groups],
+        "eps": [group["eps"] for group in inner.param_groups],
+        "weight_decay": [group["weight_decay"] for group in inner.param_groups],
+        "group_step": [group.get("step") for group in inner.param_groups],
+        "steps": sorted(steps),
+        "moments": moments,
+        "loss_scale": None if scale is None else float(scale),
+        "clip_grad": getattr(outer, "clip_grad", None),
+    }
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """This process alone as DeepSpeed's world."""
+    with one_rank():
+        yield
+
+
+# --- two ranks -----------------------------------------------------------------------------------
+
+
+def launched(what: str, root: Path, options: Options, ranks: int = 2) -> list[dict[str, Any]]:
+    """`make` or `resume` on several ranks; what each rank holds, in rank order."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc_per_node", str(ranks), "-m", "tests.formats.deepspeed_engine"),
+            *(what, str(root), json.dumps(asdict(options))),
+        ],
+        cwd=REPO,
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("HELD: ")]
+    return sorted(told, key=lambda item: int(item["rank"]))
+
+
+def main() -> None:
+    from train import distributed
+
+    what, root, options = sys.argv[1], Path(sys.argv[2]), Options(**json.loads(sys.argv[3]))
+    distributed.start(1)
+    if what == "make":
+        make(root, options)
+    else:
+        print(
+            f"HELD: {json.dumps({'rank': distributed.rank(), **resume(root, options)})}", flush=True
+        )
+    distributed.finish()
+
+
+if __name__ == "__main__":
+    main()

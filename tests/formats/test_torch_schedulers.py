@@ -1,0 +1,127 @@
+"""torch's own schedulers load the edited state, and step on from the rate that was promised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.recipe_file import from_data
+from tests.formats.deepspeed_engine import PEAK, Options, make, process_group, resume, schedulers
+
+MORE = 8
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    with process_group():
+        yield
+
+
+def edited(root: Path, **wanted: Any) -> float:
+    """The lr that the plan promises; it is applied, verified, and empty when made again."""
+    run = Run.open(root)
+    recipe = from_data({"set": wanted})
+    made = plan(run, recipe)
+    surgery.apply(run, made)
+    assert plan(Run.open(root), from_data(dict(made.recipe))).empty
+    assert surgery.verify(Run.open(root)).findings == ()
+    assert made.promise is not None
+    return made.promise.lr
+
+
+def all_rates(options: Options, root: Path) -> list[list[float]]:
+    """Of a run that had these options from the start: the rates of MORE updates after step 6."""
+    make(root, options)
+    rates: list[list[float]] = resume(root, options, MORE)["rates"]
+    return rates
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("name", schedulers())
+def test_a_halved_lr_halves_every_rate_to_come(tmp_path: Path, name: str, stage: int) -> None:
+    options = Options(stage=stage, scheduler=name)
+    before = all_rates(options, tmp_path / "run")
+    promised = edited(tmp_path / "run", lr="0.5x", **floor(name, 0.5))
+    after = resume(tmp_path / "run", options, MORE)
+    assert after["rates"] == [pytest.approx([rate / 2 for rate in step]) for step in before]
+    assert after["lr"] == after["rates"][0] == [promised, promised]
+
+
+def floor(name: str, share: float) -> dict[str, float]:
+    """The end of a cosine is absolute: half of everything includes it."""
+    return {"min_lr": 1e-5 * share} if name in ("CosineAnnealingLR", "SequentialLR") else {}
+
+
+def test_the_peak_is_what_a_recipe_sets(tmp_path: Path) -> None:
+    """Not the rate at the position: a run with that peak from the start has the same rates."""
+    make(tmp_path / "run", Options(scheduler="CosineAnnealingLR"))
+    edited(tmp_path / "run", lr=4e-4)
+    run = resume(tmp_path / "run", Options(scheduler="CosineAnnealingLR"), MORE)["rates"]
+    born = all_rates(Options(scheduler="CosineAnnealingLR", lr=4e-4), tmp_path / "born")
+    assert run == [pytest.approx(step) for step in born]
+
+
+@pytest.mark.parametrize("name", ["CosineAnnealingLR", "OneCycleLR", "OneCycleLR-linear"])
+def test_a_longer_schedule_is_the_one_of_a_run_that_had_it(tmp_path: Path, name: str) -> None:
+    from torch.optim import lr_scheduler
+
+    make(tmp_path / "run", Options(scheduler=name))
+    edited(tmp_path / "run", decay=40, **({"warmup": 12} if "OneCycle" in name else {}))
+    rates = resume(tmp_path / "run", Options(scheduler=name), 33)["rates"]
+    import torch
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight], lr=PEAK)
+    if name == "CosineAnnealingLR":
+        born: Any = lr_scheduler.CosineAnnealingLR(optimizer, 40, 1e-5)
+    else:
+        born = lr_scheduler.OneCycleLR(
+            optimizer,
+            PEAK,
+            total_steps=40,
+            pct_start=0.3,
+            anneal_strategy="linear" if "linear" in name else "cos",
+            three_phase="linear" in name,
+        )
+    wanted = []
+    for _ in range(39):
+        wanted.append([optimizer.param_groups[0]["lr"]] * 2)
+        optimizer.step()
+        born.step()
+    assert rates == [pytest.approx(step) for step in wanted[6:39]]
+
+
+def test_what_only_code_knows_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "run", Options(scheduler="LambdaLR"))
+    run = Run.open(tmp_path / "run")
+    for wanted in ({"warmup": 10}, {"decay": 10}, {"min_lr": 1e-6}, {"decay_style": "linear"}):
+        with pytest.raises(SurgeryError, match="LambdaLR keeps no"):
+            plan(run, from_data({"set": wanted}))
+
+
+def test_a_schedule_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "run", Options(scheduler="OneCycleLR"))
+    run = Run.open(tmp_path / "run")
+    for wanted in ({"decay": 5}, {"warmup": 30}, {"warmup": 1}, {"decay_style": "constant"}):
+        with pytest.raises(UsageError):
+            plan(run, from_data({"set": wanted}))
+    make(tmp_path / "cosine", Options(scheduler="CosineAnnealingLR"))
+    with pytest.raises(UsageError, match="below min_lr"):
+        plan(Run.open(tmp_path / "cosine"), from_data({"set": {"lr": 1e-6}}))
+
+
+def test_a_state_of_no_known_class_is_refused(tmp_path: Path) -> None:
+    import torch
+
+    make(tmp_path / "run", Options(scheduler="StepLR"))
+    for file in (tmp_path / "run" / "global_step6").glob("*model_states.pt"):
+        tree = torch.load(file, weights_only=False)
+        tree["lr_scheduler"]["momentum_of_mine"] = 3
+        torch.save(tree, file)
+    with pytest.raises(SurgeryError, match="no known family"):
+        plan(Run.open(tmp_path / "run"), from_data({"set": {"lr": 1e-4}}))
