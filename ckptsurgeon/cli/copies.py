@@ -23,9 +23,9 @@ def export(
     *,
     common: Common,
 ) -> None:
-    """Write the weights of one step as safetensors files with an index.
+    """Write the weights of one step as safetensors.
 
-    Weights of all ranks are consolidated: as they were saved, or the fp32 masters of ZeRO 3. No
+    Files with an index, in a new directory. Weights of all ranks are consolidated: as they were saved, or the fp32 masters of ZeRO 3. No
     tensor is held in memory."""
     from ckptsurgeon import export as exporting
 

@@ -69,6 +69,7 @@ def _change(item: AnyChange) -> dict[str, Any]:
             "path": path,
             "old": plain(item.old),
             "new": plain(item.new),
+            "elements": plain(item.elements),
         }
     if isinstance(item, Aside):
         return {"kind": "aside", **base}

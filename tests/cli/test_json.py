@@ -45,6 +45,7 @@ def printed(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> dict[str, dic
         "recover": told("recover"),
         "relaunch": told("relaunch", "--dry-run"),
         "prune": told("prune", "--dry-run"),
+        "export": told("export", 4, "-o", tmp_path / "weights"),
         "error": told("show", 5),
     }
     applied = told("apply", recipe, "--yes")
