@@ -21,6 +21,7 @@ COMMANDS: tuple[tuple[str, Any, str], ...] = (
     ("show", look.show, exit_codes(LOOKS)),
     ("log", look.log, exit_codes(LOOKS)),
     ("verify", look.verify, exit_codes((*LOOKS, 4))),
+    ("doctor", look.doctor, exit_codes((*LOOKS, 4))),
     ("plan", recipes.plan, exit_codes((*LOOKS, 3, 5))),
     ("apply", recipes.apply, exit_codes(EDITS)),
     ("undo", recipes.undo, exit_codes(EDITS)),

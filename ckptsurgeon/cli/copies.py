@@ -25,8 +25,8 @@ def export(
 ) -> None:
     """Write the weights of one step as safetensors.
 
-    Files with an index, in a new directory. Weights of all ranks are consolidated: as they were saved, or the fp32 masters of ZeRO 3. No
-    tensor is held in memory."""
+    Files with an index, in a new directory. Weights of all ranks are consolidated: as they were
+    saved, or the fp32 masters of ZeRO 3. No tensor is held in memory."""
     from ckptsurgeon import export as exporting
 
     run = common.open_run()

@@ -1,4 +1,4 @@
-"""status, show, log, verify: what is there; these commands write nothing."""
+"""status, show, log, verify, doctor: what is there; these commands write nothing."""
 
 from __future__ import annotations
 
@@ -87,4 +87,21 @@ def verify(
         lambda: report.verification_json(found),
     )
     if found.findings:
+        raise typer.Exit(VerificationFailed.exit_code)
+
+
+def doctor(*, common: Common) -> None:
+    """What is wrong with the run, and what to do.
+
+    All that verify finds at the latest step, and what makes a run diverge although every file is
+    sound: a lost Adam step, newer checkpoints of an abandoned branch, a stale pointer."""
+    from ckptsurgeon.doctor import diagnose
+
+    run = common.open_run()
+    found = diagnose(run)
+    common.answer(
+        lambda: report.diagnoses(run, found, common.look),
+        lambda: report.diagnoses_json(run, found),
+    )
+    if found:
         raise typer.Exit(VerificationFailed.exit_code)

@@ -139,6 +139,8 @@ class DeepSpeedCheckpoint(Shards):
             return self._in_models("skip_train_iteration_range")
         if name == "consumed_samples":
             return self._in_models("args", "consumed_train_samples")
+        if name == "skipped_steps":
+            return self._in_models(name)
         if name == "tokens":
             copies = self._in_models("args", "consumed_train_tokens", wins=False)
             return self._in_models("tokens") + copies

@@ -7,6 +7,7 @@ from ckptsurgeon.report.copies import export, export_json
 from ckptsurgeon.report.document import (
     SCHEMA,
     checkpoint_json,
+    diagnoses_json,
     error_json,
     log_json,
     plan_json,
@@ -18,7 +19,7 @@ from ckptsurgeon.report.document import (
 from ckptsurgeon.report.look import Look
 from ckptsurgeon.report.plan import done, error, log, plan, recipe, recovery
 from ckptsurgeon.report.progress import Progress
-from ckptsurgeon.report.run import checkpoint, status, verification
+from ckptsurgeon.report.run import checkpoint, diagnoses, status, verification
 
 __all__ = [
     "SCHEMA",
@@ -28,6 +29,8 @@ __all__ = [
     "attic_json",
     "checkpoint",
     "checkpoint_json",
+    "diagnoses",
+    "diagnoses_json",
     "done",
     "error",
     "error_json",

@@ -12,6 +12,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.report.run import FIELDS, places
 
 if TYPE_CHECKING:
+    from ckptsurgeon.doctor import Diagnosis
     from ckptsurgeon.formats import Checkpoint, State
     from ckptsurgeon.journal import Recovery
     from ckptsurgeon.run import Run
@@ -119,6 +120,12 @@ def verification_json(found: Verification) -> dict[str, Any]:
         "no_crc": found.no_crc,
         "moments": plain(found.moments),
     }
+
+
+def diagnoses_json(run: Run, found: Sequence[Diagnosis]) -> dict[str, Any]:
+    """The document of `doctor`."""
+    findings = [{"what": item.what, "next": item.next} for item in found]
+    return {"schema": SCHEMA, "run": str(run.root), "healthy": not found, "findings": findings}
 
 
 def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> dict[str, Any]:

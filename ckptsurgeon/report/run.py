@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptsurgeon.edits import Promise
@@ -22,6 +23,7 @@ from ckptsurgeon.report.look import (
 from ckptsurgeon.report.plan import promise
 
 if TYPE_CHECKING:
+    from ckptsurgeon.doctor import Diagnosis
     from ckptsurgeon.formats import Checkpoint, Place, State
     from ckptsurgeon.run import Run
     from ckptsurgeon.surgery import Verification
@@ -177,3 +179,13 @@ def verification(found: Verification, look: Look) -> str:
 
 def _next(held: Promise | None) -> list[str]:
     return [] if held is None else [f"  step {held.step} uses {'   '.join(promise(held)[:3])}"]
+
+
+def diagnoses(run: Run, found: Sequence[Diagnosis], look: Look) -> str:
+    """Healthy, or each thing that is wrong with what helps below it."""
+    if not found:
+        return f"{look.paint('healthy:', GREEN)} {run.name}, {count(len(run.steps()), 'step')}"
+    lines = [f"{look.paint('ill:', RED)} {run.name}, {count(len(found), 'finding')}"]
+    for item in found:
+        lines += [f"  {clean(item.what)}", f"      next: {item.next}"]
+    return "\n".join(lines)

@@ -18,7 +18,7 @@ HEAVY = ("torch", "deepspeed", "tensorboard", "numpy", "omegaconf", "yaml")
 
 def test_every_command_of_the_design_is_there() -> None:
     assert NAMES == [
-        "status", "show", "log", "verify",
+        "status", "show", "log", "verify", "doctor",
         "plan", "apply", "undo", "recover",
         "rollback", "set-lr", "set", "reset", "skip", "repair-latest",
         "truncate-tb-events", "rename-tb-events",

@@ -42,6 +42,7 @@ def printed(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> dict[str, dic
         "show": told("show", 4),
         "verify": told("verify"),
         "status": told("status"),
+        "doctor": told("doctor"),
         "recover": told("recover"),
         "relaunch": told("relaunch", "--dry-run"),
         "prune": told("prune", "--dry-run"),
