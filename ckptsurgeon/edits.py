@@ -169,7 +169,8 @@ class Promise:
 
     `lr` is the rate of the first update; `weight_decay` has one value per param group;
     `adam_step` is the counter before that update; `consumed_samples` is the position of the next
-    sample; `skip` are inclusive iteration ranges. None: the format does not keep the field."""
+    sample; `skip` are inclusive iteration ranges; `rewarm` is (kind, start, end), positions of the
+    schedule in samples, or (). None: the format does not keep the field."""
 
     step: int
     lr: float
@@ -182,6 +183,7 @@ class Promise:
     consumed_samples: int | None
     skip: tuple[tuple[int, int], ...] | None
     seed: int | None
+    rewarm: tuple[str, int, int] | tuple[()] | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from typing import Any
 from ckptsurgeon.errors import UsageError
 
 STATES = ("moments", "loss_scale")
+REWARMS = ("hold", "ramp")
+MAX_ITERATIONS = 1_000_000_000
 DECAY_STYLES = ("constant", "linear", "cosine")
 SYNONYMS = {
     "learning_rate": "lr", "max_lr": "lr", "peak_lr": "lr", "lr_warmup_samples": "warmup",
@@ -80,6 +82,15 @@ class Moments:
 
 
 @dataclass(frozen=True)
+class Rewarm:
+    """For `iterations` trained iterations the moments fill while the weights stay (`hold`), or the
+    rate rises from 0 to its schedule (`ramp`). 0 iterations close a window that is open."""
+
+    iterations: int
+    kind: str = "hold"
+
+
+@dataclass(frozen=True)
 class TensorBoard:
     """`truncate` cuts event files at the rollback step (or `after`) by lineage; the cut branch is
     kept as a run of its own named `keep_as` unless `keep` is false; `rename` maps old tag to new.
@@ -123,6 +134,7 @@ class Recipe:
     set: Hyperparameters = field(default_factory=Hyperparameters)
     reset: list[str] = field(default_factory=list)
     moments: Moments = field(default_factory=Moments)
+    rewarm: Rewarm | None = None
     skip: list[str] = field(default_factory=list)
     skip_by_counters: bool = False
     clear_skip: bool = False
@@ -225,6 +237,8 @@ def _check(recipe: Recipe) -> None:
     _check_moments(recipe)
     if recipe.skip_by_counters and not recipe.skip:
         raise UsageError("`skip_by_counters` without a range", next="skip: [A-B]")
+    if recipe.rewarm is not None:
+        _check_rewarm(recipe.rewarm)
     wanted = recipe.set
     if wanted.decay_style is not None and wanted.decay_style not in DECAY_STYLES:
         raise unknown_key(wanted.decay_style, DECAY_STYLES, "set.decay_style")
@@ -249,4 +263,14 @@ def _check(recipe: Recipe) -> None:
         raise UsageError(
             "`rollback` sets the pointers itself; `repair_latest` beside it has no meaning",
             next="drop repair_latest",
+        )
+
+
+def _check_rewarm(wanted: Rewarm) -> None:
+    if wanted.kind not in REWARMS:
+        raise unknown_key(wanted.kind, REWARMS, "rewarm.kind")
+    if not 0 <= wanted.iterations <= MAX_ITERATIONS:
+        raise UsageError(
+            f"`rewarm.iterations` is {wanted.iterations}",
+            next=f"0 <= iterations <= {MAX_ITERATIONS}; 0 closes a window that is open",
         )

@@ -25,6 +25,7 @@ from ckptsurgeon.operations.counters import counters
 from ckptsurgeon.operations.events import events, note
 from ckptsurgeon.operations.hyperparameters import hyperparameters
 from ckptsurgeon.operations.reset import reset
+from ckptsurgeon.operations.rewarm import rewarm
 from ckptsurgeon.operations.rollback import rollback
 from ckptsurgeon.operations.skip import skip
 from ckptsurgeon.recipe import Recipe, absolute, to_dict
@@ -32,7 +33,7 @@ from ckptsurgeon.render import render, touched
 from ckptsurgeon.run import Run
 from ckptsurgeon.undo import plan_undo
 
-OPERATIONS = (rollback, hyperparameters, counters, reset, skip, events)
+OPERATIONS = (rollback, hyperparameters, counters, reset, rewarm, skip, events)
 
 Progress = Callable[[str, int, int], None]
 
@@ -181,6 +182,8 @@ def _title(run: Run, recipe: Recipe, step: int) -> str:
         parts.append("set " + " ".join(f"{key}={value}" for key, value in given.items()))
     part = " ".join(str(item) for item in (recipe.moments.only, recipe.moments.params) if item)
     parts += [f"reset {state}{f' ({part})' if part else ''}" for state in recipe.reset]
+    if recipe.rewarm is not None:
+        parts.append(f"rewarm {recipe.rewarm.iterations} ({recipe.rewarm.kind})")
     if recipe.clear_skip:
         parts.append("clear skip")
     if recipe.skip:

@@ -25,6 +25,15 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"step": 7, "skip": [[7, 8]], "adam_step": 6},
     ),
     "reset-moments": (["rollback.to=4"], {"step": 5, "adam_step": 0, "consumed_samples": 32}),
+    "reset-and-hold": (
+        ["rollback.to=4", "rewarm.iterations=2"],
+        {"step": 5, "lr": 0.0, "adam_step": 0, "rewarm": ["hold", 32, 48]},
+    ),
+    "reset-here": ([], {"step": 9, "lr": 0.0, "adam_step": 0, "rewarm": ["hold", 64, 864]}),
+    "ramp-after-rollback": (
+        ["rollback.to=4", "rewarm.iterations=4"],
+        {"step": 5, "lr": 0.0, "adam_step": 4, "rewarm": ["ramp", 32, 64]},
+    ),
     "lower-beta2": (["rollback.to=4"], {"step": 5, "betas": [0.9, 0.9]}),
     "fake-sgd": (
         ["set.decay_style=constant"],

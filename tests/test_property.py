@@ -44,6 +44,10 @@ recipes = st.fixed_dictionaries(
         "rollback": st.sampled_from(STEPS).map(lambda step: {"to": step}),
         "set": values,
         "reset": st.just(["moments"]),
+        "rewarm": st.fixed_dictionaries(
+            {"iterations": st.integers(0, 1000)},
+            optional={"kind": st.sampled_from(["hold", "ramp"])},
+        ),
         "skip": st.lists(ranges, max_size=3),
         "clear_skip": st.booleans(),
         "tensorboard": st.fixed_dictionaries({"keep": st.booleans()}),

@@ -15,6 +15,7 @@ from .errors import RankError, TrainError
 from .grid import Grid
 from .optimizer import live_clip_grad, live_optimizer
 from .progress import Progress
+from .rewarm import Rewarm
 from .run_folder import LATEST, LATEST_ITERATION, write_atomically
 from .shards import check_sizes, missing, model_states
 
@@ -32,7 +33,13 @@ LAUNCH = (
 
 
 def save_checkpoint(
-    engine: Any, config: Config, grid: Grid, progress: Progress, skip: list[list[int]], seed: int
+    engine: Any,
+    config: Config,
+    grid: Grid,
+    progress: Progress,
+    skip: list[list[int]],
+    seed: int,
+    rewarm: Rewarm | None,
 ) -> None:
     """Save global_step<iteration>, then name it in `latest` and in Megatron's tracker.
 
@@ -41,7 +48,7 @@ def save_checkpoint(
     """
     root = Path(config.save)
     tag = f"global_step{progress.iteration}"
-    state = client_state(engine, config, grid, progress, skip, seed)
+    state = client_state(engine, config, grid, progress, skip, seed, rewarm)
     engine.save_checkpoint(str(root), tag=tag, client_state=state, save_latest=False)
     if engine.global_rank == 0:
         write_atomically(root / LATEST, tag)
@@ -49,7 +56,13 @@ def save_checkpoint(
 
 
 def client_state(
-    engine: Any, config: Config, grid: Grid, progress: Progress, skip: list[list[int]], seed: int
+    engine: Any,
+    config: Config,
+    grid: Grid,
+    progress: Progress,
+    skip: list[list[int]],
+    seed: int,
+    rewarm: Rewarm | None,
 ) -> dict[str, Any]:
     """What the trainer adds, at top level, to every model_states file."""
     state: dict[str, Any] = {
@@ -57,6 +70,7 @@ def client_state(
         "iteration": progress.iteration,
         "tokens": progress.tokens,
         "skip_train_iteration_range": [list(pair) for pair in skip],
+        "rewarm": [] if rewarm is None else rewarm.as_saved(),
         "checkpoint_version": 3.0,
         "checkpoint_info": {
             "padded_vocab_size": config.padded_vocab_size,

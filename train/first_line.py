@@ -9,9 +9,16 @@ from .distributed import gather
 from .errors import RankError, TrainError
 from .optimizer import live_adam_step, live_clip_grad, live_loss_scale, live_optimizer
 from .progress import Progress
+from .rewarm import Rewarm, factor
 
 
-def read_live(engine: Any, progress: Progress, skip: list[list[int]], seed: int) -> dict[str, Any]:
+def read_live(
+    engine: Any,
+    progress: Progress,
+    skip: list[list[int]],
+    seed: int,
+    rewarm: Rewarm | None,
+) -> dict[str, Any]:
     """This rank's values, from its param groups, optimizer state, scaler and clipping."""
     groups = live_optimizer(engine).param_groups
     for key in ("lr", "betas", "eps"):
@@ -24,7 +31,7 @@ def read_live(engine: Any, progress: Progress, skip: list[list[int]], seed: int)
             )
     return {
         "step": progress.iteration + 1,
-        "lr": float(groups[0]["lr"]),
+        "lr": float(groups[0]["lr"]) * factor(engine, rewarm),
         "betas": [float(beta) for beta in groups[0]["betas"]] if "betas" in groups[0] else None,
         "eps": float(groups[0]["eps"]) if "eps" in groups[0] else None,
         "weight_decay": [float(group["weight_decay"]) for group in groups],
@@ -34,6 +41,7 @@ def read_live(engine: Any, progress: Progress, skip: list[list[int]], seed: int)
         "consumed_samples": progress.samples,
         "skip": [list(pair) for pair in skip],
         "seed": seed,
+        "rewarm": [] if rewarm is None else rewarm.as_saved(),
     }
 
 

@@ -32,6 +32,7 @@ from .optimizer import (
 )
 from .parameter_count import count, counted_line, shape_warnings
 from .progress import Progress, skip_range
+from .rewarm import Rewarm, factor, open_window, rewarmed
 from .step import Step
 
 
@@ -49,6 +50,7 @@ class Training:
     progress: Progress
     skip: list[list[int]]
     seed: int
+    rewarm: Rewarm | None
     flops_per_token: int
     parameters: int
     saved_args: argparse.Namespace | None = None
@@ -67,6 +69,7 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     parameters, without_embeddings = count(model, grid)
     engine = build_engine(config, model, sizes, grid)
     progress, skip, seed = Progress(), config.skip_train_iteration_range, config.seed
+    rewarm = None
     if checkpoint is not None and state is not None:
         load_checkpoint(engine, checkpoint)
         restore_rng(state)
@@ -75,6 +78,7 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
             set_clip_grad(engine, float(args.clip_grad))
         skip = [[int(a), int(b)] for a, b in state["skip_train_iteration_range"]]
         seed = int(args.seed)
+        rewarm = open_window(state.get("rewarm") or [], engine.lr_scheduler.num_steps)
         progress = Progress(
             iteration=int(state["iteration"]),
             samples=int(args.consumed_train_samples),
@@ -84,7 +88,8 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     stream = SampleStream(dataset, config.seq_length, seed, config.vocab_size)
     return Training(
         config, grid, engine, Step(engine, config, grid), device, stream, sizes, progress, skip,
-        seed, 6 * without_embeddings, parameters, None if state is None else state["args"],
+        seed, rewarm, 6 * without_embeddings, parameters,
+        None if state is None else state["args"],
     )  # fmt: skip
 
 
@@ -131,7 +136,9 @@ def announce(training: Training, say: Callable[[str], None]) -> None:
 
 def first_line(training: Training) -> str:
     """The JSON text of what all ranks will use at the next step. Raises TrainError."""
-    live = read_live(training.engine, training.progress, training.skip, training.seed)
+    live = read_live(
+        training.engine, training.progress, training.skip, training.seed, training.rewarm
+    )
     return agreed_line(live)
 
 
@@ -152,6 +159,9 @@ def _iterate(training: Training, say: Callable[[str], None], events: EventLog | 
     config, progress = training.config, training.progress
     saved = progress.iteration
     announced: object = None
+    if training.rewarm is not None:
+        kind, start, end = training.rewarm.as_saved()
+        say(f" re-warm ({kind}) from sample {start} to {end} of the schedule")
     while progress.iteration < config.train_iters:
         size = training.sizes.at(progress.samples)
         skipped = skip_range(training.skip, progress.iteration + 1)
@@ -164,6 +174,7 @@ def _iterate(training: Training, say: Callable[[str], None], events: EventLog | 
             report = _iteration(training, size)
             if report.skipped:
                 say(skipped_line(report, progress.iteration))
+            _end_rewarm(training, say)
             if progress.iteration % config.log_interval == 0:
                 say(loss_line(report, progress, config.train_iters))
             if events is not None:
@@ -175,6 +186,12 @@ def _iterate(training: Training, say: Callable[[str], None], events: EventLog | 
         _save(training, events)
 
 
+def _end_rewarm(training: Training, say: Callable[[str], None]) -> None:
+    if training.rewarm is not None and factor(training.engine, training.rewarm) == 1.0:
+        say(f" re-warm ended after iteration {training.progress.iteration}: back on the schedule")
+        training.rewarm = None
+
+
 def _iteration(training: Training, size: int) -> Report:
     """Train on one global batch and advance the counters."""
     config, engine, progress = training.config, training.engine, training.progress
@@ -182,7 +199,7 @@ def _iteration(training: Training, size: int) -> Report:
     if engine.train_batch_size() != size:
         engine.set_train_batch_size(size)
     count = training.sizes.micro_batches(size)
-    lr = live_optimizer(engine).param_groups[0]["lr"]
+    lr = live_optimizer(engine).param_groups[0]["lr"] * factor(engine, training.rewarm)
     skipped_before = engine.skipped_steps
     loss = torch.zeros((), device=training.device)
     norm = 0.0
@@ -194,7 +211,8 @@ def _iteration(training: Training, size: int) -> Report:
         training.step.backward(micro_loss)
         loss += micro_loss.detach().float() / count
         tokens_after = progress.tokens + size * config.seq_length
-        norm = training.step.take(increment=size, token_num=tokens_after)
+        with rewarmed(engine, training.rewarm if micro_batch == count - 1 else None):
+            norm = training.step.take(increment=size, token_num=tokens_after)
     dist.all_reduce(loss)
     progress.advance(size, config.seq_length, training.flops_per_token)
     return Report(
@@ -231,6 +249,7 @@ def _save(training: Training, events: EventLog | None) -> None:
         training.progress,
         training.skip,
         training.seed,
+        training.rewarm,
     )
 
 

@@ -17,6 +17,16 @@ KeepTB = Annotated[
     str | None,
     typer.Option("--keep-tb", metavar="NAME", help="Name of the run that keeps the cut branch."),
 ]
+Held = Annotated[
+    int | None,
+    typer.Option(
+        "--rewarm", metavar="K", help="First K iterations that fill the moments, weights held."
+    ),
+]
+Ramped = Annotated[
+    int | None,
+    typer.Option("--rewarm-ramp", metavar="K", help="Raise the rate from 0 over K iterations."),
+]
 NoKeepTB = Annotated[
     bool, typer.Option("--no-keep-tb", help="Do not keep the cut branch as a run of its own.")
 ]
@@ -39,6 +49,8 @@ def rollback(
         list[str] | None,
         typer.Option("--skip", metavar="A-B", help="Iterations to pass over; repeatable."),
     ] = None,
+    hold: Held = None,
+    ramp: Ramped = None,
     keep_tb: KeepTB = None,
     no_keep_tb: NoKeepTB = False,
     no_truncate: Annotated[
@@ -53,6 +65,7 @@ def rollback(
     data: dict[str, Any] = {"rollback": {"to": to}}
     if reset:
         data["reset"] = _states(reset)
+    data.update(_rewarm(hold, ramp))
     if skip:
         data["skip"] = skip
     tensorboard = _kept(keep_tb, no_keep_tb)
@@ -129,6 +142,8 @@ def reset(
         str | None,
         typer.Option("--params", metavar="REGEX", help="Of parameters whose names match alone."),
     ] = None,
+    hold: Held = None,
+    ramp: Ramped = None,
     *,
     common: OneLiner,
 ) -> None:
@@ -138,6 +153,7 @@ def reset(
     --only or --params the step stays, which the plan says the price of."""
     data: dict[str, Any] = {"reset": _states(states)}
     part = {key: value for key, value in (("only", only), ("params", params)) if value is not None}
+    data.update(_rewarm(hold, ramp))
     one_section(common, {**data, "moments": part} if part else data)
 
 
@@ -288,6 +304,14 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _states(names: Sequence[str]) -> list[str]:
     return [name.replace("-", "_") for name in names]
+
+
+def _rewarm(hold: int | None, ramp: int | None) -> dict[str, Any]:
+    if hold is not None and ramp is not None:
+        raise UsageError("--rewarm and --rewarm-ramp exclude each other", next="give one of them")
+    if ramp is not None:
+        return {"rewarm": {"iterations": ramp, "kind": "ramp"}}
+    return {} if hold is None else {"rewarm": {"iterations": hold}}
 
 
 def _kept(name: str | None, nothing: bool) -> dict[str, Any]:

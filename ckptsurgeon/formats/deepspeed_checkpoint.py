@@ -30,6 +30,7 @@ from ckptsurgeon.formats import (
     torch_schedulers,
 )
 from ckptsurgeon.formats.annealing import is_annealing, learning_rate
+from ckptsurgeon.formats.rewarm import factor, open_window
 from ckptsurgeon.formats.sane import UnknownField, understood
 from ckptsurgeon.formats.shards import Shards, agree
 
@@ -102,7 +103,7 @@ class DeepSpeedCheckpoint(Shards):
 
     def locate(self, name: str) -> list[Place]:
         """Every place of `name`: a recipe key, or lr, betas, adam_step, exp_avg, exp_avg_sq, skip,
-        consumed_samples, tokens, iteration, initial_lr, group_step."""
+        consumed_samples, tokens, iteration, rewarm, initial_lr, group_step."""
         if name not in self._places:
             with understood(self.path):
                 self._places[name] = self._locate(name)
@@ -137,6 +138,8 @@ class DeepSpeedCheckpoint(Shards):
             return self._in_models("args", name, wins=self._ours())
         if name == "skip":
             return self._in_models("skip_train_iteration_range")
+        if name == "rewarm":
+            return self._in_models("rewarm") if self._ours() else []
         if name == "consumed_samples":
             return self._in_models("args", "consumed_train_samples")
         if name == "skipped_steps":
@@ -293,13 +296,16 @@ class DeepSpeedCheckpoint(Shards):
             )
         counted = (self._one("iteration"), self._one("global_steps"), self.step)
         iteration = next(count for count in counted if count is not None)
+        rewarm = self._agreed("rewarm")
+        now = schedule["num_steps"] if is_annealing(schedule) else 0
+        window = open_window(rewarm[0], now) if rewarm else ()
         betas, eps = self._agreed("betas"), self._agreed("eps")
         decays, adam = self._agreed("weight_decay"), self._agreed("adam_step")
         scale, clip = self._agreed("loss_scale"), self._agreed("clip_grad")
         samples, seed, skip = (self._agreed(n) for n in ("consumed_samples", "seed", "skip"))
         promise = Promise(
             step=int(iteration) + 1,
-            lr=lr,
+            lr=lr * factor(window, now),
             betas=(float(betas[0][0]), float(betas[0][1])) if betas else None,
             eps=float(eps[0]) if eps else None,
             weight_decay=tuple(float(value) for value in decays) or None,
@@ -311,6 +317,7 @@ class DeepSpeedCheckpoint(Shards):
             if skip and skip[0] is not None
             else None,
             seed=int(seed[0]) if seed else None,
+            rewarm=window if rewarm else None,
         )
         first = self.trees[self._models[0]]
         if torch_schedulers.is_torch(schedule):

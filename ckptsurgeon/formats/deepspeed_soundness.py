@@ -22,7 +22,8 @@ LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 RANK = re.compile(r"zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt")
 IN_MODELS = (
     "iteration", "global_steps", "global_samples", "skipped_steps", "tokens", "dp_world_size",
-    "mp_world_size", "lr_scheduler", "skip_train_iteration_range", "ds_version",
+    "mp_world_size", "lr_scheduler", "skip_train_iteration_range", "rewarm",
+    "ds_version",
 )  # fmt: skip
 IN_OPTIMIZERS = ("loss_scaler", "dynamic_loss_scale", "zero_stage", "ds_version", "clip_grad")
 MAX_NODES, MAX_DEPTH = 10_000, 50

@@ -42,6 +42,8 @@ def problem(field: str, value: Any) -> str:
     elif field == "skip":
         pairs = value if isinstance(value, (list, tuple)) else [] if value is None else [0]
         right, wanted = all(map(_is_range, pairs)), "a list of pairs of iterations"
+    elif field == "rewarm":
+        right, wanted = is_window(value), "a re-warm window"
     elif field == "lr_scheduler" and is_annealing(value):
         numbers = [value[key] for key in KEYS - {"decay_style"}]
         right = right and all(map(is_number, numbers)) and isinstance(value["decay_style"], str)
@@ -50,6 +52,13 @@ def problem(field: str, value: Any) -> str:
         right = is_count(value) and 0 < value <= MAX_RANKS
         wanted = f"a whole number from 1 to {MAX_RANKS}"
     return "" if right else f"{field} is {_short(value)}, not {wanted}"
+
+
+def is_window(value: Any) -> bool:
+    """[kind, start, end] of a re-warm window, or the empty list."""
+    if not isinstance(value, (list, tuple)) or len(value) not in (0, 3):
+        return False
+    return not value or (value[0] in ("hold", "ramp") and all(map(is_count, value[1:])))
 
 
 def is_number(value: Any) -> bool:

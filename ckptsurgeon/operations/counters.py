@@ -89,7 +89,7 @@ def batch_size(state: State, consumed: int) -> int:
         return state.batch_size
     start, increment, samples = state.rampup
     increments = (state.batch_size - start) // increment if increment > 0 else 0
-    if consumed > samples or increments <= 0:
+    if consumed > samples or increments <= 0 or samples <= 0:
         return state.batch_size
     return start + int(consumed / (samples / increments)) * increment
 

@@ -26,7 +26,8 @@ def reset(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyCha
             warnings.append(_first_update(checkpoint, recipe.moments))
     elif "moments" in recipe.reset:
         changes += _moments(run, checkpoint)
-        if any(isinstance(change, Change) and change.new == ZEROS for change in changes):
+        zeroed = any(isinstance(change, Change) and change.new == ZEROS for change in changes)
+        if zeroed and (recipe.rewarm is None or recipe.rewarm.iterations == 0):
             warnings.append("after a moment reset the first update is 1.0 × lr in every weight")
     if "loss_scale" in recipe.reset:
         changes += _loss_scale(run, checkpoint)

@@ -84,6 +84,8 @@ def value(field: str, item: Any) -> str:
         return "nothing"
     if field == "skip" and isinstance(item, (list, tuple)):
         return ", ".join(f"{first}-{last}" for first, last in item) or "none"
+    if field == "rewarm" and isinstance(item, (list, tuple)) and len(item) == 3:
+        return clean(f"{item[0]} to sample {item[2]}, from {item[1]}")
     if isinstance(item, (list, tuple)):
         return ", ".join(value(field, inner) for inner in item) or "none"
     if isinstance(item, float):

@@ -160,6 +160,7 @@ def promise(promise: Promise) -> list[str]:
         "seed": promise.seed,
         "next sample": promise.consumed_samples,
         "skip": promise.skip,
+        "rewarm": promise.rewarm or None,
     }
     return [f"{name} {value(name, item)}" for name, item in items.items() if item is not None]
 

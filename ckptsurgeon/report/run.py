@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FIELDS = (
     "lr", "max_lr", "min_lr", "warmup", "decay", "decay_style", "betas", "eps", "weight_decay",
-    "clip_grad", "loss_scale", "adam_step", "consumed_samples", "skip", "seed",
+    "clip_grad", "loss_scale", "adam_step", "consumed_samples", "skip", "seed", "rewarm",
 )  # fmt: skip
 """What `show` asks a checkpoint for, in this order."""
 
@@ -82,6 +82,8 @@ def _hyperparameters(state: State) -> list[Row]:
         rows.append(Row("clip", number(held.clip_grad)))
     if held.skip is not None:
         rows.append(Row("skip", value("skip", held.skip)))
+    if held.rewarm:
+        rows.append(Row("rewarm", value("rewarm", held.rewarm)))
     rows += [Row("note", clean(note)) for note in state.notes]
     return rows
 

@@ -42,6 +42,11 @@ CASES: dict[str, dict[str, Any]] = {
     "set-lr --min-lr 1e-6": {"set": {"min_lr": 1e-6}},
     "set beta2=0.95 set.clip_grad=0.3": {"set": {"beta2": 0.95, "clip_grad": 0.3}},
     "reset moments loss-scale": {"reset": ["moments", "loss_scale"]},
+    "reset moments --rewarm 100": {"reset": ["moments"], "rewarm": {"iterations": 100}},
+    "rollback --to 6210 --rewarm-ramp 500": {
+        "rollback": {"to": 6210},
+        "rewarm": {"iterations": 500, "kind": "ramp"},
+    },
     "skip 5-9 12": {"skip": ["5-9", "12"]},
     "skip --clear": {"clear_skip": True},
     "skip 5-9 --clear": {"skip": ["5-9"], "clear_skip": True},

@@ -21,6 +21,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "two rates": (["set-lr", "1e-4", "--scale", "0.5"], "both LR and --scale"),
     "rate in words": (["set-lr", "small", "--print-recipe"], "`set.lr` is 'small'"),
     "unknown state": (["reset", "momments", "--print-recipe"], "`moments`"),
+    "two windows": (["reset", "moments", "--rewarm", "3", "--rewarm-ramp", "3"], "exclude each"),
+    "no window": (["reset", "moments", "--rewarm", "-1", "--print-recipe"], "iterations` is -1"),
     "no range": (["skip"], "no range"),
     "empty range": (["skip", "9-3", "--print-recipe"], "9-3"),
     "two wishes": (

@@ -14,7 +14,7 @@ from tests.train.conftest import edit, first_line, losses, snapshot, step_back
 
 KEYS = [
     "step", "lr", "betas", "eps", "weight_decay", "adam_step", "loss_scale", "clip_grad",
-    "consumed_samples", "skip", "seed",
+    "consumed_samples", "skip", "seed", "rewarm",
 ]  # fmt: skip
 
 
@@ -86,6 +86,7 @@ def test_the_first_line_is_the_live_engine_and_asking_for_it_changes_nothing(
         "consumed_samples": 32,
         "skip": [[6, 7]],
         "seed": 99,
+        "rewarm": [],
     }
     assert snapshot(run) == before
 

@@ -1,0 +1,30 @@
+"""The re-warm window as the surgeon computes it, on its own, from what a checkpoint keeps.
+
+`[kind, start, end]`, or `[]` when none is open; start and end are positions of the learning-rate
+schedule (`num_steps`, in samples). The trainer has another implementation; the contract test
+compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+HOLD = "hold"
+Window = tuple[str, int, int]
+
+
+def open_window(value: Sequence[Any], now: int) -> Window | tuple[()]:
+    """The window that the next step is in: past its end there is none."""
+    if not value or now >= value[2]:
+        return ()
+    return str(value[0]), int(value[1]), int(value[2])
+
+
+def factor(window: Window | tuple[()], now: int) -> float:
+    """What the rate of the schedule is multiplied by at position `now`: 0 while held, and on a
+    ramp the share of the window that is behind."""
+    if not window:
+        return 1.0
+    kind, start, end = window
+    return 0.0 if kind == HOLD or now <= start else (now - start) / (end - start)

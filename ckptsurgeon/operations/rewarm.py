@@ -1,0 +1,99 @@
+"""A window after a reset in which the moments fill while the weights stay, or the rate ramps up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptsurgeon.edits import AnyChange, Change
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import Checkpoint, State
+from ckptsurgeon.formats.rewarm import HOLD
+from ckptsurgeon.operations.counters import batch_size
+from ckptsurgeon.operations.skip import merge
+from ckptsurgeon.recipe import Recipe, Rewarm, ranges
+from ckptsurgeon.run import Run
+
+
+def rewarm(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:
+    """Changes for the recipe's `rewarm`: the window opens at the position of the schedule and ends
+    after `iterations` trained iterations, skipped and overflowed ones not counted.
+
+    Only the bundled trainer keeps a window. For another one the error says by which launches its
+    flags do the same."""
+    wanted = recipe.rewarm
+    if wanted is None:
+        return [], []
+    try:
+        places = checkpoint.locate("rewarm")
+    except KeyError:  # a format that knows no such field
+        places = []
+    state = checkpoint.state()
+    if not places or state.schedule is None or state.batch_size is None:
+        raise _by_flags(checkpoint.path.name, state, wanted)
+    start = int(state.schedule["num_steps"])
+    kept = () if recipe.clear_skip else state.promise.skip or ()
+    skip = merge([*kept, *([] if recipe.skip_by_counters else ranges(recipe.skip))])
+    consumed = recipe.set.consumed_samples or state.promise.consumed_samples or 0
+    end = start + samples_of(wanted.iterations, state, consumed, skip)
+    new = [wanted.kind, start, end] if wanted.iterations else []
+    changes: list[AnyChange] = [
+        Change(run.relative(place.file), "rewarm", place.value, new, place.path)
+        for place in places
+        if list(place.value) != new
+    ]
+    return changes, _warnings(recipe, checkpoint, wanted)
+
+
+def samples_of(
+    iterations: int, state: State, consumed: int, skip: Sequence[tuple[int, int]]
+) -> int:
+    """The samples that `iterations` trained iterations after the step of `state` take, the first
+    one from sample `consumed` on. Skipped ones move the batch-size ramp-up, and are not counted."""
+    full, step, trained = state.batch_size or 0, state.step, 0
+    while iterations and 0 < (size := batch_size(state, consumed)) < full:
+        step += 1
+        consumed += size
+        if not any(first <= step <= last for first, last in skip):
+            trained += size
+            iterations -= 1
+    return trained + iterations * full
+
+
+def _warnings(recipe: Recipe, checkpoint: Checkpoint, wanted: Rewarm) -> list[str]:
+    betas = checkpoint.state().promise.betas
+    if not wanted.iterations or betas is None or wanted.kind != HOLD:
+        return []
+    beta2 = recipe.set.beta2 if recipe.set.beta2 is not None else betas[1]
+    filled = 1.0 - beta2**wanted.iterations
+    if filled >= 0.9:
+        return []
+    return [
+        f"{wanted.iterations} held iterations fill {filled:.0%} of exp_avg_sq at beta2 {beta2:g}; "
+        f"{5 / (1 - beta2):.0f} fill 99 % (5 / (1 - beta2))"
+    ]
+
+
+def _by_flags(name: str, state: State, wanted: Rewarm) -> SurgeryError:
+    """What BigScience did by hand in three job scripts (tr8b-104B, Embed-Norm experiment 6)."""
+    what = f"{name} keeps no re-warm window: only the bundled trainer does"
+    if wanted.kind != HOLD:
+        return SurgeryError(
+            what,
+            next=(
+                "leave rewarm out: AnnealingLR can't warm up again in the middle of a run",
+                "GLM-130B's trainer has a flag for it: --warmup-samples-after-loading SAMPLES",
+            ),
+        )
+    stop = f"CONSUMED_SAMPLES + {wanted.iterations} × GLOBAL_BATCH_SIZE"
+    consumed = state.promise.consumed_samples
+    if consumed is not None and state.batch_size is not None:
+        stop = str(consumed + samples_of(wanted.iterations, state, consumed, ()))
+    return SurgeryError(
+        what,
+        next=(
+            "ckptsurgeon reset moments    without re-warm; then three launches of your trainer:",
+            f"1. --lr 0 --min-lr 0 --override-lr-scheduler --train-samples {stop}",
+            "2. --lr, --min-lr and --train-samples as ever, and --override-lr-scheduler",
+            "3. from then on the same without --override-lr-scheduler",
+        ),
+    )
