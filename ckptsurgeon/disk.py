@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ hook: Hook | None = None
 INTERRUPTED_CALLS = 100
 """A call that EINTR breaks is made again, at most this often (FUSE and old NFS mounts do it)."""
 COPY_AT_ONCE = 1 << 26
+FICLONE = 0x40049409
 
 _NO_DIRECTORY_FSYNC = (errno.EINVAL, errno.ENOTSUP)
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
@@ -198,6 +200,21 @@ def _copy(
         if count == 0:
             raise OSError(errno.EIO, f"ends before byte {end}", str(source))
         start += count
+
+
+def clone(descriptor: int, path: Path, source: Path) -> None:
+    """Share all blocks of `source` with a new, empty file until one of them is written to. Raises
+    OSError where the file system can't (FICLONE, ioctl_ficlonerange(2))."""
+    origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _act(
+            "clone",
+            path,
+            lambda _: fcntl.ioctl(descriptor, FICLONE, origin),
+            source=str(source),
+        )
+    finally:
+        os.close(origin)
 
 
 def write_new(path: Path, data: bytes) -> None:

@@ -35,6 +35,7 @@ COMMANDS: tuple[tuple[str, Any, str], ...] = (
     ("truncate-tb-events", one_liners.truncate_tb_events, exit_codes(EDITS)),
     ("rename-tb-events", one_liners.rename_tb_events, exit_codes(EDITS)),
     ("relaunch", run.relaunch, exit_codes((*LOOKS, 4), "else the status of the trainer")),
+    ("fork", copies.fork, exit_codes((0, 1, 2, 4, 130))),
     ("export", copies.export, exit_codes((0, 1, 2, 130))),
     ("compact", attic.compact, exit_codes(EDITS)),
     ("prune", attic.prune, exit_codes((0, 1, 2, 5, 130))),

@@ -1,4 +1,4 @@
-"""export: what is written outside the run, which it only reads."""
+"""fork, export: what is written outside the run, which they only read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,58 @@ from typing import Annotated
 import typer
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.options import Common, saved_steps
+from ckptsurgeon.cli.options import AllowGlobal, Common, saved_steps
+from ckptsurgeon.errors import UsageError
+
+
+def fork(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new run's directory.")],
+    step: Annotated[
+        int | None,
+        typer.Option(
+            "--step", metavar="STEP", help="A saved step [latest].", autocompletion=saved_steps
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="As `ckptsurgeon set`; repeatable."),
+    ] = None,
+    hard_link: Annotated[
+        bool, typer.Option("--hard-link", help="Share files, where blocks can't be shared.")
+    ] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Share nothing.")] = False,
+    allow_global: AllowGlobal = None,
+    why: Annotated[
+        str | None, typer.Option("--why", metavar="TEXT", help="The reason, kept in the receipt.")
+    ] = None,
+    *,
+    common: Common,
+) -> None:
+    """A branch of the run in a directory of its own.
+
+    It holds one step, shares its bytes, and has its own counters, pointers and receipts. Nothing of
+    this run changes."""
+    from ckptsurgeon import fork as forking
+    from ckptsurgeon.recipe_file import from_data
+
+    if hard_link and copy:
+        raise UsageError("both --hard-link and --copy were given", next="one of them")
+    run = common.open_run()
+    at = run.latest() if step is None else step
+    recipe = from_data({"why": why} if why else {}, [f"set.{item}" for item in settings or ()])
+    if not settings:
+        recipe = from_data({})
+    how = "hard-link" if hard_link else "copy" if copy else "reflink"
+    if common.dry_run:
+        files = run.format.files(run.root, at)
+        total = sum(path.stat().st_size for path in files)
+        done = forking.Fork(folder, at, len(files), total, None)
+    else:
+        done = forking.fork(run, at, folder, recipe, how, allow_globals=allow_global or ())
+    common.answer(
+        lambda: report.fork(done, how, written=not common.dry_run),
+        lambda: report.fork_json(done, how, written=not common.dry_run),
+    )
 
 
 def export(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.report.document import SCHEMA
 from ckptsurgeon.report.look import clean, count, size
+
+if TYPE_CHECKING:
+    from ckptsurgeon.fork import Fork
 
 
 def export(folder: Path, tensors: int, total: int, files: Sequence[str]) -> str:
@@ -26,4 +29,36 @@ def export_json(folder: Path, tensors: int, total: int, files: Sequence[str]) ->
         "tensors": tensors,
         "bytes": total,
         "files": list(files),
+    }
+
+
+def fork(done: Fork, how: str, *, written: bool) -> str:
+    """What the branch holds, and the two commands that come next."""
+    what = f"step {done.step}, {count(done.files, 'file')}, {size(done.size)} by {how}"
+    if not written:
+        return f"would make {clean(str(done.folder))}: {what}"
+    lines = [f"made {clean(str(done.folder))}: {what}"]
+    if done.receipt is not None:
+        lines.append(f"  receipt  {done.receipt.id} {done.receipt.title}")
+    where = clean(str(done.folder))
+    return "\n".join(
+        [
+            *lines,
+            f"  look     ckptsurgeon -C {where} status",
+            f"  start    ckptsurgeon -C {where} relaunch",
+        ]
+    )
+
+
+def fork_json(done: Fork, how: str, *, written: bool) -> dict[str, Any]:
+    """The document of `fork`."""
+    return {
+        "schema": SCHEMA,
+        "folder": str(done.folder),
+        "step": done.step,
+        "files": done.files,
+        "bytes": done.size,
+        "how": how,
+        "written": written,
+        "receipt": None if done.receipt is None else done.receipt.id,
     }

@@ -47,6 +47,7 @@ def printed(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> dict[str, dic
         "relaunch": told("relaunch", "--dry-run"),
         "prune": told("prune", "--dry-run"),
         "export": told("export", 4, "-o", tmp_path / "weights"),
+        "fork": told("fork", tmp_path / "branch", "--step", 4, "--copy", "--set", "seed=7"),
         "error": told("show", 5),
     }
     applied = told("apply", recipe, "--yes")

@@ -1,0 +1,73 @@
+"""A fork is a run of its own that trains, and the run that it came from never changes."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsurgeon import Run, disk, plan, surgery
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.fork import fork
+from ckptsurgeon.recipe_file import from_data
+from tests.conftest import Trained, launch
+from tests.test_contract import first_line, tree
+
+RESTART = from_data({"set": {"consumed_samples": 0, "iteration": 0}})
+"""What BigScience patched into its loader for experiment 11 of tr8."""
+
+
+@pytest.mark.parametrize("how", ["hard-link", "copy"])
+def test_a_branch_starts_from_its_own_counters(trained: Trained, tmp_path: Path, how: str) -> None:
+    root = trained()
+    before = tree(root)
+    done = fork(Run.open(root), 4, tmp_path / "branch", RESTART, how)
+    assert done.receipt is not None
+    told = json.loads(first_line(tmp_path / "branch"))
+    assert (told["step"], told["consumed_samples"], told["adam_step"]) == (1, 0, 4)
+    launch(f"--config={tmp_path / 'branch' / 'train.yaml'}", "train_iters=2", "save_interval=2")
+    branch = Run.open(tmp_path / "branch")
+    assert (branch.latest(), branch.steps()) == (2, [2, 4])
+    assert tree(root) == before
+
+
+def test_an_edit_of_hard_linked_shards_leaves_the_parent(trained: Trained, tmp_path: Path) -> None:
+    root = trained()
+    before = tree(root)
+    fork(Run.open(root), 8, tmp_path / "branch", from_data({}), "hard-link")
+    shard = "global_step8/mp_rank_00_model_states.pt"
+    assert (root / shard).samefile(tmp_path / "branch" / shard)
+    branch = Run.open(tmp_path / "branch")
+    surgery.apply(branch, plan(branch, from_data({"set": {"lr": 1e-4}, "reset": ["moments"]})))
+    assert not (root / shard).samefile(tmp_path / "branch" / shard)
+    assert tree(root) == before
+    assert Run.open(root).receipts() == []
+
+
+def test_where_blocks_can_not_be_shared_the_choice_is_the_users(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.open(trained())
+
+    def refuse(operation: str, path: str, details: Any) -> None:
+        if operation == "clone":
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(disk, "hook", refuse)
+    with pytest.raises(SurgeryError, match="can't share blocks") as caught:
+        fork(run, 4, tmp_path / "branch", from_data({}))
+    assert [hint.split()[0] for hint in caught.value.next] == ["--hard-link", "--copy"]
+    assert not list(tmp_path.glob("branch*"))
+
+
+def test_a_surgery_that_is_refused_leaves_no_branch(trained: Trained, tmp_path: Path) -> None:
+    run = Run.open(trained())
+    with pytest.raises(SurgeryError, match="no dynamic loss scale"):
+        fork(run, 4, tmp_path / "branch", from_data({"set": {"loss_scale": 2}}), "copy")
+    assert not list(tmp_path.glob("branch*"))
+    (tmp_path / "branch").mkdir()
+    with pytest.raises(UsageError, match="branch is there already"):
+        fork(run, 4, tmp_path / "branch", from_data({}), "copy")
