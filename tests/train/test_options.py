@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.recipe import Hyperparameters, Recipe, Rollback
+from ckptsurgeon.relaunch import compare
 from tests.train.conftest import step_back
 from tests.train.in_process import InProcess
 from train.errors import TrainError
@@ -87,3 +90,27 @@ def test_the_parameters_are_told_after_the_first_line(
     in_process.train(tmp_path / "run", "train_iters=1", "ffn_hidden_size=48")
     assert in_process.said[1].startswith(" parameters: ")
     assert "ffn_hidden_size is 48, not 4 x hidden_size = 128" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize(
+    ("optimizer", "recipe"),
+    [
+        ("sgdw", Recipe(rollback=Rollback(to=4), set=Hyperparameters(lr=5e-4, weight_decay=0.3))),
+        (
+            "lamb",
+            Recipe(rollback=Rollback(to=4), set=Hyperparameters(beta2=0.9), reset=["moments"]),
+        ),
+    ],
+)
+def test_a_surgery_on_another_optimizer_keeps_its_promise(
+    in_process: InProcess, tmp_path: Path, optimizer: str, recipe: Recipe, stage: int
+) -> None:
+    run, overrides = tmp_path / "run", [f"optimizer={optimizer}", f"zero_stage={stage}"]
+    in_process.train(run, *overrides)
+    wanted = plan(Run.open(run), recipe)
+    surgery.apply(Run.open(run), wanted)
+    assert wanted.promise is not None
+    assert (wanted.promise.betas is None) == (optimizer == "sgdw")
+    assert compare(wanted.promise, in_process.resumed_line(run, *overrides)) == []
+    assert sorted(in_process.train(run, *overrides)) == [5, 6]

@@ -99,7 +99,7 @@ def test_a_reset_of_the_loss_scale_is_what_the_next_step_uses(
     run, overrides = tmp_path / "run", [*OVERFLOWS, f"zero_stage={stage}"]
     in_process.train(run, *overrides)
     fallen = json.loads(in_process.resumed_line(run, *overrides))["loss_scale"]
-    wanted = plan(Run.open(run), Recipe(reset=("loss_scale",)))
+    wanted = plan(Run.open(run), Recipe(reset=["loss_scale"]))
     assert wanted.promise is not None and fallen < wanted.promise.loss_scale == 2.0**21
     surgery.apply(Run.open(run), wanted)
     assert compare(wanted.promise, in_process.resumed_line(run, *overrides)) == []

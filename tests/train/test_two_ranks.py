@@ -1,0 +1,63 @@
+"""What could depend on the number of ranks does not: the losses of one rank are those of two."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+from tests.train.in_process import InProcess
+
+DROPOUT = ["hidden_dropout=0.1", "attention_dropout=0.1"]
+CASES = {
+    "sgdw": ["optimizer=sgdw"],
+    "lamb": ["optimizer=lamb"],
+    "lamb-zero0": ["optimizer=lamb", "zero_stage=0"],
+    "lamb-zero2": ["optimizer=lamb", "zero_stage=2"],
+    "dropout": DROPOUT,
+    "predivide": ["gradient_predivide_factor=32"],
+    "predivide-zero0": ["gradient_predivide_factor=32", "zero_stage=0"],
+    "skip": ["skip_grad_norm=2.3"],
+    "skip-zero0": ["skip_grad_norm=2.3", "zero_stage=0"],
+    "fp16": ["dtype=fp16"],
+}
+
+
+Losses = dict[str, dict[str, dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Losses:
+    """Case -> the losses of a run on two ranks, and those after a resume at step 4."""
+    work = tmp_path_factory.mktemp("two-ranks")
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+            "-m", "tests.train.two_ranks", str(work), str(corpus), json.dumps(CASES),
+        ],
+        cwd=REPO,
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_train_as_one(
+    on_two: Losses, in_process: InProcess, tmp_path: Path, name: str
+) -> None:
+    one = in_process.train(tmp_path / "run", *CASES[name])
+    two = {int(i): loss for i, loss in on_two[name]["whole"].items()}
+    tolerance = 2e-4 if name == "fp16" else 5e-6  # five digits; a 16-bit sum has another order
+    assert {i: float(loss) for i, loss in two.items()} == {
+        i: pytest.approx(float(loss), rel=tolerance) for i, loss in one.items()
+    }
+    assert on_two[name]["resumed"] == {str(i): two[i] for i in (5, 6)}

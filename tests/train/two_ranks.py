@@ -1,0 +1,31 @@
+"""Run by torchrun: train every case of the JSON argument, and print each one's losses as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tests.train.conftest import step_back
+from tests.train.in_process import InProcess
+from train import distributed
+
+
+def main() -> None:
+    work, corpus, cases = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    runner = InProcess(corpus, distributed.start(1))
+    found = {}
+    for name, overrides in cases.items():
+        whole = runner.train(work / name, *overrides)
+        distributed.gather(None)  # all have finished before rank 0 moves the pointer
+        if distributed.rank() == 0:
+            step_back(work / name, 4)
+        distributed.gather(None)
+        found[name] = {"whole": whole, "resumed": runner.train(work / name, *overrides)}
+    if distributed.rank() == 0:
+        print(json.dumps(found), flush=True)
+    distributed.finish()
+
+
+if __name__ == "__main__":
+    main()
