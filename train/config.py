@@ -200,8 +200,6 @@ def validate(config: Config) -> None:
     _check(c.zero_stage in range(4), "zero_stage", c.zero_stage, (0, 1, 2, 3))
     _check(c.optimizer != "lamb" or c.zero_stage < 3, "optimizer", "lamb with zero_stage 3",
            "adamw or sgdw there: its flat slices tell no parameter's norm")  # fmt: skip
-    _check(c.optimizer != "lamb" or c.tensor_model_parallel_size == 1, "optimizer",
-           "lamb with tensor_model_parallel_size", "adamw or sgdw there")  # fmt: skip
     _check_parallel(c)
     _check(0 <= c.seed < 2**32, "seed", c.seed, "in 0 … 2^32 - 1")
     if c.lr_decay_style != "constant":
@@ -228,8 +226,6 @@ def _check_parallel(c: Config) -> None:
                f"a multiple of tensor_model_parallel_size {tensor}")  # fmt: skip
     _check(pipeline <= c.num_layers, "pipeline_model_parallel_size", pipeline,
            f"at most num_layers {c.num_layers}")  # fmt: skip
-    _check(c.optimizer != "lamb" or tensor == 1, "optimizer", "lamb with tensor parallelism",
-           "adamw or sgdw there: a slice does not tell its matrix's norm")  # fmt: skip
     # DeepSpeed: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism".
     _check(pipeline == 1 or c.zero_stage < 2, "zero_stage", c.zero_stage,
            f"0 or 1 with pipeline_model_parallel_size {pipeline}")  # fmt: skip

@@ -14,11 +14,14 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class Fragment:
-    """The elements [start, start + numel) of a flat tensor: part of parameter number `index`."""
+    """The elements [start, start + numel) of a flat tensor: part of parameter number `index`.
+
+    `counted` is False where another rank of the process groups counts the same elements."""
 
     index: int
     start: int
     numel: int
+    counted: bool = True
 
 
 class LAMB(Optimizer):
@@ -26,8 +29,9 @@ class LAMB(Optimizer):
 
     You et al. 2020, algorithm 2, with φ(z) = z and bias correction. The ratio is 1 where a norm is
     0, and in groups with `layer_adaptation` False (biases and LayerNorms, as its authors had it).
-    The norms are those of whole parameters: a flat ZeRO partition needs `set_partition`. State per
-    parameter has AdamW's names and types: `step`, `exp_avg`, `exp_avg_sq`.
+    The norms are those of whole parameters: a tensor that holds more or less than one needs
+    `set_partition`. State per parameter has AdamW's names and types: `step`, `exp_avg`,
+    `exp_avg_sq`.
     """
 
     def __init__(
@@ -44,15 +48,14 @@ class LAMB(Optimizer):
             "layer_adaptation": True,
         }  # fmt: skip
         super().__init__(params, defaults)
-        self._partitions: dict[Tensor, tuple[Sequence[Fragment], int, Any]] = {}
+        self._partitions: dict[Tensor, tuple[Sequence[Fragment], int, Sequence[Any]]] = {}
 
     def set_partition(
-        self, flat: Tensor, fragments: Sequence[Fragment], count: int, ranks: Any
+        self, flat: Tensor, fragments: Sequence[Fragment], count: int, groups: Sequence[Any]
     ) -> None:
-        """`flat` is this rank's part of `count` parameters that the process group `ranks` shares.
-
-        Elements outside of every fragment are padding and are not updated."""
-        self._partitions[flat] = (fragments, count, ranks)
+        """`flat` is this rank's part of `count` parameters, whose squares are summed over each of
+        the process groups. Elements outside of every fragment are padding and not updated."""
+        self._partitions[flat] = (fragments, count, groups)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -78,22 +81,24 @@ class LAMB(Optimizer):
         return direction.add_(p, alpha=group["weight_decay"])
 
     def _update(self, p: Tensor, update: Tensor, group: dict[str, Any]) -> None:
-        fragments, count, ranks = self._partitions.get(p, ([Fragment(0, 0, p.numel())], 1, None))
+        whole: tuple[Sequence[Fragment], int, Sequence[Any]] = ([Fragment(0, 0, p.numel())], 1, ())
+        fragments, count, groups = self._partitions.get(p, whole)
         flat, update = p.view(-1), update.view(-1)
         parts = [
-            (f.index, flat.narrow(0, f.start, f.numel), update.narrow(0, f.start, f.numel))
+            (f, flat.narrow(0, f.start, f.numel), update.narrow(0, f.start, f.numel))
             for f in fragments
         ]
         ratios = torch.ones(count)
         if group["layer_adaptation"]:
             squares = torch.zeros(2, count, dtype=torch.float64, device=p.device)
-            for index, values, change in parts:
-                squares[0, index] = torch.linalg.vector_norm(values, dtype=torch.float64) ** 2
-                squares[1, index] = torch.linalg.vector_norm(change, dtype=torch.float64) ** 2
-            if ranks is not None:
+            for f, values, change in parts:
+                if f.counted:
+                    squares[0, f.index] = torch.linalg.vector_norm(values, dtype=torch.float64) ** 2
+                    squares[1, f.index] = torch.linalg.vector_norm(change, dtype=torch.float64) ** 2
+            for ranks in groups:
                 dist.all_reduce(squares, group=ranks)
             norms = squares.sqrt()
             ratios = torch.where((norms > 0).all(0), norms[0] / norms[1], 1.0)
         steps = (group["lr"] * ratios).tolist()
-        for index, values, change in parts:
-            values.add_(change, alpha=-steps[index])
+        for f, values, change in parts:
+            values.add_(change, alpha=-steps[f.index])

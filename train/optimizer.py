@@ -68,8 +68,8 @@ def build_engine(config: Config, model: nn.Module, sizes: BatchSizes, grid: Grid
     # Without ZeRO, DeepSpeed's 16-bit wrapper runs one step on zero gradients to allocate its
     # state, which would count as Adam step 1.
     optimizer.state.clear()
-    if isinstance(optimizer, LAMB) and config.zero_stage:
-        tell_partitions(optimizer, engine.optimizer)
+    if isinstance(optimizer, LAMB):
+        tell_partitions(optimizer, engine, grid)
     return engine
 
 
@@ -81,21 +81,34 @@ def allow_fp16() -> None:
         accelerator.is_fp16_supported = lambda: True
 
 
-def tell_partitions(optimizer: LAMB, zero: Any) -> None:
-    """Tell LAMB which parameters lie where in the flat partitions of DeepSpeed's ZeRO 1 or 2.
+def tell_partitions(optimizer: LAMB, engine: Any, grid: Grid) -> None:
+    """Tell LAMB which parameters lie where in the tensors that DeepSpeed gives it, and whose
+    squares it must sum over which ranks. Raises TrainError when this DeepSpeed does not know."""
+    wrapper = engine.optimizer
+    tensor = [grid.tensor_group] if grid.tensor_size > 1 else []
 
-    Read from what `deepspeed/runtime/zero/stage_1_and_2.py` links for its own checkpoints; raises
-    TrainError when this DeepSpeed does not have it."""
+    def counted(parameter: nn.Parameter) -> bool:
+        return grid.tensor_rank == 0 or hasattr(parameter, "partition_dim")
+
     try:
-        for i, flat in enumerate(zero.single_partition_of_fp32_groups):
-            mappings = [parameter._hp_mapping for parameter in zero.bit16_groups[i]]
-            addresses = [m and m.get_hp_fragment_address() for m in mappings]
-            fragments = [
-                Fragment(index, address.start, address.numel)
-                for index, address in enumerate(addresses)
-                if address is not None
-            ]
-            optimizer.set_partition(flat, fragments, len(mappings), zero.real_dp_process_group[i])
+        if engine.zero_optimization():
+            # `deepspeed/runtime/zero/stage_1_and_2.py` links these for its own checkpoints.
+            for i, flat in enumerate(wrapper.single_partition_of_fp32_groups):
+                parameters = wrapper.bit16_groups[i]
+                fragments = [
+                    Fragment(index, address.start, address.numel, counted(parameter))
+                    for index, parameter in enumerate(parameters)
+                    if parameter._hp_mapping is not None
+                    for address in [parameter._hp_mapping.get_hp_fragment_address()]
+                ]
+                groups = [wrapper.real_dp_process_group[i], *tensor]
+                optimizer.set_partition(flat, fragments, len(parameters), groups)
+        elif tensor:
+            own = getattr(wrapper, "fp16_groups", [g["params"] for g in optimizer.param_groups])
+            for group, models in zip(optimizer.param_groups, own, strict=True):
+                for p, model in zip(group["params"], models, strict=True):
+                    whole = Fragment(0, 0, p.numel(), counted(model))
+                    optimizer.set_partition(p, [whole], 1, tensor)
     except AttributeError as e:
         raise TrainError(
             f"DeepSpeed {deepspeed.__version__} does not tell LAMB its partitions: {e}",

@@ -100,7 +100,7 @@ def test_a_flat_partition_takes_the_steps_of_the_whole_parameters() -> None:
     for p, place in zip(parts, places, strict=True):
         flat.data[place] = p.detach().flatten()
     whole, partition = LAMB(parts, **ADAM), LAMB([flat], **ADAM)
-    partition.set_partition(flat, [Fragment(0, 0, 12), Fragment(1, 13, 5)], 2, None)
+    partition.set_partition(flat, [Fragment(0, 0, 12), Fragment(1, 13, 5)], 2, ())
     for grads in gradients([(3, 4), (5,)]):
         flat.grad = torch.zeros(19)
         for p, g, place in zip(parts, grads, places, strict=True):
