@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -15,6 +16,12 @@ from .build import CannotBuildError, build
 
 MODES = ("auto", "require", "off")
 FALLBACKS: dict[str, Callable[..., Any]] = {}
+# What the kernels of the layers compute natively, by device.
+NATIVE_DTYPES: dict[str, tuple[torch.dtype, ...]] = defaultdict(
+    tuple,
+    cpu=(torch.float32, torch.bfloat16),
+    cuda=(torch.float32, torch.bfloat16, torch.float16),
+)
 _LIBRARY = torch.library.Library("ckptsurgeon", "DEF")  # type: ignore[no-untyped-call]
 
 
@@ -39,6 +46,30 @@ def define(
         return op(*arguments)
 
     return call
+
+
+def differentiate(
+    name: str, *, setup_context: Callable[..., None], backward: Callable[..., Any]
+) -> None:
+    """Give the op its gradient, as `torch.library.register_autograd` takes it."""
+    torch.library.register_autograd(
+        f"ckptsurgeon::{name}", backward, setup_context=setup_context, lib=_LIBRARY
+    )
+
+
+def runs_natively(name: str, tensor: torch.Tensor) -> bool:
+    """Whether native code computes the op for tensors like this one.
+
+    Where it does not, a caller with a plain torch formula uses that, and torch's own gradients.
+    """
+    if load() is not None or tensor.dtype not in NATIVE_DTYPES[tensor.device.type]:
+        return False
+    return _has_native(name, tensor.device.type.upper())
+
+
+@cache
+def _has_native(name: str, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"ckptsurgeon::{name}", key))
 
 
 @cache
