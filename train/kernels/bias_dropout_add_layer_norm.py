@@ -31,7 +31,7 @@ def bias_dropout_add_layer_norm(
 def philox(column: Tensor, row: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Two 32-bit words of Philox2x32-10 (Salmon et al., SC 2011) for each counter, as int64."""
     low = 0xFFFFFFFF
-    first, second = torch.broadcast_tensors(column, row)
+    first, second = column + 0 * row, row + 0 * column
     for _ in range(10):
         product = first * 0xD256D193  # of 64 bits: int64 wraps around and keeps them all
         first, second = ((product >> 32) & low) ^ seed ^ second, product & low
@@ -146,6 +146,4 @@ _op_backward = define(
     fallback=_fallback_backward,
     fake=_fake_backward,
 )
-differentiate(
-    "bias_dropout_add_layer_norm", setup_context=_setup_context, backward=_backward
-)
+differentiate("bias_dropout_add_layer_norm", setup_context=_setup_context, backward=_backward)

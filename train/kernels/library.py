@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -16,12 +15,7 @@ from .build import CannotBuildError, build
 
 MODES = ("auto", "require", "off")
 FALLBACKS: dict[str, Callable[..., Any]] = {}
-# What the kernels of the layers compute natively, by device.
-NATIVE_DTYPES: dict[str, tuple[torch.dtype, ...]] = defaultdict(
-    tuple,
-    cpu=(torch.float32, torch.bfloat16),
-    cuda=(torch.float32, torch.bfloat16, torch.float16),
-)
+NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LIBRARY = torch.library.Library("ckptsurgeon", "DEF")  # type: ignore[no-untyped-call]
 
 
@@ -62,7 +56,7 @@ def runs_natively(name: str, tensor: torch.Tensor) -> bool:
 
     Where it does not, a caller with a plain torch formula uses that, and torch's own gradients.
     """
-    if load() is not None or tensor.dtype not in NATIVE_DTYPES[tensor.device.type]:
+    if load() is not None or tensor.dtype not in NATIVE_DTYPES:
         return False
     return _has_native(name, tensor.device.type.upper())
 

@@ -30,6 +30,7 @@ def uses_onednn(x: Tensor) -> bool:
     return (
         x.dtype == torch.float32
         and x.device.type == "cpu"
+        and x.numel() > 0  # oneDNN refuses an empty one
         and load() is None
         and _onednn_is_faster()
     )
@@ -51,7 +52,9 @@ def multiply_columns(a: Tensor, b: Tensor) -> Tensor:
 
 @cache
 def _onednn_is_faster() -> bool:
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not torch.backends.mkl.is_available():
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):  # type: ignore[no-untyped-call]
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
@@ -70,7 +73,7 @@ class _OneDnnLinear(torch.autograd.Function):
         return multiply(rows, weight).view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         rows, weight = ctx.saved_tensors
         grad = grad.reshape(-1, grad.shape[-1])
         dx = multiply(grad, weight.t()).view(ctx.shape) if ctx.needs_input_grad[0] else None

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .library import define, differentiate, runs_natively
-from .linear import multiply, multiply_columns, uses_onednn
+from .library import define, runs_natively
+from .linear import multiply, uses_onednn
 
 CHUNK_BYTES = 32 * 2**20
 
@@ -91,7 +91,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return losses.mean()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         dx, dweight = ctx.saved_tensors
         if ctx.scale == 1 and grad.device.type == "cpu" and grad.item() == 1:
             return dx, dweight, None

@@ -99,6 +99,11 @@ CKPT_CLONES void forward_row(const Bf16* x, const Bf16* bias, const Bf16* residu
                              Bf16* sum, Bf16* out, float* stats, int64_t n) {
   forward(x, bias, residual, weight, shift, keep, eps, sum, out, stats, n);
 }
+CKPT_CLONES void forward_row(const Half* x, const Half* bias, const Half* residual,
+                             const Half* weight, const Half* shift, const float* keep, float eps,
+                             Half* sum, Half* out, float* stats, int64_t n) {
+  forward(x, bias, residual, weight, shift, keep, eps, sum, out, stats, n);
+}
 CKPT_CLONES void backward_row(const float* grad_out, const float* grad_sum, const float* sum,
                               const float* stats, const float* weight, const float* keep,
                               float* dresidual, float* dx, float* columns, int64_t n) {
@@ -107,6 +112,11 @@ CKPT_CLONES void backward_row(const float* grad_out, const float* grad_sum, cons
 CKPT_CLONES void backward_row(const Bf16* grad_out, const Bf16* grad_sum, const Bf16* sum,
                               const float* stats, const Bf16* weight, const float* keep,
                               Bf16* dresidual, Bf16* dx, float* columns, int64_t n) {
+  backward(grad_out, grad_sum, sum, stats, weight, keep, dresidual, dx, columns, n);
+}
+CKPT_CLONES void backward_row(const Half* grad_out, const Half* grad_sum, const Half* sum,
+                              const float* stats, const Half* weight, const float* keep,
+                              Half* dresidual, Half* dx, float* columns, int64_t n) {
   backward(grad_out, grad_sum, sum, stats, weight, keep, dresidual, dx, columns, n);
 }
 
@@ -175,11 +185,9 @@ std::tuple<Tensor, Tensor, Tensor> bias_dropout_add_layer_norm(
   Tensor out = torch::stable::empty_like(x), sum = torch::stable::empty_like(x);
   Tensor stats = torch::stable::new_empty(x, {at.rows, 2}, ScalarType::Float);
   const float e = static_cast<float>(eps);
-  if (is_bf16(x, "bias_dropout_add_layer_norm: x")) {
-    forward_rows<Bf16>(x, bias, residual, weight, shift, dropout, e, out, sum, stats, at);
-  } else {
-    forward_rows<float>(x, bias, residual, weight, shift, dropout, e, out, sum, stats, at);
-  }
+  by_dtype(x, "bias_dropout_add_layer_norm: x", [&](auto element) {
+    forward_rows<decltype(element)>(x, bias, residual, weight, shift, dropout, e, out, sum, stats, at);
+  });
   return {out, sum, stats};
 }
 
@@ -218,13 +226,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> bias_dropout_add_layer_norm_b
   Tensor dx = p == 0 ? torch::stable::new_empty(sum, {0}) : torch::stable::empty_like(sum);
   Tensor dbias = torch::stable::empty_like(weight), dweight = torch::stable::empty_like(weight),
          dshift = torch::stable::empty_like(weight);
-  if (is_bf16(sum, "bias_dropout_add_layer_norm: sum")) {
-    backward_rows<Bf16>(grad_out, grad_sum, sum, stats, weight, dropout, dresidual, dx, dbias,
+  by_dtype(sum, "bias_dropout_add_layer_norm: sum", [&](auto element) {
+    backward_rows<decltype(element)>(grad_out, grad_sum, sum, stats, weight, dropout, dresidual, dx, dbias,
                         dweight, dshift, at);
-  } else {
-    backward_rows<float>(grad_out, grad_sum, sum, stats, weight, dropout, dresidual, dx, dbias,
-                         dweight, dshift, at);
-  }
+  });
   return {dx, dresidual, dbias, dweight, dshift};
 }
 

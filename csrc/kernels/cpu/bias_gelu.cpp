@@ -41,11 +41,18 @@ CKPT_CLONES void forward_row(const float* x, const float* bias, float* y, int64_
 CKPT_CLONES void forward_row(const Bf16* x, const Bf16* bias, Bf16* y, int64_t n) {
   forward(x, bias, y, n);
 }
+CKPT_CLONES void forward_row(const Half* x, const Half* bias, Half* y, int64_t n) {
+  forward(x, bias, y, n);
+}
 CKPT_CLONES void backward_row(const float* grad, const float* x, const float* bias, float* dx,
                               float* dbias, int64_t n) {
   backward(grad, x, bias, dx, dbias, n);
 }
 CKPT_CLONES void backward_row(const Bf16* grad, const Bf16* x, const Bf16* bias, Bf16* dx,
+                              float* dbias, int64_t n) {
+  backward(grad, x, bias, dx, dbias, n);
+}
+CKPT_CLONES void backward_row(const Half* grad, const Half* x, const Half* bias, Half* dx,
                               float* dbias, int64_t n) {
   backward(grad, x, bias, dx, dbias, n);
 }
@@ -75,11 +82,9 @@ Tensor bias_gelu(const Tensor& x, const Tensor& bias) {
   const Rows at = rows_of(x, "bias_gelu: x");
   check_vector(bias, x, at.columns, "bias_gelu: bias");
   Tensor y = torch::stable::empty_like(x);
-  if (is_bf16(x, "bias_gelu: x")) {
-    forward_rows<Bf16>(x, bias, y, at);
-  } else {
-    forward_rows<float>(x, bias, y, at);
-  }
+  by_dtype(x, "bias_gelu: x", [&](auto element) {
+    forward_rows<decltype(element)>(x, bias, y, at);
+  });
   return y;
 }
 
@@ -89,11 +94,9 @@ std::tuple<Tensor, Tensor> bias_gelu_backward(const Tensor& grad, const Tensor& 
   check_same(grad, x, "bias_gelu: grad");
   check_vector(bias, x, at.columns, "bias_gelu: bias");
   Tensor dx = torch::stable::empty_like(x), dbias = torch::stable::empty_like(bias);
-  if (is_bf16(x, "bias_gelu: x")) {
-    backward_rows<Bf16>(grad, x, bias, dx, dbias, at);
-  } else {
-    backward_rows<float>(grad, x, bias, dx, dbias, at);
-  }
+  by_dtype(x, "bias_gelu: x", [&](auto element) {
+    backward_rows<decltype(element)>(grad, x, bias, dx, dbias, at);
+  });
   return {dx, dbias};
 }
 

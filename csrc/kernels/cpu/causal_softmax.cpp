@@ -51,11 +51,19 @@ CKPT_CLONES void forward_row(const Bf16* x, Bf16* y, float* e, float scale, int6
                              int64_t n) {
   forward(x, y, e, scale, seen, n);
 }
+CKPT_CLONES void forward_row(const Half* x, Half* y, float* e, float scale, int64_t seen,
+                             int64_t n) {
+  forward(x, y, e, scale, seen, n);
+}
 CKPT_CLONES void backward_row(const float* grad, const float* y, float* dx, float scale,
                               int64_t seen, int64_t n) {
   backward(grad, y, dx, scale, seen, n);
 }
 CKPT_CLONES void backward_row(const Bf16* grad, const Bf16* y, Bf16* dx, float scale, int64_t seen,
+                              int64_t n) {
+  backward(grad, y, dx, scale, seen, n);
+}
+CKPT_CLONES void backward_row(const Half* grad, const Half* y, Half* dx, float scale, int64_t seen,
                               int64_t n) {
   backward(grad, y, dx, scale, seen, n);
 }
@@ -99,11 +107,9 @@ void backward_rows(const Tensor& grad, const Tensor& y, Tensor& dx, float scale,
 Tensor causal_softmax(const Tensor& scores, double scale) {
   const Scores s(scores);
   Tensor y = torch::stable::empty_like(scores);
-  if (is_bf16(scores, "causal_softmax: scores")) {
-    forward_rows<Bf16>(scores, y, static_cast<float>(scale), s);
-  } else {
-    forward_rows<float>(scores, y, static_cast<float>(scale), s);
-  }
+  by_dtype(scores, "causal_softmax: scores", [&](auto element) {
+    forward_rows<decltype(element)>(scores, y, static_cast<float>(scale), s);
+  });
   return y;
 }
 
@@ -111,11 +117,9 @@ Tensor causal_softmax_backward(const Tensor& grad, const Tensor& y, double scale
   const Scores s(y);
   check_same(grad, y, "causal_softmax: grad");
   Tensor dx = torch::stable::empty_like(y);
-  if (is_bf16(y, "causal_softmax: probabilities")) {
-    backward_rows<Bf16>(grad, y, dx, static_cast<float>(scale), s);
-  } else {
-    backward_rows<float>(grad, y, dx, static_cast<float>(scale), s);
-  }
+  by_dtype(y, "causal_softmax: probabilities", [&](auto element) {
+    backward_rows<decltype(element)>(grad, y, dx, static_cast<float>(scale), s);
+  });
   return dx;
 }
 

@@ -33,12 +33,19 @@ inline void check_vector(const Tensor& tensor, const Tensor& like, int64_t n, co
   STD_TORCH_CHECK(tensor.scalar_type() == like.scalar_type(), what, " must have the input's dtype");
 }
 
-// Whether the kernel works on Bf16, else on float; refuses anything else.
-inline bool is_bf16(const Tensor& tensor, const char* what) {
-  const ScalarType dtype = tensor.scalar_type();
-  STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::BFloat16, what,
-                  " must be float32 or bfloat16");
-  return dtype == ScalarType::BFloat16;
+// Call `body` with a value of the tensor's element type.
+template <typename Body>
+void by_dtype(const Tensor& tensor, const char* what, const Body& body) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return body(float{});
+    case ScalarType::BFloat16:
+      return body(Bf16{});
+    case ScalarType::Half:
+      return body(Half{});
+    default:
+      STD_TORCH_CHECK(false, what, " must be float32, bfloat16 or float16");
+  }
 }
 
 template <typename T>

@@ -5,10 +5,10 @@
 namespace ckptsurgeon {
 namespace {
 
-// The loss of one row; x becomes (softmax(x) - onehot(target)) scale.
+// The loss of one row; x becomes (softmax(x) - onehot(target)) scale. `e` may be x itself.
 template <typename T>
-CKPT_INLINE float loss_and_gradient(T* __restrict x, float* __restrict e, int64_t target,
-                                    float scale, int64_t n) {
+CKPT_INLINE float loss_and_gradient(T* x, float* e, int64_t target, float scale,
+                                    int64_t n) {
   const float wanted = to_float(x[target]);
   float most = -INFINITY;
 #pragma omp simd reduction(max : most)
@@ -27,25 +27,14 @@ CKPT_INLINE float loss_and_gradient(T* __restrict x, float* __restrict e, int64_
   return std::log(total) + most - wanted;
 }
 
-// In float the row itself holds e^x between the passes, so it has no second array to fetch.
-CKPT_CLONES float loss_row(float* __restrict x, int64_t target, float scale, int64_t n) {
-  const float wanted = x[target];
-  float most = -INFINITY;
-#pragma omp simd reduction(max : most)
-  for (int64_t i = 0; i < n; ++i) most = x[i] > most ? x[i] : most;
-  float total = 0;
-#pragma omp simd reduction(+ : total)
-  for (int64_t i = 0; i < n; ++i) {
-    x[i] = exp_float(x[i] - most);
-    total += x[i];
-  }
-  const float share = scale / total;
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) x[i] *= share;
-  x[target] -= scale;
-  return std::log(total) + most - wanted;
+// In float the row itself holds e^x between the passes: there is no second array to fetch.
+CKPT_CLONES float loss_row(float* x, float*, int64_t target, float scale, int64_t n) {
+  return loss_and_gradient(x, x, target, scale, n);
 }
 CKPT_CLONES float loss_row(Bf16* x, float* e, int64_t target, float scale, int64_t n) {
+  return loss_and_gradient(x, e, target, scale, n);
+}
+CKPT_CLONES float loss_row(Half* x, float* e, int64_t target, float scale, int64_t n) {
   return loss_and_gradient(x, e, target, scale, n);
 }
 
@@ -63,17 +52,15 @@ Tensor softmax_cross_entropy_(const Tensor& logits, const Tensor& targets, doubl
   Tensor losses = torch::stable::new_empty(logits, {at.rows}, ScalarType::Float);
   float* loss = write<float>(losses);
   const float s = static_cast<float>(scale);
-  if (is_bf16(logits, "softmax_cross_entropy_: logits")) {
-    auto* x = static_cast<Bf16*>(logits.mutable_data_ptr());
+  by_dtype(logits, "softmax_cross_entropy_: logits", [&](auto element) {
+    using T = decltype(element);
+    auto* x = static_cast<T*>(logits.mutable_data_ptr());
     for_rows(at, [&](int64_t i) {
       thread_local std::vector<float> e;
-      e.resize(static_cast<size_t>(n));
+      if constexpr (sizeof(T) < sizeof(float)) e.resize(static_cast<size_t>(n));
       loss[i] = loss_row(x + i * n, e.data(), wanted[i], s, n);
     });
-  } else {
-    auto* x = static_cast<float*>(logits.mutable_data_ptr());
-    for_rows(at, [&](int64_t i) { loss[i] = loss_row(x + i * n, wanted[i], s, n); });
-  }
+  });
   return losses;
 }
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.train.kernels.case import Case, Shape
+from tests.train.kernels.layer_cases import LAYER_CASES
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # Nothing, one element, less and more than a vector and than a block of 4096, with odd tails.
@@ -69,4 +70,5 @@ CASES = (
         mutated=(0, 1, 2),
         tolerance=dict.fromkeys(FLOATS, 1e-6),
     ),
+    *LAYER_CASES,
 )
