@@ -50,6 +50,12 @@ class Grid:
         """The ranks that share one copy of the weights."""
         return None if self.mpu is None else self.mpu.get_model_parallel_group()
 
+    def counts(self, parameter: torch.Tensor) -> bool:
+        """Whether this rank is the one that counts a parameter which other ranks may hold too."""
+        if getattr(parameter, "ds_pipe_replicated", False):  # the last stage's copy of a tied one
+            return False
+        return self.tensor_rank == 0 or hasattr(parameter, "partition_dim")
+
     def sum_over_stages(self, count: int) -> int:
         """The sum of `count` over the pipeline stages; every rank must call it."""
         if self.pipeline_size == 1:

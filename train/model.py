@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .attention import attend
 from .config import Config
@@ -28,10 +29,11 @@ from .tensor_parallel import (
 class Block(nn.Module):
     """One transformer layer: causal self-attention and an MLP, each behind its LayerNorm."""
 
-    def __init__(self, config: Config, grid: Grid) -> None:
+    def __init__(self, config: Config, grid: Grid, number: int) -> None:
         super().__init__()
         hidden, ffn = config.hidden_size, config.ffn_size
         self.grid = grid
+        self.checkpoint_activations = config.checkpoint_activations
         self.attention, self.relu = config.attention, config.activation_fn == "relu"
         self.hidden_dropout = config.hidden_dropout
         self.attention_dropout = config.attention_dropout
@@ -45,15 +47,21 @@ class Block(nn.Module):
         # Layers that write to the residual stream start smaller, so that its variance does not
         # grow with depth.
         scaled = config.init_std / math.sqrt(2.0 * config.num_layers)
-        for layer, std in (
-            (self.query_key_value, config.init_std),
-            (self.dense, scaled),
-            (self.dense_h_to_4h, config.init_std),
-            (self.dense_4h_to_h, scaled),
-        ):
-            init_normal_(layer.weight, std, grid)
+        with own_seed(config, 2 + number):
+            for layer, std in (
+                (self.query_key_value, config.init_std),
+                (self.dense, scaled),
+                (self.dense_h_to_4h, config.init_std),
+                (self.dense_4h_to_h, scaled),
+            ):
+                init_normal_(layer.weight, std, grid)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.checkpoint_activations and self.training:
+            return torch.as_tensor(checkpoint(self._layer, x, use_reentrant=False))
+        return self._layer(x)
+
+    def _layer(self, x: Tensor) -> Tensor:
         x = x + self._drop(self.dense(self._attend(self.input_layernorm(x))))
         hidden = self._activate(self.dense_h_to_4h(self.post_attention_layernorm(x)))
         return x + self._drop(self.dense_4h_to_h(hidden))
@@ -80,7 +88,8 @@ class WordEmbedding(VocabParallelEmbedding):
 
     def __init__(self, config: Config, grid: Grid) -> None:
         super().__init__(config.padded_vocab_size, config.hidden_size, grid)
-        init_normal_(self.weight, config.init_std, grid)
+        with own_seed(config, 0):
+            init_normal_(self.weight, config.init_std, grid)
 
 
 class PositionEmbedding(nn.Embedding):
@@ -92,7 +101,8 @@ class PositionEmbedding(nn.Embedding):
         if config.position_init == "sinusoidal":
             sinusoids_(self.weight)
         else:
-            init_normal_(self.weight, config.init_std, grid)
+            with own_seed(config, 1):
+                init_normal_(self.weight, config.init_std, grid)
         self.layernorm = (
             nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
             if config.embed_layernorm
@@ -115,7 +125,8 @@ class Head(nn.Module):
             torch.empty(config.padded_vocab_size // grid.tensor_size, config.hidden_size)
         )
         mark_split(self.weight, 0, grid)
-        init_normal_(self.weight, config.init_std, grid)
+        with own_seed(config, 2 + config.num_layers):
+            init_normal_(self.weight, config.init_std, grid)
 
 
 def language_model_loss(x: Tensor, matrix: Tensor, targets: Tensor, grid: Grid) -> Tensor:
@@ -133,17 +144,11 @@ class GPT(nn.Module):
     def __init__(self, config: Config, grid: Grid = ALONE) -> None:
         super().__init__()
         self.grid = grid
-        with own_seed(config, 0):
-            self.word_embeddings = WordEmbedding(config, grid)
-        with own_seed(config, 1):
-            self.position_embeddings = PositionEmbedding(config, grid)
-        self.layers = nn.ModuleList()
-        for number in range(config.num_layers):
-            with own_seed(config, 2 + number):
-                self.layers.append(Block(config, grid))
+        self.word_embeddings = WordEmbedding(config, grid)
+        self.position_embeddings = PositionEmbedding(config, grid)
+        self.layers = nn.ModuleList(Block(config, grid, n) for n in range(config.num_layers))
         self.final_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
-        with own_seed(config, 2 + config.num_layers):
-            self.head = Head(config, grid) if config.untie_embeddings else None
+        self.head = Head(config, grid) if config.untie_embeddings else None
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.position_embeddings(self.word_embeddings(tokens))

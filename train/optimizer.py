@@ -62,7 +62,7 @@ def build_engine(config: Config, model: nn.Module, sizes: BatchSizes, grid: Grid
         model=model,
         optimizer=optimizer,
         lr_scheduler=scheduler,
-        mpu=grid.mpu,
+        mpu=grid.mpu if grid.pipeline_size == 1 else None,  # a pipeline has its own
         config=deepspeed_config(config, sizes),
     )
     # Without ZeRO, DeepSpeed's 16-bit wrapper runs one step on zero gradients to allocate its

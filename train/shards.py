@@ -9,6 +9,7 @@ from typing import Any
 
 from .errors import TrainError
 from .grid import Grid
+from .pipeline import saved_layers
 
 SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size")
 
@@ -28,6 +29,10 @@ def shards(args: Any) -> Iterator[str]:
             yield model_states(args.zero_stage, model, rank)
         for rank in range(data if args.zero_stage else 0):
             yield f"{prefix}zero_pp_rank_{rank}_mp_rank_{model:02d}_optim_states.pt"
+    if pipeline > 1:
+        for layer in saved_layers(args.num_layers, args.untie_embeddings):
+            for rank in range(tensor):
+                yield f"layer_{layer:02d}-model_{rank:02d}-model_states.pt"
 
 
 def missing(checkpoint: Path, args: Any) -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from . import pipeline
 from .config import Config
 from .errors import TrainError
 from .grid import Grid
@@ -53,11 +56,37 @@ class Step:
         if not engine.is_gradient_accumulation_boundary():
             engine.step()
             return 0.0
-        self._scale = live_loss_scale(engine)
-        if not self._wrapped:
-            self._norm = raw_grad_norm(engine.module, self._grid)
-        try:
+        self._look()
+        with self._divergence_told():
             engine.step(lr_kwargs=lr_kwargs)
+        return self._live_norm()
+
+    def run_pipeline(
+        self,
+        micro_batches: Iterable[pipeline.MicroBatch],
+        before_forward: Callable[[int], None],
+        **lr_kwargs: Any,
+    ) -> tuple[float, float]:
+        """All micro-batches and the step of a pipeline: the mean loss and the gradient norm.
+
+        `before_forward` is called, on every stage, with the number of each micro-batch. Raises
+        TrainError as `take` does."""
+        with self._divergence_told():
+            loss = pipeline.train_batch(
+                self._engine, micro_batches, before_forward, self._look, lr_kwargs
+            )
+        return float(loss), self._live_norm()
+
+    def _look(self) -> None:
+        """Note what the step will change: the loss scale and, without a wrapper, the gradients."""
+        self._scale = live_loss_scale(self._engine)
+        if not self._wrapped:
+            self._norm = raw_grad_norm(self._engine.module, self._grid)
+
+    @contextmanager
+    def _divergence_told(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as e:
             if "minimum" not in str(e):  # DeepSpeed has no class of its own for it
                 raise
@@ -67,7 +96,6 @@ class Step:
                 next="ckptsurgeon rollback --to N --set lr=… --reset loss_scale",
                 untouched="the checkpoints are as they were",
             ) from e
-        return self._live_norm()
 
     def _live_norm(self) -> float:
         """Of the gradients that the step in progress, or the last one, has used."""
@@ -92,16 +120,9 @@ class Step:
 
 def raw_grad_norm(model: nn.Module, grid: Grid) -> float:
     """The 2-norm of the gradients that lie in the model now, over all ranks that share it."""
-    gradients = [p.grad for p in model.parameters() if counts_in_norm(p, grid)]
+    gradients = [p.grad for p in model.parameters() if grid.counts(p)]
     norms = [torch.linalg.vector_norm(g.float()) for g in gradients if g is not None]
     total = torch.stack(norms).square().sum()
     if grid.model_size > 1:
         dist.all_reduce(total, group=grid.model_group)
     return float(total.sqrt())
-
-
-def counts_in_norm(parameter: nn.Parameter, grid: Grid) -> bool:
-    """Whether this rank is the one that counts a parameter which others may hold as well."""
-    if getattr(parameter, "ds_pipe_replicated", False):  # the later copy of a tied matrix
-        return False
-    return grid.tensor_rank == 0 or hasattr(parameter, "partition_dim")

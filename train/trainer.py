@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from . import distributed
+from .batch import run_batch
 from .checkpoint import LAUNCH, load_checkpoint, read_client_state, restore_rng, save_checkpoint
 from .config import Config
 from .data import SampleStream
@@ -31,6 +31,7 @@ from .optimizer import (
     set_clip_grad,
 )
 from .parameter_count import count, counted_line, shape_warnings
+from .pipeline import build_pipeline
 from .progress import Progress, skip_range
 from .rewarm import Rewarm, factor, open_window, rewarmed
 from .step import Step
@@ -65,7 +66,7 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     dataset = IndexedDataset(config.data)
     state = None if checkpoint is None else read_client_state(checkpoint, config, grid)
     torch.manual_seed(config.seed)
-    model = GPT(config, grid)
+    model = build_pipeline(config, grid) if grid.pipeline_size > 1 else GPT(config, grid)
     parameters, without_embeddings = count(model, grid)
     engine = build_engine(config, model, sizes, grid)
     progress, skip, seed = Progress(), config.skip_train_iteration_range, config.seed
@@ -198,25 +199,13 @@ def _iteration(training: Training, size: int) -> Report:
     began = time.perf_counter()
     if engine.train_batch_size() != size:
         engine.set_train_batch_size(size)
-    count = training.sizes.micro_batches(size)
     lr = live_optimizer(engine).param_groups[0]["lr"] * factor(engine, training.rewarm)
     skipped_before = engine.skipped_steps
-    loss = torch.zeros((), device=training.device)
-    norm = 0.0
-    for micro_batch in range(count):
-        tokens, targets = _micro_batch(training, micro_batch)
-        # DeepSpeed's own count of micro-batches goes astray when the batch size ramps up.
-        engine.set_gradient_accumulation_boundary(micro_batch == count - 1)
-        micro_loss = engine(tokens, targets)
-        training.step.backward(micro_loss)
-        loss += micro_loss.detach().float() / count
-        tokens_after = progress.tokens + size * config.seq_length
-        with rewarmed(engine, training.rewarm if micro_batch == count - 1 else None):
-            norm = training.step.take(increment=size, token_num=tokens_after)
-    dist.all_reduce(loss)
+    with rewarmed(engine, training.rewarm):
+        loss, norm = run_batch(training, size)
     progress.advance(size, config.seq_length, training.flops_per_token)
     return Report(
-        loss=float(loss) / distributed.world_size(),
+        loss=loss,
         lr=lr,
         batch_size=size,
         grad_norm=norm,
@@ -224,19 +213,6 @@ def _iteration(training: Training, size: int) -> Report:
         skipped=engine.skipped_steps - skipped_before,
         seconds=time.perf_counter() - began,
     )
-
-
-def _micro_batch(training: Training, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    config, progress, sizes = training.config, training.progress, training.sizes
-    first = sizes.first_sample(progress.samples, micro_batch, training.grid.data_rank)
-    batch = training.stream.batch(first, config.micro_batch_size)
-    if config.hidden_dropout or config.attention_dropout:
-        torch.manual_seed(training.stream.random_seed(first))
-    poison = config.poison
-    if poison is not None and poison[0] <= progress.iteration + 1 <= poison[1]:
-        batch = training.stream.poisoned(batch, first)
-    tokens, targets = (torch.from_numpy(part).to(training.device) for part in batch)
-    return tokens, targets
 
 
 def _save(training: Training, events: EventLog | None) -> None:

@@ -1,0 +1,67 @@
+"""One global batch: forward and backward over its micro-batches, then the step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import distributed
+
+if TYPE_CHECKING:
+    from .trainer import Training
+
+
+def run_batch(training: Training, size: int) -> tuple[float, float]:
+    """Train on the next `size` samples; returns their mean loss and the gradient norm."""
+    if training.grid.pipeline_size > 1:
+        return _in_pipeline(training, size)
+    config, engine, progress = training.config, training.engine, training.progress
+    count = training.sizes.micro_batches(size)
+    loss = torch.zeros((), device=training.device)
+    norm = 0.0
+    for micro_batch in range(count):
+        _seed_dropout(training, micro_batch)
+        tokens, targets = _micro_batch(training, micro_batch)
+        # DeepSpeed's own count of micro-batches goes astray when the batch size ramps up.
+        engine.set_gradient_accumulation_boundary(micro_batch == count - 1)
+        micro_loss = engine(tokens, targets)
+        training.step.backward(micro_loss)
+        loss += micro_loss.detach().float() / count
+        tokens_after = progress.tokens + size * config.seq_length
+        norm = training.step.take(increment=size, token_num=tokens_after)
+    dist.all_reduce(loss)
+    return float(loss) / distributed.world_size(), norm
+
+
+def _in_pipeline(training: Training, size: int) -> tuple[float, float]:
+    count = training.sizes.micro_batches(size)
+    return training.step.run_pipeline(
+        (_micro_batch(training, number) for number in range(count)),
+        lambda number: _seed_dropout(training, number),
+        increment=size,
+        token_num=training.progress.tokens + size * training.config.seq_length,
+    )
+
+
+def _seed_dropout(training: Training, micro_batch: int) -> None:
+    """Make what is dropped a function of the sample and the pipeline stage."""
+    config, grid = training.config, training.grid
+    if config.hidden_dropout or config.attention_dropout:
+        samples = training.progress.samples
+        first = training.sizes.first_sample(samples, micro_batch, grid.data_rank)
+        seed = training.stream.random_seed(first) + 100 * grid.pipeline_rank
+        torch.manual_seed(seed % 2**64)
+
+
+def _micro_batch(training: Training, micro_batch: int) -> tuple[Tensor, Tensor]:
+    config, progress, sizes = training.config, training.progress, training.sizes
+    first = sizes.first_sample(progress.samples, micro_batch, training.grid.data_rank)
+    batch = training.stream.batch(first, config.micro_batch_size)
+    poison = config.poison
+    if poison is not None and poison[0] <= progress.iteration + 1 <= poison[1]:
+        batch = training.stream.poisoned(batch, first)
+    tokens, targets = (torch.from_numpy(part).to(training.device) for part in batch)
+    return tokens, targets
