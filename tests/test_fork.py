@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.fork import fork
 from ckptsurgeon.recipe_file import from_data
 from tests.conftest import Trained, launch
+from tests.faults import cut
 from tests.test_contract import first_line, tree
 
 RESTART = from_data({"set": {"consumed_samples": 0, "iteration": 0}})
@@ -71,3 +74,23 @@ def test_a_surgery_that_is_refused_leaves_no_branch(trained: Trained, tmp_path: 
     (tmp_path / "branch").mkdir()
     with pytest.raises(UsageError, match="branch is there already"):
         fork(run, 4, tmp_path / "branch", from_data({}), "copy")
+
+
+def test_a_reflink_shares_the_blocks_on_xfs(trained: Trained, tmp_path: Path) -> None:
+    reason = cut.unavailable("xfs")
+    if reason:
+        pytest.skip(reason)
+    image, disk_ = tmp_path / "image", tmp_path / "xfs"
+    disk_.mkdir()
+    cut.format(image, "xfs")
+    with cut.mounted(image, disk_):
+        shutil.copytree(trained(), disk_ / "run")
+        os.sync()
+        before, free = tree(disk_ / "run"), shutil.disk_usage(disk_).free
+        done = fork(Run.open(disk_ / "run"), 8, disk_ / "branch", RESTART, "reflink")
+        os.sync()
+        assert free - shutil.disk_usage(disk_).free < done.size / 2
+        branch = Run.open(disk_ / "branch")
+        assert surgery.verify(branch, level=3).findings == ()
+        assert branch.checkpoint(8).state().promise.step == 1
+        assert tree(disk_ / "run") == before

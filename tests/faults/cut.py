@@ -33,8 +33,8 @@ def unavailable(kind: str) -> str | None:
         image, target = Path(name, "image"), Path(name, "mount")
         target.mkdir()
         try:
-            _format(image, kind)
-            with _mounted(image, target):
+            format(image, kind)
+            with mounted(image, target):
                 _shut_down(target)
         except (OSError, subprocess.CalledProcessError) as error:
             return f"no loop mount of {kind} with a shutdown here: {error}"
@@ -47,15 +47,15 @@ def real_cuts(stage: Stage, kind: str, every: int = 1) -> Iterator[Point]:
     place = stage.world.parent
     gold, image, target = place / "gold", place / "image", place / "mount"
     target.mkdir()
-    _format(gold, kind)
-    with _mounted(gold, target):
+    format(gold, kind)
+    with mounted(gold, target):
         restore(stage.template, target / "world")
     for at in [*range(1, len(stage.calls) + 1, every), sys.maxsize]:
         _run("cp", "--sparse=always", str(gold), str(image))
-        with _mounted(image, target):
+        with mounted(image, target):
             ended = outcome(lambda: stage.scenario.act(target / "world"), Fault("KILL", at))
             _shut_down(target)
-        with _mounted(image, target):
+        with mounted(image, target):
             violation = stage.scenario.read(target / "world")
             recovery = outcome(lambda: stage.scenario.recover(target / "world"))
             if recovery.code != 0:
@@ -65,14 +65,16 @@ def real_cuts(stage: Stage, kind: str, every: int = 1) -> Iterator[Point]:
         yield Point(f"{kind}: cut at call {at}", ended.code, violation)
 
 
-def _format(image: Path, kind: str) -> None:
+def format(image: Path, kind: str) -> None:
+    """An empty file system of this kind in a new image file."""
     with image.open("wb") as file:
         file.truncate(SIZE[kind])
     _run(f"mkfs.{kind}", "-q", str(image))
 
 
 @contextmanager
-def _mounted(image: Path, target: Path) -> Iterator[None]:
+def mounted(image: Path, target: Path) -> Iterator[None]:
+    """`image`, mounted at `target`."""
     _run("mount", "-o", "loop", str(image), str(target))
     try:
         yield
