@@ -98,7 +98,7 @@ class _Patches:
                 )
             at = after + 4
         self.put(at, at + 4, crc.to_bytes(4, "little"))
-        self.moved.append(Moved(record, record.offset, record.size, crc))
+        self.moved.append(Moved(record, record.offset, record.size, crc, in_place=True))
 
     def _crc_of(self, start: int, end: int) -> int:
         crc = 0

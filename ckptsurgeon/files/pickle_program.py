@@ -16,9 +16,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import pickle_opcodes as opcodes
 from ckptsurgeon.files.pickle_scan import InRun, Scan, scan
 from ckptsurgeon.files.pickle_sharing import Cut, Memo, Splice, cut
-
-_TEXT_WIDTH = {opcodes.SHORT_BINUNICODE: 1, opcodes.BINUNICODE: 4, opcodes.BINUNICODE8: 8}
-_INTEGER_BYTES = {opcodes.BININT1: 1, opcodes.BININT2: 2}
+from ckptsurgeon.files.pickle_values import NO_SCALAR, encode, like, scalar
 
 
 @dataclass(frozen=True)
@@ -76,14 +74,14 @@ def _spliced(
         if slot is None:
             cuts.append(program.insertion(holder, path, value))
         else:
-            new = _encode(_like(scanned, slot.value, value))
+            new = encode(like(scanned, slot.value, value))
             cuts.append(Cut((program.span(slot),), new))
     for path in delete:
         _, slot = program.find(path)
         if slot is None:
             raise KeyError(path)
         cuts.append(program.deletion(slot, path))
-    return _apply(scanned, cut(scanned, cuts))
+    return replaced(scanned, cut(scanned, cuts))
 
 
 class _Program:
@@ -125,7 +123,7 @@ class _Program:
         for opcode, _ in self.scan.grown.get(target, ()):
             at = max(at, opcode + 1)
         at += self.scan.put_size(at)
-        return Cut(((at, at),), _encode(path[-1]) + _encode(value) + bytes([opcodes.SETITEM]))
+        return Cut(((at, at),), encode(path[-1]) + encode(value) + bytes([opcodes.SETITEM]))
 
     def deletion(self, slot: Slot, path: tuple[Key, ...]) -> Cut:
         """A dict key with its value, or an item of a list, gone."""
@@ -167,8 +165,8 @@ class _Program:
         if holder not in self._items:
             self._items[holder] = {}
             for slot in self._pairs(holder):
-                found = _scalar(self.scan, slot.items[slot.index - 1])
-                if found is not _NO_SCALAR:
+                found = scalar(self.scan, slot.items[slot.index - 1])
+                if found is not NO_SCALAR:
                     self._items[holder].setdefault(found, []).append(slot)
         slots = self._items[holder].get(key, [])
         if len(slots) > 1:
@@ -236,7 +234,7 @@ class _Program:
         name = b"ccollections\nOrderedDict\n"
         if self.data[maker] == opcodes.GLOBAL:
             return self.data.startswith(name, maker)
-        names = [_scalar(self.scan, part) for part in self.scan.parts[maker]]
+        names = [scalar(self.scan, part) for part in self.scan.parts[maker]]
         return names == ["collections", "OrderedDict"]
 
     def _refuse_shared(self, holders: Sequence[int], path: tuple[Key, ...]) -> None:
@@ -258,96 +256,10 @@ class _Program:
                 break
 
 
-# --- values --------------------------------------------------------------------------------------
-
-_NO_SCALAR = object()
-
-
-def _scalar(scanned: Scan, value: int) -> Any:
-    """A str, int, float, bool or None of the pickle; `_NO_SCALAR` for all else."""
-    at = scanned.made(value)
-    data, opcode = scanned.data, scanned.data[at]
-    if width := _TEXT_WIDTH.get(opcode, 0):
-        start = at + 1 + width
-        length = int.from_bytes(data[at + 1 : start], "little")
-        try:
-            return data[start : start + length].decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:
-            raise scanned.damaged(at, "a string is not UTF-8") from None
-    if width := _INTEGER_BYTES.get(opcode, 0):
-        return int.from_bytes(data[at + 1 : at + 1 + width], "little")
-    if opcode == opcodes.BININT:
-        return struct.unpack_from("<i", data, at + 1)[0]
-    if opcode == opcodes.BINFLOAT:
-        return struct.unpack_from(">d", data, at + 1)[0]
-    if opcode in (opcodes.LONG1, opcodes.LONG4):
-        start = at + (2 if opcode == opcodes.LONG1 else 5)
-        length = int.from_bytes(data[at + 1 : start], "little")
-        return int.from_bytes(data[start : start + length], "little", signed=True)
-    plain = {opcodes.NONE: None, opcodes.NEWTRUE: True, opcodes.NEWFALSE: False}
-    return plain.get(opcode, _NO_SCALAR)
-
-
-def _like(scanned: Scan, value: int, new: Any) -> Any:
-    """`new` in the type of the value that it replaces."""
-    old = scanned.made(value)
-    opcode = scanned.data[old]
-    if opcode == opcodes.BINFLOAT and isinstance(new, int) and not isinstance(new, bool):
-        return float(new) if float(new) == new else new
-    if not isinstance(new, (list, tuple)):
-        return new
-    if opcode in opcodes.TUPLES:
-        parts = scanned.parts.get(old, [])[int(opcode == opcodes.TUPLE) :]
-        return tuple(_like_each(scanned, parts, new))
-    if opcode == opcodes.EMPTY_LIST:
-        parts = []
-        for at, items in scanned.grown.get(old, ()):
-            parts += items[int(scanned.data[at] == opcodes.APPENDS) :]
-        return list(_like_each(scanned, parts, new))
-    return new
-
-
-def _like_each(scanned: Scan, parts: Sequence[int], new: Sequence[Any]) -> Sequence[Any]:
-    if len(parts) != len(new):
-        return new
-    return [_like(scanned, part, item) for part, item in zip(parts, new, strict=True)]
-
-
-def _encode(value: Any) -> bytes:
-    """Opcodes that push `value`, of protocol 2, which all later ones have, and without a memo."""
-    if value is None or isinstance(value, bool):
-        constants = {None: opcodes.NONE, True: opcodes.NEWTRUE, False: opcodes.NEWFALSE}
-        return bytes([constants[value]])
-    if isinstance(value, int):
-        if 0 <= value < 1 << 8:
-            return struct.pack("<BB", opcodes.BININT1, value)
-        if 0 <= value < 1 << 16:
-            return struct.pack("<BH", opcodes.BININT2, value)
-        if -(1 << 31) <= value < 1 << 31:
-            return struct.pack("<Bi", opcodes.BININT, value)
-        digits = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-        if len(digits) > 255:
-            raise TypeError(f"an integer of {len(digits)} bytes is too long for a pickle")
-        return struct.pack("<BB", opcodes.LONG1, len(digits)) + digits
-    if isinstance(value, float):
-        return struct.pack(">Bd", opcodes.BINFLOAT, value)
-    if isinstance(value, str):
-        text = value.encode("utf-8", "surrogatepass")
-        return struct.pack("<BI", opcodes.BINUNICODE, len(text)) + text
-    if isinstance(value, tuple) and not value:
-        return bytes([opcodes.EMPTY_TUPLE])
-    if isinstance(value, (list, tuple)):
-        inside = bytes([opcodes.MARK]) + b"".join(_encode(item) for item in value)
-        if isinstance(value, tuple):
-            return inside + bytes([opcodes.TUPLE])
-        return bytes([opcodes.EMPTY_LIST]) + inside + bytes([opcodes.APPENDS])
-    raise TypeError(f"{type(value).__name__} can't be set in a pickle")
-
-
 # --- bytes ---------------------------------------------------------------------------------------
 
 
-def _apply(scanned: Scan, splices: Sequence[Splice]) -> bytes:
+def replaced(scanned: Scan, splices: Sequence[Splice]) -> bytes:
     """The bytes with `splices` done and the frame lengths of protocol 4 and 5 adjusted."""
     ordered = [*splices, *_frame_lengths(scanned, splices)]
     ordered.sort(key=lambda splice: (splice.start, splice.end))

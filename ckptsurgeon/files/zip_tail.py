@@ -32,12 +32,14 @@ _ZIP_64 = 45
 
 @dataclass(frozen=True)
 class Moved:
-    """A record's new place, size and CRC. In its old place it keeps its flags."""
+    """A record's new place, size and CRC. One that is changed `in_place` keeps its flags, and with
+    them the data descriptor behind its bytes."""
 
     record: Record
     offset: int
     size: int
     crc: int
+    in_place: bool = False
 
 
 def local_header(folder: str, name: str, crc: int, size: int, offset: int) -> bytes:
@@ -76,7 +78,7 @@ def _entry(old: Directory, moved: Moved, fields: tuple[Any, ...]) -> bytes:
             wide += value.to_bytes(8, "little")
     if wide:
         wide, needed = struct.pack("<HH", 1, len(wide)) + wide, max(needed, _ZIP_64)
-    if moved.offset != moved.record.offset:
+    if not moved.in_place:
         flags, method = _UTF_8, STORED
     size, offset = min(moved.size, FULL_32), min(moved.offset, FULL_32)
     head = (b"PK\1\2", made, needed, flags, method, time, date, moved.crc, size, size)
