@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,10 @@ from ckptsurgeon.edits import (
     Rewrite,
 )
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
+from ckptsurgeon.files import archive_shrink
+from ckptsurgeon.files.archive import Archive
 from ckptsurgeon.files.pickle_scan import collector_paused
-from ckptsurgeon.formats import Disagreement, State
+from ckptsurgeon.formats import Checkpoint, Disagreement, State
 from ckptsurgeon.journal import Recovery
 from ckptsurgeon.known_globals import refuse_unknown
 from ckptsurgeon.operations.counters import counters
@@ -115,20 +117,50 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
 def plan_compact(run: Run, step: int | None = None, *, allow_globals: Collection[str] = ()) -> Plan:
     """Rewrite the shards of one step, by default the latest, without the bytes that surgeries left
     behind. Values, tensors and the promise stay; the old files stay in the attic until `prune`."""
-    run.refuse_busy()
     checkpoint = run.checkpoint(run.latest() if step is None else step)
-    promise = checkpoint.state().promise
-    refuse_unknown(checkpoint.globals(), allow_globals)
     changes = [
         Rewrite(file, "shard", content, f"{freed} bytes of earlier surgeries go")
         for file, content, freed in checkpoint.compact(run.root)
     ]
+    return _plan_rewrites(
+        run, checkpoint, f"compact step {checkpoint.step}", changes, allow_globals
+    )
+
+
+def plan_shrink(run: Run, step: int | None = None, *, allow_globals: Collection[str] = ()) -> Plan:
+    """Rewrite the torch files of one step whose storages hold more than their tensors use.
+
+    Values, tensors and the promise stay, and which tensors share their bytes; the old files stay in
+    the attic until `prune`."""
+    checkpoint = run.checkpoint(run.latest() if step is None else step)
+    changes = []
+    for path in run.format.files(run.root, checkpoint.step):
+        if path.suffix != ".pt":
+            continue
+        archive = checkpoint.archives.get(path) or Archive.open(path)
+        content = archive_shrink.shrink(archive, run.relative(path))
+        if content is not None:
+            note = f"{archive.size - content.size} bytes that no tensor uses go"
+            changes.append(Rewrite(run.relative(path), "shard", content, note))
+    return _plan_rewrites(run, checkpoint, f"shrink step {checkpoint.step}", changes, allow_globals)
+
+
+def _plan_rewrites(
+    run: Run,
+    checkpoint: Checkpoint,
+    title: str,
+    changes: Sequence[Rewrite],
+    allow_globals: Collection[str],
+) -> Plan:
+    run.refuse_busy()
+    promise = checkpoint.state().promise
+    refuse_unknown(checkpoint.globals(), allow_globals)
     id = journal.next_id(run.root)
     edits = render(run, checkpoint, changes, id)
     return Plan(
         id=id,
         run=str(run.root),
-        title=f"compact step {checkpoint.step}",
+        title=title,
         recipe={},
         changes=tuple(changes),
         edits=tuple(edits),
@@ -329,6 +361,7 @@ __all__ = [
     "inspect",
     "plan",
     "plan_compact",
+    "plan_shrink",
     "plan_undo",
     "recover",
     "verify",

@@ -38,6 +38,7 @@ COMMANDS: tuple[tuple[str, Any, str], ...] = (
     ("fork", copies.fork, exit_codes((0, 1, 2, 4, 130))),
     ("export", copies.export, exit_codes((0, 1, 2, 130))),
     ("compact", attic.compact, exit_codes(EDITS)),
+    ("shrink", attic.shrink, exit_codes(EDITS)),
     ("prune", attic.prune, exit_codes((0, 1, 2, 5, 130))),
     ("unlock", attic.unlock, exit_codes((0, 1, 2, 130))),
 )

@@ -1,4 +1,4 @@
-"""compact, prune, unlock: the commands that make room, or remove what can't be brought back."""
+"""compact, shrink, prune, unlock: they make room, or remove what can't be brought back."""
 
 from __future__ import annotations
 
@@ -32,6 +32,24 @@ def compact(
 
     run = common.open_run()
     carry_out(run, surgery.plan_compact(run, step, allow_globals=common.allow_global or ()), common)
+
+
+def shrink(
+    step: Annotated[
+        int | None,
+        typer.Argument(metavar="STEP", help="A saved step [latest].", autocompletion=saved_steps),
+    ] = None,
+    *,
+    common: Editing,
+) -> None:
+    """Rewrite shards saved with unused bytes.
+
+    A view that is saved takes its whole storage along, which can make a file ten times as large.
+    Values and tensors stay as they are; the old shards go to the attic."""
+    from ckptsurgeon import surgery
+
+    run = common.open_run()
+    carry_out(run, surgery.plan_shrink(run, step, allow_globals=common.allow_global or ()), common)
 
 
 def prune(

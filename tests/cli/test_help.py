@@ -22,7 +22,7 @@ def test_every_command_of_the_design_is_there() -> None:
         "plan", "apply", "undo", "recover",
         "rollback", "set-lr", "set", "reset", "skip", "repair-latest",
         "truncate-tb-events", "rename-tb-events",
-        "relaunch", "fork", "export", "compact", "prune", "unlock",
+        "relaunch", "fork", "export", "compact", "shrink", "prune", "unlock",
     ]  # fmt: skip
 
 
