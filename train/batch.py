@@ -18,7 +18,7 @@ def run_batch(training: Training, size: int) -> tuple[float, float]:
     """Train on the next `size` samples; returns their mean loss and the gradient norm."""
     if training.grid.pipeline_size > 1:
         return _in_pipeline(training, size)
-    config, engine, progress = training.config, training.engine, training.progress
+    engine, progress = training.engine, training.progress
     count = training.sizes.micro_batches(size)
     loss = torch.zeros((), device=training.device)
     norm = 0.0
@@ -30,7 +30,7 @@ def run_batch(training: Training, size: int) -> tuple[float, float]:
         micro_loss = engine(tokens, targets)
         training.step.backward(micro_loss)
         loss += micro_loss.detach().float() / count
-        tokens_after = progress.tokens + size * config.seq_length
+        tokens_after = progress.tokens + size * training.length()
         norm = training.step.take(increment=size, token_num=tokens_after)
     dist.all_reduce(loss)
     return float(loss) / distributed.world_size(), norm
@@ -38,11 +38,13 @@ def run_batch(training: Training, size: int) -> tuple[float, float]:
 
 def _in_pipeline(training: Training, size: int) -> tuple[float, float]:
     count = training.sizes.micro_batches(size)
+    if training.course.curriculum is not None:
+        training.engine.reset_activation_shape()  # what the stages send each other has changed
     return training.step.run_pipeline(
         (_micro_batch(training, number) for number in range(count)),
         lambda number: _seed_dropout(training, number),
         increment=size,
-        token_num=training.progress.tokens + size * training.config.seq_length,
+        token_num=training.progress.tokens + size * training.length(),
     )
 
 
@@ -63,5 +65,7 @@ def _micro_batch(training: Training, micro_batch: int) -> tuple[Tensor, Tensor]:
     poison = config.poison
     if poison is not None and poison[0] <= progress.iteration + 1 <= poison[1]:
         batch = training.stream.poisoned(batch, first)
-    tokens, targets = (torch.from_numpy(part).to(training.device) for part in batch)
+    tokens, targets = (
+        torch.from_numpy(part[:, : training.length()]).to(training.device) for part in batch
+    )
     return tokens, targets

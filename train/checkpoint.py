@@ -11,18 +11,18 @@ import numpy as np
 import torch
 
 from .config import Config
+from .course import Course
 from .errors import RankError, TrainError
 from .grid import Grid
 from .optimizer import live_clip_grad, live_optimizer
 from .progress import Progress
-from .rewarm import Rewarm
 from .run_folder import LATEST, LATEST_ITERATION, write_atomically
 from .shards import check_sizes, missing, model_states
 
 SHAPE = (
     "num_layers", "hidden_size", "num_attention_heads", "seq_length", "padded_vocab_size",
     "ffn_hidden_size", "embed_layernorm", "untie_embeddings", "zero_stage",
-    "optimizer",
+    "optimizer", "split",
 )  # fmt: skip
 """Arguments that a run can't continue without: its files hold exactly this."""
 LAUNCH = (
@@ -33,13 +33,7 @@ LAUNCH = (
 
 
 def save_checkpoint(
-    engine: Any,
-    config: Config,
-    grid: Grid,
-    progress: Progress,
-    skip: list[list[int]],
-    seed: int,
-    rewarm: Rewarm | None,
+    engine: Any, config: Config, grid: Grid, progress: Progress, course: Course
 ) -> None:
     """Save global_step<iteration>, then name it in `latest` and in Megatron's tracker.
 
@@ -48,7 +42,7 @@ def save_checkpoint(
     """
     root = Path(config.save)
     tag = f"global_step{progress.iteration}"
-    state = client_state(engine, config, grid, progress, skip, seed, rewarm)
+    state = client_state(engine, config, grid, progress, course)
     engine.save_checkpoint(str(root), tag=tag, client_state=state, save_latest=False)
     if engine.global_rank == 0:
         write_atomically(root / LATEST, tag)
@@ -56,27 +50,20 @@ def save_checkpoint(
 
 
 def client_state(
-    engine: Any,
-    config: Config,
-    grid: Grid,
-    progress: Progress,
-    skip: list[list[int]],
-    seed: int,
-    rewarm: Rewarm | None,
+    engine: Any, config: Config, grid: Grid, progress: Progress, course: Course
 ) -> dict[str, Any]:
     """What the trainer adds, at top level, to every model_states file."""
     state: dict[str, Any] = {
         "trainer": "ckptsurgeon",
         "iteration": progress.iteration,
         "tokens": progress.tokens,
-        "skip_train_iteration_range": [list(pair) for pair in skip],
-        "rewarm": [] if rewarm is None else rewarm.as_saved(),
+        **course.as_saved(),
         "checkpoint_version": 3.0,
         "checkpoint_info": {
             "padded_vocab_size": config.padded_vocab_size,
             "original_vocab_size": config.vocab_size,
         },
-        "args": megatron_args(engine, config, grid, progress, seed),
+        "args": megatron_args(engine, config, grid, progress, course.seed),
         "random_rng_state": random.getstate(),
         "np_rng_state": np.random.get_state(),
         "torch_rng_state": torch.get_rng_state(),
@@ -129,9 +116,12 @@ def megatron_args(
         train_iters=config.train_iters,
         save_interval=config.save_interval,
         log_interval=config.log_interval,
+        eval_interval=config.eval_interval,
+        eval_iters=config.eval_iters,
+        split=config.split,
         iteration=progress.iteration,
         consumed_train_samples=progress.samples,
-        consumed_valid_samples=0,
+        consumed_valid_samples=progress.valid_samples,
         consumed_train_tokens=progress.tokens,
         gigaflos_no_embeds=float(progress.gigaflos),
         zero_stage=config.zero_stage,

@@ -11,6 +11,7 @@ from typing import Optional, Union  # OmegaConf evaluates these annotations, on 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from .curriculum import Curriculum, check_curriculum
 from .errors import UsageError
 
 RUN_CONFIG = "train.yaml"
@@ -72,7 +73,13 @@ class Config:
 
     train_iters: int = 100
     save_interval: int = 50
+    keep_last: Optional[int] = None  # checkpoints of this branch; null keeps all  # noqa: UP045
     log_interval: int = 1
+    eval_interval: Optional[int] = None  # null: no validation  # noqa: UP045
+    eval_iters: int = 10
+    split: str = "1,0,0"  # shares of the documents for training, validation, test
+    kill_switch_path: Optional[str] = None  # save and exit once it is there  # noqa: UP045
+    curriculum: Optional[Curriculum] = None  # noqa: UP045
     seed: int = 1234
     skip_train_iteration_range: list[list[int]] = field(default_factory=list)
 
@@ -99,6 +106,14 @@ class Config:
             math.ceil(self.vocab_size / self.make_vocab_size_divisible_by)
             * self.make_vocab_size_divisible_by
         )
+
+    @property
+    def shares(self) -> list[float]:
+        """The numbers of `split`; empty when it is none."""
+        try:
+            return [float(share) for share in self.split.split(",")]
+        except ValueError:
+            return []
 
     @property
     def init_std(self) -> float:
@@ -155,6 +170,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     assert isinstance(config, Config)
     config.save = str(Path(config.save).expanduser().resolve())
     config.data = str(Path(config.data).expanduser().resolve())
+    if config.kill_switch_path is not None:
+        config.kill_switch_path = str(Path(config.kill_switch_path).expanduser().resolve())
     validate(config)
     return config
 
@@ -209,6 +226,20 @@ def validate(config: Config) -> None:
         _check_range(f"skip_train_iteration_range[{index}]", pair)
     if c.poison is not None:
         _check_range("poison", c.poison)
+    if c.curriculum is not None:
+        check_curriculum(c.curriculum, c.seq_length)
+    _check_validation(c)
+
+
+def _check_validation(c: Config) -> None:
+    for key in ("keep_last", "eval_interval"):
+        _check(getattr(c, key) is None or getattr(c, key) >= 1, key, getattr(c, key), "at least 1")
+    _check(c.eval_iters >= 1, "eval_iters", c.eval_iters, "at least 1")
+    shares = c.shares
+    _check(len(shares) == 3 and min(shares) >= 0 and shares[0] > 0 and math.isfinite(sum(shares)),
+           "split", c.split, "three shares such as 969,30,1, the first above 0")  # fmt: skip
+    _check(c.eval_interval is None or shares[1] > 0, "split", c.split,
+           "969,30,1 or alike with eval_interval: its second share is held out")  # fmt: skip
 
 
 def _check_init(c: Config) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,11 +22,19 @@ class SampleStream:
     ranks plays no part.
     """
 
-    def __init__(self, dataset: IndexedDataset, seq_length: int, seed: int, vocab: int) -> None:
-        self.samples_per_epoch = (len(dataset.tokens) - 1) // seq_length
+    def __init__(
+        self,
+        dataset: IndexedDataset,
+        seq_length: int,
+        seed: int,
+        vocab: int,
+        part: slice = slice(None),  # of the tokens
+    ) -> None:
+        self._tokens = dataset.tokens[part]
+        self.samples_per_epoch = (len(self._tokens) - 1) // seq_length
         if self.samples_per_epoch < 1:
             raise TrainError(
-                f"{dataset.prefix}.bin: {len(dataset.tokens)} tokens are too few for one sample of "
+                f"{dataset.prefix}.bin: {len(self._tokens)} tokens are too few for one sample of "
                 f"seq_length {seq_length}",
                 next="a longer text, or a smaller seq_length",
             )
@@ -48,7 +59,7 @@ class SampleStream:
         rows = np.empty((count, length + 1), dtype=np.int64)
         for row in range(count):
             start = self.slot(first + row) * length
-            rows[row] = self._dataset.tokens[start : start + length + 1]
+            rows[row] = self._tokens[start : start + length + 1]
         if rows.max() >= self._vocab or rows.min() < 0:
             raise TrainError(
                 f"{self._dataset.prefix}.bin holds token {rows.max()}; "
@@ -72,3 +83,17 @@ class SampleStream:
             state = np.random.RandomState([self._seed, first + row, 128])
             random[row] = state.randint(128, 256, size=targets.shape[1])
         return inputs, random
+
+
+def split_documents(dataset: IndexedDataset, shares: Sequence[float]) -> list[slice]:
+    """For each share the tokens of its documents, in the order of the file, as Megatron splits
+    them: the shares are relative, and no document is cut."""
+    documents = dataset.document_index
+    ends = np.concatenate(([0], np.cumsum(dataset.sizes, dtype=np.int64)))
+    bounds = [0]
+    for share in shares:
+        bounds.append(bounds[-1] + round(share / sum(shares) * (len(documents) - 1)))
+    rest = bounds[-1] - (len(documents) - 1)  # of rounding: the last parts take it, as there
+    bounds = [0, *(max(bound - rest, 0) for bound in bounds[1:])]
+    starts = [int(ends[documents[min(bound, len(documents) - 1)]]) for bound in bounds]
+    return [slice(first, last) for first, last in pairwise(starts)]

@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from .course import Course
 from .distributed import gather
 from .errors import RankError, TrainError
 from .optimizer import live_adam_step, live_clip_grad, live_loss_scale, live_optimizer
 from .progress import Progress
-from .rewarm import Rewarm, factor
+from .rewarm import factor
 
 
-def read_live(
-    engine: Any,
-    progress: Progress,
-    skip: list[list[int]],
-    seed: int,
-    rewarm: Rewarm | None,
-) -> dict[str, Any]:
+def read_live(engine: Any, progress: Progress, course: Course) -> dict[str, Any]:
     """This rank's values, from its param groups, optimizer state, scaler and clipping."""
     groups = live_optimizer(engine).param_groups
     for key in ("lr", "betas", "eps"):
@@ -31,7 +26,7 @@ def read_live(
             )
     return {
         "step": progress.iteration + 1,
-        "lr": float(groups[0]["lr"]) * factor(engine, rewarm),
+        "lr": float(groups[0]["lr"]) * factor(engine, course.rewarm),
         "betas": [float(beta) for beta in groups[0]["betas"]] if "betas" in groups[0] else None,
         "eps": float(groups[0]["eps"]) if "eps" in groups[0] else None,
         "weight_decay": [float(group["weight_decay"]) for group in groups],
@@ -39,9 +34,9 @@ def read_live(
         "loss_scale": live_loss_scale(engine),
         "clip_grad": live_clip_grad(engine),
         "consumed_samples": progress.samples,
-        "skip": [list(pair) for pair in skip],
-        "seed": seed,
-        "rewarm": [] if rewarm is None else rewarm.as_saved(),
+        "skip": [list(pair) for pair in course.skip],
+        "seed": course.seed,
+        "rewarm": [] if course.rewarm is None else course.rewarm.as_saved(),
     }
 
 

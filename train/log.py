@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from .progress import Progress
 
 @dataclass(frozen=True)
 class Report:
-    """The figures of one trained iteration. `seconds` is the time it took."""
+    """The figures of one trained iteration. `seconds` is the time it took, `curriculum_seqlen` its
+    tokens a sample under a curriculum; of a whole log interval see `mean`."""
 
     loss: float
     lr: float
@@ -21,10 +23,30 @@ class Report:
     loss_scale: float
     skipped: int
     seconds: float
+    curriculum_seqlen: int | None = None
+    nan: int = 0
+
+
+def mean(reports: Sequence[Report]) -> Report:
+    """What one line says of a log interval, as Megatron counts: the mean of the finite losses and
+    of the times, the sum of the skipped and of the nan iterations, the rest of the last one."""
+    finite = [report.loss for report in reports if math.isfinite(report.loss)]
+    return replace(
+        reports[-1],
+        loss=sum(finite) / len(finite) if finite else reports[-1].loss,
+        seconds=sum(report.seconds for report in reports) / len(reports),
+        skipped=sum(report.skipped for report in reports),
+        nan=len(reports) - len(finite),
+    )
 
 
 def loss_line(report: Report, progress: Progress, train_iters: int) -> str:
     """One line in Megatron's form."""
+    curriculum = (
+        ""
+        if report.curriculum_seqlen is None
+        else f" curriculum seqlen: {report.curriculum_seqlen:5d} |"
+    )
     return (
         f" iteration {progress.iteration:8d}/{train_iters:8d} |"
         f" consumed samples: {progress.samples:12d} |"
@@ -32,9 +54,24 @@ def loss_line(report: Report, progress: Progress, train_iters: int) -> str:
         f" learning rate: {report.lr:.3E} |"
         f" global batch size: {report.batch_size:5d} |"
         f" lm loss: {report.loss:.6E} |"
-        f" grad norm: {report.grad_norm:.3f} |"
+        f" loss scale: {report.loss_scale:.1f} |"
+        f" grad norm: {report.grad_norm:.3f} |{curriculum}"
         f" number of skipped iterations: {report.skipped:3d} |"
+        f" number of nan iterations: {report.nan:3d} |"
     )
+
+
+def validation_line(loss: float, iteration: int) -> str:
+    """One line in Megatron's form; PPL is perplexity."""
+    return (
+        f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} |"
+        f" lm loss PPL: {perplexity(loss):.6E} | "
+    )
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), capped where Megatron caps it."""
+    return math.exp(min(20.0, loss))
 
 
 def skipped_line(report: Report, iteration: int) -> str:
@@ -76,6 +113,8 @@ class EventLog:
                 self._add(f"{tag} vs tokens", value, progress.tokens)
             if "gigaflos" in axes:
                 self._add(f"{tag} vs gigaflos (without embeddings)", value, int(progress.gigaflos))
+        if report.curriculum_seqlen is not None:
+            self._add("curriculum_seqlen", report.curriculum_seqlen, progress.iteration)
         self._add(
             "iteration-time/samples per second",
             report.batch_size / report.seconds,
@@ -85,6 +124,15 @@ class EventLog:
             group = f"steps-vs-{name}"
             self._add(f"{group}/y=steps,x={name}", progress.iteration, count)
             self._add(f"{group}/y={name},x=steps", count, progress.iteration)
+
+    def validation(self, loss: float, progress: Progress) -> None:
+        """The loss on held-out text, and its perplexity."""
+        name = "lm-loss-validation/lm loss validation"
+        for tag, value in ((name, loss), (f"{name} ppl", perplexity(loss))):
+            self._add(tag, value, progress.iteration)
+            self._add(f"{tag} vs samples", value, progress.samples)
+            self._add(f"{tag} vs tokens", value, progress.tokens)
+            self._add(f"{tag} vs gigaflos (without embeddings)", value, int(progress.gigaflos))
 
     def flush(self) -> None:
         self._writer.flush()

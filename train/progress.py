@@ -15,6 +15,7 @@ class Progress:
     samples: int = 0
     tokens: int = 0
     gigaflos: float = 0.0
+    valid_samples: int = 0
 
     def advance(self, samples: int, seq_length: int, flops_per_token: int) -> None:
         """One iteration over `samples` samples; flops_per_token is 0 when it was skipped."""

@@ -16,11 +16,12 @@ from . import distributed
 from .batch import run_batch
 from .checkpoint import LAUNCH, load_checkpoint, read_client_state, restore_rng, save_checkpoint
 from .config import Config
-from .data import SampleStream
+from .course import Course, course_of, saved_course
+from .data import SampleStream, split_documents
 from .first_line import agreed_line, read_live
 from .grid import Grid, arrange
 from .indexed_dataset import IndexedDataset
-from .log import EventLog, Report, loss_line, skipped_line
+from .log import EventLog, Report, loss_line, mean, skipped_line, validation_line
 from .microbatches import BatchSizes
 from .model import GPT
 from .optimizer import (
@@ -33,8 +34,12 @@ from .optimizer import (
 from .parameter_count import count, counted_line, shape_warnings
 from .pipeline import build_pipeline
 from .progress import Progress, skip_range
-from .rewarm import Rewarm, factor, open_window, rewarmed
+from .progress_bar import ProgressBar
+from .retention import remove_old
+from .rewarm import factor, rewarmed
 from .step import Step
+from .stop import StopRequest
+from .validation import evaluate
 
 
 @dataclass
@@ -47,14 +52,17 @@ class Training:
     step: Step
     device: Any
     stream: SampleStream
+    held_out: SampleStream
     sizes: BatchSizes
     progress: Progress
-    skip: list[list[int]]
-    seed: int
-    rewarm: Rewarm | None
+    course: Course
     flops_per_token: int
     parameters: int
     saved_args: argparse.Namespace | None = None
+
+    def length(self) -> int:
+        """The tokens of each sample in the next iteration."""
+        return self.course.length(self.progress.iteration + 1, self.config.seq_length)
 
 
 def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
@@ -69,28 +77,29 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     model = build_pipeline(config, grid) if grid.pipeline_size > 1 else GPT(config, grid)
     parameters, without_embeddings = count(model, grid)
     engine = build_engine(config, model, sizes, grid)
-    progress, skip, seed = Progress(), config.skip_train_iteration_range, config.seed
-    rewarm = None
+    progress, course = Progress(), course_of(config)
     if checkpoint is not None and state is not None:
         load_checkpoint(engine, checkpoint)
         restore_rng(state)
         args = state["args"]
         if config.zero_stage in (0, 3):  # ZeRO 1 and 2 restore it from their shards
             set_clip_grad(engine, float(args.clip_grad))
-        skip = [[int(a), int(b)] for a, b in state["skip_train_iteration_range"]]
-        seed = int(args.seed)
-        rewarm = open_window(state.get("rewarm") or [], engine.lr_scheduler.num_steps)
+        course = saved_course(state, engine.lr_scheduler.num_steps)
         progress = Progress(
             iteration=int(state["iteration"]),
             samples=int(args.consumed_train_samples),
             tokens=int(state["tokens"]),
             gigaflos=float(args.gigaflos_no_embeds),
+            valid_samples=int(args.consumed_valid_samples),
         )
-    stream = SampleStream(dataset, config.seq_length, seed, config.vocab_size)
+    parts = split_documents(dataset, config.shares)
+    stream, held_out = (
+        SampleStream(dataset, config.seq_length, course.seed, config.vocab_size, part)
+        for part in (parts[0], parts[0] if config.eval_interval is None else parts[1])
+    )
     return Training(
-        config, grid, engine, Step(engine, config, grid), device, stream, sizes, progress, skip,
-        seed, rewarm, 6 * without_embeddings, parameters,
-        None if state is None else state["args"],
+        config, grid, engine, Step(engine, config, grid), device, stream, held_out, sizes, progress,
+        course, 6 * without_embeddings, parameters, None if state is None else state["args"],
     )  # fmt: skip
 
 
@@ -112,8 +121,9 @@ def differences(training: Training) -> list[str]:
         ("adam_eps", config.adam_eps, groups[0].get("eps", config.adam_eps)),
         ("weight_decay", config.weight_decay, decay),
         ("clip_grad", config.clip_grad, live_clip_grad(engine)),
-        ("seed", config.seed, training.seed),
-        ("skip_train_iteration_range", config.skip_train_iteration_range, training.skip),
+        ("seed", config.seed, training.course.seed),
+        ("skip_train_iteration_range", config.skip_train_iteration_range, training.course.skip),
+        ("curriculum", config.curriculum, training.course.curriculum),
     )
     wins = [
         f"{name}: config {ours}, checkpoint {theirs}: the checkpoint wins"
@@ -137,73 +147,109 @@ def announce(training: Training, say: Callable[[str], None]) -> None:
 
 def first_line(training: Training) -> str:
     """The JSON text of what all ranks will use at the next step. Raises TrainError."""
-    live = read_live(
-        training.engine, training.progress, training.skip, training.seed, training.rewarm
-    )
-    return agreed_line(live)
+    return agreed_line(read_live(training.engine, training.progress, training.course))
 
 
 def train(training: Training, say: Callable[[str], None]) -> None:
-    """Run to train_iters, saving every save_interval and at the end."""
+    """Run to train_iters, or until a signal or the kill switch ends it; what was trained is saved.
+
+    Every save_interval a checkpoint is saved, every eval_interval the held-out loss is logged."""
     last_rank = distributed.rank() == distributed.world_size() - 1
     events = EventLog(Path(training.config.save)) if last_rank else None
+    progress, stop = (
+        training.progress,
+        StopRequest(training.config.kill_switch_path, training.device),
+    )
+    bar = ProgressBar(
+        sys.stderr if distributed.rank() == 0 else None,
+        progress.iteration,
+        training.config.train_iters,
+    )
+    stop.listen()
     try:
         if events is not None:
-            events.restart(training.progress.iteration, distributed.world_size())
-        _iterate(training, say, events)
+            events.restart(progress.iteration, distributed.world_size())
+        _iterate(training, bar.above(say), events, stop, bar)
     finally:
+        bar.clear()
         if events is not None:
             events.close()
 
 
-def _iterate(training: Training, say: Callable[[str], None], events: EventLog | None) -> None:
-    config, progress = training.config, training.progress
-    saved = progress.iteration
+def _iterate(
+    training: Training,
+    say: Callable[[str], None],
+    events: EventLog | None,
+    stop: StopRequest,
+    bar: ProgressBar,
+) -> None:
+    config, progress, course = training.config, training.progress, training.course
+    started = saved = progress.iteration
     announced: object = None
-    if training.rewarm is not None:
-        kind, start, end = training.rewarm.as_saved()
+    interval: list[Report] = []
+    if course.rewarm is not None:
+        kind, start, end = course.rewarm.as_saved()
         say(f" re-warm ({kind}) from sample {start} to {end} of the schedule")
     while progress.iteration < config.train_iters:
+        reason = stop.agreed()
+        if reason is not None:
+            say(f" {reason}: stopping after iteration {progress.iteration}")
+            break
         size = training.sizes.at(progress.samples)
-        skipped = skip_range(training.skip, progress.iteration + 1)
+        skipped = skip_range(course.skip, progress.iteration + 1)
         if skipped is not None:
             if skipped is not announced:
                 say(f" iterations {skipped[0]}-{skipped[1]} are skipped: data passed over")
                 announced = skipped
-            progress.advance(size, config.seq_length, flops_per_token=0)
+            progress.advance(size, training.length(), flops_per_token=0)
         else:
             report = _iteration(training, size)
+            interval.append(report)
             if report.skipped:
                 say(skipped_line(report, progress.iteration))
             _end_rewarm(training, say)
             if progress.iteration % config.log_interval == 0:
-                say(loss_line(report, progress, config.train_iters))
+                say(loss_line(mean(interval), progress, config.train_iters))
+                interval.clear()
             if events is not None:
                 events.iteration(report, progress)
+            if config.eval_interval and progress.iteration % config.eval_interval == 0:
+                _validate(training, say, events)
+            bar.draw(progress.iteration, report.loss)
         if progress.iteration % config.save_interval == 0:
-            _save(training, events)
+            _save(training, events, started)
             saved = progress.iteration
     if saved != progress.iteration:
-        _save(training, events)
+        _save(training, events, started)
 
 
 def _end_rewarm(training: Training, say: Callable[[str], None]) -> None:
-    if training.rewarm is not None and factor(training.engine, training.rewarm) == 1.0:
+    window = training.course.rewarm
+    if window is not None and factor(training.engine, window) == 1.0:
         say(f" re-warm ended after iteration {training.progress.iteration}: back on the schedule")
-        training.rewarm = None
+        training.course.rewarm = None
+
+
+def _validate(training: Training, say: Callable[[str], None], events: EventLog | None) -> None:
+    loss = evaluate(training)
+    say(validation_line(loss, training.progress.iteration))
+    if events is not None:
+        events.validation(loss, training.progress)
 
 
 def _iteration(training: Training, size: int) -> Report:
     """Train on one global batch and advance the counters."""
-    config, engine, progress = training.config, training.engine, training.progress
+    engine, progress = training.engine, training.progress
     began = time.perf_counter()
     if engine.train_batch_size() != size:
         engine.set_train_batch_size(size)
-    lr = live_optimizer(engine).param_groups[0]["lr"] * factor(engine, training.rewarm)
+    window = training.course.rewarm
+    lr = live_optimizer(engine).param_groups[0]["lr"] * factor(engine, window)
     skipped_before = engine.skipped_steps
-    with rewarmed(engine, training.rewarm):
+    length = training.length()
+    with rewarmed(engine, window):
         loss, norm = run_batch(training, size)
-    progress.advance(size, config.seq_length, training.flops_per_token)
+    progress.advance(size, length, training.flops_per_token)
     return Report(
         loss=loss,
         lr=lr,
@@ -212,21 +258,17 @@ def _iteration(training: Training, size: int) -> Report:
         loss_scale=live_loss_scale(engine),
         skipped=engine.skipped_steps - skipped_before,
         seconds=time.perf_counter() - began,
+        curriculum_seqlen=None if training.course.curriculum is None else length,
     )
 
 
-def _save(training: Training, events: EventLog | None) -> None:
+def _save(training: Training, events: EventLog | None, started: int) -> None:
+    config, progress = training.config, training.progress
     if events is not None:
         events.flush()
-    save_checkpoint(
-        training.engine,
-        training.config,
-        training.grid,
-        training.progress,
-        training.skip,
-        training.seed,
-        training.rewarm,
-    )
+    save_checkpoint(training.engine, config, training.grid, progress, training.course)
+    if config.keep_last is not None and distributed.rank() == 0:
+        remove_old(Path(config.save), progress.iteration, config.keep_last, spare=(started,))
 
 
 def warn(lines: list[str]) -> None:

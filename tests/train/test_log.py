@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import Trained
-from train.log import Report, loss_line
+from train.log import Report, loss_line, mean
 from train.progress import Progress
 
 LOSS = "lm-loss-training/lm loss"
@@ -61,6 +64,16 @@ def test_the_loss_line_is_megatrons() -> None:
     assert loss_line(report, progress, 400) == (
         " iteration       50/     400 | consumed samples:          400 |"
         " elapsed time per iteration (ms): 12.5 | learning rate: 5.000E-02 |"
-        " global batch size:     8 | lm loss: 3.123456E+00 | grad norm: 1.234 |"
-        " number of skipped iterations:   0 |"
+        " global batch size:     8 | lm loss: 3.123456E+00 | loss scale: 1.0 | grad norm: 1.234 |"
+        " number of skipped iterations:   0 | number of nan iterations:   0 |"
     )
+    grown = loss_line(replace(report, curriculum_seqlen=24), progress, 400)
+    assert "| grad norm: 1.234 | curriculum seqlen:    24 | number of skipped" in grown
+
+
+def test_one_line_tells_of_all_iterations_since_the_last_one() -> None:
+    one = Report(2.0, 0.1, 8, 1.0, 4.0, skipped=1, seconds=1.0)
+    two = Report(math.inf, 0.2, 8, 2.0, 2.0, skipped=0, seconds=3.0)
+    three = Report(4.0, 0.3, 8, 3.0, 1.0, skipped=1, seconds=2.0)
+    assert mean([one, two, three]) == replace(three, loss=3.0, seconds=2.0, skipped=2, nan=1)
+    assert math.isinf(mean([two]).loss) and mean([two]).nan == 1

@@ -1,0 +1,80 @@
+"""A signal to any rank and the kill-switch file: finish the iteration, save, leave with 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO, launch
+from tests.train.conftest import losses, snapshot
+
+
+def start(run: Path, corpus: Path, ranks: int, *more: str) -> subprocess.Popen[str]:
+    """A trainer that would go on for a long time, read up to its second loss line."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    process = subprocess.Popen(
+        [
+            sys.executable, *(launcher if ranks > 1 else []), "-m", "train",
+            "--config=train/configs/tiny.yaml", "--from-scratch", f"save={run}", f"data={corpus}",
+            "train_iters=100000", "save_interval=100000", *more,
+        ],
+        cwd=REPO,
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(" iteration        2/"):
+            return process
+    raise AssertionError(f"the trainer ended with {process.wait()}")
+
+
+def saved_at_the_end(process: subprocess.Popen[str], run: Path) -> str:
+    """The rest of the output of a trainer that has saved its last iteration and left with 0."""
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    last = max(losses(rest), default=2)
+    assert (run / "latest").read_text() == f"global_step{last}"
+    assert (run / "latest_checkpointed_iteration.txt").read_text() == str(last)
+    assert not (run / "trainer.pid").exists()
+    return rest
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks"),
+    [(signal.SIGUSR1, 2), pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow)],
+)
+def test_a_signal_to_one_rank_stops_and_saves_all(
+    tmp_path: Path, corpus: Path, number: signal.Signals, ranks: int
+) -> None:
+    run = tmp_path / "run"
+    process = start(run, corpus, ranks)
+    os.kill(json.loads((run / "trainer.pid").read_text())["pid"], number)
+    rest = saved_at_the_end(process, run)
+    assert f" {number.name} received: stopping after iteration" in rest
+    shards = list((run / (run / "latest").read_text()).glob("*optim_states.pt"))
+    assert len(shards) == ranks
+
+
+def test_the_kill_switch_stops_and_saves_and_lets_no_next_one_train(
+    tmp_path: Path, corpus: Path
+) -> None:
+    run, switch = tmp_path / "run", tmp_path / "stop here"
+    process = start(run, corpus, 1, f"kill_switch_path={switch}")
+    switch.touch()
+    assert f" kill switch {switch} is there: stopping" in saved_at_the_end(process, run)
+    before = snapshot(run)
+    done = launch("--config", str(run / "train.yaml"))
+    assert "is there: stopping after iteration" in done.stdout and not losses(done.stdout)
+    after = snapshot(run)
+    assert {k: v for k, v in after.items() if "tfevents" not in k} == {
+        k: v for k, v in before.items() if "tfevents" not in k
+    }
