@@ -19,19 +19,39 @@ Outputs = tuple[Tensor, Tensor]
 MicroBatch = tuple[Tensor, Tensor]
 
 
-class OutputHead(Head):
-    """The last layer of an untied pipeline: hands the loss its matrix."""
+class EmbeddingPipe(nn.Module):
+    """The first layer, and the last one of a tied model."""
+
+    def __init__(self, config: Config, grid: Grid) -> None:
+        super().__init__()
+        self.word_embeddings = WordEmbedding(config, grid)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.as_tensor(self.word_embeddings(tokens))
+
+
+class HeadPipe(nn.Module):
+    """The last layer of an untied model."""
+
+    def __init__(self, config: Config, grid: Grid) -> None:
+        super().__init__()
+        self.head = Head(config, grid)
 
     def forward(self, x: Tensor) -> Outputs:
-        return hand_over(self, x)
+        return hand_over(self.head.weight, x)
 
 
-def hand_over(module: nn.Module, x: Tensor) -> Outputs:
+def reuse_embedding(embedding: EmbeddingPipe, x: Tensor) -> Outputs:
+    """The forward pass of a tied last layer."""
+    return hand_over(embedding.word_embeddings.weight, x)
+
+
+def hand_over(matrix: Tensor, x: Tensor) -> Outputs:
     """x with the output matrix, as the outputs of the last stage.
 
     The loss multiplies the two. It can't take the matrix from the module: DeepSpeed divides the
     gradients of a stage's outputs by the number of micro-batches, and nothing else."""
-    return x, torch.as_tensor(module.weight).view_as(module.weight)  # type: ignore[arg-type]
+    return x, matrix.view_as(matrix)
 
 
 def build_pipeline(config: Config, grid: Grid) -> PipelineModule:
@@ -44,14 +64,17 @@ def build_pipeline(config: Config, grid: Grid) -> PipelineModule:
         x, matrix = outputs
         return language_model_loss(x, matrix, targets, grid)
 
-    tied = TiedLayerSpec("word_embeddings", WordEmbedding, config, grid)
-    again = TiedLayerSpec("word_embeddings", WordEmbedding, config, grid, forward_fn=hand_over)
+    tied = {"tied_weight_attr": "word_embeddings.weight"}
+    first = TiedLayerSpec("embed", EmbeddingPipe, config, grid, **tied)
+    last = TiedLayerSpec("embed", EmbeddingPipe, config, grid, forward_fn=reuse_embedding, **tied)
+    if config.untie_embeddings:
+        first, last = LayerSpec(EmbeddingPipe, config, grid), LayerSpec(HeadPipe, config, grid)
     layers = [
-        LayerSpec(WordEmbedding, config, grid) if config.untie_embeddings else tied,
+        first,
         LayerSpec(PositionEmbedding, config, grid),
         *(LayerSpec(Block, config, grid, number) for number in range(config.num_layers)),
         LayerSpec(nn.LayerNorm, config.hidden_size, eps=config.layernorm_epsilon),
-        LayerSpec(OutputHead, config, grid) if config.untie_embeddings else again,
+        last,
     ]
     module = PipelineModule(
         layers, topology=grid.mpu.topology(), loss_fn=loss, partition_method="type:^Block$"

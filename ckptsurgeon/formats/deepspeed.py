@@ -10,11 +10,12 @@ import re
 import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archive import PICKLE, Archive
 from ckptsurgeon.formats.deepspeed_checkpoint import MODEL, OPTIM, DeepSpeedCheckpoint
-from ckptsurgeon.formats.deepspeed_soundness import absent_layers
+from ckptsurgeon.formats.deepspeed_parallel import absent_layers
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.shards import KEPT_SCANS, opened
 
@@ -62,9 +63,11 @@ class DeepSpeed:
     def missing(self, run: Path, step: int) -> list[str]:
         """Names of absent shards, by the world sizes that the first model file states."""
         checkpoint = self.directory(run, step)
-        names = _names(checkpoint)
+        names, self._first = _names(checkpoint), None
         lacking = [name for name in self._expected(checkpoint, names) if name not in names]
-        return lacking + absent_layers(names)
+        tree: dict[str, Any] = {} if self._first is None else self._first.tree()
+        with understood(checkpoint):
+            return lacking + absent_layers(names, tree)
 
     def strays(self, run: Path, step: int) -> list[str]:
         """Shards of ranks beyond the world sizes, or of another precision than the others."""

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickle_reader import Object, Tensor, get
+from ckptsurgeon.formats import deepspeed_parallel
 from ckptsurgeon.formats.annealing import is_annealing, learning_rate
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
 
-LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 RANK = re.compile(r"zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt")
 IN_MODELS = (
     "iteration", "global_steps", "global_samples", "skipped_steps", "tokens", "dp_world_size",
     "mp_world_size", "lr_scheduler", "skip_train_iteration_range", "rewarm",
-    "ds_version",
+    "ds_version", "checkpoint_parallel_dimensions",
 )  # fmt: skip
 IN_OPTIMIZERS = ("loss_scaler", "dynamic_loss_scale", "zero_stage", "ds_version", "clip_grad")
 MAX_NODES, MAX_DEPTH = 10_000, 50
@@ -32,23 +32,11 @@ NUMBERS = ("lr", "betas", "eps", "weight_decay", "adam_step", "loss_scale")
 """Fields that can't be located where a value is impossible."""
 
 
-def absent_layers(names: Iterable[str]) -> list[str]:
-    """Layer files that lack for a tensor rank which another layer has. Layer numbers may have
-    gaps: a layer without weights is not saved."""
-    found = [match for name in sorted(names) if (match := LAYER.fullmatch(name))]
-    ranks = {match[2] for match in found}
-    ranks |= {f"{number:02d}" for number in range(min(max(map(int, ranks), default=-1), 4096))}
-    there = {match[0] for match in found}
-    layers = dict.fromkeys(match[1] for match in found)
-    wanted = (f"layer_{layer}-model_{r}-model_states.pt" for layer in layers for r in sorted(ranks))
-    return [name for name in wanted if name not in there]
-
-
 def contradictions(checkpoint: DeepSpeedCheckpoint) -> list[str]:
     """One sentence for each field in which shards differ, each number that can't be, and each
     mapping that does not cover its flat partition."""
     out: list[str] = []
-    for look in (_impossible, _disagreements, _foreign, _mappings):
+    for look in (_impossible, _disagreements, _foreign, _layers, _mappings):
         try:
             out += look(checkpoint)
         except SurgeryError as error:
@@ -169,6 +157,10 @@ def _foreign(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
             f"the optimizer shards hold lr {rates[0]!r} after {steps[0]:g} Adam steps, and the "
             f"scheduler gives {wanted!r} after {taken}: they are of another step"
         )
+
+
+def _layers(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
+    return deepspeed_parallel.contradictions(checkpoint.models())
 
 
 # --- flat partitions -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archive import Archive
 from ckptsurgeon.files.pickle_reader import ITEM_BYTES, Tensor, get
 from ckptsurgeon.formats import Place, Weight, deepspeed_fragments
-from ckptsurgeon.formats.deepspeed_soundness import LAYER
+from ckptsurgeon.formats.deepspeed_parallel import LAYER
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats.deepspeed_checkpoint import DeepSpeedCheckpoint

@@ -1,0 +1,118 @@
+"""How a DeepSpeed checkpoint is cut over tensor, pipeline and data ranks, and which layer files a
+pipeline must have.
+
+A model rank, `mp_rank_<MM>`, is pipeline rank x tensor size + tensor rank
+(`deepspeed/runtime/pipe/topology.py`). A PipelineModule keeps its weights in one file for each
+layer and tensor rank, and None as `module` in the model files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.formats.sane import is_count
+
+LAYER = re.compile(r"layer_(\d{2,})(?:-model_(\d{2,}))?-model_states\.pt")
+MAX_LAYERS = 4096
+"""Of a model; a list of file names is made of it."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Ranks along each axis. `tensor` is None where a file of several model ranks does not tell
+    how many of them are tensor ranks."""
+
+    tensor: int | None
+    pipeline: int | None
+    data: int
+
+    def __str__(self) -> str:
+        known = (("tp", self.tensor), ("pp", self.pipeline))
+        words = [f"{name} {size}" for name, size in known if size and size > 1]
+        return " · ".join([*words, f"dp {self.data}"])
+
+
+def sizes(tree: Mapping[str, Any]) -> Sizes:
+    """By DeepSpeed's own `checkpoint_parallel_dimensions` (from 0.19 on), else by Megatron's
+    arguments; a size that does not divide `mp_world_size` is not believed."""
+    data, model = int(tree.get("dp_world_size", 1)), int(tree.get("mp_world_size", 1))
+    own = tree.get("checkpoint_parallel_dimensions")
+    tensor = own.get("tp_degree") if isinstance(own, Mapping) else None
+    if tensor is None:
+        tensor = _argument(tree, "tensor_model_parallel_size")
+    if tensor is None and model == 1:
+        tensor = 1
+    if not is_count(tensor) or tensor == 0 or model % tensor:
+        return Sizes(None, None, data)
+    return Sizes(tensor, model // tensor, data)
+
+
+def absent_layers(names: Collection[str], tree: Mapping[str, Any]) -> list[str]:
+    """Layer files that are not there, as far as a model file and the other layers tell.
+
+    Layer numbers may have gaps, since a layer without weights is not saved; the bundled trainer's
+    have none, and its files are known from its arguments."""
+    found = [match for name in sorted(names) if (match := LAYER.fullmatch(name))]
+    layers = {int(match[1]) for match in found} | _named(tree) | _of_bundled_trainer(tree)
+    if any(match[2] is None for match in found):  # a topology without tensor ranks
+        wanted = [f"layer_{layer:02d}-model_states.pt" for layer in sorted(layers)]
+    else:
+        highest = max((int(match[2]) for match in found), default=0)
+        tensor = max(sizes(tree).tensor or 1, min(highest, MAX_LAYERS) + 1)
+        wanted = [_file(layer, rank) for layer in sorted(layers) for rank in range(tensor)]
+    return [name for name in wanted if name not in names]
+
+
+def contradictions(models: Mapping[Path, Mapping[str, Any]]) -> Iterator[str]:
+    """Layers that a model rank's parameters are in and that have no file; sizes that can't be."""
+    for path, tree in models.items():
+        own, model = tree.get("checkpoint_parallel_dimensions"), tree.get("mp_world_size", 1)
+        if isinstance(own, Mapping):
+            degrees = [own.get(key, 1) for key in ("tp_degree", "pp_degree")]
+            if all(map(is_count, degrees)) and degrees[0] * degrees[1] != model:
+                yield (
+                    f"{path.name}: tensor {degrees[0]} x pipeline {degrees[1]} is not its "
+                    f"mp_world_size {model}"
+                )
+        tensor = sizes(tree).tensor
+        rank = re.search(r"mp_rank_(\d+)", path.name)
+        if tensor is None or rank is None:
+            continue
+        for layer in sorted(_named(tree)):
+            name = _file(layer, int(rank[1]) % tensor)
+            plain = path.with_name(f"layer_{layer:02d}-model_states.pt")
+            if not path.with_name(name).exists() and not plain.exists():
+                yield f"{name} is missing: {path.name} has parameters in layer {layer}"
+
+
+def _file(layer: int, rank: int) -> str:
+    return f"layer_{layer:02d}-model_{rank:02d}-model_states.pt"
+
+
+def _named(tree: Mapping[str, Any]) -> set[int]:
+    """The layers that this rank's parameters are named after, in a pipeline under ZeRO."""
+    shapes = tree.get("param_shapes")
+    if tree.get("module", 0) is not None or not isinstance(shapes, (list, tuple)):
+        return set()
+    names = (name for group in shapes if isinstance(group, Mapping) for name in group)
+    numbers = (re.match(r"(\d{1,5})\.", name) for name in names if isinstance(name, str))
+    return {int(number[1]) for number in numbers if number}
+
+
+def _of_bundled_trainer(tree: Mapping[str, Any]) -> set[int]:
+    """Word embeddings, positions, blocks, the final LayerNorm and, when untied, the head."""
+    count = _argument(tree, "num_layers")
+    if tree.get("module", 0) is not None or tree.get("trainer") != "ckptsurgeon":
+        return set()
+    if not is_count(count) or count > MAX_LAYERS:
+        return set()
+    return set(range(count + 3 + bool(_argument(tree, "untie_embeddings"))))
+
+
+def _argument(tree: Mapping[str, Any], name: str) -> Any:
+    state = getattr(tree.get("args"), "state", None)
+    return state.get(name) if isinstance(state, Mapping) else None

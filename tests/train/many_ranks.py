@@ -1,0 +1,88 @@
+"""Several trainings one after another on the same ranks: one launch and one import for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import REPO
+
+TINY = REPO / "train" / "configs" / "tiny.yaml"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one training said: its first line, and the loss of each iteration."""
+
+    line: str
+    losses: dict[int, float]
+
+
+def run_all(ranks: int, jobs: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Ran]:
+    """Train every job on `ranks` processes: name → overrides, `save=` among them.
+
+    A job resumes when its run has a checkpoint. Nothing is mocked: only the launch is shared."""
+    folder.mkdir(parents=True, exist_ok=True)
+    asked, told = folder / "jobs.json", folder / "ran.json"
+    asked.write_text(json.dumps({name: list(job) for name, job in jobs.items()}))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*launcher, f"--nproc_per_node={ranks}", "-m", "tests.train.many_ranks", asked, told],
+        cwd=REPO,
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {
+        name: Ran(line, {int(i): loss for i, loss in losses.items()})
+        for name, (line, losses) in json.loads(told.read_text()).items()
+    }
+
+
+def losses(said: Sequence[str]) -> dict[int, float]:
+    """Iteration → loss, from the lines of a trainer."""
+    found = re.findall(r"iteration +(\d+)/.*\| lm loss: (\S+) \|", "\n".join(said))
+    return {int(iteration): float(loss) for iteration, loss in found}
+
+
+def _train(overrides: Sequence[str], device: Any) -> tuple[str, dict[int, float]]:
+    from train import trainer
+    from train.config import load_config
+    from train.run_folder import LATEST, find_checkpoint
+
+    config = load_config(TINY, overrides)
+    root = Path(config.save)
+    training = trainer.prepare(config, find_checkpoint(root, not (root / LATEST).exists()), device)
+    said: list[str] = []
+    line = trainer.first_line(training)
+    trainer.train(training, said.append)
+    return line, losses(said)
+
+
+def main() -> None:
+    """On every rank: all jobs, then what they said as JSON, written by rank 0."""
+    from deepspeed.utils import groups
+
+    from train import distributed
+
+    device = distributed.start(1)
+    ran = {}
+    for name, overrides in json.loads(Path(sys.argv[1]).read_text()).items():
+        groups.mpu = None  # DeepSpeed remembers the groups of the engine before
+        ran[name] = _train(overrides, device)
+    if distributed.rank() == 0:
+        Path(sys.argv[2]).write_text(json.dumps(ran))
+    distributed.finish()
+
+
+if __name__ == "__main__":
+    main()
