@@ -14,7 +14,7 @@ from .config import Config
 from .course import Course
 from .errors import RankError, TrainError
 from .grid import Grid
-from .optimizer import live_clip_grad, live_optimizer
+from .optimizer import live_clip_grad, live_optimizer, live_scaler
 from .progress import Progress
 from .run_folder import LATEST, LATEST_ITERATION, write_atomically
 from .shards import check_sizes, missing, model_states
@@ -128,9 +128,7 @@ def megatron_args(
         bf16=config.dtype == "bf16",
         fp16=config.dtype == "fp16",
         initial_loss_scale=config.initial_loss_scale,
-        min_loss_scale=config.min_loss_scale,
-        loss_scale_window=config.loss_scale_window,
-        hysteresis=config.hysteresis,
+        **live_scaler(engine),
         tensor_model_parallel_size=grid.tensor_size,
         pipeline_model_parallel_size=grid.pipeline_size,
         data_parallel_size=grid.data_size,

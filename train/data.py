@@ -73,7 +73,7 @@ class SampleStream:
         """A seed for the dropout of the micro-batch that begins at sample `first`: the same in a
         replay, after a resume and on any number of ranks."""
         sequence = np.random.SeedSequence((self._seed, first))
-        return int(sequence.generate_state(1, np.uint64)[0])
+        return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))  # room to add a rank
 
     def poisoned(self, batch: Batch, first: int) -> Batch:
         """The same inputs with targets of random bytes 128-255, again a function of the sample."""

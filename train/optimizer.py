@@ -164,6 +164,29 @@ def live_loss_scale(engine: Any) -> float:
     return float(scale)
 
 
+def live_scaler(engine: Any) -> dict[str, float | None]:
+    """The fp16 loss scaler's settings in force, by their names in the config; {} without one.
+
+    `loss_scale` is None when it is dynamic. Without ZeRO there is no hysteresis."""
+    optimizer = engine.optimizer
+    scaler = getattr(optimizer, "loss_scaler", None) or getattr(
+        optimizer, "loss_scale_config", None
+    )
+    if not engine.fp16_enabled() or scaler is None:
+        return {}
+    if not getattr(scaler, "dynamic", False) and not getattr(scaler, "dynamic_loss_scale", False):
+        return {"loss_scale": float(scaler.cur_scale)}
+    least = scaler.min_scale if hasattr(scaler, "min_scale") else scaler.min_loss_scale
+    settings = {
+        "loss_scale": None,
+        "min_loss_scale": least,
+        "loss_scale_window": scaler.scale_window,
+    }
+    if hasattr(scaler, "delayed_shift"):
+        settings["hysteresis"] = scaler.delayed_shift
+    return settings
+
+
 def live_adam_step(engine: Any) -> int:
     """The largest step counter in this rank's live optimizer state; 0 when there is none."""
     states = live_optimizer(engine).state.values()

@@ -29,6 +29,7 @@ from .optimizer import (
     live_clip_grad,
     live_loss_scale,
     live_optimizer,
+    live_scaler,
     set_clip_grad,
 )
 from .parameter_count import count, counted_line, shape_warnings
@@ -124,6 +125,7 @@ def differences(training: Training) -> list[str]:
         ("seed", config.seed, training.course.seed),
         ("skip_train_iteration_range", config.skip_train_iteration_range, training.course.skip),
         ("curriculum", config.curriculum, training.course.curriculum),
+        *((name, getattr(config, name), value) for name, value in live_scaler(engine).items()),
     )
     wins = [
         f"{name}: config {ours}, checkpoint {theirs}: the checkpoint wins"

@@ -74,6 +74,13 @@ def test_any_number_of_ranks_sees_the_same_global_batch(
     assert (rows == stream(dataset).batch(16, 8)[0]).all()
 
 
+def test_the_seed_of_a_micro_batch_is_that_of_its_first_sample(dataset: IndexedDataset) -> None:
+    seeds = [stream(dataset).random_seed(first) for first in range(100)]
+    assert seeds == [stream(dataset).random_seed(first) for first in range(100)]
+    assert len(set(seeds)) == 100 and stream(dataset, 2).random_seed(0) != seeds[0]
+    assert max(seeds) < 2**63
+
+
 def test_poison_changes_the_targets_only_and_replays(dataset: IndexedDataset) -> None:
     one = stream(dataset)
     clean = one.batch(8, 4)

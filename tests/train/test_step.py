@@ -105,6 +105,33 @@ def test_a_reset_of_the_loss_scale_is_what_the_next_step_uses(
     assert compare(wanted.promise, in_process.resumed_line(run, *overrides)) == []
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_the_scaler_of_the_checkpoint_wins_over_the_config(
+    in_process: InProcess, tmp_path: Path, kind: str, stage: int
+) -> None:
+    from train.optimizer import live_scaler
+    from train.trainer import differences
+
+    run, common = tmp_path / "run", ["dtype=fp16", f"zero_stage={stage}", "train_iters=2"]
+    options = {
+        "dynamic": ["loss_scale_window=7"] + ["min_loss_scale=4"] * stage,  # kept by ZeRO only
+        "static": ["loss_scale=256.0"],
+    }[kind]
+    in_process.train(run, *common, *options)
+    resumed = in_process.prepare(run, *common)
+    scaler = live_scaler(resumed.engine)
+    for option in options:
+        name, _, value = option.partition("=")
+        assert str(scaler[name]) == value == str(getattr(model_states(run, 2)["args"], name))
+        default = getattr(resumed.config, name)
+        assert f"{name}: config {default}, checkpoint {value}: the checkpoint wins" in differences(
+            resumed
+        )
+    line = json.loads(in_process.resumed_line(run, *common))
+    assert line["loss_scale"] == {"dynamic": 65536.0, "static": 256.0}[kind]
+
+
 def test_an_overflow_at_the_smallest_scale_ends_the_run(
     in_process: InProcess, tmp_path: Path
 ) -> None:
