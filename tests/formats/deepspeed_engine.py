@@ -85,10 +85,10 @@ def _moe() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.first = nn.Linear(8, 8)
-            self.moe = MoE(8, expert=nn.Linear(8, 8), num_experts=2, ep_size=1, k=1)
+            self.moe = MoE(8, expert=nn.Linear(8, 8), num_experts=2, ep_size=1, k=1, min_capacity=0)
 
         def forward(self, x: Any) -> Any:
-            return self.moe(self.first(x))[0]
+            return x + self.moe(self.first(x))[0]
 
     return Sparse()
 
@@ -218,9 +218,8 @@ def effective(engine: Any) -> dict[str, Any]:
             if name in state:
                 moments[name] += float(state[name].float().abs().sum())
     outer = engine.optimizer
-    scale = getattr(outer, "cur_scale", None)
-    if scale is None and getattr(outer, "loss_scaler", None) is not None:
-        scale = outer.loss_scaler.cur_scale
+    scaler = getattr(outer, "loss_scale_config", None) or getattr(outer, "loss_scaler", None)
+    scale = getattr(scaler, "cur_scale", None)
     return {
         "step": engine.global_steps,
         "lr": [float(group["lr"]) for group in inner.param_groups],
