@@ -22,6 +22,17 @@ ABSENT = "absent"
 """`Change.old` of a dict key that is not there yet."""
 
 
+@dataclass(frozen=True)
+class Fill:
+    """`Change.new` of a tensor of bytes whose every element becomes `byte`: the code of 0 where
+    numbers are quantized."""
+
+    byte: int
+
+    def __str__(self) -> str:
+        return f"zeros (code {self.byte})"
+
+
 # --- changes: what the user reads ----------------------------------------------------------------
 
 
@@ -30,14 +41,14 @@ class Change:
     """One field in one place, old value → new value.
 
     In a shard, `path` is the key path inside its pickle (dict keys, list indices, attribute names)
-    and `new` may be `ZEROS`, of the whole tensor or of its flattened `elements` [start, end). In a
-    text pointer, `path` is empty and the values are the whole text.
+    and `new` may be `ZEROS`, of the whole tensor or of its flattened `elements` [start, end), or
+    a `Fill`. In a text pointer, `path` is empty and the values are the whole text.
     """
 
     file: str
     field: str
     old: Value
-    new: Value
+    new: Value | Fill
     path: tuple[Key, ...] = ()
     elements: tuple[int, int] | None = None
 
@@ -173,7 +184,7 @@ class Promise:
     schedule in samples, or (). None: the format does not keep the field."""
 
     step: int
-    lr: float
+    lr: float | None
     betas: tuple[float, float] | None
     eps: float | None
     weight_decay: tuple[float, ...] | None
@@ -234,7 +245,7 @@ class Receipt:
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Change, Aside, Span, Content, Rewrite, Move, Replace, Append, Truncate,
+        Fill, Change, Aside, Span, Content, Rewrite, Move, Replace, Append, Truncate,
         Fingerprint, Promise, Plan, Receipt,
     )
 }  # fmt: skip

@@ -193,7 +193,7 @@ def _present(state: State) -> dict[str, float | None]:
     peak = promise.lr if state.peak_lr is None else state.peak_lr
     decays = {value for value in promise.weight_decay or () if value != 0}
     return {
-        "lr": float(schedule.get("max_lr", peak)),
+        "lr": schedule.get("max_lr", peak),
         "min_lr": schedule.get("min_lr"),
         "eps": promise.eps,
         "weight_decay": decays.pop() if len(decays) == 1 else None,

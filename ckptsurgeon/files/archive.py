@@ -220,18 +220,21 @@ class Archive:
         start = self.payload(f"data/{tensor.storage}") + tensor.offset * ITEM_BYTES[tensor.dtype]
         return self.decode(tensor.dtype, self.read_at(start, ITEM_BYTES[tensor.dtype]))
 
-    def is_zero(self, tensor: Tensor, elements: tuple[int, int] | None = None) -> bool:
+    def is_zero(
+        self, tensor: Tensor, elements: tuple[int, int] | None = None, byte: int = 0
+    ) -> bool:
         """Whether the whole storage is zeros by its CRC; False too where there is no CRC. Of
-        `elements` [start, end) of a flat tensor, whether they are zeros by their bytes."""
+        `elements` [start, end) of a flat tensor, whether they are zeros by their bytes. `byte` is
+        what all bytes of zeros are."""
         record = self.storage(tensor)
         if elements is None:
-            return record.crc != 0 and record.crc == crc32.of_zeros(record.size)
+            return record.crc != 0 and record.crc == crc32.of_repeated(byte, record.size)
         start, end = (
             self.payload(f"data/{tensor.storage}") + (tensor.offset + i) * ITEM_BYTES[tensor.dtype]
             for i in elements
         )
         return all(
-            not any(self.read_at(begin, min(CHUNK, end - begin)))
+            not self.read_at(begin, min(CHUNK, end - begin)).strip(bytes([byte]))
             for begin in range(start, end, CHUNK)
         )
 

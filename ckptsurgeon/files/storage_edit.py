@@ -51,7 +51,7 @@ class StorageEdit:
 
 
 class Wish(NamedTuple):
-    """A tensor that becomes zeros (None) or that one element; of a flat one, maybe only the
+    """A tensor whose every element becomes zero (None) or `number`; of a flat one, maybe only the
     `elements` [start, end)."""
 
     tensor: Tensor
@@ -70,10 +70,13 @@ def storage_edits(tree: Any, wanted: Sequence[Wish]) -> dict[str, StorageEdit]:
         edit = out.setdefault(tensor.storage, StorageEdit(size))
         if number is None:
             edit.zeros += ranges(part(tensor, *elements) if elements else tensor)
-        elif edit.numbers.setdefault(tensor.offset * len(number), number) != number:
-            raise SurgeryError(
-                f"the storage {tensor.storage!r} is to hold two numbers in one place"
-            )
+            continue
+        for start, end in ranges(tensor):
+            data = number * ((end - start) // len(number))
+            if edit.numbers.setdefault(start, data) != data:
+                raise SurgeryError(
+                    f"the storage {tensor.storage!r} is to hold two numbers in one place"
+                )
     for key, edit in out.items():
         if len(edit.zeros) > 1:
             edit.zeros = union(edit.zeros)

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import ABSENT, ZEROS, Append, Change, Content, Key, Value
+from ckptsurgeon.edits import ABSENT, ZEROS, Append, Change, Content, Fill, Key, Value
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import archive_content, crc32
 from ckptsurgeon.files.archive import PICKLE, Archive
 from ckptsurgeon.files.pickle_program import splice
-from ckptsurgeon.files.pickle_reader import Tensor, get
+from ckptsurgeon.files.pickle_reader import ITEM_BYTES, Tensor, get
 from ckptsurgeon.files.pickle_scan import collector_paused
 from ckptsurgeon.files.storage_edit import StorageEdit, Wish, storage_edits
 from ckptsurgeon.files.zip_directory import Directory
@@ -40,11 +40,11 @@ def render(
 ) -> Append | Content:
     """One edit that makes all `changes` to the torch file `source`, called `file` in the edit.
 
-    A value of data.pkl is set by `pickle_program.splice`; a tensor becomes `ZEROS`, or a tensor of
-    one element a number of its dtype. A key whose `old` is `ABSENT` is inserted. The result is
-    `Content` if the file has other links, is a symbolic link, may not be written, is of the legacy
-    format, if too much of a shared storage stays, or if `strict`: storages then stay where they
-    are, for readers that compute where they must be.
+    A value of data.pkl is set by `pickle_program.splice`; a tensor becomes `ZEROS`, one of bytes a
+    `Fill` (as many bytes are written), one of one element a number of its dtype. A key whose `old`
+    is `ABSENT` is inserted. The result is `Content` if the file has other links, is a symbolic
+    link, may not be written, is of the legacy format, if too much of a shared storage stays, or if
+    `strict`: storages then stay where they are, for readers that compute where they must be.
     Raises DamagedFile, or SurgeryError if a path leads nowhere or a tensor can't be changed alone.
     """
     with collector_paused():
@@ -80,13 +80,15 @@ def _sorted(
     for change in changes:
         found = _value(archive.tree(), file, change)
         if not isinstance(found, Tensor):
-            if change.new == ZEROS and not isinstance(found, str):
+            if isinstance(change.new, Fill) or (change.new == ZEROS and not isinstance(found, str)):
                 raise SurgeryError(f"{file}: {change.path!r} is no tensor, so it has no zeros")
             values[change.path] = change.new
             continue
         archive.storage(found)
         if change.new == ZEROS:
             tensors.append(Wish(found, None, change.elements))
+        elif isinstance(change.new, Fill) and ITEM_BYTES[found.dtype] == 1:
+            tensors.append(Wish(found, bytes([change.new.byte])))
         elif found.numel == 1 and isinstance(change.new, (int, float)):
             tensors.append(Wish(found, archive.encode(found.dtype, change.new)))
         else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key, Promise
+from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Fill, Key, Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archive import Archive
 
@@ -20,12 +20,14 @@ class Place(NamedTuple):
     """One place where a checkpoint keeps a field.
 
     `path` is the key path inside the pickle of `file`. `wins` is true when the trainer's value at
-    step N + 1 comes from here, and false for a copy that is overwritten or never read."""
+    step N + 1 comes from here, and false for a copy that is overwritten or never read. `zero` is
+    what a tensor becomes to hold zeros: a code where its elements are quantized."""
 
     file: Path
     path: tuple[Key, ...]
     value: Any
     wins: bool = True
+    zero: str | Fill = ZEROS
 
 
 class Fragment(NamedTuple):

@@ -14,17 +14,40 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Setting
 
 KEYS = frozenset({"max_lr", "min_lr", "warmup_steps", "num_steps", "decay_steps", "decay_style"})
+LEGACY = {
+    "start_lr": "max_lr", "warmup_iter": "warmup_steps", "num_iters": "num_steps",
+    "end_iter": "decay_steps",
+}  # fmt: skip
+"""Older names of keys. Where a state has both, the loader reads the older one."""
+NAMES = {
+    "max_lr": ("max_lr", "start_lr"), "min_lr": ("min_lr", ""), "decay_style": ("decay_style", ""),
+    "warmup": ("warmup_steps", "warmup_iter"), "decay": ("decay_steps", "end_iter"),
+}  # fmt: skip
+"""Recipe key → key of the state, and its older name."""
 
 
 def is_annealing(schedule: Any) -> bool:
-    """Whether a saved scheduler state has AnnealingLR's keys."""
-    return isinstance(schedule, Mapping) and schedule.keys() >= KEYS
+    """Whether a saved scheduler state has AnnealingLR's keys, by their new or older names."""
+    return isinstance(schedule, Mapping) and {LEGACY.get(k, k) for k in schedule} >= KEYS
+
+
+def normal(schedule: Any, decay_tokens: int | None = None) -> dict[str, Any] | None:
+    """The state by its new names, or None if it is no AnnealingLR. `decay_tokens` is the end of
+    the decay where that counts tokens: a flag of the trainer that no state keeps."""
+    if not is_annealing(schedule):
+        return None
+    out = {key: value for key, value in schedule.items() if key not in LEGACY}
+    out |= {new: schedule[old] for old, new in LEGACY.items() if old in schedule}
+    if decay_tokens is not None and "num_tokens" in out:
+        out["decay_tokens"] = decay_tokens
+    return out
 
 
 def learning_rate(schedule: Mapping[str, Any]) -> float:
     """The rate at the saved position: all three step counts are in samples.
 
-    Linear warm-up to `max_lr`, then the decay to `min_lr`, which holds past `decay_steps`."""
+    Linear warm-up to `max_lr`, then the decay to `min_lr`, which holds past `decay_steps`. With
+    `decay_tokens` the decay is from `warmup_tokens` to it, at `num_tokens`."""
     peak, floor = float(schedule["max_lr"]), float(schedule["min_lr"])
     warmup, now, end = (schedule[key] for key in ("warmup_steps", "num_steps", "decay_steps"))
     if warmup > 0 and now <= warmup:
@@ -32,8 +55,12 @@ def learning_rate(schedule: Mapping[str, Any]) -> float:
     style = schedule["decay_style"]
     if style == "constant":
         return peak
+    if schedule.get("decay_tokens") is not None:
+        warmup, now, end = (schedule[f"{key}_tokens"] for key in ("warmup", "num", "decay"))
     if now > end:
         return floor
+    if style == "inverse_sqrt":
+        return peak / math.sqrt(max(now - warmup, 1))
     ratio = float(now - warmup) / float(end - warmup)
     if style == "linear":
         return floor + (1.0 - ratio) * (peak - floor)
@@ -54,13 +81,23 @@ def reschedule(
                 f"the checkpoint keeps no schedule, so {', '.join(sorted(wanted))} has no place",
                 next="set only lr, and the schedule on the trainer's command line",
             )
+        if not checkpoint.locate("lr"):
+            raise SurgeryError(
+                "this checkpoint keeps no lr", next="set lr on the trainer's command line"
+            )
         return _rates(checkpoint, wanted["lr"], wanted["lr"]), []
+    if "decay" in wanted and present.get("decay_tokens") is not None:
+        raise SurgeryError(
+            f"the decay of this run ends at token {present['decay_tokens']}, and no checkpoint "
+            "keeps that number",
+            next="relaunch the trainer with --lr-decay-tokens",
+        )
     settings: list[Setting] = []
     new = dict(present)
     for key, value in wanted.items():
-        for place in checkpoint.locate("max_lr" if key == "lr" else key):
-            new[str(place.path[-1])] = value
-            settings.append(Setting(key, place, value))
+        name = "max_lr" if key == "lr" else key
+        new[NAMES[name][0]] = value
+        settings += [Setting(key, place, value) for place in checkpoint.locate(name)]
     if new["max_lr"] < new["min_lr"]:
         raise UsageError(
             f"lr {new['max_lr']:g} is below min_lr {new['min_lr']:g}, and the trainer asserts "

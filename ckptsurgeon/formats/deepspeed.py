@@ -14,9 +14,10 @@ from typing import Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archive import PICKLE, Archive
-from ckptsurgeon.formats.deepspeed_checkpoint import MODEL, OPTIM, DeepSpeedCheckpoint
+from ckptsurgeon.formats.deepspeed_checkpoint import MODEL, DeepSpeedCheckpoint
+from ckptsurgeon.formats.deepspeed_optimizer import EXPERTS, OPTIM
 from ckptsurgeon.formats.deepspeed_parallel import absent_layers
-from ckptsurgeon.formats.sane import problem, understood
+from ckptsurgeon.formats.sane import MAX_RANKS, is_count, problem, understood
 from ckptsurgeon.formats.shards import KEPT_SCANS, opened
 
 STEP = re.compile(r"global_step(\d+)")
@@ -114,7 +115,7 @@ class DeepSpeed:
                 for m in range(mp)
                 for d in range(dp)
             ]
-        return expected
+        return expected if sharded else [*expected, *_experts(tree, names, mp)]
 
     def pointers(self, run: Path, step: int) -> dict[Path, str]:
         """`latest` always; Megatron's tracker only in a run that has one. No final newline."""
@@ -133,7 +134,9 @@ class DeepSpeed:
         """Read every model and optimizer shard's tree (layer files hold weights only)."""
         checkpoint = self.directory(run, step)
         names = sorted(_names(checkpoint))
-        kept = [checkpoint / n for n in names if MODEL.fullmatch(n) or OPTIM.fullmatch(n)]
+        kept = [
+            checkpoint / n for n in names if any(p.fullmatch(n) for p in (MODEL, OPTIM, EXPERTS))
+        ]
         kept = [path for path in kept if path not in without]
         first, self._first = self._first, None
         archives = opened(kept, first)
@@ -143,6 +146,30 @@ class DeepSpeed:
             trees={path: archive.tree() for path, archive in archives.items()},
             archives=archives,
         )
+
+
+def _experts(tree: Any, names: Collection[str], ranks: int) -> list[str]:
+    """What a model with experts has more: weights of each expert of each layer (`num_experts`), and
+    without ZeRO one optimizer for each expert-parallel rank, as many as the others show."""
+    layers = tree.get("num_experts")
+    if not isinstance(layers, (list, tuple)) or not layers or not all(map(is_count, layers)):
+        return []
+    if sum(layers) > MAX_RANKS:
+        return []
+    expected = [
+        f"layer_{layer}_expert_{expert}_mp_rank_{m:02d}_model_states.pt"
+        for layer, count in enumerate(layers)
+        for expert in range(count)
+        for m in range(ranks)
+    ]
+    if tree.get("optimizer") is not None:
+        held = [int(match["ep"]) for name in names if (match := EXPERTS.fullmatch(name))]
+        expected += [
+            f"expp_rank_{e}_mp_rank_{m:02d}_optim_states.pt"
+            for e in range(min(max(held, default=0), MAX_RANKS) + 1)
+            for m in range(ranks)
+        ]
+    return expected
 
 
 def _names(checkpoint: Path) -> set[str]:

@@ -24,37 +24,21 @@ from ckptsurgeon.formats import (
     Weight,
     annealing,
     deepspeed_fragments,
+    deepspeed_optimizer,
     deepspeed_parallel,
     deepspeed_schedulers,
     deepspeed_soundness,
     deepspeed_weights,
+    megatron_deepspeed,
     torch_schedulers,
 )
 from ckptsurgeon.formats.annealing import is_annealing, learning_rate
+from ckptsurgeon.formats.deepspeed_optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.rewarm import factor, open_window
 from ckptsurgeon.formats.sane import UnknownField, understood
 from ckptsurgeon.formats.shards import Shards, agree
 
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d{2,})_model_states\.pt")
-OPTIM = re.compile(
-    r"(?P<dtype>bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d{2,})_optim_states\.pt"
-)
-SCHEDULE = {
-    "max_lr": "max_lr", "min_lr": "min_lr", "warmup": "warmup_steps", "decay": "decay_steps",
-    "decay_style": "decay_style",
-}  # fmt: skip
-"""Recipe key → key of AnnealingLR's state."""
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """Where one file keeps an optimizer: `base` leads to {state, param_groups}, `outer` to the dict
-    with clip_grad and the loss scaler."""
-
-    file: Path
-    outer: tuple[Key, ...]
-    base: tuple[Key, ...]
-    elastic: bool = False
 
 
 @dataclass
@@ -68,37 +52,22 @@ class DeepSpeedCheckpoint(Shards):
         self._optimizers: list[Optimizer] = []
         for path in self.trees:
             with understood(path):
-                self._optimizers += self._optimizer(path)
+                self._optimizers += deepspeed_optimizer.found(self.trees, path)
         if not self._models:
             raise SurgeryError(
                 f"{self.path.name} holds no model shard (mp_rank_*_model_states.pt)",
                 next="ckptsurgeon status    list the complete steps",
             )
 
-    def _optimizer(self, path: Path) -> Iterator[Optimizer]:
-        tree = self.trees[path]
-        if OPTIM.fullmatch(path.name):
-            outer: tuple[Key, ...] = ("optimizer_state_dict",)
-            state = tree["optimizer_state_dict"]
-            if "base_optimizer_state" in state:  # ZeRO 1 and 2
-                base = state["base_optimizer_state"]
-                yield Optimizer(
-                    path,
-                    outer,
-                    (*outer, "base_optimizer_state"),
-                    elastic=not isinstance(base, dict),
-                )
-            else:  # ZeRO 3 repeats the key
-                yield Optimizer(path, outer, (*outer, "optimizer_state_dict"))
-        elif isinstance(tree.get("optimizer"), dict):  # stage 0
-            outer = ("optimizer",)
-            wrapped = "optimizer_state_dict" in tree["optimizer"]
-            yield Optimizer(path, outer, (*outer, "optimizer_state_dict") if wrapped else outer)
-
     @property
     def sharded(self) -> bool:
-        """Whether ZeRO loads the optimizer after the scheduler, so that the groups' lr wins."""
+        """Whether the optimizer is in shards of ZeRO."""
         return any(OPTIM.fullmatch(item.file.name) for item in self._optimizers)
+
+    @property
+    def groups_win(self) -> bool:
+        """Whether the optimizer is loaded after the scheduler, so that its groups' lr is used."""
+        return self.sharded and not any(item.elastic for item in self._optimizers)
 
     # --- places ----------------------------------------------------------------------------------
 
@@ -112,27 +81,22 @@ class DeepSpeedCheckpoint(Shards):
         return self._places[name]
 
     def _locate(self, name: str) -> list[Place]:
+        items = self._optimizers
         if name == "scheduler":
             return [place for place in self._in_models("lr_scheduler") if place.value is not None]
-        if name in SCHEDULE:
-            return self._in_models("lr_scheduler", SCHEDULE[name])
+        if name in annealing.NAMES:
+            new, old = annealing.NAMES[name]
+            legacy = self._in_models("lr_scheduler", old) if old else []
+            return legacy + self._in_models("lr_scheduler", new, wins=not legacy)
         if name in ("lr", "initial_lr", "betas", "eps", "weight_decay"):
-            wins = name != "lr" or self.sharded or not is_annealing(self._schedule())
-            return [place for item in self._optimizers for place in self._groups(item, name, wins)]
+            wins = name != "lr" or self.groups_win or not is_annealing(self._schedule())
+            return [p for i in items for p in deepspeed_optimizer.groups(self, i, name, wins)]
         if name == "adam_step":
-            return self._steps()
+            return [place for item in items for place in deepspeed_optimizer.steps(self, item)]
         if name in ("exp_avg", "exp_avg_sq"):
-            return [
-                Place(item.file, path, state[name])
-                for item in self._optimizers
-                for path, state in self._states(item)
-                if name in state
-                for path in [(*path, name)]
-            ]
+            return [p for item in items for p in deepspeed_optimizer.moment(self, item, name)]
         if name == "clip_grad":
-            shards = [
-                p for item in self._optimizers for p in self.at(item.file, (*item.outer, name))
-            ]
+            shards = [p for i in items for p in self.at(i.file, (*i.outer, name), i.loaded)]
             models = self._in_models("args", name, wins=not shards and self._ours())
             return shards + models
         if name == "seed":
@@ -152,64 +116,32 @@ class DeepSpeedCheckpoint(Shards):
             copies = self._in_models("args", "iteration", wins=False)
             return self._in_models("iteration") + copies
         if name == "loss_scale":
-            return [p for item in self._optimizers for p in self._scaler(item, "cur_scale")]
+            return [p for i in items for p in deepspeed_optimizer.scaler(self, i, "cur_scale")]
         raise UnknownField(name)
 
     def _ours(self) -> bool:
         return all(self.trees[path].get("trainer") == "ckptsurgeon" for path in self._models)
 
+    def _megatron(self) -> bool:
+        return "checkpoint_version" in self.trees[self._models[0]] and not self._ours()
+
+    def arguments(self, name: str) -> list[Place]:
+        """A command-line argument of the run that saved this, in each model file."""
+        return self._in_models("args", name)
+
+    def annealed(self) -> dict[str, Any] | None:
+        """AnnealingLR's state by its present names, or None where another scheduler is saved."""
+        tokens = self.arguments("lr_decay_tokens")
+        return annealing.normal(self._schedule(), tokens[0].value if tokens else None)
+
     def _in_models(self, *path: Key, wins: bool = True) -> list[Place]:
         return [place for file in self._models for place in self.at(file, path, wins)]
 
-    def _groups(self, item: Optimizer, name: str, wins: bool = True) -> Iterator[Place]:
-        if item.elastic:
-            return
-        for i in range(len(get(self.trees[item.file], (*item.base, "param_groups")))):
-            yield from self.at(item.file, (*item.base, "param_groups", i, name), wins)
-
-    def _states(self, item: Optimizer) -> Iterator[tuple[tuple[Key, ...], dict[Key, Any]]]:
-        base = get(self.trees[item.file], item.base)
-        states = enumerate(base) if item.elastic else base["state"].items()
-        prefix = item.base if item.elastic else (*item.base, "state")
-        for key, state in states:
-            yield (*prefix, key), state
-
-    def _steps(self) -> list[Place]:
-        """Adam's counter. In a file with several the largest is the real one: FusedAdam leaves 0
-        in the group and, at stage 0, in all but the last parameter's state."""
-        out: list[Place] = []
-        for item in self._optimizers:
-            with self.archives[item.file].reading():
-                found = [
-                    ((*path, "step"), self.plain(item.file, state["step"]))
-                    for path, state in self._states(item)
-                    if "step" in state
-                ]
-            elastic = self.at(item.file, (*item.outer, "base_optimizer_state_step"))
-            found += [(place.path, place.value) for place in elastic]
-            top = max((value for _, value in found), default=None)
-            out += [Place(item.file, path, value, value == top) for path, value in found]
-            out += self._groups(item, "step", not found)
-        return out
-
-    def _scaler(self, item: Optimizer, name: str) -> list[Place]:
-        inside = self.at(item.file, (*item.outer, "loss_scaler", name))
-        return inside or self.at(item.file, (*item.outer, name))
-
     def scaler_start(self) -> list[tuple[Place, Any]]:
-        """cur_scale = 2**initial_scale_power of the saved config, counters at their start.
-
-        `deepspeed/runtime/fp16/loss_scaler.py`: growth is counted from last_overflow_iter."""
+        """By `initial_scale_power` of the saved config."""
         power = dict(self._config().get("fp16") or {}).get("initial_scale_power", 16)
-        out: list[tuple[Place, Any]] = []
-        for item in self._optimizers:
-            hysteresis = self._scaler(item, "delayed_shift")
-            start = {"cur_scale": 2**power, "cur_iter": 0, "last_overflow_iter": -1}
-            if hysteresis:
-                start["cur_hysteresis"] = hysteresis[0].value
-            for name, value in start.items():
-                out += [(place, value) for place in self._scaler(item, name)]
-        return out
+        items = self._optimizers
+        return [pair for i in items for pair in deepspeed_optimizer.scaler_start(self, i, power)]
 
     def models(self) -> dict[Path, Any]:
         """The trees of the model files."""
@@ -235,7 +167,10 @@ class DeepSpeedCheckpoint(Shards):
                 "the scheduler's state is of no known family, so what it makes of an lr is unknown",
                 next="set lr where the trainer makes its scheduler",
             )
-        return annealing.reschedule(self, wanted)
+        settings, warnings = annealing.reschedule(self, wanted)
+        if schedule is not None and self._megatron():
+            warnings.append(megatron_deepspeed.schedule_flags(self, settings))
+        return settings, warnings
 
     def fragments(self, name: str) -> list[Fragment]:
         """See `deepspeed_fragments`."""
@@ -263,7 +198,8 @@ class DeepSpeedCheckpoint(Shards):
         """A scheduler other than AnnealingLR in words, and the rate that it decays from."""
         schedule = self._schedule()
         if torch_schedulers.is_torch(schedule):
-            return torch_schedulers.words(schedule), torch_schedulers.peak(self)
+            peak = torch_schedulers.peak(self) if self.locate("lr") else None
+            return torch_schedulers.words(schedule), peak
         if deepspeed_schedulers.is_deepspeed(schedule):
             config = self._config()
             words = deepspeed_schedulers.words(schedule, config)
@@ -286,19 +222,19 @@ class DeepSpeedCheckpoint(Shards):
         rates = self._agreed("lr")
         if len(set(rates)) > 1:
             notes.append(f"param groups have different learning rates: {rates}")
-        if is_annealing(schedule) and not self.sharded:
-            lr = learning_rate(schedule)
-        elif rates:
-            lr = float(rates[0])
-        else:
-            raise SurgeryError(
-                f"{self.path.name} keeps no learning rate (elastic ZeRO checkpoint)",
-                next="set lr, betas, eps and weight decay on the trainer's command line",
+        annealed = self.annealed()
+        lr = float(rates[0]) if rates else None
+        if annealed is not None and not self.groups_win:
+            lr = learning_rate(annealed)
+        if any(item.elastic for item in self._optimizers):
+            notes.append(
+                "an elastic checkpoint keeps no param groups: betas, eps and weight decay are on "
+                "the trainer's command line"
             )
         counted = (self._one("iteration"), self._one("global_steps"), self.step)
         iteration = next(count for count in counted if count is not None)
         rewarm = self._agreed("rewarm")
-        now = schedule["num_steps"] if is_annealing(schedule) else 0
+        now = annealed["num_steps"] if annealed else 0
         window = open_window(rewarm[0], now) if rewarm else ()
         betas, eps = self._agreed("betas"), self._agreed("eps")
         decays, adam = self._agreed("weight_decay"), self._agreed("adam_step")
@@ -306,7 +242,7 @@ class DeepSpeedCheckpoint(Shards):
         samples, seed, skip = (self._agreed(n) for n in ("consumed_samples", "seed", "skip"))
         promise = Promise(
             step=int(iteration) + 1,
-            lr=lr * factor(window, now),
+            lr=None if lr is None else lr * factor(window, now),
             betas=(float(betas[0][0]), float(betas[0][1])) if betas else None,
             eps=float(eps[0]) if eps else None,
             weight_decay=tuple(float(value) for value in decays) or None,
@@ -328,7 +264,7 @@ class DeepSpeedCheckpoint(Shards):
         return State(
             step=int(iteration),
             promise=promise,
-            schedule=schedule if is_annealing(schedule) else None,
+            schedule=annealed,
             dialect=f"deepspeed · zero {self.stage()} · {deepspeed_parallel.sizes(first)}",
             data_parallel=int(first.get("dp_world_size", 1)),
             model_parallel=int(first.get("mp_world_size", 1)),
@@ -349,7 +285,7 @@ class DeepSpeedCheckpoint(Shards):
         return (numbers[0], numbers[1], numbers[2]) if len(numbers) == 3 else None
 
     def _dynamic(self, item: Optimizer) -> bool:
-        flags = self._scaler(item, "dynamic") + self.at(
+        flags = deepspeed_optimizer.scaler(self, item, "dynamic") + self.at(
             item.file, (*item.outer, "dynamic_loss_scale")
         )
         return any(bool(place.value) for place in flags)

@@ -16,7 +16,8 @@ from ckptsurgeon.files.pickle_reader import Object, Tensor, get
 from ckptsurgeon.formats import Fragment, Place
 
 if TYPE_CHECKING:
-    from ckptsurgeon.formats.deepspeed_checkpoint import DeepSpeedCheckpoint, Optimizer
+    from ckptsurgeon.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
+    from ckptsurgeon.formats.deepspeed_optimizer import Optimizer
 
 
 def fragments(checkpoint: DeepSpeedCheckpoint, name: str) -> list[Fragment]:

@@ -62,6 +62,11 @@ def reschedule(
             next='see "scheduler": {"params": …} in the relaunch\'s DeepSpeed config',
         )
     places = checkpoint.locate("lr")
+    if not places:
+        raise SurgeryError(
+            "the checkpoint keeps no param groups, whose lr the next step uses",
+            next="set lr on the trainer's command line",
+        )
     if name == COSINE and len({place.value for place in places}) > 1:
         raise SurgeryError(
             "param groups have different learning rates, and the config tells one",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickle_reader import Object, Tensor, get
 from ckptsurgeon.formats import deepspeed_parallel
-from ckptsurgeon.formats.annealing import is_annealing, learning_rate
+from ckptsurgeon.formats.annealing import learning_rate
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
@@ -137,6 +137,13 @@ def _foreign(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
     first = next(iter(checkpoint.models().values()))
     parallel = first.get("dp_world_size", 1)
     for item in checkpoint.optimizers():
+        if item.elastic and not checkpoint.at(
+            item.file, (*item.outer, "base_optimizer_state_step")
+        ):
+            yield (
+                f"{item.file.name}: an elastic optimizer without base_optimizer_state_step, which "
+                "DeepSpeed asserts on load (it saves it only for Adam with a step in its groups)"
+            )
         counts = get(checkpoint.trees[item.file], item.outer).get("partition_count")
         counts = counts if isinstance(counts, (list, tuple)) else [counts]
         if counts and None not in counts and parallel not in counts:  # experts have fewer
@@ -144,8 +151,8 @@ def _foreign(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
                 f"{item.file.name}: is one of {counts[0]} data-parallel partitions, "
                 f"not of {parallel}"
             )
-    schedule = first.get("lr_scheduler")
-    if not is_annealing(schedule) or not checkpoint.sharded:
+    schedule = checkpoint.annealed()
+    if schedule is None or not checkpoint.groups_win:
         return
     # Either alone may be meant: a trainer may scale rates, and a surgery may reset the counter.
     wanted, taken = learning_rate(schedule), checkpoint.step - first.get("skipped_steps", 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ ROWS = re.compile(
 """Cut along axis 0: Megatron's vocabulary- and column-parallel parameters."""
 COLUMNS = re.compile(r"(\.|^)(dense|dense_4h_to_h)\.weight$")
 """Cut along axis 1: its row-parallel ones. Their biases, and all else, are whole on each rank."""
+
+EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_(\d+)_model_states\.pt")
 
 Part = tuple[Archive, Tensor]
 
@@ -48,6 +50,19 @@ def weights(checkpoint: DeepSpeedCheckpoint) -> Iterator[Weight]:
         models = checkpoint.models()
         trees = [tree["module"] for tree in models.values()]
         yield from _joined("", [checkpoint.archives[path] for path in models], trees)
+    for expert in experts(path.name for path in checkpoint.path.iterdir()):
+        archives = [Archive.open(checkpoint.path / name) for name in expert]
+        yield from _joined("", archives, [archive.tree() for archive in archives])
+
+
+def experts(names: Iterable[str]) -> list[list[str]]:
+    """The files of each expert of each layer, in the order of the tensor ranks."""
+    files: dict[tuple[int, int], dict[int, str]] = {}
+    for name in names:
+        if match := EXPERT.fullmatch(name):
+            layer, expert, rank = map(int, match.groups())
+            files.setdefault((layer, expert), {})[rank] = name
+    return [[its[rank] for rank in sorted(its)] for _, its in sorted(files.items())]
 
 
 def _joined(prefix: str, archives: Sequence[Archive], trees: Sequence[Any]) -> Iterator[Weight]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.annealing import KEYS, is_annealing
+from ckptsurgeon.formats.annealing import KEYS, is_annealing, normal
 
 MAX_NODES = 10_000
 """Values in the largest field, each reference counted again."""
@@ -45,8 +45,9 @@ def problem(field: str, value: Any) -> str:
     elif field == "rewarm":
         right, wanted = is_window(value), "a re-warm window"
     elif field == "lr_scheduler" and is_annealing(value):
-        numbers = [value[key] for key in KEYS - {"decay_style"}]
-        right = right and all(map(is_number, numbers)) and isinstance(value["decay_style"], str)
+        named = normal(value) or {}
+        numbers = [named[key] for key in KEYS - {"decay_style"}]
+        right = right and all(map(is_number, numbers)) and isinstance(named["decay_style"], str)
         wanted = "AnnealingLR's numbers and decay style"
     elif field == "ranks":
         right = is_count(value) and 0 < value <= MAX_RANKS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Key
+from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Fill, Key
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import archive_compact, torch_archive
 from ckptsurgeon.files.archive import PICKLE
@@ -59,7 +59,8 @@ class Shards:
         """By the CRC of the tensor's storage, or by the bytes of its `elements`; False when it
         can't be told without reading all of it."""
         archive = self.archives[place.file]
-        return isinstance(place.value, Tensor) and archive.is_zero(place.value, elements)
+        byte = place.zero.byte if isinstance(place.zero, Fill) else 0
+        return isinstance(place.value, Tensor) and archive.is_zero(place.value, elements, byte)
 
     def fragments(self, name: str) -> list[Fragment]:
         """Refused: a format that keeps moments by parameter name overrides it."""

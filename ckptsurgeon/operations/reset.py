@@ -41,7 +41,7 @@ def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
     for name in names:
         if part.params is None:
             changes += [
-                Change(run.relative(place.file), name, "values", ZEROS, place.path)
+                Change(run.relative(place.file), name, "values", place.zero, place.path)
                 for place in _tensors(checkpoint, name)
                 if not checkpoint.is_zero(place)
             ]
@@ -98,7 +98,7 @@ def _moments(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
         for place in _tensors(checkpoint, name):
             if not checkpoint.is_zero(place):
                 file = run.relative(place.file)
-                changes.append(Change(file, name, "values", ZEROS, place.path))
+                changes.append(Change(file, name, "values", place.zero, place.path))
     for place in checkpoint.locate("adam_step"):
         file = run.relative(place.file)
         zero = 0.0 if isinstance(place.value, float) else 0

@@ -96,9 +96,8 @@ def _changed(field: str, items: Sequence[Change], back: bool) -> list[Row]:
     several = len({place for place, _, _ in groups}) > 1
     rows = []
     for (place, _, _), group in groups.items():
-        old, new = group[0].old, group[0].new
-        if back:
-            old, new = new, old
+        ends = (group[0].old, group[0].new)
+        old, new = reversed(ends) if back else ends
         sign, text = "~", arrow(field, old, new)
         if old in (None, ABSENT, [], ()):
             sign, text = "+", value(field, new)

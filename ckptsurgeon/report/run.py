@@ -69,7 +69,7 @@ def _pointers(run: Run) -> list[Row]:
 
 def _hyperparameters(state: State) -> list[Row]:
     held = state.promise
-    rows = [Row("lr", f"{held.lr:.3e}", schedule(state))]
+    rows = [Row("lr", "not kept" if held.lr is None else f"{held.lr:.3e}", schedule(state))]
     adam = [item for item in promise(held) if item.startswith(("beta", "eps", "adam"))]
     if adam:
         rows.append(Row("adam", "   ".join(item.removeprefix("adam ") for item in adam)))

@@ -24,7 +24,8 @@ PEAK = 1e-3
 
 @dataclass(frozen=True)
 class Options:
-    """How an engine is built. `optimizer`: adamw, cpu_adam, or fused (fused_adam.py); `scheduler`:
+    """How an engine is built. `optimizer`: adamw, cpu_adam, adamw8bit, or
+    fused and apex (fused_adam.py); `scheduler`:
     a key of SCHEDULERS, or a section of the DeepSpeed config."""
 
     stage: int = 1
@@ -120,6 +121,14 @@ def _optimizer(model: Any, options: Options) -> Any:
         from tests.formats.fused_adam import fused_adam
 
         return fused_adam(groups, **settings)
+    if options.optimizer == "apex":
+        from tests.formats.fused_adam import ApexAdam
+
+        return ApexAdam(groups, **settings)
+    if options.optimizer == "adamw8bit":
+        from bitsandbytes.optim import AdamW8bit
+
+        return AdamW8bit(groups, **settings)
     return torch.optim.AdamW(groups, **settings)
 
 
@@ -131,6 +140,9 @@ def build(options: Options) -> Any:
     if options.dtype == "fp16":
         # DeepSpeed asks for fast fp16 kernels of the CPU; slow ones are as right.
         get_accelerator().is_fp16_supported = lambda: True
+    from deepspeed.runtime import bf16_optimizer
+
+    bf16_optimizer.see_memory_usage = lambda *rest, **more: None  # seconds for each line of it
     model = _model(options.model)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
@@ -171,7 +183,8 @@ def train(engine: Any, steps: int) -> list[list[float]]:
     for _ in range(steps):
         torch.manual_seed(engine.global_steps * 100 + rank)
         x = torch.randn(2, 8).to(dtype)
-        engine.backward(engine(x).float().pow(2).mean())
+        loss = engine(x).float().pow(2).mean()
+        engine.backward(loss)
         rates.append([float(group["lr"]) for group in live(engine).param_groups])
         engine.step()
     return rates
