@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .kernels import causal_softmax
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, form: str, dropout: float) -> Tensor:
@@ -18,10 +19,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, form: str, dropout: float)
     if form == "sdpa":
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
     scores = attention_scores(query, key, stable=form == "stable")
-    length = scores.shape[-1]
-    future = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
-    probabilities = scores.float().masked_fill(future, -math.inf).softmax(-1).to(scores.dtype)
-    return F.dropout(probabilities, dropout) @ value
+    return F.dropout(causal_softmax(scores), dropout) @ value
 
 
 def attention_scores(query: Tensor, key: Tensor, stable: bool) -> Tensor:

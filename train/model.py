@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from .attention import attend
 from .config import Config
 from .grid import ALONE, Grid
+from .kernels import bias_dropout_add_layer_norm, bias_gelu, linear, linear_cross_entropy
 from .tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -62,8 +63,13 @@ class Block(nn.Module):
         return self._layer(x)
 
     def _layer(self, x: Tensor) -> Tensor:
-        x = x + self._drop(self.dense(self._attend(self.input_layernorm(x))))
-        hidden = self._activate(self.dense_h_to_4h(self.post_attention_layernorm(x)))
+        context = self._attend(self.input_layernorm(x))
+        norm = self.post_attention_layernorm
+        normed, x = bias_dropout_add_layer_norm(
+            self.dense.product(context), self.dense.bias, x,
+            norm.weight, norm.bias, norm.eps, self.hidden_dropout if self.training else 0.0,
+        )  # fmt: skip
+        hidden = self._activate(self.dense_h_to_4h.product(normed), self.dense_h_to_4h.bias)
         return x + self._drop(self.dense_4h_to_h(hidden))
 
     def _attend(self, x: Tensor) -> Tensor:
@@ -76,8 +82,8 @@ class Block(nn.Module):
             context = attend(query, key, value, self.attention, dropout)
         return context.transpose(1, 2).reshape(batch, length, width // 3)
 
-    def _activate(self, x: Tensor) -> Tensor:
-        return F.relu(x) if self.relu else F.gelu(x, approximate="tanh")
+    def _activate(self, x: Tensor, bias: Tensor) -> Tensor:
+        return F.relu(x + bias) if self.relu else bias_gelu(x, bias)
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.hidden_dropout, self.training)
@@ -132,9 +138,9 @@ class Head(nn.Module):
 def language_model_loss(x: Tensor, matrix: Tensor, targets: Tensor, grid: Grid) -> Tensor:
     """Mean cross-entropy (a scalar, fp32) of x [b, s, h] times the rank's rows of the output
     matrix, against targets [b, s]."""
-    logits = F.linear(copy_to_group(x, grid), matrix).flatten(0, 1)
     if grid.tensor_size == 1:
-        return F.cross_entropy(logits.float(), targets.flatten())
+        return linear_cross_entropy(x, matrix, targets)
+    logits = linear(copy_to_group(x, grid), matrix).flatten(0, 1)
     return vocab_parallel_cross_entropy(logits, targets.flatten(), grid).mean()
 
 

@@ -13,15 +13,15 @@ from torch import Tensor
 from .library import load
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [..., k] times the transpose of `weight` [n, k], as F.linear.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., k] times the transpose of `weight` [n, k], plus `bias` [n], as F.linear.
 
     In float32 torch asks MKL, which has AVX-512 code for Intel's CPUs alone; on any other CPU with
     AVX-512 this asks torch's oneDNN instead, forward and backward.
     """
     if not uses_onednn(x):
-        return F.linear(x, weight)
-    result: Tensor = _OneDnnLinear.apply(x, weight)  # type: ignore[no-untyped-call]
+        return F.linear(x, weight, bias)
+    result: Tensor = _OneDnnLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -36,10 +36,10 @@ def uses_onednn(x: Tensor) -> bool:
     )
 
 
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """oneDNN's a [m, k] times the transpose of b [n, k]; either may be a transposed view. A
-    transposed `a` is copied first, a transposed `b` is used as it lies."""
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """oneDNN's a [m, k] times the transpose of b [n, k], plus `bias` [n]; both may be transposed
+    views: such an `a` is copied first, such a `b` is used as it lies, which is the fastest."""
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
     return result
 
 
@@ -66,16 +66,19 @@ def _onednn_is_faster() -> bool:
 
 class _OneDnnLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(rows, weight)
         ctx.shape = x.shape
-        return multiply(rows, weight).view(*x.shape[:-1], weight.shape[0])
+        return multiply(rows, weight, bias).view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         grad = grad.reshape(-1, grad.shape[-1])
-        dx = multiply(grad, weight.t()).view(ctx.shape) if ctx.needs_input_grad[0] else None
-        dweight = multiply_columns(grad, rows) if ctx.needs_input_grad[1] else None
-        return dx, dweight
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            multiply(grad, weight.t()).view(ctx.shape) if for_x else None,
+            multiply_columns(grad, rows) if for_weight else None,
+            grad.sum(0) if for_bias else None,
+        )
