@@ -82,7 +82,8 @@ def test_the_embedding_layernorm_makes_the_scale_of_the_embeddings_irrelevant() 
 
 def test_relu_is_relu() -> None:
     block = GPT(config(activation_fn="relu")).layers[0]
-    assert block._activate(torch.tensor([-3.0, 0.0, 1.0]), torch.ones(())).tolist() == [0.0, 0.0, 2.0]
+    x, bias = torch.tensor([-3.0, -1.0, 1.0]), torch.ones(())
+    assert block._activate(x, bias).tolist() == [0.0, 0.0, 2.0]
 
 
 @pytest.mark.parametrize("key", ["hidden_dropout", "attention_dropout"])

@@ -15,6 +15,8 @@ from tests.train.in_process import InProcess
 
 DROPOUT = ["hidden_dropout=0.1", "attention_dropout=0.1"]
 CASES = {
+    "adamw": [],
+    "adamw-zero3": ["zero_stage=3"],
     "sgdw": ["optimizer=sgdw"],
     "lamb": ["optimizer=lamb"],
     "lamb-zero0": ["optimizer=lamb", "zero_stage=0"],

@@ -1,0 +1,58 @@
+"""The fused kernels change no digit of the loss that is printed for users to compare."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+from tests.train.in_process import InProcess
+from train.kernels import load
+
+CASES = {
+    "sdpa": [],
+    "stable-untied": ["attention=stable", "untie_embeddings=true"],
+    "relu-embed-layernorm": ["activation_fn=relu", "embed_layernorm=true"],
+    "recomputed": ["checkpoint_activations=true"],
+}
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, dict[str, str]]:
+    """Case -> the losses of a process that computes everything in plain torch."""
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1",
+            "-m", "tests.train.two_ranks", str(tmp_path_factory.mktemp("eager")), str(corpus),
+            json.dumps(CASES),
+        ],
+        cwd=REPO,
+        env={
+            **os.environ,
+            "CKPTSURGEON_KERNELS": "off", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {name: losses["whole"] for name, losses in found.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_eager_torch_and_the_kernels_give_one_loss(
+    eager: dict[str, dict[str, str]], in_process: InProcess, tmp_path: Path, name: str
+) -> None:
+    if (reason := load()) is not None:
+        pytest.skip(f"no native kernels: {reason}")
+    fused = in_process.train(tmp_path / "run", *CASES[name])
+    assert len(fused) == 6
+    assert {i: float(loss) for i, loss in fused.items()} == {
+        int(i): pytest.approx(float(loss), rel=5e-6) for i, loss in eager[name].items()
+    }
