@@ -18,6 +18,7 @@ RUN_CONFIG = "train.yaml"
 HEADER = "# The resolved config of the run in this folder; the folder of this file is its `save`.\n"
 DECAY_STYLES = ("linear", "cosine", "constant")
 OPTIMIZERS = ("adamw", "sgdw", "lamb")
+FUSED = ("auto", "always", "never")
 DTYPES = ("fp32", "bf16", "fp16")
 ACTIVATIONS = ("gelu", "relu")
 ATTENTIONS = ("sdpa", "plain", "stable")
@@ -59,6 +60,7 @@ class Config:
     lr_warmup_samples: int = 0
     lr_decay_samples: Optional[int] = None  # default train_iters x global_batch_size  # noqa: UP045
     optimizer: str = "adamw"
+    fused_optimizer: str = "auto"  # adamw in one pass: `auto`: where the kernels are native
     sgd_momentum: float = 0.9  # of sgdw
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
@@ -213,6 +215,7 @@ def validate(config: Config) -> None:
            f"a multiple of num_attention_heads {c.num_attention_heads}")  # fmt: skip
     _check(c.min_lr <= c.lr, "min_lr", c.min_lr, f"at most lr {c.lr}")
     _check(c.lr_decay_style in DECAY_STYLES, "lr_decay_style", c.lr_decay_style, DECAY_STYLES)
+    _check(c.fused_optimizer in FUSED, "fused_optimizer", c.fused_optimizer, FUSED)
     _check(c.dtype in DTYPES, "dtype", c.dtype, DTYPES)
     _check(c.zero_stage in range(4), "zero_stage", c.zero_stage, (0, 1, 2, 3))
     _check(c.optimizer != "lamb" or c.zero_stage < 3, "optimizer", "lamb with zero_stage 3",

@@ -12,7 +12,10 @@ from torch import nn
 
 from .config import Config
 from .errors import TrainError
+from .fused_adamw import FusedAdamW
+from .fused_step import fuse
 from .grid import Grid
+from .kernels import load
 from .lamb import LAMB, Fragment
 from .microbatches import BatchSizes
 from .schedule import AnnealingLR
@@ -39,6 +42,9 @@ def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     if config.optimizer == "lamb":
         groups[1]["layer_adaptation"] = False
         return LAMB(groups, lr=0.0, betas=betas, eps=config.adam_eps)
+    native = config.fused_optimizer == "auto" and load() is None
+    if native or config.fused_optimizer == "always":
+        return FusedAdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps)
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps)
 
 
@@ -68,6 +74,8 @@ def build_engine(config: Config, model: nn.Module, sizes: BatchSizes, grid: Grid
     # Without ZeRO, DeepSpeed's 16-bit wrapper runs one step on zero gradients to allocate its
     # state, which would count as Adam step 1.
     optimizer.state.clear()
+    if isinstance(optimizer, FusedAdamW):
+        fuse(engine)
     if isinstance(optimizer, LAMB):
         tell_partitions(optimizer, engine, grid)
     return engine

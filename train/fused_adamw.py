@@ -1,0 +1,134 @@
+"""FusedAdamW: torch's AdamW, its state and its checkpoints, stepped by the kernel in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .kernels import adamw_flat_, grad_norm_check
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What one parameter is stepped with, instead of its `.grad`: pieces of the gradient that lie
+    behind one another, as scaled as they are, and where its low-precision copy goes."""
+
+    pieces: Sequence[Tensor]
+    out: Tensor | None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Adam's variance v, the weights p and their last change, over all parameters stepped."""
+
+    variance_l1: float
+    variance_max: float
+    weight_l2: float
+    update_l2: float
+
+
+class FusedAdamW(torch.optim.AdamW):
+    """Steps float32 parameters as torch.optim.AdamW does, to rounding, and keeps what it keeps:
+    param_groups, `step`, `exp_avg` and `exp_avg_sq`; either loads the other's state_dict.
+
+    `grad_mul` scales the gradients of the next step only, in the same pass. `feeds` give it
+    gradients that are not `.grad` (of the next step only, too). Without amsgrad and maximize.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        self.grad_mul: float | Tensor = 1.0
+        self.feeds: dict[Tensor, Feed] = {}
+        self._sums: list[Tensor] = []
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step of every parameter that has a feed or a gradient."""
+        assert closure is None, "closures are not supported"
+        self._sums = []
+        multipliers: dict[torch.device, Tensor] = {}
+        with torch.no_grad():
+            for group in self.param_groups:
+                assert not group["amsgrad"] and not group["maximize"]
+                for p in group["params"]:
+                    feed = self.feeds.get(p) or Feed([] if p.grad is None else [p.grad], None)
+                    if feed.pieces:
+                        if p.device not in multipliers:
+                            multipliers[p.device] = self._multiplier(p.device)
+                        self._step(p, feed, multipliers[p.device], group)
+        self.forget_feeds()
+
+    def forget_feeds(self) -> None:
+        """Let the next step use `.grad` as it is."""
+        self.feeds = {}
+        self.grad_mul = 1.0
+
+    def sums(self) -> Tensor:
+        """[|v|_1, max v, |p|^2, |change of p|^2] of this process's last step, float64."""
+        if not self._sums:
+            return torch.zeros(4, dtype=torch.float64)
+        total = merge(torch.stack(self._sums))
+        self._sums = [total]
+        return total
+
+    def _multiplier(self, device: torch.device) -> Tensor:
+        return torch.as_tensor(self.grad_mul, dtype=torch.float32, device=device)
+
+    def _step(self, p: Tensor, feed: Feed, grad_mul: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[p]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(p)
+            state["exp_avg_sq"] = torch.zeros_like(p)
+        state["step"] += 1
+        weights, m, v = (t.view(-1) for t in (p.detach(), state["exp_avg"], state["exp_avg_sq"]))
+        out = None if feed.out is None else feed.out.detach().view(-1)
+        start = 0
+        for piece in feed.pieces:
+            end = start + piece.numel()
+            self._sums.append(
+                adamw_flat_(
+                    weights[start:end],
+                    m[start:end],
+                    v[start:end],
+                    piece.detach().contiguous().view(-1),
+                    None if out is None else out[start:end],
+                    grad_mul,
+                    lr=group["lr"],
+                    betas=group["betas"],
+                    eps=group["eps"],
+                    weight_decay=group["weight_decay"],
+                    step=int(state["step"]),
+                )
+            )
+            start = end
+        assert start == p.numel(), f"a gradient of {start} elements for {p.numel()} weights"
+
+
+def merge(sums: Tensor) -> Tensor:
+    """Rows of sums() as the sums of everything."""
+    total = sums.sum(0)
+    total[1] = sums[:, 1].max()
+    return total
+
+
+def statistics(sums: Tensor) -> Statistics:
+    variance_l1, variance_max, weight_sq, update_sq = sums.tolist()
+    return Statistics(variance_l1, variance_max, weight_sq**0.5, update_sq**0.5)
+
+
+def norm_check(gradients: Sequence[Tensor]) -> Tensor:
+    """[sum of squares, number of inf and nan] of all of them, float64, in one read."""
+    if not gradients:
+        return torch.zeros(2, dtype=torch.float64)
+    return torch.stack([grad_norm_check(g.detach().contiguous()) for g in gradients]).sum(0)

@@ -1,0 +1,153 @@
+"""Makes DeepSpeed's step read the gradients twice: once for norm and overflow, once to step.
+
+DeepSpeed looks for overflow, takes the norm, converts, unscales, clips, steps and copies to 16 bit
+in passes of their own. Here its step is replaced on the live engine, where it is one that this
+module knows; in every other case DeepSpeed's own runs, on the same optimizer, with the same result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.runtime.utils import all_gather_dp_groups, is_model_parallel_parameter
+from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID, DeepSpeedZeroOptimizer
+from torch import Tensor
+
+from .fused_adamw import Feed, FusedAdamW, norm_check
+
+KNOWN = "0.19."  # the DeepSpeed whose steps these are
+EPSILON = 1e-6  # what DeepSpeed adds to a norm before it divides by it
+
+
+def fuse(engine: Any) -> bool:
+    """Replace the step of this engine, which has a FusedAdamW; False if DeepSpeed's own stays."""
+    if not deepspeed.__version__.startswith(KNOWN):
+        return False
+    wrapper = engine.optimizer
+    if type(wrapper) is DeepSpeedZeroOptimizer and _plain_zero(wrapper):
+        _replace(wrapper, _zero_step)
+    elif type(wrapper) is FP16_UnfusedOptimizer and wrapper.mpu is None:
+        _replace(wrapper, _unfused_step)
+    elif type(wrapper) is FusedAdamW and engine.mpu is None:
+        engine.clip_fp32_gradients = lambda: _clip(wrapper, engine.gradient_clipping())
+    else:
+        return False
+    return True
+
+
+def _replace(wrapper: Any, fused: Callable[[Any], bool]) -> None:
+    stock = wrapper.step
+
+    def step(closure: None = None) -> Any:
+        return wrapper.overflow if fused(wrapper) else stock(closure)
+
+    wrapper.step = step
+
+
+def _plain_zero(zero: Any) -> bool:
+    return (
+        not (zero.cpu_offload or zero.has_moe_layers or zero.zenflow)
+        and zero.compute_grad_norm
+        and zero.torch_autocast_gradscaler is None
+        and all(flat.dtype == torch.float32 for flat in zero.single_partition_of_fp32_groups)
+    )
+
+
+def _zero_step(zero: Any) -> bool:
+    """ZeRO 1 and 2: `deepspeed/runtime/zero/stage_1_and_2.py`, `step`. False: nothing was done,
+    because a gradient is not finite; then DeepSpeed decides what that means."""
+    groups = range(len(zero.bit16_groups))
+    counted, uncounted = _zero_gradients(zero)
+    check = norm_check(counted)
+    check[1] += norm_check(uncounted)[1]
+    dist.all_reduce(check, group=zero.dp_process_group)
+    zero._model_parallel_all_reduce(tensor=check, op=dist.ReduceOp.SUM)
+    squared, nonfinite = check.tolist()
+    if nonfinite:
+        return False
+    optimizer, norm = zero.optimizer, math.sqrt(squared)
+    zero.micro_step_id = INITIAL_MICRO_STEP_ID
+    zero.overflow = False
+    zero._global_grad_norm = norm / zero.loss_scale
+    zero._update_scale(False)
+    # As DeepSpeed does: from here on with the scale of the next step.
+    optimizer.grad_mul = _multiplier(norm, zero.loss_scale, zero.clip_grad)
+    for i in groups:
+        rank = dist.get_rank(group=zero.real_dp_process_group[i])
+        optimizer.feeds[zero.single_partition_of_fp32_groups[i]] = Feed(
+            list(zero.averaged_gradients[i]), zero.parallel_partitioned_bit16_groups[i][rank]
+        )
+    optimizer.step()
+    optimizer.forget_feeds()  # for when a wrapper of its step has left it out
+    zero._lazy_init_hp_params_optimizer_state()
+    for i in groups:
+        zero.free_grad_in_param_list(zero.params_not_in_partition[i])
+        zero.free_grad_in_param_list(zero.params_in_partition[i])
+        zero._release_preflattened_grad_buffers(i)
+        zero.averaged_gradients[i] = None
+        zero.all_grad_tensors[i] = None
+    all_gather_dp_groups(
+        groups_flat=zero.bit16_groups_flat,
+        partitioned_param_groups=zero.parallel_partitioned_bit16_groups,
+        dp_process_group=zero.real_dp_process_group,
+        start_alignment_factor=zero.nccl_start_alignment_factor,
+        allgather_bucket_size=zero.allgather_bucket_size,
+    )
+    return True
+
+
+def _zero_gradients(zero: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """This rank's gradients that count in the norm, and those that another rank counts."""
+    counted: list[Tensor] = []
+    uncounted: list[Tensor] = []
+    for i in range(len(zero.bit16_groups)):
+        pieces = [g for g in zero.averaged_gradients[i] if not getattr(g, "_zero_padding", False)]
+        # Padding that is not marked lies behind the last parameter.
+        for piece, p in zip(pieces, zero.params_in_partition[i], strict=False):
+            own = is_model_parallel_parameter(p) or zero.model_parallel_rank == 0
+            replicated = getattr(p, "ds_pipe_replicated", False)
+            (counted if own and not replicated else uncounted).append(piece)
+    return counted, uncounted
+
+
+def _unfused_step(wrapper: Any) -> bool:
+    """16 bit without ZeRO: `deepspeed/runtime/fp16/unfused_optimizer.py`, `step`. False as above,
+    and for a parameter without a gradient."""
+    low = [p for group in wrapper.fp16_groups for p in group]
+    masters = [p for group in wrapper.fp32_groups for p in group]
+    gradients = [p.grad for p in low if p.grad is not None]
+    squared, nonfinite = norm_check(gradients).tolist()
+    if nonfinite or len(gradients) < len(low):
+        return False
+    optimizer = wrapper.optimizer
+    wrapper.overflow = False
+    wrapper._global_grad_norm = math.sqrt(squared)
+    wrapper._update_scale(False)
+    scale = wrapper.loss_scale_config.cur_scale
+    optimizer.grad_mul = _multiplier(wrapper._global_grad_norm, scale, wrapper.clip_grad)
+    for p, master, gradient in zip(low, masters, gradients, strict=True):
+        optimizer.feeds[master] = Feed([gradient], p)
+    optimizer.step()
+    optimizer.forget_feeds()
+    return True
+
+
+def _multiplier(norm: float, scale: float, clip_grad: float) -> float:
+    """What unscales the gradients and clips them to the norm `clip_grad`, unless that is 0."""
+    if clip_grad <= 0:
+        return 1 / scale
+    return 1 / (max((norm / scale + EPSILON) / clip_grad, 1.0) * scale)
+
+
+def _clip(optimizer: FusedAdamW, clip_grad: float) -> None:
+    """float32 without ZeRO: what the engine does before it steps. A norm that is not finite makes
+    the weights nan, as it does in DeepSpeed."""
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    norm = math.sqrt(norm_check([g for g in gradients if g is not None])[0])
+    optimizer.grad_mul = min(1.0, clip_grad / (norm + EPSILON))
