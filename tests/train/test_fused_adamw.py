@@ -1,0 +1,143 @@
+"""The fused step gives what DeepSpeed's own passes give; each resumes the other's checkpoints."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import launch
+from tests.train.conftest import losses, step_back
+from tests.train.in_process import InProcess
+from train import trainer
+from train.fused_adamw import FusedAdamW, norm_check, statistics
+from train.kernels import load
+from train.optimizer import live_optimizer
+
+FUSED, STOCK = "fused_optimizer=always", "fused_optimizer=never"
+STAGES = [
+    ["zero_stage=0"], ["zero_stage=1"], ["zero_stage=2"],
+    ["zero_stage=0", "dtype=bf16"], ["zero_stage=1", "dtype=bf16"], ["zero_stage=1", "dtype=fp16"],
+]  # fmt: skip
+DIGITS = 5e-6  # half a unit of the fifth digit
+SIXTEEN = 5e-5  # one weight that is rounded the other way changes by 2^-8, or 2^-11, of itself
+
+
+def near(ours: dict[int, str], theirs: dict[int, str], overrides: list[str]) -> bool:
+    tolerance = SIXTEEN if any("dtype" in word for word in overrides) else DIGITS
+    return ours.keys() == theirs.keys() and all(
+        math.isclose(float(ours[i]), float(theirs[i]), rel_tol=tolerance) for i in ours
+    )
+
+
+def shape(value: Any) -> Any:
+    """What a checkpoint file is made of, without the numbers in it."""
+    if isinstance(value, torch.Tensor):
+        return (type(value), value.dtype, tuple(value.shape))
+    if isinstance(value, dict):
+        return {key: shape(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [shape(inner) for inner in value]
+    return type(value)
+
+
+def optimizer_file(run: Path) -> Any:
+    folder = run / "global_step4"
+    files = [*folder.glob("*optim_states.pt"), folder / "mp_rank_00_model_states.pt"]
+    content = torch.load(files[0], weights_only=False)
+    return content.get("optimizer_state_dict", content.get("optimizer"))
+
+
+@pytest.mark.parametrize("overrides", STAGES, ids=" ".join)
+def test_either_step_resumes_the_others_checkpoint(
+    in_process: InProcess, tmp_path: Path, overrides: list[str]
+) -> None:
+    overrides = [*overrides, "lr_warmup_samples=0"]
+    fused, stock = tmp_path / "fused", tmp_path / "stock"
+    ours = in_process.train(fused, *overrides, FUSED)
+    theirs = in_process.train(stock, *overrides, STOCK)
+    assert near(ours, theirs, overrides)
+    assert shape(optimizer_file(fused)) == shape(optimizer_file(stock))
+    for run, other in ((fused, STOCK), (stock, FUSED)):
+        step_back(run, 4)
+        resumed = in_process.train(run, *overrides, other)
+        assert near(resumed, {i: theirs[i] for i in (5, 6)}, overrides)
+
+
+@pytest.mark.parametrize("overrides", STAGES, ids=" ".join)
+def test_the_passes_of_deepspeed_are_not_run(
+    in_process: InProcess, tmp_path: Path, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = in_process.prepare(tmp_path / "run", *overrides, FUSED)
+    engine = training.engine
+    wrapper = engine.optimizer
+    called: list[str] = []
+    for name in ("check_overflow", "scaled_global_norm", "unscale_and_clip_grads"):
+        if hasattr(wrapper, name):
+            monkeypatch.setattr(wrapper, name, lambda *_, name=name, **__: called.append(name))
+    trainer.train(training, in_process.said.append)
+    assert called == []
+    assert isinstance(live_optimizer(engine), FusedAdamW)
+    assert {int(s["step"]) for s in live_optimizer(engine).state.values()} == {6}
+
+
+def test_two_ranks_get_the_same_losses(corpus: Path, tmp_path: Path) -> None:
+    words = ["--config=train/configs/tiny.yaml", "--from-scratch", f"data={corpus}"]
+    fused, stock = (
+        losses(launch(*words, f"save={tmp_path / mode}", mode, "train_iters=4", ranks=2).stdout)
+        for mode in (FUSED, STOCK)
+    )
+    assert len(fused) == 4
+    assert near(fused, stock, [])
+
+
+def test_another_deepspeed_keeps_its_own_step_and_the_losses(
+    in_process: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = in_process.train(tmp_path / "known", FUSED)
+    monkeypatch.setattr("train.fused_step.KNOWN", "0.18.")
+    assert near(in_process.train(tmp_path / "unknown", FUSED), ours, [])
+
+
+@pytest.mark.parametrize("overrides", STAGES[1:], ids=" ".join)
+def test_a_nonfinite_gradient_does_what_it_does_in_deepspeed(
+    in_process: InProcess, tmp_path: Path, overrides: list[str]
+) -> None:
+    weights = []
+    for mode in (FUSED, STOCK):
+        training = in_process.prepare(tmp_path / mode, *overrides, mode)
+        model = training.engine.module
+        next(model.parameters()).register_hook(lambda g: g * float("inf"))
+        trainer.train(training, in_process.said.append)
+        weights.append([p.detach().float().clone() for p in model.parameters()])
+    for ours, theirs in zip(*weights, strict=True):
+        assert torch.equal(ours.isfinite(), theirs.isfinite())
+
+
+def test_auto_is_fused_where_the_kernels_are_native(in_process: InProcess, tmp_path: Path) -> None:
+    engine = in_process.prepare(tmp_path / "run").engine
+    assert isinstance(live_optimizer(engine), FusedAdamW) == (load() is None)
+
+
+def test_the_statistics_are_those_of_weights_and_moments() -> None:
+    parameters = [torch.nn.Parameter(torch.randn(5, 3)), torch.nn.Parameter(torch.randn(7))]
+    before = [p.detach().clone() for p in parameters]
+    optimizer = FusedAdamW(parameters, lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    v = torch.cat([optimizer.state[p]["exp_avg_sq"].flatten() for p in parameters])
+    p = torch.cat([p.detach().flatten() for p in parameters])
+    change = p - torch.cat([p.flatten() for p in before])
+    told = statistics(optimizer.sums())
+    assert told.variance_l1 == pytest.approx(float(v.sum()), rel=1e-5)
+    assert told.variance_max == pytest.approx(float(v.max()), rel=1e-6)
+    assert told.weight_l2 == pytest.approx(float(p.norm()), rel=1e-5)
+    assert told.update_l2 == pytest.approx(float(change.norm()), rel=1e-5)
+
+
+def test_a_norm_over_no_gradients_is_zero() -> None:
+    assert norm_check([]).tolist() == [0, 0]
