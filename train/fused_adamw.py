@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernels import adamw_flat_, grad_norm_check
+from .kernels import adamw_flat_
 
 
 @dataclass(frozen=True)
 class Feed:
     """What one parameter is stepped with, instead of its `.grad`: pieces of the gradient that lie
-    behind one another, as scaled as they are, and where its low-precision copy goes."""
+    behind one another, as scaled as they are, which of them enter the statistics here and not on
+    another rank, and where the low-precision copy goes."""
 
     pieces: Sequence[Tensor]
-    out: Tensor | None
+    counted: Sequence[bool]
+    out: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class FusedAdamW(torch.optim.AdamW):
     param_groups, `step`, `exp_avg` and `exp_avg_sq`; either loads the other's state_dict.
 
     `grad_mul` scales the gradients of the next step only, in the same pass. `feeds` give it
-    gradients that are not `.grad` (of the next step only, too). Without amsgrad and maximize.
+    gradients that are not `.grad` (of the next step only, too). `counts` says of a parameter with
+    a `.grad` whether it enters the statistics here. Without amsgrad and maximize.
     """
 
     def __init__(
@@ -50,19 +53,21 @@ class FusedAdamW(torch.optim.AdamW):
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self.grad_mul: float | Tensor = 1.0
         self.feeds: dict[Tensor, Feed] = {}
+        self.counts: Callable[[Tensor], bool] = lambda parameter: True
         self._sums: list[Tensor] = []
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One step of every parameter that has a feed or a gradient."""
         assert closure is None, "closures are not supported"
-        self._sums = []
         multipliers: dict[torch.device, Tensor] = {}
         with torch.no_grad():
             for group in self.param_groups:
                 assert not group["amsgrad"] and not group["maximize"]
                 for p in group["params"]:
-                    feed = self.feeds.get(p) or Feed([] if p.grad is None else [p.grad], None)
-                    if feed.pieces:
+                    feed = self.feeds.get(p)
+                    if feed is None and p.grad is not None:
+                        feed = Feed([p.grad], [self.counts(p)])
+                    if feed is not None:
                         if p.device not in multipliers:
                             multipliers[p.device] = self._multiplier(p.device)
                         self._step(p, feed, multipliers[p.device], group)
@@ -73,12 +78,11 @@ class FusedAdamW(torch.optim.AdamW):
         self.feeds = {}
         self.grad_mul = 1.0
 
-    def sums(self) -> Tensor:
-        """[|v|_1, max v, |p|^2, |change of p|^2] of this process's last step, float64."""
-        if not self._sums:
-            return torch.zeros(4, dtype=torch.float64)
-        total = merge(torch.stack(self._sums))
-        self._sums = [total]
+    def take_sums(self) -> Tensor:
+        """[|v|_1, max v, |p|^2, |change of p|^2] of this process's parameters, float64, over all
+        that was stepped since the last call: ZeRO 3 steps a group of them at a time."""
+        total = merge(self._sums) if self._sums else torch.zeros(4, dtype=torch.float64)
+        self._sums = []
         return total
 
     def _multiplier(self, device: torch.device) -> Tensor:
@@ -94,41 +98,35 @@ class FusedAdamW(torch.optim.AdamW):
         weights, m, v = (t.view(-1) for t in (p.detach(), state["exp_avg"], state["exp_avg_sq"]))
         out = None if feed.out is None else feed.out.detach().view(-1)
         start = 0
-        for piece in feed.pieces:
+        for piece, counted in zip(feed.pieces, feed.counted, strict=True):
             end = start + piece.numel()
-            self._sums.append(
-                adamw_flat_(
-                    weights[start:end],
-                    m[start:end],
-                    v[start:end],
-                    piece.detach().contiguous().view(-1),
-                    None if out is None else out[start:end],
-                    grad_mul,
-                    lr=group["lr"],
-                    betas=group["betas"],
-                    eps=group["eps"],
-                    weight_decay=group["weight_decay"],
-                    step=int(state["step"]),
-                )
+            sums = adamw_flat_(
+                weights[start:end],
+                m[start:end],
+                v[start:end],
+                piece.detach().contiguous().view(-1),
+                None if out is None else out[start:end],
+                grad_mul,
+                lr=group["lr"],
+                betas=group["betas"],
+                eps=group["eps"],
+                weight_decay=group["weight_decay"],
+                step=int(state["step"]),
             )
+            if counted:
+                self._sums.append(sums)
             start = end
         assert start == p.numel(), f"a gradient of {start} elements for {p.numel()} weights"
 
 
-def merge(sums: Tensor) -> Tensor:
-    """Rows of sums() as the sums of everything."""
-    total = sums.sum(0)
-    total[1] = sums[:, 1].max()
+def merge(parts: Sequence[Tensor]) -> Tensor:
+    """The sums of several parts as those of the whole."""
+    rows = torch.stack(list(parts))
+    total = rows.sum(0)
+    total[1] = rows[:, 1].max()
     return total
 
 
 def statistics(sums: Tensor) -> Statistics:
     variance_l1, variance_max, weight_sq, update_sq = sums.tolist()
     return Statistics(variance_l1, variance_max, weight_sq**0.5, update_sq**0.5)
-
-
-def norm_check(gradients: Sequence[Tensor]) -> Tensor:
-    """[sum of squares, number of inf and nan] of all of them, float64, in one read."""
-    if not gradients:
-        return torch.zeros(2, dtype=torch.float64)
-    return torch.stack([grad_norm_check(g.detach().contiguous()) for g in gradients]).sum(0)

@@ -15,37 +15,39 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
-from deepspeed.runtime.utils import all_gather_dp_groups, is_model_parallel_parameter
+from deepspeed.runtime.utils import all_gather_dp_groups
 from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID, DeepSpeedZeroOptimizer
-from torch import Tensor
 
-from .fused_adamw import Feed, FusedAdamW, norm_check
+from .fused_adamw import Feed, FusedAdamW
+from .grad_norm import norm_check, raw_grad_norm
+from .grid import Grid
 
 KNOWN = "0.19."  # the DeepSpeed whose steps these are
 EPSILON = 1e-6  # what DeepSpeed adds to a norm before it divides by it
 
 
-def fuse(engine: Any) -> bool:
+def fuse(engine: Any, grid: Grid) -> bool:
     """Replace the step of this engine, which has a FusedAdamW; False if DeepSpeed's own stays."""
     if not deepspeed.__version__.startswith(KNOWN):
         return False
     wrapper = engine.optimizer
     if type(wrapper) is DeepSpeedZeroOptimizer and _plain_zero(wrapper):
-        _replace(wrapper, _zero_step)
+        _replace(wrapper, lambda: _zero_step(wrapper, grid))
     elif type(wrapper) is FP16_UnfusedOptimizer and wrapper.mpu is None:
-        _replace(wrapper, _unfused_step)
-    elif type(wrapper) is FusedAdamW and engine.mpu is None:
-        engine.clip_fp32_gradients = lambda: _clip(wrapper, engine.gradient_clipping())
+        _replace(wrapper, lambda: _unfused_step(wrapper))
+    elif type(wrapper) is FusedAdamW:
+        wrapper.counts = grid.counts
+        engine.clip_fp32_gradients = lambda: _clip(engine, grid)
     else:
         return False
     return True
 
 
-def _replace(wrapper: Any, fused: Callable[[Any], bool]) -> None:
+def _replace(wrapper: Any, fused: Callable[[], bool]) -> None:
     stock = wrapper.step
 
     def step(closure: None = None) -> Any:
-        return wrapper.overflow if fused(wrapper) else stock(closure)
+        return wrapper.overflow if fused() else stock(closure)
 
     wrapper.step = step
 
@@ -59,13 +61,14 @@ def _plain_zero(zero: Any) -> bool:
     )
 
 
-def _zero_step(zero: Any) -> bool:
+def _zero_step(zero: Any, grid: Grid) -> bool:
     """ZeRO 1 and 2: `deepspeed/runtime/zero/stage_1_and_2.py`, `step`. False: nothing was done,
     because a gradient is not finite; then DeepSpeed decides what that means."""
     groups = range(len(zero.bit16_groups))
-    counted, uncounted = _zero_gradients(zero)
-    check = norm_check(counted)
-    check[1] += norm_check(uncounted)[1]
+    feeds = [_zero_feed(zero, i, grid) for i in groups]
+    pieces = [pair for feed in feeds for pair in zip(feed.pieces, feed.counted, strict=True)]
+    check = norm_check([piece for piece, counted in pieces if counted])
+    check[1] += norm_check([piece for piece, counted in pieces if not counted])[1]
     dist.all_reduce(check, group=zero.dp_process_group)
     zero._model_parallel_all_reduce(tensor=check, op=dist.ReduceOp.SUM)
     squared, nonfinite = check.tolist()
@@ -78,11 +81,7 @@ def _zero_step(zero: Any) -> bool:
     zero._update_scale(False)
     # As DeepSpeed does: from here on with the scale of the next step.
     optimizer.grad_mul = _multiplier(norm, zero.loss_scale, zero.clip_grad)
-    for i in groups:
-        rank = dist.get_rank(group=zero.real_dp_process_group[i])
-        optimizer.feeds[zero.single_partition_of_fp32_groups[i]] = Feed(
-            list(zero.averaged_gradients[i]), zero.parallel_partitioned_bit16_groups[i][rank]
-        )
+    optimizer.feeds = dict(zip(zero.single_partition_of_fp32_groups, feeds, strict=True))
     optimizer.step()
     optimizer.forget_feeds()  # for when a wrapper of its step has left it out
     zero._lazy_init_hp_params_optimizer_state()
@@ -102,18 +101,18 @@ def _zero_step(zero: Any) -> bool:
     return True
 
 
-def _zero_gradients(zero: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """This rank's gradients that count in the norm, and those that another rank counts."""
-    counted: list[Tensor] = []
-    uncounted: list[Tensor] = []
-    for i in range(len(zero.bit16_groups)):
-        pieces = [g for g in zero.averaged_gradients[i] if not getattr(g, "_zero_padding", False)]
+def _zero_feed(zero: Any, group: int, grid: Grid) -> Feed:
+    """This rank's partition of one param group; padding, which is zero, is counted nowhere."""
+    pieces = list(zero.averaged_gradients[group])
+    parameters = iter(zero.params_in_partition[group])
+    counted = []
+    for piece in pieces:
+        padding = getattr(piece, "_zero_padding", False)
         # Padding that is not marked lies behind the last parameter.
-        for piece, p in zip(pieces, zero.params_in_partition[i], strict=False):
-            own = is_model_parallel_parameter(p) or zero.model_parallel_rank == 0
-            replicated = getattr(p, "ds_pipe_replicated", False)
-            (counted if own and not replicated else uncounted).append(piece)
-    return counted, uncounted
+        parameter = None if padding else next(parameters, None)
+        counted.append(parameter is not None and grid.counts(parameter))
+    rank = dist.get_rank(group=zero.real_dp_process_group[group])
+    return Feed(pieces, counted, zero.parallel_partitioned_bit16_groups[group][rank])
 
 
 def _unfused_step(wrapper: Any) -> bool:
@@ -132,7 +131,7 @@ def _unfused_step(wrapper: Any) -> bool:
     scale = wrapper.loss_scale_config.cur_scale
     optimizer.grad_mul = _multiplier(wrapper._global_grad_norm, scale, wrapper.clip_grad)
     for p, master, gradient in zip(low, masters, gradients, strict=True):
-        optimizer.feeds[master] = Feed([gradient], p)
+        optimizer.feeds[master] = Feed([gradient], [True], p)
     optimizer.step()
     optimizer.forget_feeds()
     return True
@@ -145,9 +144,8 @@ def _multiplier(norm: float, scale: float, clip_grad: float) -> float:
     return 1 / (max((norm / scale + EPSILON) / clip_grad, 1.0) * scale)
 
 
-def _clip(optimizer: FusedAdamW, clip_grad: float) -> None:
+def _clip(engine: Any, grid: Grid) -> None:
     """float32 without ZeRO: what the engine does before it steps. A norm that is not finite makes
     the weights nan, as it does in DeepSpeed."""
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-    norm = math.sqrt(norm_check([g for g in gradients if g is not None])[0])
-    optimizer.grad_mul = min(1.0, clip_grad / (norm + EPSILON))
+    norm = raw_grad_norm(engine.module, grid)
+    engine.optimizer.grad_mul = min(1.0, engine.gradient_clipping() / (norm + EPSILON))

@@ -6,15 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .progress import Progress
+
+if TYPE_CHECKING:
+    from .fused_adamw import Statistics
 
 
 @dataclass(frozen=True)
 class Report:
     """The figures of one trained iteration. `seconds` is the time it took, `curriculum_seqlen` its
-    tokens a sample under a curriculum; of a whole log interval see `mean`."""
+    tokens a sample under a curriculum; `statistics` are of its step, None when it was left out or
+    the optimizer is not fused. Of a whole log interval see `mean`."""
 
     loss: float
     lr: float
@@ -25,6 +29,7 @@ class Report:
     seconds: float
     curriculum_seqlen: int | None = None
     nan: int = 0
+    statistics: Statistics | None = None
 
 
 def mean(reports: Sequence[Report]) -> Report:
@@ -47,7 +52,7 @@ def loss_line(report: Report, progress: Progress, train_iters: int) -> str:
         if report.curriculum_seqlen is None
         else f" curriculum seqlen: {report.curriculum_seqlen:5d} |"
     )
-    return (
+    line = (
         f" iteration {progress.iteration:8d}/{train_iters:8d} |"
         f" consumed samples: {progress.samples:12d} |"
         f" elapsed time per iteration (ms): {report.seconds * 1000:.1f} |"
@@ -59,6 +64,10 @@ def loss_line(report: Report, progress: Progress, train_iters: int) -> str:
         f" number of skipped iterations: {report.skipped:3d} |"
         f" number of nan iterations: {report.nan:3d} |"
     )
+    if report.statistics is not None:
+        line += f" adam variance l1 norm: {report.statistics.variance_l1:.4E} |"
+        line += f" adam variance max: {report.statistics.variance_max:.4E} |"
+    return line
 
 
 def validation_line(loss: float, iteration: int) -> str:
@@ -98,7 +107,19 @@ class EventLog:
 
     def iteration(self, report: Report, progress: Progress) -> None:
         """All scalars of one trained iteration, at the counters after it."""
+        found = report.statistics
+        optimizer: tuple[tuple[str, float, str], ...] = (
+            ()
+            if found is None
+            else (
+                ("optimizer/variance_l1", found.variance_l1, "tokens"),
+                ("optimizer/variance_abs_max", found.variance_max, "tokens"),
+                ("optimizer/weight_l2", found.weight_l2, "tokens"),
+                ("optimizer/update_l2", found.update_l2, "tokens"),
+            )
+        )
         for tag, value, axes in (
+            *optimizer,
             ("lm-loss-training/lm loss", report.loss, "samples tokens gigaflos"),
             ("learning-rate/learning-rate", report.lr, "samples tokens"),
             ("batch-size/batch-size", report.batch_size, "samples"),

@@ -75,7 +75,8 @@ def build_engine(config: Config, model: nn.Module, sizes: BatchSizes, grid: Grid
     # state, which would count as Adam step 1.
     optimizer.state.clear()
     if isinstance(optimizer, FusedAdamW):
-        fuse(engine)
+        optimizer.take_sums()
+        fuse(engine, grid)
     if isinstance(optimizer, LAMB):
         tell_partitions(optimizer, engine, grid)
     return engine

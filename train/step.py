@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import pipeline
 from .config import Config
 from .errors import TrainError
+from .fused_adamw import FusedAdamW, Statistics, merge, statistics
+from .grad_norm import raw_grad_norm
 from .grid import Grid
 from .optimizer import live_loss_scale, live_optimizer
 
@@ -118,11 +120,15 @@ class Step:
         inner.step = limited
 
 
-def raw_grad_norm(model: nn.Module, grid: Grid) -> float:
-    """The 2-norm of the gradients that lie in the model now, over all ranks that share it."""
-    gradients = [p.grad for p in model.parameters() if grid.counts(p)]
-    norms = [torch.linalg.vector_norm(g.float()) for g in gradients if g is not None]
-    total = torch.stack(norms).square().sum()
-    if grid.model_size > 1:
-        dist.all_reduce(total, group=grid.model_group)
-    return float(total.sqrt())
+def take_statistics(engine: Any, grid: Grid) -> Statistics | None:
+    """Of the last step over all ranks, which must all call it; None for another optimizer."""
+    optimizer = live_optimizer(engine)
+    if not isinstance(optimizer, FusedAdamW):
+        return None
+    sums = optimizer.take_sums().to(engine.device)
+    group = dist.group.WORLD if engine.zero_optimization_stage() else grid.model_group
+    if group is not None and dist.get_world_size(group) > 1:
+        rows = [torch.empty_like(sums) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(rows, sums, group=group)
+        sums = merge(rows)
+    return statistics(sums)

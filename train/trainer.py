@@ -38,7 +38,7 @@ from .progress import Progress, skip_range
 from .progress_bar import ProgressBar
 from .retention import remove_old
 from .rewarm import factor, rewarmed
-from .step import Step
+from .step import Step, take_statistics
 from .stop import StopRequest
 from .validation import evaluate
 
@@ -252,15 +252,18 @@ def _iteration(training: Training, size: int) -> Report:
     with rewarmed(engine, window):
         loss, norm = run_batch(training, size)
     progress.advance(size, length, training.flops_per_token)
+    skipped = engine.skipped_steps - skipped_before
+    statistics = take_statistics(engine, training.grid)
     return Report(
         loss=loss,
         lr=lr,
         batch_size=size,
         grad_norm=norm,
         loss_scale=live_loss_scale(engine),
-        skipped=engine.skipped_steps - skipped_before,
+        skipped=skipped,
         seconds=time.perf_counter() - began,
         curriculum_seqlen=None if training.course.curriculum is None else length,
+        statistics=None if skipped else statistics,
     )
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import launch
 from tests.train.conftest import losses, step_back
 from tests.train.in_process import InProcess
 from train import trainer
-from train.fused_adamw import FusedAdamW, norm_check, statistics
+from train.fused_adamw import FusedAdamW, statistics
+from train.grad_norm import norm_check
 from train.kernels import load
 from train.optimizer import live_optimizer
 
@@ -132,11 +135,49 @@ def test_the_statistics_are_those_of_weights_and_moments() -> None:
     v = torch.cat([optimizer.state[p]["exp_avg_sq"].flatten() for p in parameters])
     p = torch.cat([p.detach().flatten() for p in parameters])
     change = p - torch.cat([p.flatten() for p in before])
-    told = statistics(optimizer.sums())
+    told = statistics(optimizer.take_sums())
     assert told.variance_l1 == pytest.approx(float(v.sum()), rel=1e-5)
     assert told.variance_max == pytest.approx(float(v.max()), rel=1e-6)
     assert told.weight_l2 == pytest.approx(float(p.norm()), rel=1e-5)
     assert told.update_l2 == pytest.approx(float(change.norm()), rel=1e-5)
+
+
+@pytest.mark.parametrize("overrides", [*STAGES, ["zero_stage=3"]], ids=" ".join)
+def test_the_statistics_of_a_step_are_logged(
+    in_process: InProcess, tmp_path: Path, overrides: list[str]
+) -> None:
+    """Those of the whole model, as a step of torch's AdamW leaves it."""
+    training = in_process.prepare(
+        tmp_path / "stock", "zero_stage=0", STOCK, "train_iters=1", "lr_warmup_samples=0"
+    )
+    before = torch.cat([p.detach().clone().flatten() for p in training.engine.module.parameters()])
+    trainer.train(training, in_process.said.append)
+    p = torch.cat([p.detach().flatten() for p in training.engine.module.parameters()])
+    states = training.engine.optimizer.state.values()
+    v = torch.cat([state["exp_avg_sq"].flatten() for state in states])
+    in_process.train(tmp_path / "run", *overrides, FUSED, "train_iters=2", "lr_warmup_samples=0")
+    values = EventAccumulator(str(tmp_path / "run" / "tensorboard"), {"tensors": 0})
+    values.Reload()
+    found = {}
+    for tag in ("variance_l1", "variance_abs_max", "weight_l2", "update_l2"):
+        for axis, unit in (("", 1), (" vs tokens", 256)):
+            events = values.Tensors(f"optimizer/{tag}{axis}")
+            assert [event.step for event in events] == [unit, 2 * unit]
+            found[tag] = events[0].tensor_proto.float_val[0]
+    expected = {
+        "variance_l1": float(v.sum()),
+        "variance_abs_max": float(v.max()),
+        "weight_l2": float(p.norm()),
+        "update_l2": float((p - before).norm()),
+    }
+    assert expected["variance_l1"] == pytest.approx(1 - 0.95, rel=1e-4)  # of a clipped gradient
+    assert found == pytest.approx(expected, rel=3e-2 if len(overrides) > 1 else 1e-4)
+    line = re.search(
+        r"adam variance l1 norm: (\S+) \| adam variance max: (\S+) \|", "\n".join(in_process.said)
+    )
+    assert line is not None
+    told = [float(text) for text in line.groups()]
+    assert told == pytest.approx([found["variance_l1"], found["variance_abs_max"]], rel=1e-4)
 
 
 def test_a_norm_over_no_gradients_is_zero() -> None:
