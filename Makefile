@@ -12,11 +12,12 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/.cache/torch_extensions
 export OMP_NUM_THREADS := 1
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help venv test lint nightly demo bench clean
+.PHONY: help venv test test-formats lint nightly demo bench clean
 
 help:
 	@echo "make venv     .venv with everything, by constraints.txt"
 	@echo "make test     lint, types, import contracts, and the whole test suite"
+	@echo "make test-formats  checkpoints of other libraries, which it installs"
 	@echo "make demo     a run diverges, is operated on, and recovers (CPU, minutes)"
 	@echo "make bench    the figures of README.md, as ratios measured in one run"
 	@echo "make lint     ruff, mypy, import-linter"
@@ -36,9 +37,16 @@ lint: venv
 	$(VENV)/bin/lint-imports
 
 test: lint
-	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
+	$(PY) -m pytest -m "not slow and not formats" -n $(WORKERS) --dist loadfile
 
-nightly: lint
+$(VENV)/.formats: $(VENV)/.complete
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[formats]'
+	touch $@
+
+test-formats: $(VENV)/.formats
+	$(PY) -m pytest -m "formats and not slow" -n $(WORKERS) --dist loadfile
+
+nightly: lint $(VENV)/.formats
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 demo: venv

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.edits import Fill, Key
+from ckptsurgeon.edits import ZEROS, Fill, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickle_reader import ITEM_BYTES, Tensor
 from ckptsurgeon.formats import Place
@@ -50,7 +50,8 @@ def places(
         yield Place(file, (*path, f"state{number}"), codes, wins)
         return
     code = _zero(shards, file, map, number)
-    yield Place(file, (*path, f"state{number}"), codes, wins, Fill(code))
+    zero = Fill(code) if code else ZEROS
+    yield Place(file, (*path, f"state{number}"), codes, wins, zero)
     for scale in SCALES:
         tensor = inner.get(f"{scale}{number}")
         if isinstance(tensor, Tensor):
