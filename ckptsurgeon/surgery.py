@@ -117,6 +117,7 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
 def plan_compact(run: Run, step: int | None = None, *, allow_globals: Collection[str] = ()) -> Plan:
     """Rewrite the shards of one step, by default the latest, without the bytes that surgeries left
     behind. Values, tensors and the promise stay; the old files stay in the attic until `prune`."""
+    run.refuse_busy()
     checkpoint = run.checkpoint(run.latest() if step is None else step)
     changes = [
         Rewrite(file, "shard", content, f"{freed} bytes of earlier surgeries go")
@@ -132,6 +133,7 @@ def plan_shrink(run: Run, step: int | None = None, *, allow_globals: Collection[
 
     Values, tensors and the promise stay, and which tensors share their bytes; the old files stay in
     the attic until `prune`."""
+    run.refuse_busy()
     checkpoint = run.checkpoint(run.latest() if step is None else step)
     changes = []
     for path in run.format.files(run.root, checkpoint.step):
@@ -152,7 +154,6 @@ def _plan_rewrites(
     changes: Sequence[Rewrite],
     allow_globals: Collection[str],
 ) -> Plan:
-    run.refuse_busy()
     promise = checkpoint.state().promise
     refuse_unknown(checkpoint.globals(), allow_globals)
     id = journal.next_id(run.root)
