@@ -5,7 +5,9 @@ that is where tests count calls, record them, and inject faults. A hook that ret
 shortens the write that it was asked about. Every OSError that leaves here names its path.
 
 Nothing here is durable by itself: data are durable after `fsync_file`, a name after
-`fsync_directory` of its directory. No call follows a symbolic link in the last part of its path.
+`fsync_directory` of its directory. No call follows a symbolic link in any part of the path that it
+changes: each folder on the way is opened from the one above it (`_above`), so one that becomes a
+link between the check and the call is an error. Callers resolve what a user named.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ INTERRUPTED_CALLS = 100
 """A call that EINTR breaks is made again, at most this often (FUSE and old NFS mounts do it)."""
 COPY_AT_ONCE = 1 << 26
 FICLONE = 0x40049409
+FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 _NO_DIRECTORY_FSYNC = (errno.EINVAL, errno.ENOTSUP)
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
@@ -42,10 +45,26 @@ def _act(operation: str, path: Path, call: Callable[[int | None], T], **details:
             if attempt == INTERRUPTED_CALLS - 1:
                 raise
         except OSError as error:
-            if error.filename is None:
-                error.filename = str(path)
+            error.filename = str(path)
             raise
     raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def _above(path: Path) -> Iterator[tuple[str, int]]:
+    """The last name in `path`, and the folder that it is in as a descriptor. Raises OSError with
+    ENOTDIR if a part of the way is a symbolic link."""
+    *folders, name = path.parts
+    start = folders.pop(0) if path.is_absolute() and folders else "."
+    descriptor = os.open(start, FOLDER)
+    try:
+        for folder in folders:
+            inner = os.open(folder, FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        yield name, descriptor
+    finally:
+        os.close(descriptor)
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -53,42 +72,71 @@ def _act(operation: str, path: Path, call: Callable[[int | None], T], **details:
 
 def make_directory(path: Path) -> None:
     """Create one directory. Raises FileExistsError or FileNotFoundError as mkdir(2) does."""
-    _act("make_directory", path, lambda _: path.mkdir())
+
+    def make(_: int | None) -> None:
+        with _above(path) as (name, folder):
+            os.mkdir(name, dir_fd=folder)
+
+    _act("make_directory", path, make)
 
 
 def remove_directory(path: Path) -> None:
     """Remove one empty directory."""
-    _act("remove_directory", path, lambda _: path.rmdir())
+
+    def remove(_: int | None) -> None:
+        with _above(path) as (name, folder):
+            os.rmdir(name, dir_fd=folder)
+
+    _act("remove_directory", path, remove)
 
 
 def remove_file(path: Path) -> None:
-    _act("remove_file", path, lambda _: path.unlink())
+    """Remove one name of a file."""
+
+    def remove(_: int | None) -> None:
+        with _above(path) as (name, folder):
+            os.unlink(name, dir_fd=folder)
+
+    _act("remove_file", path, remove)
 
 
 def rename(source: Path, target: Path) -> None:
     """rename(2): an existing target file is replaced in one step."""
-    _act("rename", source, lambda _: source.rename(target), target=str(target))
+
+    def move(_: int | None) -> None:
+        with _above(source) as (old, here), _above(target) as (new, there):
+            os.rename(old, new, src_dir_fd=here, dst_dir_fd=there)
+
+    _act("rename", source, move, target=str(target))
 
 
 def link(source: Path, target: Path) -> None:
     """A second name for `source` (for the link itself when it is symbolic)."""
-    _act(
-        "link",
-        source,
-        lambda _: os.link(source, target, follow_symlinks=False),
-        target=str(target),
-    )
+
+    def add(_: int | None) -> None:
+        with _above(source) as (old, here), _above(target) as (new, there):
+            os.link(old, new, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
+
+    _act("link", source, add, target=str(target))
 
 
 def symlink(text: str, path: Path) -> None:
-    _act("symlink", path, lambda _: path.symlink_to(text), text=text)
+    """A symbolic link that says `text`."""
+
+    def make(_: int | None) -> None:
+        with _above(path) as (name, folder):
+            os.symlink(text, name, dir_fd=folder)
+
+    _act("symlink", path, make, text=text)
 
 
 def fsync_directory(path: Path) -> None:
     """Make the names in `path` durable; a file system that has no such call is left to itself."""
 
     def sync(_: int | None) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with _above(path) as (name, folder):
+            descriptor = os.open(name, flags, dir_fd=folder)
         try:
             os.fsync(descriptor)
         except OSError as error:
@@ -107,7 +155,12 @@ def fsync_directory(path: Path) -> None:
 def created(path: Path) -> Iterator[int]:
     """The descriptor of a new, empty file. Raises FileExistsError when the name is taken."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = _act("create", path, lambda _: os.open(path, flags, 0o666))
+
+    def create(_: int | None) -> int:
+        with _above(path) as (name, folder):
+            return os.open(name, flags, 0o666, dir_fd=folder)
+
+    descriptor = _act("create", path, create)
     try:
         yield descriptor
     finally:
@@ -117,7 +170,8 @@ def created(path: Path) -> Iterator[int]:
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
     """The descriptor of an existing regular file, open for writing in place."""
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with _above(path) as (name, folder):
+        descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -244,13 +298,13 @@ def fsync_data(descriptor: int, path: Path) -> None:
 
 def set_times(path: Path, mtime_ns: int) -> None:
     """Set the modification time; the access time stays as it is."""
-    access = path.lstat().st_atime_ns
-    _act(
-        "set_times",
-        path,
-        lambda _: os.utime(path, ns=(access, mtime_ns), follow_symlinks=False),
-        mtime_ns=mtime_ns,
-    )
+
+    def set(_: int | None) -> None:
+        with _above(path) as (name, folder):
+            access = os.stat(name, dir_fd=folder, follow_symlinks=False).st_atime_ns
+            os.utime(name, ns=(access, mtime_ns), dir_fd=folder, follow_symlinks=False)
+
+    _act("set_times", path, set, mtime_ns=mtime_ns)
 
 
 def copy_rights(descriptor: int, path: Path, like: os.stat_result) -> None:

@@ -47,6 +47,7 @@ def export(
     all there and durable. The run is only read.
 
     Raises UsageError if the directory exists, SurgeryError if the weights can't be consolidated."""
+    folder = folder.parent.resolve() / folder.name
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} is there already", next="name a new directory")
     weights = list(run.checkpoint(step).weights())

@@ -50,6 +50,7 @@ def fork(
     `reflink` shares blocks until one side writes; `hard-link` shares files, so what writes into a
     file in place (a trainer that saves this very step again) changes both; `copy` shares nothing.
     Raises UsageError if the folder exists, SurgeryError if the file system can't do it."""
+    folder = folder.parent.resolve() / folder.name
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} is there already", next="name a new directory")
     partial = folder.with_name(f"{folder.name}.partial")

@@ -106,10 +106,11 @@ class Run:
         return f"{HOME}/{kind}/{id}/{file.replace('tfevents', 'tf-events')}"
 
     def log_roots(self) -> list[Path]:
-        """Where event files are looked for: the folders of the settings, or the root."""
+        """Where event files are looked for: the folders of the settings, links among them
+        resolved, or the root."""
         named = self.settings.get("tensorboard", ".")
         names = named if isinstance(named, list) else [named]
-        return [Path(os.path.normpath(self.root / str(item))) for item in names]
+        return [Path(os.path.realpath(self.root / str(item))) for item in names]
 
     def fingerprint(self, file: str) -> Fingerprint:
         """What `file` is at this moment; an absent file has inode 0."""

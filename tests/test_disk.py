@@ -199,6 +199,38 @@ def test_a_symbolic_link_is_not_followed_for_a_write(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "kept"
 
 
+CALLS: dict[str, Callable[[Path], object]] = {
+    "make_directory": lambda folder: disk.make_directory(folder / "new"),
+    "remove_directory": lambda folder: disk.remove_directory(folder / "empty"),
+    "remove_file": lambda folder: disk.remove_file(folder / "file"),
+    "rename from": lambda folder: disk.rename(folder / "file", folder.parent / "taken"),
+    "rename to": lambda folder: disk.rename(folder.parent / "own", folder / "file"),
+    "link from": lambda folder: disk.link(folder / "file", folder.parent / "taken"),
+    "link to": lambda folder: disk.link(folder.parent / "own", folder / "new"),
+    "symlink": lambda folder: disk.symlink("x", folder / "new"),
+    "created": lambda folder: disk.write_new(folder / "new", b"x"),
+    "opened": lambda folder: disk.opened(folder / "file").__enter__(),
+    "set_times": lambda folder: disk.set_times(folder / "file", 0),
+    "fsync_directory": lambda folder: disk.fsync_directory(folder / "empty"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_folder_on_the_way_that_is_a_link_is_not_followed(tmp_path: Path, name: str) -> None:
+    (tmp_path / "elsewhere" / "empty").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "file").write_text("kept")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "own").write_text("own")
+    (tmp_path / "run" / "step").symlink_to(tmp_path / "elsewhere")
+    before = {str(path): path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(NotADirectoryError):
+        CALLS[name](tmp_path / "run" / "step")
+    assert {str(path): path.lstat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    (tmp_path / "run" / "step").unlink()
+    (tmp_path / "elsewhere").rename(tmp_path / "run" / "step")
+    CALLS[name](tmp_path / "run" / "step")
+
+
 def test_a_fifo_is_not_written_in_place(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match="not a regular file"), disk.opened(tmp_path / "fifo"):

@@ -184,7 +184,8 @@ def read_plan(path: Path) -> Plan:
 
 def _keep(plan: Plan, path: Path) -> None:
     try:
-        disk.write_new(path, json.dumps(to_json(plan), indent=1).encode())
+        real = path.parent.resolve() / path.name
+        disk.write_new(real, json.dumps(to_json(plan), indent=1).encode())
     except FileExistsError:
         raise UsageError(f"{path} is there already", next="remove it, or name another") from None
 
