@@ -44,7 +44,8 @@ class Config:
     make_vocab_size_divisible_by: int = 128
     untie_embeddings: bool = False
     ffn_hidden_size: Optional[int] = None  # default 4 hidden_size  # noqa: UP045
-    init_method_std: Union[float, str] = "small_init"  # or mt_nlg, or a number  # noqa: UP007
+    # Or mt_nlg, or a number; the configs of older runs hold null, which is small_init.
+    init_method_std: Optional[Union[float, str]] = "small_init"  # noqa: UP007, UP045
     position_init: str = "gaussian"  # of the learned positions; or sinusoidal
     embed_layernorm: bool = False
     layernorm_epsilon: float = 1e-5
@@ -119,10 +120,11 @@ class Config:
 
     @property
     def init_std(self) -> float:
-        if isinstance(self.init_method_std, str):
-            a, b = INIT_FORMULAS[self.init_method_std]
+        std = "small_init" if self.init_method_std is None else self.init_method_std
+        if isinstance(std, str):
+            a, b = INIT_FORMULAS[std]
             return math.sqrt(a / (b * self.hidden_size))
-        return self.init_method_std
+        return std
 
     @property
     def ffn_size(self) -> int:
@@ -246,7 +248,7 @@ def _check_validation(c: Config) -> None:
 
 
 def _check_init(c: Config) -> None:
-    std = c.init_method_std
+    std = "small_init" if c.init_method_std is None else c.init_method_std
     ok = std in INIT_FORMULAS if isinstance(std, str) else math.isfinite(std) and std > 0
     _check(ok, "init_method_std", std, ("a finite number above 0", *INIT_FORMULAS))
     ffn = c.ffn_hidden_size

@@ -31,6 +31,12 @@ def test_overrides_win_and_exponents_are_numbers(tmp_path: Path) -> None:
     assert (loaded.lr, loaded.adam_beta1, loaded.rampup_batch_size) == (3e-5, 0.0, [4, 4, 32])
 
 
+@pytest.mark.parametrize("name", ["null", "small_init"])
+def test_the_init_of_an_older_run_is_the_default_one(tmp_path: Path, name: str) -> None:
+    path = config(tmp_path, f"init_method_std: {name}")
+    assert load_config(path, PATHS).init_std == (2 / (5 * 32)) ** 0.5
+
+
 @pytest.mark.parametrize(
     ("text", "override", "says"),
     [
