@@ -17,6 +17,7 @@ EXACT = frozenset(
         "collections.Counter",
         "collections.OrderedDict",
         "collections.defaultdict",
+        "collections.deque",
         "numpy.dtype",
         "numpy.ndarray",
         "torch.Size",

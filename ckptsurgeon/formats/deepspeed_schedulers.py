@@ -88,7 +88,7 @@ def reschedule(
 def _advice(name: str, wanted: Mapping[str, Any]) -> str:
     told = []
     if name == COSINE and "lr" in wanted:
-        told.append(f'"optimizer": {{"params": {{"lr": {wanted["lr"]:g}}}}}')
+        told.append(f'"optimizer": {{"params": {{"lr": {wanted["lr"]!r}}}}}')
     keys = {key: PARAMS[key] for key in wanted if name != COSINE or key != "lr"}
     if keys:
         inner = ", ".join(f'"{param}": {wanted[key]!r}' for key, param in keys.items())

@@ -24,7 +24,7 @@ PEAK = 1e-3
 
 @dataclass(frozen=True)
 class Options:
-    """How an engine is built. `optimizer`: adamw, cpu_adam, adamw8bit, or
+    """How an engine is built. `optimizer`: adamw, cpu_adam, adamw8bit, config, or
     fused and apex (fused_adam.py); `scheduler`:
     a key of SCHEDULERS, or a section of the DeepSpeed config."""
 
@@ -160,9 +160,20 @@ def build(options: Options) -> Any:
         config["fp16"] = {"enabled": True, "initial_scale_power": 8, "hysteresis": 2}
     if options.scheduler_config is not None:
         config["scheduler"] = dict(options.scheduler_config)
-    made = schedulers()[options.scheduler] if options.scheduler else None
+    made = None
+    if options.scheduler == "WarmupLR":
+        from deepspeed.runtime.lr_schedules import WarmupLR
+
+        made = WarmupLR
+    elif options.scheduler:
+        made = schedulers()[options.scheduler]
+    named = options.optimizer == "config"
     engine, _, _, _ = deepspeed.initialize(
-        model=model, optimizer=_optimizer(model, options), lr_scheduler=made, config=config
+        model=model,
+        model_parameters=model.parameters() if named else None,
+        optimizer=None if named else _optimizer(model, options),
+        lr_scheduler=made,
+        config=config,
     )
     return engine
 

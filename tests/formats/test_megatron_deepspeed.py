@@ -1,0 +1,195 @@
+"""BigScience's Megatron-DeepSpeed: a real pipeline writes checkpoints, a relaunch loads them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import Plan, Run, plan, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe_file import from_data
+from tests.formats.megatron_engine import arguments, build, make, megatron, resume, save
+from tests.formats.test_deepspeed_variants import tree
+
+USE = {"use_checkpoint_lr_scheduler": True}
+SCHEDULE = {"lr": 3e-5, "min_lr": 1e-6, "warmup": 6, "decay": 160, "decay_style": "linear"}
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    with megatron():
+        yield
+
+
+def operate(root: Path, **recipe: Any) -> Plan:
+    """Apply, verify every level, and find nothing left to do."""
+    made = plan(Run.open(root), from_data(recipe))
+    surgery.apply(Run.open(root), made)
+    assert surgery.verify(Run.open(root), level=4).findings == ()
+    assert plan(Run.open(root), from_data(dict(made.recipe))).changes == ()
+    return made
+
+
+def rate(made: Plan) -> float:
+    assert made.promise is not None and made.promise.lr is not None
+    return made.promise.lr
+
+
+def command_line(warning: str) -> dict[str, Any]:
+    """The flags that the plan prints, as the trainer's arguments."""
+    words = warning.split()
+    pairs = {a: b.rstrip(":") for a, b in itertools.pairwise(words) if a.startswith("--")}
+    kinds = {"lr": float, "min_lr": float, "lr_decay_style": str}
+    out: dict[str, Any] = {}
+    for flag, value in pairs.items():
+        name = flag.strip("-:,").replace("-", "_")
+        if re.match(r"[\d.]+(e-?\d+)?$|linear$", value):
+            out[name] = kinds.get(name, int)(value)
+    return out
+
+
+@pytest.mark.parametrize("changed", [{"lr": 3e-5}, {"min_lr": 5e-5}, SCHEDULE])
+def test_each_way_to_relaunch_that_is_printed_uses_the_new_schedule(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    make(tmp_path)
+    made = operate(tmp_path, set=changed)
+    (warning,) = made.warnings
+    assert "--use-checkpoint-lr-scheduler" in warning
+    by_file = resume(tmp_path, **USE)["rates"]
+    by_flags = resume(tmp_path, **command_line(warning))["rates"]
+    assert by_file == by_flags and by_file[0] == rate(made)
+    with pytest.raises(AssertionError):
+        resume(tmp_path)
+
+
+def test_the_second_step_is_what_the_promise_leads_to(tmp_path: Path) -> None:
+    """The same rates as of a run that had this schedule at this position all along."""
+    make(tmp_path / "run")
+    operate(tmp_path / "run", set=SCHEDULE)
+    names = {"warmup": "lr_warmup_samples", "decay": "lr_decay_samples"}
+    born = {names.get(key, key): value for key, value in SCHEDULE.items()}
+    born["lr_decay_style"] = born.pop("decay_style")
+    make(tmp_path / "born", **born)
+    edited = resume(tmp_path / "run", **USE)["rates"]
+    assert edited == pytest.approx(resume(tmp_path / "born", **born)["rates"], rel=1e-12)
+
+
+def test_a_run_that_overrides_the_file_is_told_so(tmp_path: Path) -> None:
+    make(tmp_path, override_lr_scheduler=True)
+    made = operate(tmp_path, set={"lr": 3e-5})
+    assert "started with --override-lr-scheduler" in made.warnings[0]
+    first, second, *_ = resume(tmp_path, override_lr_scheduler=True)["rates"]
+    assert first == rate(made) and second > first  # the old schedule is back
+    kept = resume(tmp_path, override_lr_scheduler=True, **command_line(made.warnings[0]))["rates"]
+    assert kept[0] == rate(made) and kept[1] < first
+
+
+def test_the_rate_of_bnb_experiment_6(tmp_path: Path) -> None:
+    """tr8b-104B: from step 12000 with --min-lr 6e-7 --lr-decay-samples 12_695_312. Its log says
+    5.999E-05 before and 5.842E-05 at the first step after."""
+    line = {"lr": 6e-5, "min_lr": 6e-6, "lr_warmup_samples": 216_320}
+    args = arguments(**line, lr_decay_samples=126_953_125)
+    engine = build(args)
+    engine.lr_scheduler.step(1_519_744)
+    save(tmp_path, engine, args)
+    run = Run.open(tmp_path)
+    before = surgery.inspect(run, 0).promise
+    assert before.lr is not None and f"{before.lr:.5e}" == "5.99859e-05"
+    made = plan(run, from_data({"set": {"min_lr": 6e-7, "decay": 12_695_312}}))
+    assert f"{rate(made):.5e}" == "5.84153e-05"
+    surgery.apply(run, made)
+    new = {**line, "min_lr": 6e-7, "lr_decay_samples": 12_695_312}
+    assert resume(tmp_path, 1, **new, override_lr_scheduler=True)["rates"] == [rate(made)]
+
+
+# --- tokens, older keys --------------------------------------------------------------------------
+
+
+def test_a_decay_by_tokens_is_computed_by_tokens(tmp_path: Path) -> None:
+    make(tmp_path, lr_decay_tokens=400)
+    before = resume(tmp_path, lr_decay_tokens=400)["rates"]
+    found = surgery.inspect(Run.open(tmp_path)).promise.lr
+    assert found == before[0]
+    made = operate(tmp_path, set={"lr": 3e-5, "min_lr": 3e-6})
+    after = resume(tmp_path, lr_decay_tokens=400, **USE)["rates"]
+    assert after == pytest.approx([rate / 2 for rate in before]) and after[0] == rate(made)
+
+
+def test_the_end_in_tokens_is_a_flag(tmp_path: Path) -> None:
+    make(tmp_path, lr_decay_tokens=400)
+    with pytest.raises(SurgeryError, match="token 400") as refused:
+        plan(Run.open(tmp_path), from_data({"set": {"decay": 500}}))
+    assert "--lr-decay-tokens" in refused.value.next[0]
+
+
+def test_the_older_names_of_the_keys_win(tmp_path: Path) -> None:
+    make(tmp_path)
+    older = {
+        "max_lr": "start_lr", "warmup_steps": "warmup_iter", "decay_steps": "end_iter",
+        "num_steps": "num_iters",
+    }  # fmt: skip
+    for path in (tmp_path / "global_step6").glob("mp_rank_*"):
+        held = torch.load(path, weights_only=False)
+        state = held["lr_scheduler"]
+        held["lr_scheduler"] = {older.get(key, key): value for key, value in state.items()}
+        torch.save(held, path)
+    made = operate(tmp_path, set=SCHEDULE)
+    rates = resume(tmp_path, **USE)["rates"]
+    assert rates[0] == rate(made) and rates == sorted(rates, reverse=True) and rates[0] < 3e-5
+    assert surgery.inspect(Run.open(tmp_path)).schedule == {
+        "max_lr": 3e-5, "min_lr": 1e-6, "warmup_steps": 6, "decay_steps": 160, "num_steps": 12,
+        "decay_style": "linear", "num_tokens": 48, "warmup_tokens": 0,
+    }  # fmt: skip
+
+
+# --- the rest ------------------------------------------------------------------------------------
+
+
+def test_optimizer_settings_and_the_step_in_the_group(tmp_path: Path) -> None:
+    make(tmp_path)
+    before, files = resume(tmp_path), tree(tmp_path)
+    assert before["steps"] == {6}
+    wanted = {"beta2": 0.9, "eps": 1e-6, "weight_decay": 0.3, "clip_grad": 0.5}
+    made = operate(tmp_path, set=wanted, reset=["moments"])
+    after = resume(tmp_path)
+    assert made.promise is not None
+    assert after["betas"] == {made.promise.betas} == {(0.9, 0.9)}
+    assert after["eps"] == {1e-6} and after["clip_grad"] == 0.5
+    assert after["weight_decay"] == (0.3, 0.3, 0.0)
+    assert after["steps"] == {made.promise.adam_step} == {0} and after["moments"] == 0
+    surgery.apply(Run.open(tmp_path), surgery.plan_undo(Run.open(tmp_path)))
+    assert tree(tmp_path) == files
+
+
+def test_a_rollback_takes_every_pointer_along(tmp_path: Path) -> None:
+    make(tmp_path)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("6")
+    operate(tmp_path, rollback={"to": 4})
+    assert (tmp_path / "latest").read_text() == "global_step4"
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "4"
+    held = resume(tmp_path)
+    assert held["iteration"] == 4 and held["consumed_samples"] == 8
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flag"),
+    [
+        ({"skip": ["7-8"]}, "--skip-train-iteration-range 7-8"),
+        ({"set": {"seed": 43}}, "--seed 43"),
+    ],
+)
+def test_what_the_checkpoint_does_not_decide_is_refused(
+    tmp_path: Path, recipe: dict[str, Any], flag: str
+) -> None:
+    """`args` holds both, and the trainer never reads them back."""
+    make(tmp_path)
+    with pytest.raises(SurgeryError) as refused:
+        plan(Run.open(tmp_path), from_data(recipe))
+    assert flag in "\n".join(refused.value.next)
