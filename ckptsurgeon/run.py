@@ -258,6 +258,29 @@ class Run:
                 sign = _written(item) if item.is_file() else None
                 if sign:
                     found.append(f"{self.relative(item)}: {sign}")
+        return found + self._saving()
+
+    def _saving(self) -> list[str]:
+        """Evidence that a step is being saved: a shard of the newest steps that somebody here has
+        open, or a step beyond every pointer that was written to a moment ago."""
+        named = [step for step in self.pointers().values() if step is not None]
+        if not named:
+            return []
+        found = []
+        for step in self.steps():
+            if step < max(named):
+                continue
+            for item in self.format.files(self.root, step):
+                if not item.is_file() or item.is_symlink():
+                    continue
+                age = time.time() - item.stat().st_mtime
+                if _is_open(item):
+                    found.append(f"{self.relative(item)}: somebody has it open for writing")
+                elif step > max(named) and 0 <= age < FLUSH_S:
+                    found.append(
+                        f"{self.relative(item)}: written {age:.0f} s ago and newer than what the "
+                        f"pointers name: a trainer may be saving it; it must be quiet {FLUSH_S} s"
+                    )
         return found
 
 
@@ -276,16 +299,21 @@ def _written(item: Path) -> str | None:
         age = time.time() - item.stat().st_mtime
         if 0 <= age < FLUSH_S:
             return f"written from {host} {age:.0f} s ago; it must be quiet for {FLUSH_S} s"
+    return "somebody has it open for writing" if _is_open(item) else None
+
+
+def _is_open(item: Path) -> bool:
+    """Whether anybody on this host has the file open for writing: a read lease is refused then,
+    fcntl(2)."""
     descriptor = os.open(item, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not wait
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
-        if error.errno == errno.EAGAIN:
-            return "somebody has it open for writing"
+        return error.errno == errno.EAGAIN
     finally:
         os.close(descriptor)
-    return None
+    return False
 
 
 def _settings(file: Path) -> dict[str, Any]:

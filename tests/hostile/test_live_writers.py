@@ -1,0 +1,120 @@
+"""A trainer that saves, a second surgeon, an input that changes: refused, and the run as it was."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsurgeon import Run, disk, journal, plan, surgery
+from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from ckptsurgeon.recipe_file import from_data
+from tests.conftest import Trained
+from tests.faults import toy
+from tests.faults.inject import count_calls, exit_code, hooked
+from tests.faults.world import differs, restore, save, snapshot, workplace
+from tests.hostile.hostile_run import MODEL, refused
+
+
+@pytest.fixture
+def world() -> Iterator[Path]:
+    with workplace() as place:
+        yield place
+
+
+def written(world: Path, file: str) -> None:
+    """The trainer saves over one of the inputs; its time is one that only this makes."""
+    path = world / "run" / file
+    path.write_bytes(path.read_bytes() + b"saved again")
+    os.utime(path, ns=(1, 1))
+
+
+@pytest.mark.parametrize("file", ["step100/shard1", "latest"])
+def test_an_input_that_changes_at_any_call_before_the_commit_is_kept(
+    world: Path, file: str
+) -> None:
+    """The commit is one rename; until right before it every input is compared again."""
+    toy.build(world)
+    saved = save(world)
+    wanted = toy.rollback(world)
+    assert any(fingerprint.file == file for fingerprint in wanted.assumes)
+    calls = count_calls(lambda: journal.commit(world / "run", wanted))
+    commit = max(i for i, call in enumerate(calls, 1) if call == "rename journal.new")
+    assert commit > 30
+    restore(saved, world)
+    written(world, file)
+    changed = snapshot(world)
+    for at in range(1, commit):
+        restore(saved, world)
+        wanted = toy.rollback(world)
+        count = 0
+
+        def hook(operation: str, path: str, details: Mapping[str, Any], at: int = at) -> None:
+            nonlocal count
+            count += 1
+            if count == at:
+                written(world, file)
+
+        with hooked(hook):
+            code = exit_code(partial(journal.commit, world / "run", wanted))
+        assert code == 1, f"call {at} ({calls[at - 1]}): exit {code}"
+        difference = differs(snapshot(world), changed, times=True)
+        assert difference is None, f"call {at} ({calls[at - 1]}): {difference}"
+
+
+def test_a_second_surgeon_is_refused_while_the_first_one_works(trained: Trained) -> None:
+    root = trained()
+    run = Run.open(root)
+    first, second = (plan(run, from_data({"set": {"lr": rate}})) for rate in (1e-4, 2e-4))
+    reached, go = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def wait(operation: str, path: str, details: Any) -> None:
+        if operation == "create" and "staging" in path and not go.is_set():
+            reached.set()
+            assert go.wait(60)
+
+    def work() -> None:
+        done.append(surgery.apply(run, first, jobs=1).id)
+
+    worker = threading.Thread(target=work)
+    disk.hook = wait
+    try:
+        worker.start()
+        assert reached.wait(60)
+        with pytest.raises((SurgeryError, InterruptedSurgery), match=r"is running|interrupted"):
+            surgery.apply(run, second, jobs=1)
+    finally:
+        go.set()
+        worker.join()
+        disk.hook = None
+    assert done == ["0001"]
+    assert surgery.inspect(run).promise.lr == pytest.approx(first.promise.lr)  # type: ignore[union-attr]
+    with pytest.raises(SurgeryError):
+        surgery.apply(run, second)
+    assert surgery.verify(run, level=3).findings == ()
+
+
+def test_a_trainer_that_has_a_shard_open_for_writing_is_refused(trained: Trained) -> None:
+    root = trained()
+    with (root / "global_step8" / MODEL).open("r+b"):
+        refused(root, "set", "eps=1e-6", says="somebody has it open for writing")
+
+
+def test_a_step_that_is_newer_than_latest_and_fresh_is_being_saved(trained: Trained) -> None:
+    root = trained()
+    half = root / "global_step10"
+    half.mkdir()
+    (half / MODEL).write_bytes(b"PK\3\4 half of it")
+    refused(root, "rollback", "--to", 6, says="a trainer may be saving it")
+    then = time.time() - 600
+    os.utime(half / MODEL, (then, then))
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data({"rollback": {"to": 6}})))
+    assert not half.exists()
