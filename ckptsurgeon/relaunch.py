@@ -9,12 +9,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, TextIO
 
 from ckptsurgeon.edits import Promise
-from ckptsurgeon.errors import SurgeryError, VerificationFailed
+from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.recipe import Relaunch
+from ckptsurgeon.recipe_file import settings
 from ckptsurgeon.run import Run
+from ckptsurgeon.slurm import Job
 
 CONFIG = "train.yaml"
 STANDS = "the surgery stands; the trainer has trained no step"
@@ -22,11 +25,18 @@ TOLERANCE = 1e-12
 """Relative: two implementations of one formula may differ in the last bit, and in no more."""
 
 
-def command(run: Run, wanted: Relaunch | None = None, extra: Sequence[str] = ()) -> list[str]:
+def command(
+    run: Run,
+    wanted: Relaunch | None = None,
+    extra: Sequence[str] = (),
+    nodes: int | None = None,
+) -> list[str]:
     """The argument list that starts the trainer, never a shell string.
 
     The run's `ckptsurgeon.yaml` decides (`relaunch: {command: [...]}`); else it is the bundled
-    trainer with the `train.yaml` that it left in the run, on as many ranks as saved the shards."""
+    trainer with the `train.yaml` that it left in the run, on as many ranks as saved the shards.
+    With `nodes` it is what starts the share of one of so many nodes, whose torchrun takes the
+    rendezvous from its environment."""
     arguments = [*(wanted.args if wanted else []), *extra]
     own = run.settings.get("relaunch")
     if own is not None:
@@ -46,11 +56,39 @@ def command(run: Run, wanted: Relaunch | None = None, extra: Sequence[str] = ())
     state = run.checkpoint(run.latest()).state()
     ranks = state.data_parallel * state.model_parallel
     if wanted is not None and wanted.nproc_per_node is not None:
-        ranks = wanted.nproc_per_node
+        ranks = wanted.nproc_per_node * (nodes or 1)
+    if ranks % (nodes or 1):
+        raise UsageError(
+            f"{ranks} ranks saved the shards; {nodes} nodes can't share them evenly",
+            next=f"--nodes N, where N divides {ranks}",
+        )
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
     launcher = [sys.executable]
     if ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+        alone = ["--standalone"] if nodes is None else []
+        launcher = [*torchrun, *alone, "--nproc_per_node", str(ranks // (nodes or 1))]
     return [*launcher, "-m", module, "--config", str(config), f"save={run.root}", *arguments]
+
+
+def job(
+    run: Run, wanted: Relaunch | None, extra: Sequence[str], nodes: int, options: Sequence[str]
+) -> Job:
+    """The SLURM job that starts the trainer on `nodes` nodes and compares its first line.
+
+    The bundled trainer gets a kill-switch file, which is how the job makes it save before its
+    nodes are taken away; for another one `ckptsurgeon.yaml` names it (`relaunch.kill_switch`)."""
+    own = run.settings.get("relaunch")
+    argv = command(run, wanted, extra, nodes)
+    if isinstance(own, dict):
+        switch = own.get("kill_switch")
+    else:
+        switch = settings(run.root / CONFIG).get("kill_switch_path")
+        if switch is None:
+            switch = run.root / "kill-switch"
+            argv.append(f"kill_switch_path={switch}")
+    surgeon = [sys.executable, "-m", "ckptsurgeon", "relaunch", "-C", str(run.root), "--exec", "--"]
+    stop = None if switch is None else run.root / str(switch)
+    return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options)
 
 
 def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, out: TextIO) -> int:

@@ -15,6 +15,7 @@ from .curriculum import Curriculum, check_curriculum
 from .errors import UsageError
 
 RUN_CONFIG = "train.yaml"
+PATHS = ("save", "data", "kill_switch_path")
 HEADER = "# The resolved config of the run in this folder; the folder of this file is its `save`.\n"
 DECAY_STYLES = ("linear", "cosine", "constant")
 OPTIMIZERS = ("adamw", "sgdw", "lamb")
@@ -158,8 +159,12 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
             raise UsageError(f"{path}: not a mapping of keys to values", next="KEY: VALUE lines")
         if text.startswith(HEADER):
             loaded["save"] = str(path.resolve().parent)
+        # A path is taken as it is; as YAML it would end before ` #`.
+        given = [(o, *o.split("=", 1)) for o in overrides]
+        paths = {key: value for _, key, value in given if key in PATHS and value != "null"}
+        others = [override for override, key, _ in given if key not in paths]
         merged = OmegaConf.merge(
-            OmegaConf.structured(Config), loaded, OmegaConf.from_dotlist(list(overrides))
+            OmegaConf.structured(Config), loaded, OmegaConf.from_dotlist(others), paths
         )
         missing = sorted(str(key) for key in OmegaConf.missing_keys(merged))
         if missing:

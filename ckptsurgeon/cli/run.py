@@ -5,13 +5,15 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptsurgeon import report
+from ckptsurgeon import disk, report
 from ckptsurgeon.cli.options import Cancelled, Common
 from ckptsurgeon.edits import Promise
+from ckptsurgeon.errors import UsageError
 
 if TYPE_CHECKING:
     from ckptsurgeon.recipe import Relaunch
@@ -26,17 +28,94 @@ def relaunch(
     check: Annotated[
         bool, typer.Option("--check", help="Stop the trainer once its first line was compared.")
     ] = False,
+    whole: Annotated[
+        bool, typer.Option("--exec", help="ARGS are the whole command that starts the trainer.")
+    ] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Start nothing: print an sbatch script that does.")
+    ] = False,
+    nodes: Annotated[
+        int, typer.Option("--nodes", metavar="N", min=1, help="With --slurm: how many nodes.")
+    ] = 1,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--nproc-per-node", metavar="P", min=1, help="Ranks on each node."),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", metavar="KEY=VALUE", help="With --slurm: a line for sbatch."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="With --slurm: write it there."),
+    ] = None,
     *,
     common: Common,
 ) -> None:
     """Start the trainer and check its first line.
 
     The line must say what the checkpoint promises; else the trainer is stopped, and the exit code
-    is 4."""
+    is 4. With --slurm a job of one or more nodes does all that."""
     from ckptsurgeon import surgery
+    from ckptsurgeon.recipe import Relaunch
 
+    _check(slurm, nodes, options, output, whole, arguments)
     run = common.open_run()
-    start(run, surgery.inspect(run).promise, None, arguments or (), common, check=check)
+    promise = surgery.inspect(run).promise
+    wanted = None if ranks is None else Relaunch(nproc_per_node=ranks)
+    if slurm:
+        _script(run, promise, wanted, arguments or (), nodes, options or (), output, common)
+    else:
+        argv = arguments if whole else None
+        start(run, promise, wanted, arguments or (), common, check=check, argv=argv)
+
+
+def _check(
+    slurm: bool,
+    nodes: int,
+    options: Sequence[str] | None,
+    output: Path | None,
+    whole: bool,
+    arguments: Sequence[str] | None,
+) -> None:
+    if not slurm and (nodes > 1 or options or output is not None):
+        raise UsageError(
+            "--nodes, --sbatch and -o belong to --slurm", next="ckptsurgeon relaunch --slurm …"
+        )
+    if whole and (slurm or not arguments):
+        raise UsageError(
+            "--exec takes a command, and no --slurm",
+            next="ckptsurgeon relaunch --exec -- COMMAND ARGS…",
+        )
+
+
+def _script(
+    run: Run,
+    promise: Promise,
+    wanted: Relaunch | None,
+    extra: Sequence[str],
+    nodes: int,
+    options: Sequence[str],
+    output: Path | None,
+    common: Common,
+) -> None:
+    from ckptsurgeon import relaunch as launching
+    from ckptsurgeon.slurm import script
+
+    job = launching.job(run, wanted, extra, nodes, options)
+    text = script(job)
+    if output is not None and not common.dry_run:
+        try:
+            disk.write_new(output, text.encode())
+        except FileExistsError:
+            raise UsageError(
+                f"{output} is there already", next="remove it, or name another"
+            ) from None
+    kept = output is not None and not common.dry_run
+    common.answer(
+        lambda: f"{output}: sbatch {shlex.quote(str(output))}" if kept else text.rstrip("\n"),
+        lambda: report.relaunch_json(job.trainer, promise, None, text),
+    )
 
 
 def start(
@@ -47,13 +126,15 @@ def start(
     common: Common,
     *,
     check: bool = False,
+    argv: Sequence[str] | None = None,
 ) -> None:
     """Run the trainer and exit with its status.
 
     Its output is the answer; with --json it goes to stderr, and the answer is one document."""
     from ckptsurgeon import relaunch as launching
 
-    argv = launching.command(run, wanted, extra)
+    if argv is None:
+        argv = launching.command(run, wanted, extra)
     out = sys.stderr if common.as_json else sys.stdout
     if common.dry_run:
         common.answer(lambda: shlex.join(argv), lambda: report.relaunch_json(argv, promise, None))

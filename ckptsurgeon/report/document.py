@@ -180,9 +180,17 @@ def recovery_json(done: Recovery) -> dict[str, Any]:
     }
 
 
-def relaunch_json(argv: Sequence[str], promise: Promise, status: int | None) -> dict[str, Any]:
+def relaunch_json(
+    argv: Sequence[str], promise: Promise, status: int | None, script: str | None = None
+) -> dict[str, Any]:
     """The document of `relaunch`; `status` is null when nothing was started."""
-    return {"schema": SCHEMA, "command": list(argv), "promise": plain(promise), "status": status}
+    return {
+        "schema": SCHEMA,
+        "command": list(argv),
+        "promise": plain(promise),
+        "status": status,
+        "script": script,
+    }
 
 
 def error_json(error: SurgeryError) -> dict[str, Any]:

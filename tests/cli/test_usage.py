@@ -23,6 +23,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "unknown state": (["reset", "momments", "--print-recipe"], "`moments`"),
     "two windows": (["reset", "moments", "--rewarm", "3", "--rewarm-ramp", "3"], "exclude each"),
     "no window": (["reset", "moments", "--rewarm", "-1", "--print-recipe"], "iterations` is -1"),
+    "nodes of no job": (["relaunch", "--nodes", "2"], "belong to --slurm"),
+    "no command": (["relaunch", "--exec"], "--exec takes a command"),
     "no range": (["skip"], "no range"),
     "empty range": (["skip", "9-3", "--print-recipe"], "9-3"),
     "two wishes": (

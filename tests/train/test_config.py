@@ -37,6 +37,12 @@ def test_the_init_of_an_older_run_is_the_default_one(tmp_path: Path, name: str) 
     assert load_config(path, PATHS).init_std == (2 / (5 * 32)) ** 0.5
 
 
+def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = config(tmp_path, "lr: 1")
+    odd = "/tmp/it's a #run: [1]"
+    assert load_config(path, ["data=/tmp/data", f"save={odd}"]).save == odd
+
+
 @pytest.mark.parametrize(
     ("text", "override", "says"),
     [

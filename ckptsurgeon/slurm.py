@@ -1,0 +1,106 @@
+"""The sbatch script of a run: a torchrun on each node, held to the promise, requeued if preempted.
+
+Every word of a command is quoted by shlex; nothing from the run reaches the shell as code.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsurgeon.errors import UsageError
+
+OPTION = re.compile(r"[a-z][a-z-]*(=[^\s\"'\\]+)?")
+"""Of sbatch, as a line of the script can hold it without quotes."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a script is made of. `surgeon` is the command that starts `trainer` and compares its
+    first line; `kill_switch` is the file at which the trainer saves and exits, if it has one;
+    `options` are sbatch's, without dashes."""
+
+    name: str
+    nodes: int
+    folder: Path
+    surgeon: Sequence[str]
+    trainer: Sequence[str]
+    kill_switch: Path | None
+    options: Sequence[str] = ()
+
+
+def script(job: Job) -> str:
+    """The text of the script. Raises UsageError for an option that is none of sbatch's."""
+    for option in job.options:
+        if not OPTION.fullmatch(option):
+            raise UsageError(
+                f"--sbatch {option!r} is no option of sbatch without spaces and quotes",
+                next="for example: --sbatch partition=gpu --sbatch time=20:00:00",
+            )
+    given = {option.partition("=")[0] for option in job.options}
+    lines = [f"#SBATCH --{text}" for text in _defaults(job) if text.partition("=")[0] not in given]
+    lines += [f"#SBATCH --{option}" for option in job.options]
+    node = shlex.join(["bash", "-c", _NODE, "node"])
+    start = _continued(shlex.join(job.surgeon), _SRUN, node, shlex.join(job.trainer))
+    parts = ["#!/bin/bash", *lines, "", _HEAD.format(folder=shlex.quote(str(job.folder)))]
+    if job.kill_switch is None:
+        return "\n".join([*parts, start, ""])
+    stop = _STOP.format(stop=shlex.quote(str(job.kill_switch)))
+    return "\n".join([*parts, stop, f"{start} &", _WAIT])
+
+
+def _defaults(job: Job) -> list[str]:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", job.name).strip("-") or "train"
+    texts = [f"job-name={name}", f"nodes={job.nodes}", "ntasks-per-node=1", "open-mode=append"]
+    return texts if job.kill_switch is None else [*texts, "requeue", "signal=B:USR1@120"]
+
+
+def _continued(*commands: str) -> str:
+    """One command over several lines, each program that starts the next on its own."""
+    return " \\\n  ".join(commands)
+
+
+_SRUN = (
+    'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 '
+    "--kill-on-bad-exit=1"
+)
+_NODE = 'PET_NODE_RANK="$SLURM_NODEID" exec "$@"'
+"""On each node: torchrun reads an option that is not given from PET_<OPTION>."""
+
+_HEAD = """\
+set -euo pipefail
+cd -- {folder}
+
+# Rank 0 runs on the first node of the job; torchrun finds it by these.
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export PET_NNODES="$SLURM_JOB_NUM_NODES"
+export PET_MASTER_ADDR="${{nodes%%$'\\n'*}}"
+export PET_MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+"""
+
+_STOP = """\
+# The trainer saves and exits with 0 when this file is there. SLURM's signal puts it there, with the
+# number of this job; one that a person has put there stays, and no job trains on.
+stop={stop}
+if [[ -f "$stop" && "$(< "$stop")" == "$SLURM_JOB_ID" ]]; then rm -f -- "$stop"; fi
+preempted=
+trap 'preempted=yes; echo "$SLURM_JOB_ID" > "$stop"' USR1
+"""
+
+_WAIT = """\
+trainer=$!
+status=0
+wait "$trainer" || status=$?
+while kill -0 "$trainer" 2> /dev/null; do  # the signal ends `wait`, not the trainer
+  status=0
+  wait "$trainer" || status=$?
+done
+if [[ -n "$preempted" && "$status" -eq 0 ]]; then
+  rm -f -- "$stop"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""

@@ -1,0 +1,146 @@
+"""The sbatch script starts a torchrun on each node, saves when preempted, requeues, and quotes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon import Run, surgery
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.relaunch import compare, job
+from ckptsurgeon.slurm import script
+from tests.cli.conftest import Surgeon
+from tests.conftest import REPO, Trained
+from tests.train.conftest import losses
+
+HOSTILE = 'it\'s a $(touch pwned) `touch pwned` "run"; #'
+SCONTROL = """#!/bin/bash
+if [[ "$1 $2" == "show hostnames" && "$3" == "node[1-2]" ]]; then printf '127.0.0.1\\nnode2\\n'
+elif [[ "$1" == requeue ]]; then echo "$2" > "$REQUEUED"
+else exit 9; fi
+"""
+SRUN = """#!/bin/bash
+# Each "node" is a process of this machine; only the first one gets stdin.
+while [[ "$1" == --* ]]; do
+  case "$1" in --nodes=*) nodes="${1#*=}" ;; esac
+  shift
+done
+for ((i = 1; i < nodes; i++)); do SLURM_NODEID=$i "$@" < /dev/null & others+=($!); done
+SLURM_NODEID=0 "$@"
+status=$?
+for pid in "${others[@]}"; do wait "$pid" || status=$?; done
+exit $status
+"""
+
+
+def cluster(folder: Path) -> dict[str, str]:
+    """An allocation of two nodes, by commands of SLURM's names."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")]),
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "REQUEUED": str(folder / "requeued"),
+    }
+
+
+def test_two_nodes_train_keep_the_promise_save_at_the_signal_and_are_requeued(
+    trained: Trained, tmp_path: Path, surgeon: Surgeon
+) -> None:
+    root = trained(ranks=2).rename(tmp_path / HOSTILE)
+    promise = surgery.inspect(Run.open(root)).promise
+    file = tmp_path / "job.sbatch"
+    written = surgeon(
+        "relaunch", "--slurm", "--nodes", 2, "--sbatch", "partition=gpu", "-o", file, "-C", root,
+        "--", "train_iters=100000", "save_interval=100000", f"data={tmp_path}/x y/../data",
+    )  # fmt: skip
+    assert (written.exit_code, written.stdout) == (0, f"{file}: sbatch {file}\n")
+    (tmp_path / "x y").mkdir()
+    config = (root / "train.yaml").read_text()
+    data = next(line.split(": ", 1)[1] for line in config.splitlines() if line.startswith("data:"))
+    for ending in (".bin", ".idx"):
+        shutil.copy(data + ending, tmp_path / f"data{ending}")
+
+    process = subprocess.Popen(
+        ["bash", str(file)],
+        stdout=subprocess.PIPE,
+        env=cluster(tmp_path),
+        cwd=tmp_path,
+        text=True,
+    )
+    assert process.stdout is not None
+    told = []
+    for line in process.stdout:
+        told.append(line)
+        if line.startswith(" iteration       10/"):
+            process.send_signal(signal.SIGUSR1)
+            break
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, "".join(told) + rest
+    assert compare(promise, told[0]) == []
+    last = max(losses("".join(told) + rest))
+    assert (root / "latest").read_text() == f"global_step{last}"
+    assert len(list((root / f"global_step{last}").glob("*optim_states.pt"))) == 2
+    assert (tmp_path / "requeued").read_text().strip() == str(os.getpid())
+    assert not (root / "kill-switch").exists()
+    assert not list(tmp_path.rglob("pwned")) and not (Path.cwd() / "pwned").exists()
+
+
+def test_a_broken_promise_ends_the_job_with_4(trained: Trained, tmp_path: Path) -> None:
+    root = trained()
+    line = '{"step": 9, "lr": 1.0}'
+    own = {"command": [sys.executable, "-c", f"print({line!r})"], "kill_switch": "stop here"}
+    (root / "ckptsurgeon.yaml").write_text(json.dumps({"relaunch": own}))
+    text = script(job(Run.open(root), None, (), 2, ()))
+    assert f"stop='{root}/stop here'" in text
+    (root / "stop here").write_text("a person wants it")
+    done = subprocess.run(
+        ["bash", "-c", text], env=cluster(tmp_path), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 4 and "lr: promised" in done.stderr
+    assert not (tmp_path / "requeued").exists()
+    assert (root / "stop here").read_text() == "a person wants it"
+
+
+def test_the_shell_and_shellcheck_find_nothing_wrong(trained: Trained, tmp_path: Path) -> None:
+    root = trained(ranks=2).rename(tmp_path / HOSTILE)
+    text = script(job(Run.open(root), None, ["--x", "$HOME", "a'b"], 2, ["gres=gpu:8"]))
+    (root / "ckptsurgeon.yaml").write_text('relaunch: {command: [torchrun, "a b"]}')
+    plain = script(job(Run.open(root), None, (), 2, ()))
+    assert "#SBATCH --gres=gpu:8" in text and "trap" in text and "trap" not in plain
+    for one in (text, plain):
+        subprocess.run(["bash", "-n"], input=one, text=True, check=True, timeout=60)
+        if shutil.which("shellcheck"):
+            checked = subprocess.run(
+                ["shellcheck", "--severity=style", "--exclude=SC2016,SC2089,SC2090", "-"],
+                input=one, text=True, capture_output=True, timeout=60,
+            )  # fmt: skip
+            assert checked.stdout == ""
+
+
+@pytest.mark.parametrize("option", ["a b=c", "time=1\n2", 'x="y"', "=3", "-p=gpu", "PATH=x", ""])
+def test_no_other_line_gets_into_the_head(trained: Trained, option: str) -> None:
+    wanted = job(Run.open(trained()), None, (), 1, [option])
+    with pytest.raises(UsageError, match="no option of sbatch"):
+        script(wanted)
+
+
+def test_nodes_that_can_not_share_the_ranks_are_refused(trained: Trained) -> None:
+    with pytest.raises(UsageError, match="2 ranks saved the shards; 3 nodes"):
+        job(Run.open(trained(ranks=2)), None, (), 3, ())
