@@ -9,6 +9,7 @@ namespace ckptsurgeon {
 // Computed in double, rounded to float once.
 struct Hyper {
   float decay;         // 1 - lr * weight_decay
+  float beta1;
   float beta1_new;     // 1 - beta1
   float beta2;
   float beta2_new;     // 1 - beta2
@@ -22,6 +23,7 @@ inline Hyper hyper_of(double lr, double beta1, double beta2, double eps, double 
   const auto passed = static_cast<double>(step);
   return {
       static_cast<float>(1 - lr * weight_decay),
+      static_cast<float>(beta1),
       static_cast<float>(1 - beta1),
       static_cast<float>(beta2),
       static_cast<float>(1 - beta2),

@@ -22,7 +22,8 @@ CKPT_INLINE void step_row(float* __restrict p, float* __restrict m, float* __res
   for (int64_t i = 0; i < n; ++i) {
     const float grad = to_float(g[i]) * grad_mul;
     const float old_p = p[i];
-    const float new_m = m[i] + h.beta1_new * (grad - m[i]);
+    // Not m + (1 - beta1)(grad - m): with beta1 = 0 that would keep a rounding error of m.
+    const float new_m = h.beta1 * m[i] + h.beta1_new * grad;
     const float new_v = h.beta2 * v[i] + h.beta2_new * grad * grad;
     const float ratio = new_m / (__builtin_sqrtf(new_v) * h.v_correction + h.eps);
     const float new_p = old_p * h.decay - h.step_size * ratio;

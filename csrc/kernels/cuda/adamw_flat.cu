@@ -19,7 +19,7 @@ __device__ __forceinline__ void step_one(float& p, float& m, float& v, float g, 
                                          const Hyper& h, Sums& sums) {
   const float grad = g * grad_mul;
   const float old_p = p;
-  m += h.beta1_new * (grad - m);
+  m = h.beta1 * m + h.beta1_new * grad;
   v = h.beta2 * v + h.beta2_new * grad * grad;
   const float ratio = m / (sqrtf(v) * h.v_correction + h.eps);
   p = old_p * h.decay - h.step_size * ratio;

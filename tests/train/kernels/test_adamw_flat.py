@@ -70,6 +70,17 @@ def test_fifty_steps_are_torchs_fifty_steps(backend: str) -> None:
     assert float((p - theirs.detach()).abs().max()) < 5e-6  # ten units in the last place
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_with_beta1_zero_nothing_of_the_old_moment_is_left(backend: str) -> None:
+    """OPT's fake SGD sets beta1 to 0 in the middle of a run, and means it."""
+    device = skip_without(backend)
+    generator = torch.Generator().manual_seed(6)
+    p, old, gradient = torch.randn(3, LENGTH, generator=generator).to(device)
+    call_with = [p, old * 1e4, old.abs(), gradient, None, torch.tensor(1.0), HYPER[0], 0.0]
+    call("adamw_flat_", backend, [*call_with, *HYPER[2:5], 9])
+    assert torch.equal(call_with[1], gradient)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
