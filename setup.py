@@ -1,5 +1,5 @@
-"""Builds the native event file module where a C++ compiler is; without one it is left out, and the
-package reads event files in pure Python. Everything else is in pyproject.toml."""
+"""Builds the native readers of event files and shards where a C++ compiler is; without one they are
+left out, and the package reads both in pure Python. Everything else is in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ try:
 except ImportError:
     extensions = []
 else:
+    headers = {
+        "events": ("crc32c", "file", "message"),
+        "shards": ("directory", "scan", "tensors"),
+    }
     extensions = [
         Extension(
-            "ckptsurgeon.files._events",
-            ["csrc/events/module.cpp"],
-            depends=[f"csrc/events/{name}.hpp" for name in ("crc32c", "file", "message")],
+            f"ckptsurgeon.files._{name}",
+            [f"csrc/{name}/module.cpp"],
+            depends=[f"csrc/{name}/{header}.hpp" for header in headers[name]],
             include_dirs=[pybind11.get_include()],
             extra_compile_args=["-std=c++17", "-O3", "-g0", "-fvisibility=hidden"],
             language="c++",
             optional=True,
         )
+        for name in headers
     ]
 
 setup(ext_modules=extensions)

@@ -11,7 +11,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ckptsurgeon.files.pickle_scan import MAX_BYTES, Scan, scan
 from ckptsurgeon.files.zip_directory import (
     Directory,
     Record,
+    Records,
     payload,
     read_directory,
 )
@@ -99,6 +100,7 @@ class Archive:
         self._scan: Scan | None = None
         self._order: str | None = None
         self._descriptor: int | None = None
+        self._numbers: dict[tuple[str, int, str], int | float | bool] = {}
 
     def is_current(self) -> bool:
         """Whether the path still leads to the file that was opened, by inode, size and time."""
@@ -137,14 +139,17 @@ class Archive:
         return self._next(os.SEEK_HOLE, offset, end)
 
     def _next(self, kind: int, offset: int, end: int) -> int:
-        if self._descriptor is None:
-            raise ValueError("the file is not open")
         try:
-            return min(os.lseek(self._descriptor, offset, kind), end)
+            return min(os.lseek(self._file(), offset, kind), end)
         except OSError as error:
             if error.errno == errno.ENXIO:  # nothing of that kind follows
                 return end
             return offset if kind == os.SEEK_DATA else end
+
+    def _file(self) -> int:
+        if self._descriptor is None:
+            raise ValueError("the file is not open")
+        return self._descriptor
 
     def payload(self, name: str) -> int:
         """Where the bytes of a record start. Raises DamagedFile if torch might read others."""
@@ -216,9 +221,34 @@ class Archive:
         """The number in a tensor of one element, such as Adam's step."""
         if tensor.numel != 1:
             raise ValueError(f"a tensor of {tensor.numel} elements has no one value")
-        self.storage(tensor)
-        start = self.payload(f"data/{tensor.storage}") + tensor.offset * ITEM_BYTES[tensor.dtype]
-        return self.decode(tensor.dtype, self.read_at(start, ITEM_BYTES[tensor.dtype]))
+        key = (tensor.storage, tensor.offset, tensor.dtype)
+        if key not in self._numbers:
+            self.storage(tensor)
+            width = ITEM_BYTES[tensor.dtype]
+            start = self.payload(f"data/{tensor.storage}") + tensor.offset * width
+            self._numbers[key] = self.decode(tensor.dtype, self.read_at(start, width))
+        return self._numbers[key]
+
+    def fetch(self, tensors: Sequence[Tensor]) -> None:
+        """Read at once what `value` will be asked for, where the native module can tell: storages
+        of one element. At stage 0 each parameter has a step of its own. Inside `reading`."""
+        wanted = [
+            t
+            for t in tensors
+            if t.storage_numel == 1 and not t.size and not t.offset and t.storage.isascii()
+        ]
+        if not isinstance(self.records, Records) or not wanted:
+            return
+        names = [f"data/{tensor.storage}" for tensor in wanted]
+        widths = [ITEM_BYTES[tensor.dtype] for tensor in wanted]
+        found = self.records.elements(self._file(), names, widths)
+        known: dict[tuple[str, bytes], int | float | bool] = {}
+        for tensor, data in zip(wanted, found, strict=True):
+            if data is not None:
+                key = (tensor.dtype, data)
+                if key not in known:
+                    known[key] = self.decode(*key)
+                self._numbers[tensor.storage, 0, tensor.dtype] = known[key]
 
     def is_zero(
         self, tensor: Tensor, elements: tuple[int, int] | None = None, byte: int = 0

@@ -6,7 +6,9 @@ A value is known by the offset of the opcode that makes it.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.pickle_opcodes import BINGET, BINPUT, LONG_BINGET, LONG_BINPUT
@@ -20,6 +22,33 @@ class InRun(Exception):
     """What is asked for lies in a run of opcodes that the scan has stepped over."""
 
 
+T = TypeVar("T")
+
+
+class Asked(dict[int, T]):
+    """A dict that asks a function for what it does not hold; None says that there is none."""
+
+    def __init__(self, ask: Callable[[int], T | None]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def __missing__(self, key: int) -> T:
+        found = self._ask(key)
+        if found is None:
+            raise KeyError(key)
+        self[key] = found
+        return found
+
+    def get(self, key: int, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, int) and self.get(key) is not None
+
+
 @dataclass
 class Scan:
     """Where the values of one pickle stand.
@@ -27,10 +56,12 @@ class Scan:
     `parts` of a tuple, object, or persistent id are the values it is made of (after the mark, when
     there is one); `grown` of a container are the (opcode offset, values) that fill it, where the
     values of SETITEMS, APPENDS and ADDITEMS come after their mark; `built` of an object are the
-    (opcode offset, state). `alias` leads from each GET to the value it stands for. `gaps` leads
-    from the end of bytes that belong to no value (a FRAME, popped values) to their start. `runs`
-    leads from the values that were stepped over to their ends: what is in them is not told; `sure`
-    are values whose memo index no run sets again."""
+    (opcode offset, state). `alias` leads from each GET to the value it stands for; `puts` and
+    `gets` are the offsets of these opcodes. `gaps` leads from the end of bytes that belong to no
+    value (a FRAME, popped values) to their start. `runs` leads from the values that were stepped
+    over to their ends: what is in them is not told; `sure` are values whose memo index no run sets
+    again. `native` is the same scan in the module `_shards`, if that has made it: then there are no
+    runs, and the dicts ask it."""
 
     data: bytes
     where: str
@@ -42,13 +73,15 @@ class Scan:
     grown: dict[int, list[tuple[int, list[int]]]] = field(default_factory=dict)
     built: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     memo: dict[int, int] = field(default_factory=dict)
-    puts: list[int] = field(default_factory=list)
+    puts: Sequence[int] = ()
+    gets: Sequence[int] = ()
     alias: dict[int, int] = field(default_factory=dict)
     frames: list[tuple[int, int]] = field(default_factory=list)
     gaps: dict[int, int] = field(default_factory=dict)
     runs: dict[int, int] = field(default_factory=dict)
     sure: set[int] = field(default_factory=set)
     long_keys: int = 0
+    native: Any = None
     _begins: list[int] = field(default_factory=list)
 
     def start(self, value: int) -> int:

@@ -212,7 +212,13 @@ _MAKERS = {
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes) -> None:
+    """`tensors` are those that the native scan has found: a persistent id is the number of one, or
+    else a tuple that the file holds."""
+
+    def __init__(self, data: bytes, scanned: Scan) -> None:
+        self.tensors: list[Tensor] = []
+        if scanned.native is not None and data is scanned.data:
+            data, self.tensors = scanned.native.shortened(_STORAGES, Tensor)
         # Through a buffer the unpickler peeks ahead instead of asking for one byte at a time.
         super().__init__(io.BufferedReader(io.BytesIO(data), 1 << 16), encoding="utf-8")
         self.globals: dict[tuple[str, str], Global] = {}
@@ -225,6 +231,8 @@ class _Unpickler(pickle.Unpickler):
         return found
 
     def persistent_load(self, saved: Any) -> Any:
+        if type(saved) is int:
+            return self.tensors[saved]
         if saved[0] == "module":  # a class with its source, in the legacy format
             return saved[1]
         kind, storage, key, _, numel = saved[:5]
@@ -255,13 +263,15 @@ def read_with_globals(scanned: Scan) -> tuple[Any, frozenset[str]]:
 
 def read_storages(data: bytes, scanned: Scan) -> set[Storage]:
     """The storages that `data` refers to. Raises DamagedFile."""
-    return set(_load(data, scanned)[1].storages)
+    unpickler = _load(data, scanned)[1]
+    found = {Storage(t.dtype, t.storage, t.storage_numel) for t in unpickler.tensors}
+    return found.union(unpickler.storages)
 
 
 def _load(data: bytes, scanned: Scan) -> tuple[Any, _Unpickler]:
     with collector_paused():
-        unpickler = _Unpickler(data)
         try:
+            unpickler = _Unpickler(data, scanned)
             return unpickler.load(), unpickler
         except Exception as error:
             # Placeholders meet values that no trainer writes: any kind of error can come of it.

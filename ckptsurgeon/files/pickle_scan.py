@@ -1,7 +1,8 @@
 """One pass over the opcodes of a pickle: proves it safe to read, and says where each value stands.
 
 Nothing is decoded but lengths and memo indices, nothing is imported, nothing is called. A value is
-known by the offset of the opcode that makes it.
+known by the offset of the opcode that makes it. The native module `_shards` does the work where it
+was built, by the same rules; what it refuses is always judged here.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 
 from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files import native, pickle_run
 from ckptsurgeon.files import pickle_opcodes as opcodes
-from ckptsurgeon.files import pickle_run
 from ckptsurgeon.files.pickle_opcodes import (
     BINGET,
     BINPUT,
@@ -31,7 +32,7 @@ from ckptsurgeon.files.pickle_opcodes import (
     PUTS,
     STOP,
 )
-from ckptsurgeon.files.pickle_places import CutShort, InRun, Scan
+from ckptsurgeon.files.pickle_places import Asked, CutShort, InRun, Scan
 
 __all__ = ["CutShort", "InRun", "Scan", "collector_paused", "scan"]
 
@@ -86,6 +87,8 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     if data[0] != opcodes.PROTO or not 2 <= data[1] <= 5:
         raise out.damaged(0, "no pickle of protocol 2 to 5 starts here")
     out.protocol = data[1]
+    if native.shards is not None and _asked(out):
+        return out
     with collector_paused():
         if len(data) >= MIN_RUNS and not whole:
             with contextlib.suppress(DamagedFile, InRun):
@@ -96,8 +99,30 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     return out
 
 
+def _asked(out: Scan) -> bool:
+    """Have the native module scan; False if it refuses."""
+    found = native.shards.scan(
+        out.data,
+        opcodes=MAX_OPCODES,
+        depth=MAX_DEPTH,
+        integer=MAX_INTEGER,
+        name=MAX_NAME,
+        key=MAX_KEY,
+        long_keys=MAX_LONG_KEYS,
+    )
+    if found is None:
+        return False
+    out.native, out.root, out.stop = found, found.root, found.stop
+    out.parts, out.grown, out.built = Asked(found.parts), Asked(found.grown), Asked(found.built)
+    out.memo, out.alias = Asked(found.memo), Asked(found.alias)
+    out.puts, out.gets = found.puts(), found.gets()
+    out.frames, out.gaps = found.frames(), found.gaps()
+    return True
+
+
 def _walk(out: Scan, *, runs: bool) -> None:
-    data, parts, memo, alias, puts = out.data, out.parts, out.memo, out.alias, out.puts
+    data, parts, memo, alias = out.data, out.parts, out.memo, out.alias
+    puts: list[int] = []
     push_size, length_size, operands = PUSH_SIZE, LENGTH_SIZE, OPERANDS
     u32 = struct.Struct("<I").unpack_from
     stack: list[int] = []
@@ -196,6 +221,7 @@ def _walk(out: Scan, *, runs: bool) -> None:
         raise out.damaged(i, f"{len(stack)} values are left on the stack, not one")
     if runs:  # a key in a run may be any value of BINGET
         _check_keys(out, [memo[index] for index in range(256) if memo.get(index) in height])
+    out.puts, out.gets = puts, list(alias)
     out.root = stack[0]
     out.stop = i + 1
 

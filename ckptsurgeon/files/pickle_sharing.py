@@ -90,7 +90,6 @@ class Memo:
     def __init__(self, scanned: Scan) -> None:
         self.scan = scanned
         self.data = scanned.data
-        self._gets: list[int] = []
 
     def must_stay(self, item: Cut) -> bool:
         if self.scan.protocol >= 4:
@@ -120,10 +119,8 @@ class Memo:
 
     def puts_and_gets(self, start: int, end: int) -> list[int]:
         """Offsets in [start, end) of the opcodes that set or read the memo."""
-        if not self._gets:
-            self._gets = list(self.scan.alias)
         out: list[int] = []
-        for offsets in (self.scan.puts, self._gets):
+        for offsets in (self.scan.puts, self.scan.gets):
             out += offsets[bisect.bisect_left(offsets, start) : bisect.bisect_left(offsets, end)]
         return out
 

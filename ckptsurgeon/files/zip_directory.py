@@ -1,18 +1,20 @@
 """The central directory of a zip archive as torch writes it, read from the file's last bytes.
 
 Accepted is what torch, Python's zipfile and unzip read in the same way: an end record without a
-comment as the last 22 bytes, the directory right before it, records that do not overlap.
+comment as the last 22 bytes, the directory right before it, records that do not overlap. The native
+module `_shards` reads a directory of plain records; what it refuses is always judged here.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files import native
 from ckptsurgeon.files.pickle_scan import collector_paused
 
 Read = Callable[[int, int], bytes]
@@ -47,6 +49,32 @@ class Record(NamedTuple):
     flags: int
     packed: int
     entry: int
+
+
+class Records(Mapping[str, Record]):
+    """The records that the native module has found, each made when it is asked for."""
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def __getitem__(self, name: str) -> Record:
+        fields = self._found.find(name) if name.isascii() else None
+        if fields is None:
+            raise KeyError(name)
+        offset, size, crc, flags, entry = fields
+        return Record(name, offset, size, crc, STORED, flags, size, entry)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found.names())
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def elements(self, file: int, names: list[str], widths: list[int]) -> list[bytes | None]:
+        """The bytes of short records of the open `file`, with the checks of `payload`; None where
+        only that can tell, or where a record has another size."""
+        found: list[bytes | None] = self._found.elements(file, names, widths)
+        return found
 
 
 @dataclass(frozen=True)
@@ -84,6 +112,9 @@ def read_directory(path: str, size: int, read: Read) -> Directory:
     if length > MAX_DIRECTORY:
         raise DamagedFile(path, offset, f"the central directory has {length} bytes")
     data = read(offset, length)
+    shards = native.shards
+    if shards is not None and (found := shards.directory(data, count, offset)) is not None:
+        return Directory(found.folder, Records(found), data, offset)
     with collector_paused():
         folder, entries, plain = _entries(path, data, offset, count)
         _check_extents(path, entries, offset)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Key
-from ckptsurgeon.files.pickle_reader import get
+from ckptsurgeon.files.pickle_reader import Tensor, get
 from ckptsurgeon.formats import Place, moments
 from ckptsurgeon.formats.shards import Shards
 
@@ -82,12 +82,11 @@ def moment(shards: Shards, item: Optimizer, name: str) -> Iterator[Place]:
 def steps(shards: Shards, item: Optimizer) -> Iterator[Place]:
     """Adam's counter. Of several in a file the largest is the real one: FusedAdam leaves 0 in the
     group and, at stage 0, in all but the last parameter's state."""
-    with shards.archives[item.file].reading():
-        held = [
-            ((*path, "step"), shards.plain(item.file, state["step"]))
-            for path, state in states(shards, item)
-            if "step" in state
-        ]
+    archive = shards.archives[item.file]
+    held = [((*p, "step"), state["step"]) for p, state in states(shards, item) if "step" in state]
+    with archive.reading():
+        archive.fetch([value for _, value in held if isinstance(value, Tensor)])
+        held = [(path, shards.plain(item.file, value)) for path, value in held]
     elastic = shards.at(item.file, (*item.outer, "base_optimizer_state_step"))
     held += [(place.path, place.value) for place in elastic]
     top = max((value for _, value in held), default=None)

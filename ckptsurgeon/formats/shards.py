@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,6 @@ class Shards:
     step: int
     trees: dict[Path, Any]
     archives: dict[Path, Archive]
-    numbers: dict[tuple[Path, str, int], int | float | bool] = field(default_factory=dict)
 
     def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
         """The place `path` of `file` with its plain value, or nothing if it is not there."""
@@ -50,10 +49,7 @@ class Shards:
         """`value`, or the number in it if it is a tensor of one element."""
         if not isinstance(value, Tensor) or value.numel != 1:
             return value
-        key = (file, value.storage, value.offset)
-        if key not in self.numbers:
-            self.numbers[key] = self.archives[file].value(value)
-        return self.numbers[key]
+        return self.archives[file].value(value)
 
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the CRC of the tensor's storage, or by the bytes of its `elements`; False when it

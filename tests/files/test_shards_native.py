@@ -1,0 +1,232 @@
+"""The native module and pure Python find, read, splice and refuse the same in any torch file."""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+import random
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.files import native
+from ckptsurgeon.files.archive import Archive
+from ckptsurgeon.files.pickle_program import splice
+from ckptsurgeon.files.pickle_reader import Tensor, read, read_with_globals, tensors
+from ckptsurgeon.files.pickle_scan import Scan, scan
+from tests.files.torch_files import plain_shard, save, zero_shard
+from tests.hostile.test_fuzz import mutated
+
+pytestmark = pytest.mark.skipif(native.shards is None, reason="the native module is not built")
+
+SOURCES = Path(__file__).parents[2] / "csrc" / "shards"
+PICKLES, ARCHIVES, MUTATIONS = 1500, 800, 12_000
+
+
+def tree() -> dict[str, Any]:
+    """What torch.save writes in one way and in others: views, shapes, parameters, shared parts."""
+    flat = torch.arange(64.0)
+    return plain_shard(groups=4, numel=8) | {
+        "many": [torch.ones(k % 5, 2) for k in range(12)],
+        "deep": torch.ones(1, 2, 1, 2, 1),
+        "views": [flat[8:16], flat.view(8, 8).t(), flat[:0]],
+        "twice": [flat, flat],
+        "kinds": [torch.ones(2, dtype=kind) for kind in (torch.bool, torch.int64, torch.float16)],
+        "parameter": torch.nn.Parameter(torch.ones(3), requires_grad=False),
+        "float8": torch.ones(2).to(torch.float8_e4m3fn),
+        "keys": {(1, (2, 3)): 1, 1 << 70: 2, frozenset((1, 2)): {3, 4}},
+    }
+
+
+def data_pkl(saved: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(saved, file)
+    with zipfile.ZipFile(file) as archive:
+        return archive.read("archive/data.pkl")
+
+
+def seeds() -> list[bytes]:
+    shared = ["x", (1, 2), {"y": [1.5, None]}]
+    plain = collections.OrderedDict(a=shared, b=shared, c={True, False}, d=b"z" * 300, e=-(1 << 80))
+    return [data_pkl(tree()), *(pickle.dumps(plain, protocol) for protocol in (2, 3, 4, 5))]
+
+
+def without(patch: pytest.MonkeyPatch, call: Callable[[], Any]) -> Any:
+    with patch.context() as inner:
+        inner.setattr(native, "shards", None)
+        return outcome(call)
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What it gives, or that it refuses."""
+    try:
+        return call()
+    except DamagedFile:
+        return DamagedFile
+    except SurgeryError:
+        return SurgeryError
+    except KeyError:
+        return KeyError
+
+
+def places(found: Scan) -> dict[str, Any]:
+    """Everything that a scan tells, asked for one by one."""
+    offsets = range(len(found.data))
+    told = {
+        name: {at: list(getattr(found, name)[at]) for at in offsets if at in getattr(found, name)}
+        for name in ("parts", "grown", "built")
+    }
+    return told | {
+        "memo": {index: found.memo[index] for index in offsets if index in found.memo},
+        "alias": {at: found.alias[at] for at in offsets if at in found.alias},
+        "puts": list(found.puts),
+        "gets": list(found.gets),
+        "rest": (found.root, found.stop, found.frames, found.gaps, found.protocol),
+    }
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_scan_finds_the_same_places(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = seeds()[number]
+    chance = random.Random(number)
+    accepted = left = 0
+    for data in (good, *(mutated(good, chance) for _ in range(PICKLES // 5))):
+        found = outcome(lambda data=data: scan(data))
+        python = without(monkeypatch, lambda data=data: scan(data, whole=True))
+        assert (found is DamagedFile) == (python is DamagedFile), data
+        if found is not DamagedFile:
+            accepted += 1
+            left += found.native is None
+            assert places(found) == places(python), data
+    assert accepted > 20 and left < accepted / 10
+    assert scan(good).native is not None
+
+
+def test_every_tree_is_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(7)
+    for good in seeds():
+        for data in (good, *(mutated(good, chance) for _ in range(PICKLES // 5))):
+            call: Callable[[], Any] = lambda data=data: repr(read_with_globals(scan(data)))  # noqa: E731
+            assert outcome(call) == without(monkeypatch, call), data
+
+
+def test_most_tensors_are_found() -> None:
+    data = data_pkl(tree())
+    found = scan(data)
+    short, made = found.native.shortened({"FloatStorage": "float32"}, Tensor)
+    assert len(made) > 15 and len(short) < len(data) - 40 * len(made)
+    assert {tensor.dtype for tensor in made} == {"float32"}
+    known = [tensor for _, tensor in tensors(read(data))]
+    assert all(tensor in known for tensor in made)
+
+
+@pytest.mark.parametrize("odd", [b"K\x000]q\0(", b"]q\0(K\0Q", b"]\x94("])
+def test_nothing_is_left_out_of_an_odd_pickle(odd: bytes) -> None:
+    """A popped value, a persistent id that is a number, a memo that counts."""
+    data = data_pkl([torch.ones(2), torch.ones(2)])
+    plain, marred = scan(data), scan(data.replace(b"]q\0(", odd))
+    assert len(plain.native.shortened({"FloatStorage": "float32"}, Tensor)[1]) == 1
+    assert not marred.native.shortened({"FloatStorage": "float32"}, Tensor)[1]
+
+
+def test_splices_are_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(3)
+    base = ("optimizer_state_dict", "base_optimizer_state")
+    edits = {
+        (*base, "param_groups", 0, "lr"): 1.0,
+        (*base, "param_groups", 1, "betas"): (0.5, 0.6),
+        ("twice",): None,
+        ("module", "new"): [1, 2],
+    }
+    good = seeds()[0]
+    for data in (good, *(mutated(good, chance) for _ in range(PICKLES // 10))):
+        call: Callable[[], Any] = lambda data=data: splice(data, edits, delete=[("many", 3)])  # noqa: E731
+        assert outcome(call) == without(monkeypatch, call), data
+
+
+def test_every_directory_is_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tree(), tmp_path / "shard.pt")
+    good = path.read_bytes()
+    directory = good.index(b"PK\1\2")
+    chance = random.Random(5)
+    accepted = 0
+
+    def told() -> Any:
+        archive = Archive.open(path)
+        names = list(archive.records)
+        return archive.folder, [archive.records[name] for name in names], archive.tree() is None
+
+    for number in range(ARCHIVES):
+        bad = good[:directory] + mutated(good[directory:], chance) if number else good
+        path.write_bytes(bad)
+        found, python = outcome(told), without(monkeypatch, told)
+        assert found == python, bad[directory:]
+        accepted += found is not DamagedFile
+    assert accepted > ARCHIVES / 20
+
+
+def test_numbers_are_fetched_as_they_are_read_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = {f"p{k}": torch.tensor(k, dtype=torch.int32) for k in range(40)}
+    path = save(steps | zero_shard(), tmp_path / "shard.pt")
+    good = path.read_bytes()
+    chance = random.Random(11)
+
+    def told(fetch: bool) -> Any:
+        archive = Archive.open(path)
+        wanted = [tensor for _, tensor in tensors(archive.tree()) if tensor.numel == 1]
+        with archive.reading():
+            if fetch:
+                archive.fetch(wanted)
+            return [outcome(lambda t=tensor: archive.value(t)) for tensor in wanted]
+
+    assert sorted(outcome(lambda: told(True)))[-40:] == sorted(outcome(lambda: told(False)))[-40:]
+    for _ in range(100):
+        bad = bytearray(good)
+        at = bad.index(b"PK\3\4", chance.randrange(len(bad) // 2))  # a local header
+        bad[at + chance.randrange(120)] ^= 1 << chance.randrange(8)
+        path.write_bytes(bad)
+        alone = without(monkeypatch, lambda: told(False))
+        assert outcome(lambda: told(True)) == alone
+
+
+def test_a_changed_file_is_no_longer_read(tmp_path: Path) -> None:
+    path = save({"step": torch.tensor(1.0)}, tmp_path / "shard.pt")
+    archive = Archive.open(path)
+    step = archive.tree()["step"]
+    save({"step": torch.tensor(2.0), "more": 1}, path)
+    with pytest.raises(SurgeryError, match="changed while it was read"), archive.reading():
+        archive.fetch([step])
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_no_mutation_reads_outside_its_buffer(tmp_path: Path) -> None:
+    """The fuzz target under the address and undefined-behaviour sanitizers, on mutated bytes."""
+    program = tmp_path / "fuzz"
+    flags = ["-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
+    subprocess.run(
+        ["g++", *flags, "-DMUTATE", str(SOURCES / "fuzz.cpp"), "-o", str(program)], check=True
+    )
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    archive = save({"a": torch.ones(2), "b": 1}, tmp_path / "shard.pt").read_bytes()
+    small = data_pkl({"a": [torch.ones(2), torch.ones(2)], "b": torch.ones(2)})
+    parts = [*seeds()[1:], small, archive[archive.index(b"PK\1\2") : -98]]
+    for number, part in enumerate(parts):
+        (corpus / str(number)).write_bytes(part)
+    done = subprocess.run(
+        [str(program), str(MUTATIONS), *map(str, sorted(corpus.iterdir()))],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{MUTATIONS} mutations" in done.stdout
