@@ -20,6 +20,7 @@ from ckptsurgeon.edits import (
     Fingerprint,
     Move,
     Replace,
+    Span,
     Truncate,
 )
 from ckptsurgeon.errors import SurgeryError
@@ -143,7 +144,7 @@ def _check_source(root: Path, file: str, content: Content | None) -> None:
     if content is not None and there:
         raise SurgeryError(f"{root / file}: a file is in the way of the staged one", next=AGAIN)
     for piece in content.pieces if content is not None else ():
-        if not isinstance(piece, bytes):
+        if isinstance(piece, Span):
             size = _size(root / piece.file)
             if not 0 <= piece.start <= piece.end <= size:
                 raise SurgeryError(

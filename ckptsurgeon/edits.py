@@ -1,13 +1,12 @@
 """Plain values that a surgery is made of: changes, edits, fingerprints, promise, plan, receipt.
 
 Every path is a POSIX string relative to the run's root (it starts with `..` when a log directory
-lies outside). Nothing here reads or writes the disk. Each value survives `to_json`/`from_json`.
+lies outside). Nothing here reads or writes the disk. Each value survives JSON and `from_json`.
 """
 
 from __future__ import annotations
 
 import base64
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -71,18 +70,35 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Hole:
+    """So many zeros, which take no room where the file system has holes."""
+
+    size: int
+
+
+Piece: TypeAlias = bytes | Span | Hole
+
+
+@dataclass(frozen=True)
 class Content:
-    """The bytes of a new file: literal bytes and spans of existing files, in order.
+    """The bytes of a new file: literal bytes, spans of existing files and holes, in order.
 
     `mtime_ns` is set on the new file when given: an event file keeps the time of its last event.
     """
 
-    pieces: tuple[bytes | Span, ...]
+    pieces: tuple[Piece, ...]
     mtime_ns: int | None = None
 
     @property
     def size(self) -> int:
-        return sum(len(p) if isinstance(p, bytes) else p.end - p.start for p in self.pieces)
+        return sum(map(length, self.pieces))
+
+
+def length(piece: Piece) -> int:
+    """Bytes of one piece of a file."""
+    if isinstance(piece, Span):
+        return piece.end - piece.start
+    return len(piece) if isinstance(piece, bytes) else piece.size
 
 
 @dataclass(frozen=True)
@@ -245,30 +261,26 @@ class Receipt:
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Fill, Change, Aside, Span, Content, Rewrite, Move, Replace, Append, Truncate,
+        Fill, Change, Aside, Span, Hole, Content, Rewrite, Move, Replace, Append, Truncate,
         Fingerprint, Promise, Plan, Receipt,
     )
 }  # fmt: skip
 
 
 def to_json(value: Any) -> Any:
-    """A JSON document of one of the values above. Bytes are base64; tuples become lists."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        document = {"kind": type(value).__name__}
-        for item in dataclasses.fields(value):
-            document[item.name] = to_json(getattr(value, item.name))
-        return document
+    """What a JSON encoder's `default` makes of one of the values above: its own level only, the
+    encoder asks for the others. Bytes are base64; tuples become lists."""
+    if _KINDS.get(type(value).__name__) is type(value):
+        return {"kind": type(value).__name__, **vars(value)}
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode("ascii")}
-    if isinstance(value, (list, tuple)):
-        return [to_json(item) for item in value]
     if isinstance(value, Mapping):
-        return {str(key): to_json(item) for key, item in value.items()}
-    return value
+        return dict(value)
+    return str(value)
 
 
 def from_json(document: Any) -> Any:
-    """The inverse of `to_json`. Raises KeyError or TypeError on a document it did not write."""
+    """What `to_json` was made of. Raises KeyError or TypeError on a document it did not write."""
     if isinstance(document, list):
         return tuple(from_json(item) for item in document)
     if isinstance(document, dict):

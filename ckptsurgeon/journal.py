@@ -18,7 +18,7 @@ import json
 import os
 import pwd
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,14 @@ def next_id(root: Path) -> str:
     return f"{max(map(int, _receipt_ids(root)), default=0) + 1:04d}"
 
 
-def receipts(root: Path) -> list[Receipt]:
-    """Every surgery that was finished, oldest first. Raises SurgeryError for a damaged receipt."""
+def receipts(root: Path, mentioning: str = "") -> list[Receipt]:
+    """Every surgery that was finished, oldest first; with `mentioning` only those whose text has
+    that word. Raises SurgeryError for a damaged receipt."""
     found = []
     for id in _receipt_ids(root):
         path = root / _receipt_file(id)
+        if mentioning and mentioning.encode() not in path.read_bytes():
+            continue
         status = path.stat()
         found.append(_read_receipt(path, status.st_ino, status.st_size, status.st_mtime_ns))
     return found
@@ -316,8 +319,7 @@ def _user() -> str:
 def _write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) -> None:
     """Put the journal in place, durably; `check` is called right before, and may refuse."""
     steps = [
-        {"kind": "Tail", **asdict(step)} if isinstance(step, Tail) else to_json(step)
-        for step in entry.steps
+        {"kind": "Tail", **vars(step)} if isinstance(step, Tail) else step for step in entry.steps
     ]
     document = {
         "id": entry.id,
@@ -327,7 +329,7 @@ def _write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) -
         "steps": steps,
         "committed": entry.committed,
     }
-    body = json.dumps(document).encode()
+    body = json.dumps(document, default=to_json).encode()
     new, path = root / HOME / "journal.new", root / HOME / "journal"
     if os.path.lexists(new):
         disk.remove_file(new)

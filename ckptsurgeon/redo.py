@@ -180,11 +180,16 @@ def _append(
 ) -> None:
     def write(step: Tail, first: int, last: int) -> None:
         path = root / step.file
+        spans = step.spans[first:last]
         at = step.at + sum(end - start for start, end in step.spans[:first])
         with disk.opened(path) as descriptor, tails.open("rb") as staged:
             staged.seek(at)
-            for start, end in step.spans[first:last]:
-                disk.write_at(descriptor, path, start, staged.read(end - start))
+            data = memoryview(staged.read(sum(end - start for start, end in spans)))
+            parts = []
+            for start, end in spans:
+                parts.append((start, data[: end - start]))
+                data = data[end - start :]
+            disk.write_each(descriptor, path, parts)
             disk.fsync_data(descriptor, path)
 
     each(lambda step: write(step, 0, len(step.spans) - 1), group, jobs)

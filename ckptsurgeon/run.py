@@ -222,7 +222,7 @@ class Run:
         root, at any depth. One that a surgery made to keep a cut branch is not among them."""
         kept = {
             Path(os.path.normpath(self.root / edit.src)).parent
-            for receipt in self.receipts()
+            for receipt in journal.receipts(self.root, mentioning="tfevents")
             for edit in receipt.inverse
             if isinstance(edit, Move) and "tfevents" in edit.src and "tfevents" not in edit.dst
             if not edit.src.endswith(NOTE)

@@ -19,11 +19,15 @@ from ckptsurgeon.edits import (
     Append,
     Content,
     Edit,
+    Hole,
     Move,
+    Piece,
     Plan,
     Receipt,
     Replace,
+    Span,
     Truncate,
+    length,
     to_json,
 )
 from ckptsurgeon.errors import SurgeryError
@@ -31,6 +35,7 @@ from ckptsurgeon.lock import HOME
 from ckptsurgeon.redo import Step, Tail, anchor, each
 
 PIECE = 1 << 20
+_ZEROS = bytes(PIECE)
 
 
 def tails_file(id: str) -> str:
@@ -161,14 +166,15 @@ def _write_content(root: Path, name: str, content: Content, like: str | None) ->
     path = root / name
     with disk.created(path) as descriptor:
         offset = 0
-        for piece in content.pieces:
+        for piece in _joined(content.pieces):
             if isinstance(piece, bytes):
                 disk.write_at(descriptor, path, offset, piece)
-                offset += len(piece)
-            else:
+            elif isinstance(piece, Span):
                 source = root / piece.file
                 disk.copy_at(descriptor, path, offset, source, piece.start, piece.end)
-                offset += piece.end - piece.start
+            offset += length(piece)
+        if os.fstat(descriptor).st_size < offset:  # a hole is last
+            disk.truncate(descriptor, path, offset)
         if like is not None:
             disk.copy_rights(descriptor, path, (root / like).stat())
         if content.mtime_ns is not None:
@@ -177,10 +183,33 @@ def _write_content(root: Path, name: str, content: Content, like: str | None) ->
     _compare(path, _pieces(root, content))
 
 
+def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The same content with neighbouring bytes in one piece, up to PIECE: the appended bytes of
+    10,000 tensors are 10,000 pieces."""
+    few: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if isinstance(piece, bytes) and size + len(piece) <= PIECE:
+            few.append(piece)
+            size += len(piece)
+            continue
+        if few:
+            yield b"".join(few)
+            few, size = [], 0
+        yield piece
+    if few:
+        yield b"".join(few)
+
+
 def _pieces(root: Path, content: Content) -> Iterator[bytes]:
-    for piece in content.pieces:
+    for piece in _joined(content.pieces):
         if isinstance(piece, bytes):
             yield piece
+            continue
+        if isinstance(piece, Hole):
+            whole, rest = divmod(piece.size, PIECE)
+            yield from (_ZEROS for _ in range(whole))
+            yield bytes(rest)
             continue
         with (root / piece.file).open("rb") as source:
             source.seek(piece.start)
@@ -219,16 +248,11 @@ def _pretty(document: Mapping[str, Any]) -> bytes:
     as long, and a checkpoint of 400 shards has 5,000 changes."""
     fields = []
     for key, value in document.items():
-        if isinstance(value, (list, tuple)) and value:
-            text = "[\n  " + ",\n  ".join(_json(item) for item in value) + "\n ]"
-        else:
-            text = _json(value)
-        fields.append(f" {_json(str(key))}: {text}")
+        text = json.dumps(value, ensure_ascii=False, default=to_json)
+        if text.startswith('[{"kind"'):  # a quote in a string has a backslash before it
+            text = "[\n  " + text[1:-1].replace('}, {"kind": ', '},\n  {"kind": ') + "\n ]"
+        fields.append(f" {json.dumps(key)}: {text}")
     return ("{\n" + ",\n".join(fields) + "\n}\n").encode()
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _spans(edit: Append) -> tuple[tuple[int, int], ...]:

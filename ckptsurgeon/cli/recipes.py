@@ -185,7 +185,7 @@ def read_plan(path: Path) -> Plan:
 def _keep(plan: Plan, path: Path) -> None:
     try:
         real = path.parent.resolve() / path.name
-        disk.write_new(real, json.dumps(to_json(plan), indent=1).encode())
+        disk.write_new(real, json.dumps(plan, indent=1, default=to_json).encode())
     except FileExistsError:
         raise UsageError(f"{path} is there already", next="remove it, or name another") from None
 

@@ -256,9 +256,11 @@ class Archive:
         """Whether the whole storage is zeros by its CRC; False too where there is no CRC. Of
         `elements` [start, end) of a flat tensor, whether they are zeros by their bytes. `byte` is
         what all bytes of zeros are."""
-        record = self.storage(tensor)
         if elements is None:
-            return record.crc != 0 and record.crc == crc32.of_repeated(byte, record.size)
+            record = self.record(f"data/{tensor.storage}")
+            zero = record.crc != 0 and record.crc == crc32.of_repeated(byte, record.size)
+            return zero and self.storage(tensor) is not None
+        self.storage(tensor)
         start, end = (
             self.payload(f"data/{tensor.storage}") + (tensor.offset + i) * ITEM_BYTES[tensor.dtype]
             for i in elements

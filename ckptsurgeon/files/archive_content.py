@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ckptsurgeon.edits import Content, Span
+from ckptsurgeon.edits import Content, Hole, Piece, Span
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files import crc32
 from ckptsurgeon.files.archive import PICKLE, Archive
@@ -18,7 +18,7 @@ from ckptsurgeon.files.storage_edit import StorageEdit
 from ckptsurgeon.files.zip_directory import DESCRIPTOR, Directory, Record
 from ckptsurgeon.files.zip_tail import Moved, directory, end_records, local_header
 
-_ZEROS = bytes(1 << 20)
+CHUNK = 1 << 20
 _LOCAL_CRC = 14
 """Where the CRC stands in a local header."""
 
@@ -40,7 +40,7 @@ def render(
 
 def _zip_pieces(
     archive: Archive, old: Directory, file: str, data: bytes | None, patches: _Patches
-) -> Iterator[bytes | Span]:
+) -> Iterator[Piece]:
     tail, start = b"", old.offset
     if data is not None:
         record = archive.record(PICKLE)
@@ -102,11 +102,11 @@ class _Patches:
 
     def _crc_of(self, start: int, end: int) -> int:
         crc = 0
-        for at in range(start, end, len(_ZEROS)):
-            crc = zlib.crc32(self.archive.read_at(at, min(len(_ZEROS), end - at)), crc)
+        for at in range(start, end, CHUNK):
+            crc = zlib.crc32(self.archive.read_at(at, min(CHUNK, end - at)), crc)
         return crc
 
-    def pieces(self, file: str, start: int, end: int) -> Iterator[bytes | Span]:
+    def pieces(self, file: str, start: int, end: int) -> Iterator[Piece]:
         """The bytes [start, end) of the file with the changes."""
         position = start
         for begin, finish, data in sorted(self.changes, key=lambda change: change[0]):
@@ -115,10 +115,7 @@ class _Patches:
             if data is not None:
                 yield data
             else:
-                whole, rest = divmod(finish - begin, len(_ZEROS))
-                yield from (_ZEROS for _ in range(whole))
-                if rest:
-                    yield bytes(rest)
+                yield Hole(finish - begin)
             position = finish
         if position < end:
             yield Span(file, position, end)

@@ -14,12 +14,14 @@ from ckptsurgeon.edits import (
     Append,
     Change,
     Edit,
+    Hole,
     Move,
     Plan,
     Promise,
     Receipt,
     Replace,
     Rewrite,
+    length,
 )
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.report.look import (
@@ -171,7 +173,8 @@ def cost(edits: Sequence[Edit]) -> str:
         if isinstance(edit, Append):
             written += sum(len(data) for _, data in edit.writes)
         elif isinstance(edit, (Move, Replace)) and edit.content is not None:
-            written += edit.content.size
+            pieces = edit.content.pieces
+            written += sum(length(piece) for piece in pieces if not isinstance(piece, Hole))
             copied += isinstance(edit, Replace) and edit.file.endswith(".pt")
     shards = f"{count(copied, 'shard')} copied" if copied else "no shard copied"
     return f"{size(written)} written, {shards}"

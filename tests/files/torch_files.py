@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ckptsurgeon.edits import Append, Change, Content
+from ckptsurgeon.edits import Append, Change, Content, Hole, Span
 from ckptsurgeon.files import torch_archive
 
 MODES = [(False, False), (False, True), (True, False), (True, True)]
@@ -165,7 +165,10 @@ def apply(path: Path, edit: Append | Content) -> None:
                 file.write(data)
         return
     old = path.read_bytes()
-    parts = [p if isinstance(p, bytes) else old[p.start : p.end] for p in edit.pieces]
+    parts = [
+        bytes(p.size) if isinstance(p, Hole) else old[p.start : p.end] if isinstance(p, Span) else p
+        for p in edit.pieces
+    ]
     path.unlink()
     path.write_bytes(b"".join(parts))
 
