@@ -102,8 +102,10 @@ class Shards:
     def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
         """The trees with `changes` laid over them."""
         patches: dict[Path, dict[Key, Any]] = {}
+        names = {change.file for change in changes}
+        files = {name: root / name for name in names if root / name in self.trees}
         for change in changes:
-            if isinstance(change, Change) and (file := root / change.file) in self.trees:
+            if isinstance(change, Change) and (file := files.get(change.file)) is not None:
                 new = 0 if change.new == ZEROS else change.new
                 if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):
                     patch = patches.setdefault(file, {})
