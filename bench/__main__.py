@@ -17,13 +17,14 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from bench import bloom, event_files, shards, small_tensors, startup
+from bench import bloom, event_files, shards, small_tensors, startup, verification
 from bench.process import REPO
 from bench.row import Row, table
 
 SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = {
     "startup": startup.measure,
     "bloom": bloom.measure,
+    "verification": verification.measure,
     "small_tensors": small_tensors.measure,
     "shards": shards.measure,
     "event_files": event_files.measure,  # last: it makes this process larger

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import struct
 import sys
 import zlib
@@ -51,6 +52,8 @@ def main() -> int:
     elif kind == "three":
         for number in range(int(size)):
             zero(root, 2**-10, STEP + number)
+    elif kind == "many":
+        many(root, int(size))
     elif kind == "small":
         small(root, *map(int, size.split("x")))
     elif kind == "parameters":
@@ -71,6 +74,19 @@ def zero(root: Path, gib: float, step: int = STEP) -> None:
     _save(shard, folder / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
     _save(model_states(step, 1, 1), folder / "mp_rank_00_model_states.pt")
     _point(root, step)
+
+
+def many(root: Path, count: int) -> None:
+    """`count` ZeRO-1 shards of 1 MiB, all of them equal, and the model file of their ranks."""
+    folder = _folder(root, STEP)
+    shard = optimizer_shard([(2**20 // 12, torch.rand)], [{}])
+    shard["optimizer_state_dict"]["partition_count"] = [count]
+    first = folder / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    _save(shard, first)
+    for rank in range(1, count):
+        shutil.copyfile(first, folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    _save(model_states(STEP, count, 1), folder / "mp_rank_00_model_states.pt")
+    _point(root, STEP)
 
 
 def small(root: Path, tensors: int, elements: int) -> None:
@@ -115,7 +131,9 @@ def bloom(root: Path, stages: int) -> None:
                 sizes = [(sum(f.numel for f in m[dp].values()), torch.empty) for m in mappings]
                 _save_hollow(optimizer_shard(sizes, [m[dp] for m in mappings]), folder / name)
             _save_hollow(
-                model_states(step, DP, stages * TP), folder / f"mp_rank_{rank:02d}_model_states.pt"
+                # A pipeline keeps its weights in layer files.
+                model_states(step, DP, stages * TP, rank // TP) | {"module": None},
+                folder / f"mp_rank_{rank:02d}_model_states.pt",
             )
         for layer in range(1, stages * LAYERS_PER_STAGE + 1):
             for tp in range(TP):
@@ -176,12 +194,17 @@ def group(weight_decay: float, params: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def model_states(step: int, dp: int, mp: int) -> dict[str, Any]:
+def model_states(step: int, dp: int, mp: int, stage: int = 0) -> dict[str, Any]:
     """An mp_rank file: DeepSpeed's keys, and the client state of the bundled trainer."""
     samples = 2048 * step
-    shapes = {f"{i}.{name}": torch.Size((n,)) for i in range(6) for name, n in WEIGHTS.items()}
+    first = stage * LAYERS_PER_STAGE + 1
+    shapes = {
+        f"{first + i}.{name}": torch.Size((n,))
+        for i in range(LAYERS_PER_STAGE)
+        for name, n in WEIGHTS.items()
+    }
     return {
-        "module": None, "buffer_names": [], "optimizer": None, "param_shapes": [shapes],
+        "module": {}, "buffer_names": [], "optimizer": None, "param_shapes": [shapes],
         "frozen_param_shapes": None, "shared_params": {}, "frozen_param_fragments": None,
         "lr_scheduler": {
             "max_lr": 6e-5, "warmup_steps": 183105, "num_steps": samples, "warmup_tokens": 0,

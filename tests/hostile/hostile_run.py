@@ -7,6 +7,7 @@ import io
 import os
 import stat
 import struct
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +18,18 @@ from ckptsurgeon.cli import app
 
 OPTIM = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 MODEL = "mp_rank_00_model_states.pt"
+CPU_S = 2
+"""What a bad input may cost, whatever it says of itself."""
 Damage = Callable[[bytes], bytes]
 
 
 def call(*words: object, **env: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command in this process; a traceback fails the test."""
+    """Exit code, stdout and stderr of a command in this process; a traceback fails the test, and so
+    do CPU_S seconds of CPU, which a busy machine does not make longer."""
     runner = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "100", **env})
+    began = time.process_time()
     result = runner.invoke(app, [str(word) for word in words])
+    assert time.process_time() - began < CPU_S
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout, result.stderr

@@ -1,0 +1,53 @@
+"""The same readers under a fuzzer that follows their coverage, where atheris is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon.files.archive import Archive
+from tests.conftest import REPO
+from tests.files.torch_files import plain_shard, save
+from tests.hostile.test_fuzz import RECIPE
+
+RUNS = {"pickles": 2000, "archives": 1500, "events": 3000, "recipes": 600}
+ROUNDS = [pytest.param(1, id="short"), pytest.param(20, id="long", marks=pytest.mark.slow)]
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("atheris") is None, reason="atheris is not installed"
+)
+
+
+def seed(kind: str, folder: Path) -> bytes:
+    """One good input, from which the fuzzer starts."""
+    shard = save(plain_shard(), folder / "shard.pt")
+    if kind == "pickles":
+        return Archive.open(shard).pickle()
+    if kind == "archives":
+        return save({"a": 1.0, "b": plain_shard()["views"]}, folder / "small.pt").read_bytes()
+    if kind == "recipes":
+        return RECIPE
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder / "logs")) as writer:
+        writer.add_scalar("lm loss", 1.0, 1)
+    return next((folder / "logs").iterdir()).read_bytes()
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("kind", RUNS)
+def test_no_input_that_coverage_leads_to_escapes(tmp_path: Path, kind: str, rounds: int) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "good").write_bytes(seed(kind, tmp_path))
+    command = [sys.executable, "-m", "tests.hostile.guided", kind, f"-runs={RUNS[kind] * rounds}"]
+    options = ["-seed=1", "-rss_limit_mb=1024", "-timeout=10", f"-artifact_prefix={tmp_path}/"]
+    done = subprocess.run(
+        [*command, *options, str(corpus)], cwd=REPO, capture_output=True, text=True, timeout=3000
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(list(corpus.iterdir())) > 5, "the fuzzer found no new path: is it instrumented?"
