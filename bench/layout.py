@@ -121,7 +121,7 @@ def parameters(root: Path, tensors: int, elements: int) -> None:
 
 def bloom(root: Path, stages: int) -> None:
     """BLOOM-176B as its 384 GPUs saved it, with 12 pipeline stages: two checkpoints, the newer one
-    to be moved aside. 72 equal layers stand for its 70 and the embeddings. Tensors are holes."""
+    to be moved aside. 72 equal files stand for its layers. Tensors are holes."""
     for step in (STEP, STEP + 500):
         folder = _folder(root, step)
         for rank in range(stages * TP):
@@ -135,7 +135,7 @@ def bloom(root: Path, stages: int) -> None:
                 model_states(step, DP, stages * TP, rank // TP) | {"module": None},
                 folder / f"mp_rank_{rank:02d}_model_states.pt",
             )
-        for layer in range(1, stages * LAYERS_PER_STAGE + 1):
+        for layer in range(stages * LAYERS_PER_STAGE):
             for tp in range(TP):
                 name = f"layer_{layer:02d}-model_{tp:02d}-model_states.pt"
                 sizes_16 = {**WEIGHTS, **VECTORS}.items()
@@ -197,7 +197,8 @@ def group(weight_decay: float, params: Any) -> dict[str, Any]:
 def model_states(step: int, dp: int, mp: int, stage: int = 0) -> dict[str, Any]:
     """An mp_rank file: DeepSpeed's keys, and the client state of the bundled trainer."""
     samples = 2048 * step
-    first = stage * LAYERS_PER_STAGE + 1
+    layers = LAYERS_PER_STAGE * max(1, mp // TP)  # three of them are embeddings and LayerNorm
+    first = stage * LAYERS_PER_STAGE
     shapes = {
         f"{first + i}.{name}": torch.Size((n,))
         for i in range(LAYERS_PER_STAGE)
@@ -218,7 +219,7 @@ def model_states(step: int, dp: int, mp: int, stage: int = 0) -> dict[str, Any]:
         "trainer": "ckptsurgeon", "iteration": step, "tokens": 2048 * samples,
         "skip_train_iteration_range": [], "checkpoint_version": 3.0,
         "args": argparse.Namespace(
-            num_layers=70, hidden_size=HIDDEN, num_attention_heads=112, seq_length=2048,
+            num_layers=layers - 3, hidden_size=HIDDEN, num_attention_heads=112, seq_length=2048,
             global_batch_size=2048, micro_batch_size=2, lr=6e-5, min_lr=6e-6, adam_beta1=0.9,
             adam_beta2=0.95, adam_eps=1e-8, weight_decay=0.1, clip_grad=1.0, seed=42, bf16=True,
             iteration=step, consumed_train_samples=samples, consumed_valid_samples=0,
@@ -232,7 +233,7 @@ def model_states(step: int, dp: int, mp: int, stage: int = 0) -> dict[str, Any]:
 
 def fragments(stage: int, sizes: dict[str, int]) -> list[dict[str, Any]]:
     """For each data-parallel rank, which part of which parameter its flat partition holds."""
-    first = stage * LAYERS_PER_STAGE + 1
+    first = stage * LAYERS_PER_STAGE
     names = [
         (f"{first + i}.{name}", n) for i in range(LAYERS_PER_STAGE) for name, n in sizes.items()
     ]
