@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import warnings
 from typing import Any, NoReturn
 
@@ -11,14 +10,11 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_POR
 
 
 def complete_environment() -> None:
-    """Without a launcher, make this process rank 0 of 1, on a port that is free now."""
-    if "RANK" in os.environ:
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    values = ("0", "1", "0", "127.0.0.1", str(port))
-    os.environ.update(zip(RANK_VARIABLES, values, strict=True))
+    """Without a launcher, make this process rank 0 of 1; port 0 is any that is free, chosen when
+    the group is joined: one that was free before the imports may not be free after them."""
+    if "RANK" not in os.environ:
+        values = ("0", "1", "0", "127.0.0.1", "0")
+        os.environ.update(zip(RANK_VARIABLES, values, strict=True))
 
 
 def rank() -> int:
