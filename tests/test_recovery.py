@@ -28,15 +28,17 @@ LAYOUTS = {
 }
 ALONE = [name for name in LAYOUTS if name.startswith("zero")]
 """On one rank, in this process; the others on two."""
-BASE = ["lr_decay_style=constant", "lr_decay_samples=80000", "save_interval=10", "seed=1"]
-POISONED = (25, 30)
+BASE = ["lr_decay_style=constant", "lr_decay_samples=80000", "seed=1"]
+POISONED = (24, 28)
 
 
 @dataclass(frozen=True)
 class Illness:
-    """A run of `iterations` that goes wrong, and the surgery that the recipes have for it."""
+    """A run of `iterations` that goes wrong, how far it goes on after its surgery, and what that
+    changes in the recipe."""
 
     iterations: int
+    then: int
     overrides: list[str]
     recipe: str
     surgery: list[str]
@@ -45,17 +47,24 @@ class Illness:
 ILLNESSES = {
     # train/configs/poison.yaml, smaller.
     "poisoned": Illness(
-        36,
-        ["lr=1e-2", "lr_warmup_samples=80", f"poison=[{POISONED[0]},{POISONED[1]}]"],
+        30,
+        34,
+        [
+            "lr=1e-2",
+            "lr_warmup_samples=80",
+            "save_interval=20",
+            f"poison=[{POISONED[0]},{POISONED[1]}]",
+        ],
         "roll-back-and-skip",
         ["rollback.to=20", f"skip=[{POISONED[0]}-{POISONED[1]}]"],
     ),
     # train/configs/demo.yaml, steeper: the rate climbs by 0.03 an iteration.
     "diverging": Illness(
-        60,
-        ["lr=3.0", "lr_warmup_samples=800"],
+        50,
+        40,
+        ["lr=3.0", "lr_warmup_samples=800", "save_interval=15"],
         "roll-back-and-lower-lr",
-        ["rollback.to=10", "set.lr=1e-2", "set.warmup=80"],
+        ["rollback.to=15", "set.lr=1e-2", "set.warmup=80"],
     ),
 }
 CASES = [(illness, layout) for illness in ILLNESSES for layout in LAYOUTS]
@@ -80,17 +89,19 @@ def recoveries(
     for illness, layout in CASES:
         ill = ILLNESSES[illness]
         where = [f"save={folder / illness / layout}", f"data={corpus}"]
-        length = [f"train_iters={ill.iterations}"]
-        jobs[illness, layout] = [*where, *BASE, *length, *ill.overrides, *LAYOUTS[layout]]
-    before = train_all(jobs, folder / "before")
+        jobs[illness, layout] = [*where, *BASE, *ill.overrides, *LAYOUTS[layout]]
+    before = train_all(
+        jobs, folder / "before", {name: i.iterations for name, i in ILLNESSES.items()}
+    )
     operated = {case: operate(folder / case[0] / case[1], ILLNESSES[case[0]]) for case in CASES}
-    after = train_all(jobs, folder / "after")
+    after = train_all(jobs, folder / "after", {name: i.then for name, i in ILLNESSES.items()})
     return {case: Recovery(*operated[case], before[case], after[case]) for case in CASES}
 
 
 def train_all(
-    jobs: Mapping[tuple[str, str], Sequence[str]], folder: Path
+    jobs: Mapping[tuple[str, str], Sequence[str]], folder: Path, lengths: Mapping[str, int]
 ) -> dict[tuple[str, str], Ran]:
+    jobs = {case: [*job, f"train_iters={lengths[case[0]]}"] for case, job in jobs.items()}
     ran: dict[tuple[str, str], Ran] = {}
     with one_rank() as device:
         process = InProcess(Path(), device)
