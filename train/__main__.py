@@ -23,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == ["prepare-data"]:
             return _prepare_data(arguments[1:])
+        if arguments[:1] == ["universal"]:
+            return _universal(arguments[1:])
         if arguments[:1] == ["build-kernels"]:
             return _build_kernels(arguments[1:])
         return _train(arguments)
@@ -51,6 +53,10 @@ def _train(arguments: Sequence[str]) -> int:
         overrides.append(f"train_iters={options.train_iters}")
     config = load_config(options.config, overrides)
     checkpoint = find_checkpoint(Path(config.save), options.from_scratch)
+    if options.universal and checkpoint is not None:
+        from .universal_source import find_universal
+
+        checkpoint = find_universal(checkpoint)
     with ExitStack() as stack:
         if distributed.rank() == 0:
             if options.exit_after_first_line:
@@ -112,10 +118,16 @@ def _train_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m train",
         description="Train a GPT. On resume the checkpoint wins over the config. "
-        "See also: python -m train prepare-data --help, python -m train build-kernels",
+        "See also: python -m train prepare-data --help, python -m train build-kernels, "
+        "python -m train universal --help",
     )
     parser.add_argument("--config", required=True, type=Path, help="YAML file")
     parser.add_argument("--from-scratch", action="store_true", help="start with random weights")
+    parser.add_argument(
+        "--universal",
+        action="store_true",
+        help="resume from what `python -m train universal` has made, on any number of ranks",
+    )
     parser.add_argument("--train-iters", type=int, help="the same as train_iters=N")
     parser.add_argument(
         "--exit-after-first-line",
@@ -130,6 +142,25 @@ def _train_parser() -> argparse.ArgumentParser:
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="config overrides")
     return parser
+
+
+def _universal(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m train universal",
+        description="Convert the checkpoint that `latest` names, so that --universal can resume it "
+        "on another number of data, tensor or pipeline ranks.",
+    )
+    parser.add_argument("--config", required=True, type=Path, help="YAML file of the run")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="config overrides")
+    options = parser.parse_intermixed_args(arguments)
+    distributed.complete_environment()
+    say = _take_stdout()
+    config = load_config(options.config, options.overrides)
+    distributed.start(config.threads)
+    from .universal import convert
+
+    say(str(convert(config)))
+    distributed.finish()
 
 
 def _prepare_data(arguments: Sequence[str]) -> int:

@@ -18,6 +18,8 @@ from .optimizer import live_clip_grad, live_optimizer, live_scaler
 from .progress import Progress
 from .run_folder import LATEST, LATEST_ITERATION, write_atomically
 from .shards import check_sizes, missing, model_states
+from .universal import check_target, mend_zero_3
+from .universal_source import is_universal
 
 SHAPE = (
     "num_layers", "hidden_size", "num_attention_heads", "seq_length", "padded_vocab_size",
@@ -162,6 +164,9 @@ def read_client_state(checkpoint: Path, config: Config, grid: Grid) -> dict[str,
         theirs, ours = {**saved, "dtype": dtype}[key], {**wanted, "dtype": config.dtype}[key]
         if theirs != ours:
             raise _cannot_continue(checkpoint, key, theirs, ours)
+    if is_universal(checkpoint):
+        check_target(checkpoint, args, grid)
+        return state
     absent = missing(checkpoint, args)
     if absent:
         raise _unusable(checkpoint, f"{', '.join(absent)} missing")
@@ -178,6 +183,8 @@ def load_checkpoint(engine: Any, checkpoint: Path) -> None:
         raise _unusable(checkpoint, what, RankError) from e
     if loaded is None:
         raise _unusable(checkpoint, "DeepSpeed found nothing to load")
+    if is_universal(checkpoint) and engine.zero_optimization_stage() == 3:
+        mend_zero_3(engine, checkpoint)
 
 
 def restore_rng(state: dict[str, Any]) -> None:

@@ -48,8 +48,12 @@ def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps)
 
 
-def build_engine(config: Config, model: nn.Module, sizes: BatchSizes, grid: Grid) -> Any:
-    """The DeepSpeed engine with a fresh optimizer (no moments, Adam step 0) and scheduler."""
+def build_engine(
+    config: Config, model: nn.Module, sizes: BatchSizes, grid: Grid, universal: bool = False
+) -> Any:
+    """The DeepSpeed engine with a fresh optimizer (no moments, Adam step 0) and scheduler.
+
+    It loads ordinary checkpoints or, with `universal`, universal ones."""
     optimizer = make_optimizer(config, model)
     if config.dtype == "fp16":
         allow_fp16()
@@ -69,7 +73,10 @@ def build_engine(config: Config, model: nn.Module, sizes: BatchSizes, grid: Grid
         optimizer=optimizer,
         lr_scheduler=scheduler,
         mpu=grid.mpu if grid.pipeline_size == 1 else None,  # a pipeline has its own
-        config=deepspeed_config(config, sizes),
+        config={
+            **deepspeed_config(config, sizes),
+            "checkpoint": {"load_universal": universal},
+        },
     )
     # Without ZeRO, DeepSpeed's 16-bit wrapper runs one step on zero gradients to allocate its
     # state, which would count as Adam step 1.

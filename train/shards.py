@@ -52,7 +52,10 @@ def check_sizes(checkpoint: Path, args: Any, grid: Grid) -> None:
     wanted = "".join(f" {k}={v}" for k, v in zip(SIZES[:2], saved, strict=False) if v > 1)
     raise TrainError(
         f"{checkpoint}: it is in shards for {_sizes(saved)}, but {_sizes(own)} run",
-        next=f"torchrun --nproc_per_node {ranks} -m train …{wanted}",
+        next=(
+            f"torchrun --nproc_per_node {ranks} -m train …{wanted}",
+            "or python -m train universal --config …, then -m train … --universal",
+        ),
         untouched="the checkpoint is as it was",
     )
 

@@ -40,6 +40,8 @@ from .retention import remove_old
 from .rewarm import factor, rewarmed
 from .step import Step, take_statistics
 from .stop import StopRequest
+from .universal import describe
+from .universal_source import is_universal
 from .validation import evaluate
 
 
@@ -77,7 +79,9 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     torch.manual_seed(config.seed)
     model = build_pipeline(config, grid) if grid.pipeline_size > 1 else GPT(config, grid)
     parameters, without_embeddings = count(model, grid)
-    engine = build_engine(config, model, sizes, grid)
+    describe(model, config)
+    universal = checkpoint is not None and is_universal(checkpoint)
+    engine = build_engine(config, model, sizes, grid, universal)
     progress, course = Progress(), course_of(config)
     if checkpoint is not None and state is not None:
         load_checkpoint(engine, checkpoint)
