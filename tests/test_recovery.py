@@ -19,10 +19,7 @@ from tests.train.in_process import InProcess, one_rank
 from tests.train.many_ranks import Ran, run_all
 
 LAYOUTS = {
-    "zero-0": ["zero_stage=0"],
-    "zero-1": ["zero_stage=1"],
-    "zero-2": ["zero_stage=2"],
-    "zero-3": ["zero_stage=3"],
+    **{f"zero-{n}": [f"zero_stage={n}", "micro_batch_size=8"] for n in range(4)},
     "pipeline": ["pipeline_model_parallel_size=2"],
     "tensor": ["tensor_model_parallel_size=2"],
 }

@@ -107,18 +107,18 @@ def _convertible(checkpoint: Path, zero_stage: int) -> Any:
         raise TrainError(f"{path}: missing", next="zero_stage=… as in the run's train.yaml")
     args = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["args"]
     absent = missing(checkpoint, args)
-    reason = ""
+    reason, instead = "", "resume on the ranks that saved it"
     if absent:
         reason = f"{', '.join(absent)} missing"
     elif args.zero_stage == 0:
-        reason = "without ZeRO any number of data-parallel ranks loads it as it is, and DeepSpeed "
-        reason += "can't convert it for other tensor or pipeline ranks"
+        reason = "DeepSpeed converts optimizers that ZeRO has cut, and this one is whole"
+        instead = "resume without --universal: any number of data-parallel ranks loads it"
     elif args.zero_stage == 3 and args.tensor_model_parallel_size > 1:
         reason = "DeepSpeed can't join the tensor ranks of ZeRO 3"
     elif getattr(args, "optimizer", "adamw") != "adamw":
         reason = f"DeepSpeed converts the moments of Adam, not those of {args.optimizer}"
     if reason:
-        raise TrainError(f"{checkpoint}: {reason}", next="resume on the ranks that saved it")
+        raise TrainError(f"{checkpoint}: {reason}", next=instead)
     return args
 
 

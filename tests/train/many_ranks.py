@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.conftest import REPO
 
+UNIVERSAL = "--universal"
 TINY = REPO / "train" / "configs" / "tiny.yaml"
 
 
@@ -28,7 +29,8 @@ class Ran:
 def run_all(ranks: int, jobs: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Ran]:
     """Train every job on `ranks` processes: name → overrides, `save=` among them.
 
-    A job resumes when its run has a checkpoint. Nothing is mocked: only the launch is shared."""
+    A job resumes when its run has a checkpoint, or its universal form with `--universal`.
+    Nothing is mocked: only the launch is shared."""
     folder.mkdir(parents=True, exist_ok=True)
     asked, told = folder / "jobs.json", folder / "ran.json"
     asked.write_text(json.dumps({name: list(job) for name, job in jobs.items()}))
@@ -54,14 +56,19 @@ def losses(said: Sequence[str]) -> dict[int, float]:
     return {int(iteration): float(loss) for iteration, loss in found}
 
 
-def _train(overrides: Sequence[str], device: Any) -> tuple[str, dict[int, float]]:
+def train_one(overrides: Sequence[str], device: Any) -> tuple[str, dict[int, float]]:
+    """On every rank: one training to its end, its first line and its losses."""
     from train import trainer
     from train.config import load_config
     from train.run_folder import LATEST, find_checkpoint
+    from train.universal_source import find_universal
 
-    config = load_config(TINY, overrides)
+    config = load_config(TINY, [item for item in overrides if item != UNIVERSAL])
     root = Path(config.save)
-    training = trainer.prepare(config, find_checkpoint(root, not (root / LATEST).exists()), device)
+    checkpoint = find_checkpoint(root, not (root / LATEST).exists())
+    if UNIVERSAL in overrides and checkpoint is not None:
+        checkpoint = find_universal(checkpoint)
+    training = trainer.prepare(config, checkpoint, device)
     said: list[str] = []
     line = trainer.first_line(training)
     trainer.train(training, said.append)
@@ -78,7 +85,7 @@ def main() -> None:
     ran = {}
     for name, overrides in json.loads(Path(sys.argv[1]).read_text()).items():
         groups.mpu = None  # DeepSpeed remembers the groups of the engine before
-        ran[name] = _train(overrides, device)
+        ran[name] = train_one(overrides, device)
     if distributed.rank() == 0:
         Path(sys.argv[2]).write_text(json.dumps(ran))
     distributed.finish()
