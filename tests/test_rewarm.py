@@ -72,7 +72,7 @@ RECIPE = {"rollback": {"to": 4}, "reset": ["moments"], "rewarm": {"iterations": 
     [
         (1, 1, "fp32"),
         (1, 0, "fp32"),
-        (1, 3, "fp32"),
+        pytest.param(1, 3, "fp32", marks=pytest.mark.slow),
         pytest.param(2, 1, "fp32", marks=pytest.mark.slow),
         pytest.param(1, 1, "bf16", marks=pytest.mark.slow),
     ],
@@ -113,6 +113,28 @@ def test_a_held_window_fills_the_moments_and_moves_no_weight(
     left = tree(root)
     checkpoints = [name for name in before if name.startswith("global_step")]
     assert [name for name in checkpoints if left[name] != before[name]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["tensor", "pipeline"])
+def test_ranks_that_share_the_model_hold_it_together(
+    tmp_path: Path, corpus: Path, more: str
+) -> None:
+    root = tmp_path / "run"
+    launch(
+        "--config=train/configs/tiny.yaml", "--from-scratch", f"save={root}", f"data={corpus}",
+        f"{more}_model_parallel_size=2", "train_iters=4", "save_interval=4", ranks=2,
+    )  # fmt: skip
+    start = masters(root, 4)
+    run = Run.open(root)
+    wanted = plan(run, from_data(RECIPE))
+    assert wanted.promise is not None
+    surgery.apply(run, wanted)
+    again = ["--config", str(root / "train.yaml"), "save_interval=1", "train_iters=7"]
+    done = launch(*again, ranks=2)
+    assert compare(wanted.promise, done.stdout.splitlines()[0]) == []
+    assert same(masters(root, 6), start) and not same(masters(root, 7), start)
+    assert moments(root, 6)["exp_avg_sq"] > 0
 
 
 def test_a_ramp_climbs_to_the_schedule_and_skipped_iterations_are_no_part_of_it(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO, launch
+from tests.conftest import REPO, Trained, launch
 from tests.train.conftest import losses, snapshot
 
 
@@ -64,17 +64,17 @@ def test_a_signal_to_one_rank_stops_and_saves_all(
     assert len(shards) == ranks
 
 
-def test_the_kill_switch_stops_and_saves_and_lets_no_next_one_train(
-    tmp_path: Path, corpus: Path
-) -> None:
-    run, switch = tmp_path / "run", tmp_path / "stop here"
-    process = start(run, corpus, 1, f"kill_switch_path={switch}")
+def test_while_the_kill_switch_is_there_no_job_trains(trained: Trained, tmp_path: Path) -> None:
+    """In the middle of a run: tests/cli/test_slurm.py."""
+    run, switch = trained(), tmp_path / "stop here"
     switch.touch()
-    assert f" kill switch {switch} is there: stopping" in saved_at_the_end(process, run)
     before = snapshot(run)
-    done = launch("--config", str(run / "train.yaml"))
-    assert "is there: stopping after iteration" in done.stdout and not losses(done.stdout)
+    done = launch(
+        "--config", str(run / "train.yaml"), "train_iters=9", f"kill_switch_path={switch}"
+    )
+    assert f" kill switch {switch} is there: stopping after iteration 8" in done.stdout
+    assert not losses(done.stdout)
     after = snapshot(run)
-    assert {k: v for k, v in after.items() if "tfevents" not in k} == {
-        k: v for k, v in before.items() if "tfevents" not in k
-    }
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert {name for name in changed if "tfevents" not in name} == {"train.yaml"}
+    assert after.keys() >= before.keys()
