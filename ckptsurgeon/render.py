@@ -40,26 +40,27 @@ def render(
         else:
             text = Content((str(change.new).encode(),))
             pointers.append(_rewrite(run, change.file, text, id, new=change.old is None))
-    rendered = {}
-    if checkpoint is not None:
-        rendered = {name: checkpoint.render(name, its, run.root) for name, its in shards.items()}
+    rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
     return [*_shards(run, rendered, id), *logs, *pointers, *asides]
 
 
 def _shards(run: Run, rendered: Mapping[str, Append | Content], id: str) -> list[Edit]:
-    """Replaced shards before appended ones, which no reader accepts until the last one is done
-    (`redo.py`). Where all are replaced, the first makes way for an empty file meanwhile, so that a
-    reader of all shards meets an error, never old and new ones."""
+    """New files first: none names them yet. Then replaced shards before appended ones, which no
+    reader accepts until the last one is done (`redo.py`). Where all are replaced, the first makes
+    way for an empty file meanwhile, so that a reader of all shards meets an error, never old and
+    new ones."""
     contents = {file: item for file, item in rendered.items() if isinstance(item, Content)}
     appends = [item for item in rendered.values() if isinstance(item, Append)]
+    made = [file for file in contents if not (run.root / file).exists()]
+    news = [_rewrite(run, file, contents.pop(file), id, new=True) for file in made]
     replaces = [_rewrite(run, file, item, id, new=False) for file, item in contents.items()]
     if len(replaces) > 1 and not appends:
         file = next(iter(contents))
         mark = f"{file}.empty"
         empty = Replace(file, run.staging(mark, id), run.attic(file, id), Content(()))
         last = Replace(file, run.staging(file, id), run.attic(mark, id), contents[file])
-        return [empty, *replaces[1:], last]
-    return [*replaces, *appends]
+        return [*news, empty, *replaces[1:], last]
+    return [*news, *replaces, *appends]
 
 
 def _rewrite(run: Run, file: str, content: Content, id: str, *, new: bool) -> Edit:

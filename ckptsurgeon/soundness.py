@@ -5,6 +5,7 @@ Each level contains those before it. Reads only, CHUNK bytes at a time, `jobs` f
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import math
 import zlib
@@ -18,7 +19,7 @@ from ckptsurgeon.files import crc32
 from ckptsurgeon.files.archive import Archive
 from ckptsurgeon.files.pickle_reader import ITEM_BYTES, tensors
 from ckptsurgeon.files.zip_directory import DESCRIPTOR, Record
-from ckptsurgeon.formats import Checkpoint, Format
+from ckptsurgeon.formats import Blob, Checkpoint, Format
 
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
 CHUNK = 1 << 19
@@ -53,13 +54,26 @@ class Soundness:
 
 @dataclass
 class Shard:
-    """One file: its archive if it has one, and what is wrong with it."""
+    """One file, or one archive inside a file: what is wrong with it."""
 
     path: Path
+    blob: Blob | None = None
     archive: Archive | None = None
     findings: list[str] = field(default_factory=list)
     no_crc: int = 0
     moments: dict[str, Moment] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """What a finding names."""
+        return self.archive.where if self.archive is not None else str(self.path)
+
+    def open(self) -> Archive:
+        """Its archive, read once."""
+        if self.archive is None:
+            inside = self.blob[1:3] if self.blob is not None else ()
+            self.archive = Archive.open(self.path, *inside)
+        return self.archive
 
 
 def check(
@@ -82,6 +96,7 @@ def check(
     if out.checkpoint is not None:
         for shard in shards:
             shard.archive = out.checkpoint.archives.get(shard.path)
+        shards += [Shard(blob.file, blob) for blob in out.checkpoint.blobs()]
     if level >= CONTAINER:
         _each(shards, lambda shard: inspect(shard, level), jobs, progress)
         out.findings += [text for shard in shards for text in shard.findings]
@@ -98,6 +113,8 @@ def check(
             ]
     if level >= MEANING and out.checkpoint is not None:
         out.findings += _guarded(folder, out.checkpoint.contradictions)
+    if level >= CRC and out.checkpoint is not None:
+        out.findings += [text for item in out.checkpoint.digests().items() for text in _sha(*item)]
     if level >= VALUES:
         out.moments = {name: Moment() for name in MOMENTS}
         for shard in shards:
@@ -157,20 +174,20 @@ def inspect(shard: Shard, level: int) -> None:
     """Fill in what is wrong with one file. What a level needs is checked by those before it, so
     the first one with a finding is the last."""
     try:
-        shard.archive = shard.archive or Archive.open(shard.path)
-        with shard.archive.reading():
-            _container(shard, shard.archive)
+        archive = shard.open()
+        with archive.reading():
+            _container(shard, archive)
             if level >= MEANING:
-                for _, tensor in tensors(shard.archive.tree()):
-                    shard.archive.storage(tensor)
-            if level >= CRC and shard.archive.directory is not None:
-                _crcs(shard, shard.archive)
+                for _, tensor in tensors(archive.tree()):
+                    archive.storage(tensor)
+            if level >= CRC and archive.directory is not None:
+                _crcs(shard, archive)
             if level >= VALUES and not shard.findings:
-                _values(shard, shard.archive)
+                _values(shard, archive)
     except SurgeryError as error:
         shard.findings.append(error.what)
     except ODD as error:
-        shard.findings.append(f"{shard.path}: no file of a trainer: {type(error).__name__}")
+        shard.findings.append(f"{shard.where}: no file of a trainer: {type(error).__name__}")
 
 
 def _container(shard: Shard, archive: Archive) -> None:
@@ -183,7 +200,7 @@ def _container(shard: Shard, archive: Archive) -> None:
     for record in records:
         if record.offset < end:
             raise DamagedFile(
-                str(shard.path), record.offset, f"the record {record.name!r} overlaps another"
+                shard.where, record.offset, f"the record {record.name!r} overlaps another"
             )
         end = archive.payload(record.name) + record.size
 
@@ -221,13 +238,27 @@ def _crcs(shard: Shard, archive: Archive) -> None:
                 crc = checksum(archive.read_at(begin, finish - begin), crc)
         if crc != record.crc:
             shard.findings.append(
-                f"{shard.path}: byte {start}: the record {record.name!r} of {record.size} bytes "
+                f"{shard.where}: byte {start}: the record {record.name!r} of {record.size} bytes "
                 f"has CRC {crc:08x}, not {record.crc:08x}"
             )
         if record.flags & DESCRIPTOR and not _described(archive, record, end):
             shard.findings.append(
-                f"{shard.path}: byte {end}: the data descriptor of {record.name!r} differs"
+                f"{shard.where}: byte {end}: the data descriptor of {record.name!r} differs"
             )
+
+
+def _sha(path: Path, wanted: str) -> list[str]:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while data := file.read(CHUNK):
+                digest.update(data)
+    except FileNotFoundError:
+        return [f"{path}: missing, and the checkpoint's integrity manifest names it"]
+    found = digest.hexdigest()
+    if found == wanted:
+        return []
+    return [f"{path}: its sha256 is {found[:16]}…, and the integrity manifest has {wanted[:16]}…"]
 
 
 def _described(archive: Archive, record: Record, at: int) -> bool:
@@ -263,6 +294,7 @@ def _values(shard: Shard, archive: Archive) -> None:
     for path, tensor in tensors(archive.tree()):
         if tensor.dtype in ("float16", "bfloat16", "float32", "float64"):
             kind = path[-1] if path and path[-1] in MOMENTS else ""
+            kind = shard.blob.kind if shard.blob is not None and not path else kind
             kinds.setdefault((tensor.storage, tensor.dtype), set()).add(kind)
     for (storage, dtype), found in kinds.items():
         kind = found.pop() if len(found) == 1 else ""
@@ -293,7 +325,7 @@ def _storage(shard: Shard, archive: Archive, name: str, dtype: str, kind: str) -
     for what, (count, offset) in wrong.items():
         role = f" ({kind})" if kind else ""
         shard.findings.append(
-            f"{shard.path}: byte {offset}: the record {name!r}{role} has {what}: {count} of "
+            f"{shard.where}: byte {offset}: the record {name!r}{role} has {what}: {count} of "
             f"{(end - start) // item} elements"
         )
 

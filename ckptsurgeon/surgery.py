@@ -60,7 +60,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     before = checkpoint.state()
     recipe = absolute(recipe, _present(before))
     changes: list[AnyChange] = []
-    warnings = list(before.notes)
+    warnings: list[str] = []
     for operation in OPERATIONS:
         wanted, said = operation(run, recipe, checkpoint)
         changes += [change for change in wanted if not _idle(change)]
@@ -68,6 +68,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     if any(isinstance(change, Change) for change in changes):
         refuse_unknown(checkpoint.globals(), allow_globals)
     after = checkpoint.after(changes, run.root).state()
+    warnings = [*after.notes, *warnings]
     title = _title(run, recipe, step)
     if changes:
         changes += note(run, recipe, step, title, time.time())

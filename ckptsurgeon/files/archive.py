@@ -45,54 +45,59 @@ _NUMBERS = {
 class Archive:
     """A torch file as it was when it was opened: any later change of the file is an error.
 
+    It is the whole file, or `size` bytes from `start` on; all offsets count from there.
     `records` are its parts by name without the folder: `data.pkl` and one `data/<key>` for each
     storage. `directory` is None if the file is of the format before torch 1.6, which has no CRCs.
     """
 
     path: Path
+    start: int
     size: int
+    where: str
     folder: str
     records: Mapping[str, Record]
     directory: Directory | None
     status: os.stat_result
 
     @classmethod
-    def open(cls, path: Path) -> Archive:
-        """Read the directory of `path`. Raises DamagedFile, or OSError if it can't be opened."""
+    def open(cls, path: Path, start: int = 0, length: int | None = None) -> Archive:
+        """Read the directory of `path`, or of `length` bytes in it. Raises DamagedFile, or OSError
+        if it can't be opened."""
         archive = cls()
-        archive.path = path
+        archive.path, archive.start = path, start
+        archive.where = str(path) if length is None else f"{path}, from byte {start} on"
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            archive._read_records(descriptor)
+            archive._read_records(descriptor, length)
         finally:
             os.close(descriptor)
         if PICKLE not in archive.records:
-            raise DamagedFile(str(path), archive.size, f"the archive has no {PICKLE}")
+            raise DamagedFile(archive.where, archive.size, f"the archive has no {PICKLE}")
         if TORCHSCRIPT in archive.records:
             entry = archive.records[TORCHSCRIPT]
             what = f"{TORCHSCRIPT} makes this a TorchScript program"
-            raise DamagedFile(str(path), entry.offset, what)
+            raise DamagedFile(archive.where, entry.offset, what)
         return archive
 
-    def _read_records(self, descriptor: int) -> None:
+    def _read_records(self, descriptor: int, length: int | None) -> None:
         self.status = os.fstat(descriptor)
         if not stat.S_ISREG(self.status.st_mode):
-            raise DamagedFile(str(self.path), 0, "this is no regular file")
-        self.size = self.status.st_size
+            raise DamagedFile(self.where, 0, "this is no regular file")
+        self.size = self.status.st_size - self.start if length is None else length
         before = max(0, self.size - LAST)
-        last = _read_at(self.path, descriptor, before, self.size - before)
+        last = _read_at(self.path, descriptor, self.start + before, self.size - before)
 
         def read_at(offset: int, length: int) -> bytes:
             if before <= offset <= offset + length <= self.size:
                 return last[offset - before : offset - before + length]
-            return _read_at(self.path, descriptor, offset, length)
+            return _read_at(self.path, descriptor, self.start + offset, length)
 
         if read_at(0, min(4, self.size)) == b"PK\3\4":
-            self.directory = read_directory(str(self.path), self.size, read_at)
+            self.directory = read_directory(self.where, self.size, read_at)
             self.folder, self.records = self.directory.folder, self.directory.records
         else:
             self.directory, self.folder = None, ""
-            self.records = torch_legacy.read_records(str(self.path), self.size, read_at)
+            self.records = torch_legacy.read_records(self.where, self.size, read_at)
 
     def __init__(self) -> None:
         self._tree: Any = None
@@ -112,7 +117,7 @@ class Archive:
     def read_at(self, offset: int, length: int) -> bytes:
         """Bytes of the file. Raises SurgeryError if it is not the file that was opened."""
         if self._descriptor is not None:
-            return _read_at(self.path, self._descriptor, offset, length)
+            return _read_at(self.path, self._descriptor, self.start + offset, length)
         with self.reading():
             return self.read_at(offset, length)
 
@@ -140,7 +145,8 @@ class Archive:
 
     def _next(self, kind: int, offset: int, end: int) -> int:
         try:
-            return min(os.lseek(self._file(), offset, kind), end)
+            place = os.lseek(self._file(), self.start + offset, kind) - self.start
+            return min(place, end)
         except OSError as error:
             if error.errno == errno.ENXIO:  # nothing of that kind follows
                 return end
@@ -156,28 +162,28 @@ class Archive:
         record = self.record(name)
         if self.directory is None:
             return record.offset
-        return payload(str(self.path), self.directory, record, self.read_at)
+        return payload(self.where, self.directory, record, self.read_at)
 
     def record(self, name: str) -> Record:
         try:
             return self.records[name]
         except KeyError:
-            raise DamagedFile(str(self.path), self.size, f"no record {name!r}") from None
+            raise DamagedFile(self.where, self.size, f"no record {name!r}") from None
 
     def pickle(self) -> bytes:
         """The bytes of data.pkl, checked by their CRC (0 stands for "not computed")."""
         record, start = self.record(PICKLE), self.payload(PICKLE)
         if record.size > MAX_BYTES:
-            raise DamagedFile(str(self.path), start, f"{PICKLE} has {record.size} bytes")
+            raise DamagedFile(self.where, start, f"{PICKLE} has {record.size} bytes")
         data = self.read_at(start, record.size)
         if record.crc and zlib.crc32(data) != record.crc:
-            raise DamagedFile(str(self.path), start, f"{PICKLE} does not have its CRC")
+            raise DamagedFile(self.where, start, f"{PICKLE} does not have its CRC")
         return data
 
     def scan(self, *, keep: bool = False) -> Scan:
         """Where the values of data.pkl stand. It is far larger than the tree, so it is kept for
         the next call only on demand."""
-        found = self._scan or scan(self.pickle(), where=str(self.path), base=self.payload(PICKLE))
+        found = self._scan or scan(self.pickle(), where=self.where, base=self.payload(PICKLE))
         if keep:
             self._scan = found
         return found
@@ -202,7 +208,7 @@ class Archive:
         record = self.record(f"data/{tensor.storage}")
         if record.size != tensor.storage_numel * ITEM_BYTES[tensor.dtype]:
             raise DamagedFile(
-                str(self.path),
+                self.where,
                 record.offset,
                 f"the storage {tensor.storage!r} has {record.size} bytes, "
                 f"not {tensor.storage_numel} elements of {tensor.dtype}",
@@ -213,7 +219,7 @@ class Archive:
         inside = 0 <= tensor.offset <= last < tensor.storage_numel
         if tensor.numel and not (inside and min(tensor.stride, default=0) >= 0):
             raise DamagedFile(
-                str(self.path), record.offset, f"a tensor leaves the storage {tensor.storage!r}"
+                self.where, record.offset, f"a tensor leaves the storage {tensor.storage!r}"
             )
         return record
 

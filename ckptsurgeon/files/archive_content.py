@@ -94,7 +94,7 @@ class _Patches:
             after = self.archive.payload(record.name) + record.size
             if self.archive.read_at(after, 4) != b"PK\7\x08":
                 raise DamagedFile(
-                    str(self.archive.path), after, f"{record.name!r} has no data descriptor"
+                    self.archive.where, after, f"{record.name!r} has no data descriptor"
                 )
             at = after + 4
         self.put(at, at + 4, crc.to_bytes(4, "little"))

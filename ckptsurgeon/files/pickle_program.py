@@ -35,9 +35,19 @@ class Slot:
         return self.items[self.index]
 
 
+@dataclass(frozen=True)
+class Nth:
+    """A step of a path: the value of the n-th pair of a dict, whatever its key is."""
+
+    index: int
+
+
+Path = tuple[Key | Nth, ...]
+
+
 def splice(
     data: bytes,
-    edits: Mapping[tuple[Key, ...], Value],
+    edits: Mapping[Path, Value],
     *,
     delete: Sequence[tuple[Key, ...]] = (),
     where: str = "",
@@ -65,7 +75,7 @@ def splice(
 
 
 def _spliced(
-    scanned: Scan, edits: Mapping[tuple[Key, ...], Value], delete: Sequence[tuple[Key, ...]]
+    scanned: Scan, edits: Mapping[Path, Value], delete: Sequence[tuple[Key, ...]]
 ) -> bytes:
     program = _Program(scanned)
     cuts: list[Cut] = []
@@ -92,11 +102,10 @@ class _Program:
         self.data = scanned.data
         self.memo = Memo(scanned)
         self._items: dict[int, dict[Any, list[Slot]]] = {}
-        self._holders: dict[tuple[Key, ...], tuple[int, ...]] = {
-            (): (self.scan.made(scanned.root),)
-        }
+        self._holders: dict[Path, tuple[int, ...]] = {(): (self.scan.made(scanned.root),)}
+        self._all: dict[int, list[Slot]] = {}
 
-    def find(self, path: tuple[Key, ...]) -> tuple[int, Slot | None]:
+    def find(self, path: Path) -> tuple[int, Slot | None]:
         """The holder of the last key, and its slot; None where a dict lacks the key."""
         if not path:
             raise KeyError(path)
@@ -107,7 +116,7 @@ class _Program:
         self._refuse_shared(holders, path)
         return holders[-1], slot
 
-    def _within(self, path: tuple[Key, ...]) -> tuple[int, ...]:
+    def _within(self, path: Path) -> tuple[int, ...]:
         """The holders on the way, and the value under `path`; thousands of paths share theirs."""
         if path not in self._holders:
             above = self._within(path[:-1])
@@ -125,7 +134,7 @@ class _Program:
             end = self.scan.gaps[end]
         return self.scan.start(slot.value), end
 
-    def insertion(self, holder: int, path: tuple[Key, ...], value: Value) -> Cut:
+    def insertion(self, holder: int, path: Path, value: Value) -> Cut:
         """A new last key of the dict that is, or is the state of, `holder`."""
         target = self._dict_for(holder)
         assert target is not None
@@ -135,7 +144,7 @@ class _Program:
         at += self.scan.put_size(at)
         return Cut(((at, at),), encode(path[-1]) + encode(value) + bytes([opcodes.SETITEM]))
 
-    def deletion(self, slot: Slot, path: tuple[Key, ...]) -> Cut:
+    def deletion(self, slot: Slot, path: Path) -> Cut:
         """A dict key with its value, or an item of a list, gone."""
         if self.data[slot.opcode] in (*opcodes.TUPLES, *opcodes.OBJECTS):
             raise SurgeryError(
@@ -150,10 +159,15 @@ class _Program:
 
     # --- steps of a path -------------------------------------------------------------------------
 
-    def _slot(self, holder: int, key: Key) -> Slot | None:
+    def _slot(self, holder: int, key: Key | Nth) -> Slot | None:
         """As `pickle_reader.get` steps: attributes before items, items of a dict before its own
         attributes."""
         opcode = self.data[holder]
+        if isinstance(key, Nth):
+            if holder not in self._all:
+                self._all[holder] = list(self._pairs(holder))
+            slots = self._all[holder]
+            return slots[key.index] if key.index < len(slots) else None
         if opcode == opcodes.EMPTY_DICT:
             return self._item(holder, key)
         if opcode == opcodes.EMPTY_LIST:
@@ -247,7 +261,7 @@ class _Program:
         names = [scalar(self.scan, part) for part in self.scan.parts[maker]]
         return names == ["collections", "OrderedDict"]
 
-    def _refuse_shared(self, holders: Sequence[int], path: tuple[Key, ...]) -> None:
+    def _refuse_shared(self, holders: Sequence[int], path: Path) -> None:
         """What plain Python would not change for others must not be changed for them here: tuples
         around the value, and the dict that an object has its attributes from."""
         for holder in reversed(holders):

@@ -25,7 +25,7 @@ ITEM_BYTES = {
 }  # fmt: skip
 """Bytes of one element by dtype."""
 
-_STORAGES = {
+STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
     "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32",
     "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
@@ -218,7 +218,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, scanned: Scan) -> None:
         self.tensors: list[Tensor] = []
         if scanned.native is not None and data is scanned.data:
-            data, self.tensors = scanned.native.shortened(_STORAGES, Tensor)
+            data, self.tensors = scanned.native.shortened(STORAGES, Tensor)
         # Through a buffer the unpickler peeks ahead instead of asking for one byte at a time.
         super().__init__(io.BufferedReader(io.BytesIO(data), 1 << 16), encoding="utf-8")
         self.globals: dict[tuple[str, str], Global] = {}
@@ -240,7 +240,7 @@ class _Unpickler(pickle.Unpickler):
             raise ValueError(f"persistent id {kind!r} is no whole storage")
         if type(key) is not str or type(numel) is not int or numel < 0:
             raise ValueError(f"the storage {key!r:.99} has {numel!r:.99} elements")
-        made = Storage(_STORAGES[storage.name], key, numel)
+        made = Storage(STORAGES[storage.name], key, numel)
         self.storages.append(made)
         return made
 
@@ -282,19 +282,20 @@ def _load(data: bytes, scanned: Scan) -> tuple[Any, _Unpickler]:
 def get(tree: Any, path: Sequence[Key]) -> Any:
     """The value under `path`: dict keys, list and tuple indices, attributes of objects.
 
-    An attribute comes before an item of the same name. Raises KeyError with the path."""
+    An attribute comes before an item of the same name; a dict key that is neither text nor a
+    number goes by its `repr`. Raises KeyError with the path."""
     value = tree
     for depth, key in enumerate(path):
         try:
             value = _step(value, key)
-        except (KeyError, IndexError, TypeError):
+        except (KeyError, IndexError, StopIteration, TypeError):
             raise KeyError(tuple(path[: depth + 1])) from None
     return value
 
 
 def _step(value: Any, key: Key) -> Any:
     if type(value) is dict:  # nearly always
-        return value[key]
+        return value[key] if key in value else _by_repr(value, key)
     if isinstance(value, Object):
         for place in (value.state, value.items, value.appends):
             if isinstance(place, dict) and key in place:
@@ -309,6 +310,10 @@ def _step(value: Any, key: Key) -> Any:
     if isinstance(value, (list, tuple)) and isinstance(key, int):
         return value[key]
     raise KeyError(key)
+
+
+def _by_repr(value: dict[Any, Any], key: Key) -> Any:
+    return next(v for k, v in value.items() if not isinstance(k, (str, int)) and repr(k) == key)
 
 
 def tensors(tree: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:

@@ -66,6 +66,13 @@ def _like_each(scanned: Scan, parts: Sequence[int], new: Sequence[Any]) -> Seque
     return [like(scanned, part, item) for part, item in zip(parts, new, strict=True)]
 
 
+def dumped(value: Any, old: Any) -> bytes:
+    """A pickle of `value` alone, a float where `old` is one."""
+    if isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    return b"\x80\2" + encode(value) + bytes([opcodes.STOP])
+
+
 def encode(value: Any) -> bytes:
     """Opcodes that push `value`, of protocol 2, which all later ones have, and without a memo."""
     if value is None or isinstance(value, bool):

@@ -16,7 +16,7 @@ from ckptsurgeon.edits import ABSENT, ZEROS, Append, Change, Content, Fill, Key,
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import archive_content, crc32
 from ckptsurgeon.files.archive import PICKLE, Archive
-from ckptsurgeon.files.pickle_program import splice
+from ckptsurgeon.files.pickle_program import Nth, splice
 from ckptsurgeon.files.pickle_reader import ITEM_BYTES, Tensor, get
 from ckptsurgeon.files.pickle_scan import collector_paused
 from ckptsurgeon.files.storage_edit import StorageEdit, Wish, storage_edits
@@ -73,9 +73,9 @@ def _render(
 
 def _sorted(
     archive: Archive, file: str, changes: Sequence[Change]
-) -> tuple[dict[tuple[Key, ...], Value], list[Wish]]:
+) -> tuple[dict[tuple[Key | Nth, ...], Value], list[Wish]]:
     """Changes of values of the pickle, and changes of tensors."""
-    values: dict[tuple[Key, ...], Value] = {}
+    values: dict[tuple[Key | Nth, ...], Value] = {}
     tensors: list[Wish] = []
     for change in changes:
         found = _value(archive.tree(), file, change)

@@ -48,6 +48,16 @@ class Weight(NamedTuple):
     spans: tuple[tuple[Path, int, int], ...]
 
 
+class Blob(NamedTuple):
+    """A torch archive inside a larger file: `length` bytes from `start` on. `kind` is exp_avg or
+    exp_avg_sq when its one tensor is of a moment."""
+
+    file: Path
+    start: int
+    length: int
+    kind: str = ""
+
+
 class Setting(NamedTuple):
     """A new value for one place; `field` is what a plan calls it."""
 
@@ -132,13 +142,25 @@ class Checkpoint(Protocol):
         SurgeryError where the format, or this checkpoint, does not say how to join them."""
         ...
 
-    def render(self, file: str, changes: Sequence[Change], root: Path) -> Append | Content:
-        """The new bytes of the shard `file` of the run at `root`, by `changes` to it alone."""
+    def render(
+        self, changes: Mapping[str, Sequence[Change]], root: Path
+    ) -> dict[str, Append | Content]:
+        """The new bytes of every file of the run at `root` that `changes` (file → its own) lead to;
+        a file that is not there yet is a new one. Together they are one state of the checkpoint."""
         ...
 
     def compact(self, root: Path) -> list[tuple[str, Content, int]]:
         """For each shard with dead bytes: its name from `root`, its content without them, and how
         many they are."""
+        ...
+
+    def blobs(self) -> list[Blob]:
+        """The archives that lie inside larger files, each once; those of whole `.pt` files are not
+        among them."""
+        ...
+
+    def digests(self) -> Mapping[Path, str]:
+        """The sha256 that the trainer saved for a file, in hexadecimal."""
         ...
 
     def globals(self) -> Mapping[str, frozenset[str]]:

@@ -21,7 +21,7 @@ def patched(tree: Any, patch: Mapping[Key, Any]) -> Any:
     """A copy of `tree` with the leaves of `patch`; nothing that it does not lead to is copied."""
     if isinstance(tree, Object):
         return replace(tree, state=patched(tree.state, patch))
-    items = dict(tree) if isinstance(tree, dict) else dict(enumerate(tree))
+    items = tree.copy() if isinstance(tree, dict) else dict(enumerate(tree))
     for key, new in patch.items():
         items[key] = new.value if isinstance(new, New) else patched(items[key], new)
     if isinstance(tree, dict):

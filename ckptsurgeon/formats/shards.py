@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from ckptsurgeon.files import archive_compact, torch_archive
 from ckptsurgeon.files.archive import PICKLE
 from ckptsurgeon.files.pickle_reader import Tensor, get
 from ckptsurgeon.files.torch_archive import Archive
-from ckptsurgeon.formats import Disagreement, Fragment, Place, Weight
+from ckptsurgeon.formats import Blob, Disagreement, Fragment, Place, Weight
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.sane import problem
 
@@ -81,9 +81,14 @@ class Shards:
                 start = self.archives[place.file].payload(PICKLE)
                 raise DamagedFile(str(place.file), start, f"{PICKLE}: {told}")
 
-    def render(self, file: str, changes: Sequence[Change], root: Path) -> Append | Content:
-        """The new bytes of one shard, from its archive as it is open."""
-        return torch_archive.render(self.archives[root / file], file, changes)
+    def render(
+        self, changes: Mapping[str, Sequence[Change]], root: Path
+    ) -> dict[str, Append | Content]:
+        """The new bytes of each shard, from its archive as it is open."""
+        return {
+            file: torch_archive.render(self.archives[root / file], file, its)
+            for file, its in changes.items()
+        }
 
     def compact(self, root: Path) -> list[tuple[str, Content, int]]:
         """Shards that surgeries have grown, without the bytes that nothing refers to."""
@@ -94,6 +99,14 @@ class Shards:
             if content is not None:
                 out.append((file, content, archive.size - content.size))
         return out
+
+    def blobs(self) -> list[Blob]:
+        """None: each shard is one archive."""
+        return []
+
+    def digests(self) -> dict[Path, str]:
+        """None are saved."""
+        return {}
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By shard, every `module.name` that a load imports."""

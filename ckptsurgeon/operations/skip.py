@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError
@@ -20,12 +20,10 @@ def skip(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChan
         return [], []
     places = checkpoint.locate("skip")
     if not places:
-        flag = run.format.flags.get("skip", "its own flag for")
-        flags = " ".join(f"{first}-{last}" for first, last in wanted)
         raise SurgeryError(
             f"{checkpoint.path.name} keeps no skip ranges: its trainer takes them from a flag",
             next=(
-                f"relaunch the trainer with {flag} {flags}",
+                _relaunch(run.format.flags, wanted),
                 "ckptsurgeon skip --by-counters    advance its samples instead",
             ),
         )
@@ -42,6 +40,18 @@ def skip(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChan
             file = run.relative(place.file)
             changes.append(Change(file, "skip", place.value, [list(r) for r in new], place.path))
     return changes, warnings
+
+
+def _relaunch(flags: Mapping[str, str], wanted: Sequence[tuple[int, int]]) -> str:
+    """How the trainer is told: `skip` is a flag that takes ranges, `skip_each` one that takes every
+    iteration by itself."""
+    if "skip" in flags:
+        words = [f"{first}-{last}" for first, last in wanted]
+        return " ".join(["relaunch the trainer with", flags["skip"], *words])
+    if "skip_each" in flags:
+        each = [str(i) for first, last in wanted for i in range(first, last + 1)]
+        return " ".join(["relaunch the trainer with", flags["skip_each"], *each])
+    return "this trainer can't skip data: go back further, or change the data's order"
 
 
 def merge(items: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
