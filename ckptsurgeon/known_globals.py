@@ -67,7 +67,14 @@ CLASSES: Mapping[str, Collection[str]] = {
         "DynamicLossScaler", "LossScaler", "LossScalerBase", "ZeroStageEnum", "fragment_address",
     },
     "megatron": {
+        "MCoreMetadata", "MCoreSavePlan", "RerunDiagnostic", "RerunMode", "RerunState",
+        "OptimizerConfig", "AttnBackend",
         "AttnMaskType", "AttnType", "LayerType", "ModelType", "PositionEmbeddingType",
+    },
+    "torch": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "SavePlan",
+        "StorageMeta", "TensorProperties", "TensorStorageMetadata", "TensorWriteData", "WriteItem",
+        "WriteItemType", "_MEM_FORMAT_ENCODING", "_StorageInfo", "_StoragePrefix", "_get_layout",
     },
 }  # fmt: skip
 """Known by package and class: the modules inside have changed from version to version."""

@@ -170,10 +170,19 @@ class Run:
         }
 
     def latest(self) -> int:
-        """The step that every pointer names. Raises when they disagree or name no saved step."""
+        """The step that every pointer names, or, for a trainer that has none, the highest complete
+        one. Raises when they disagree or name no saved step, and when no step is complete."""
         if self.bare:
             self.format.open(self.root, 0)
         named = self.pointers()
+        if not named:
+            complete = [step for step in self.steps() if self.complete(step)]
+            if complete:
+                return complete[-1]
+            raise SurgeryError(
+                f"no complete checkpoint in {self.root}",
+                next="ckptsurgeon status    what is missing",
+            )
         fix = "ckptsurgeon repair-latest    point them at the newest complete step"
         for file, step in named.items():
             if step is None:

@@ -220,7 +220,7 @@ class Format(Protocol):
         ...
 
 
-FORMATS = ("deepspeed:DeepSpeed",)
+FORMATS = ("megatron:Megatron", "deepspeed:DeepSpeed")
 """`module:Class` of each format, those that are told apart by more first. They are imported when
 they are asked: most commands need one."""
 

@@ -14,7 +14,7 @@ from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.pickle_reader import Tensor, get
-from ckptsurgeon.formats import Blob, Place
+from ckptsurgeon.formats import Blob, Fragment, Place
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.shards import Shards
 
@@ -56,12 +56,25 @@ class DcpShards(Shards):
             for place in self.at(self.saved.path, (fqn, chunk))
         ]
 
-    def is_zero(self, place: Place) -> bool:
+    def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the CRC of the tensor's storage; False when it can't be told without a read."""
         if place.file != self.saved.path or not isinstance(place.value, Tensor):
-            return super().is_zero(place)
+            return super().is_zero(place, elements)
         archive = self.saved.archive(self.saved.of(place.path))
         return place.value.numel == 0 or archive.is_zero(place.value)
+
+    def fragments(self, name: str) -> list[Fragment]:
+        """Each tensor is of one parameter, and is zeroed as a whole. Raises SurgeryError where the
+        tensors are flat buckets."""
+        out = []
+        for place in self.moments(name):
+            fqn = str(place.path[0])
+            if ".bucket_idx_" in fqn:
+                return super().fragments(name)
+            parts = [part for part in fqn.split(".") if part != name]
+            parameter = ".".join(parts[parts.index("state") + 1 :] if "state" in parts else parts)
+            out.append(Fragment(parameter, place, 0, place.value.numel))
+        return out
 
     def check(self, name: str, places: Sequence[Place]) -> None:
         """Raise DamagedFile for a value that `name` can't have (`sane.problem`)."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archive import PICKLE, Archive
+from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.deepspeed_checkpoint import MODEL, DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed_optimizer import EXPERTS, OPTIM
 from ckptsurgeon.formats.deepspeed_parallel import absent_layers
@@ -39,7 +39,7 @@ class DeepSpeed:
     def recognizes(self, run: Path) -> bool:
         """True with a `global_step<N>` folder that holds shards, or a `latest` that names one."""
         pointer = run / "latest"
-        if pointer.is_file() and STEP.match(_text(pointer) or ""):
+        if pointer.is_file() and STEP.match(text(pointer) or ""):
             return True
         return any(_names(self.directory(run, step)) for step in self.steps(run))
 
@@ -127,7 +127,7 @@ class DeepSpeed:
 
     def pointed(self, pointer: Path) -> int | None:
         """The step in `global_step<N>` or `<N>`; None for a missing file or any other text."""
-        match = re.fullmatch(r"(?:global_step)?(\d{1,18})", (_text(pointer) or "").strip())
+        match = re.fullmatch(r"(?:global_step)?(\d{1,18})", (text(pointer) or "").strip())
         return int(match[1]) if match else None
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> DeepSpeedCheckpoint:
@@ -178,18 +178,3 @@ def _names(checkpoint: Path) -> set[str]:
             return {entry.name for entry in entries if entry.name.endswith(".pt")}
     except (FileNotFoundError, NotADirectoryError):
         return set()
-
-
-def _text(pointer: Path) -> str | None:
-    try:
-        descriptor = os.open(pointer, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        return os.read(descriptor, 4096).decode("utf-8", "replace")
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)

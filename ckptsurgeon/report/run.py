@@ -59,6 +59,10 @@ def _steps(run: Run) -> Row:
 
 def _pointers(run: Run) -> list[Row]:
     named = run.pointers()
+    if not named:
+        complete = [step for step in run.steps() if run.complete(step)]
+        highest = str(complete[-1]) if complete else "none"
+        return [Row("latest", highest, "the highest complete step: its trainer keeps no pointer")]
     told = set(named.values())
     if len(told) == 1 and None not in told:
         step = next(iter(told))
