@@ -116,11 +116,11 @@ def check(
     if level >= CRC and out.checkpoint is not None:
         out.findings += [text for item in out.checkpoint.digests().items() for text in _sha(*item)]
     if level >= VALUES:
-        out.moments = {name: Moment() for name in MOMENTS}
+        out.moments = {}
         for shard in shards:
-            for name, moment in shard.moments.items():
-                out.moments[name].l1 += moment.l1
-                out.moments[name].max = max(out.moments[name].max, moment.max)
+            for name, moment in sorted(shard.moments.items()):
+                total = out.moments.setdefault(name, Moment())
+                total.l1, total.max = total.l1 + moment.l1, max(total.max, moment.max)
     return out
 
 
@@ -294,7 +294,10 @@ def _values(shard: Shard, archive: Archive) -> None:
     for path, tensor in tensors(archive.tree()):
         if tensor.dtype in ("float16", "bfloat16", "float32", "float64"):
             kind = path[-1] if path and path[-1] in MOMENTS else ""
-            kind = shard.blob.kind if shard.blob is not None and not path else kind
+            if shard.blob is not None and not path:
+                if shard.blob.kind is None:
+                    continue
+                kind = shard.blob.kind
             kinds.setdefault((tensor.storage, tensor.dtype), set()).add(kind)
     for (storage, dtype), found in kinds.items():
         kind = found.pop() if len(found) == 1 else ""

@@ -50,12 +50,13 @@ class Weight(NamedTuple):
 
 class Blob(NamedTuple):
     """A torch archive inside a larger file: `length` bytes from `start` on. `kind` is exp_avg or
-    exp_avg_sq when its one tensor is of a moment."""
+    exp_avg_sq when its one tensor is of a moment, and None when it may be padding, which trainers
+    save as they find it in memory."""
 
     file: Path
     start: int
     length: int
-    kind: str = ""
+    kind: str | None = ""
 
 
 class Setting(NamedTuple):

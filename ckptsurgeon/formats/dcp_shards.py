@@ -104,7 +104,8 @@ class DcpShards(Shards):
         out: dict[tuple[str, int], Blob] = {}
         for name, found in self.saved.items.items():
             for item in found:
-                blob = Blob(self.saved.folder / item.file, item.start, item.length, kind(name))
+                what = None if ".bucket_idx_" in name else kind(name)
+                blob = Blob(self.saved.folder / item.file, item.start, item.length, what)
                 if not item.transforms:
                     out.setdefault((item.file, item.start), blob)
         return list(out.values())

@@ -138,7 +138,7 @@ class Megatron:
             raise SurgeryError(
                 f"{folder}: was saved with --ckpt-format torch_dcp or fsdp_dtensor, which can't be "
                 "edited here",
-                next="resume once and save with --ckpt-format torch_dist, or set the trainer's flags",
+                next="resume and save once with --ckpt-format torch_dist, or set its flags",
             )
         found = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
         return MegatronCheckpoint(folder, step, *_opened([p for p in found if p not in without]))

@@ -2,7 +2,7 @@
 
 What is not sharded is in `common.pt`, or in newer versions in the value `common_state/shard_0_1` of
 `.metadata`. Unless the optimizer is saved fully reshardable, its param groups are values too, one
-for each data-parallel group. Source: `megatron/core/dist_checkpointing/serialization.py`.
+for each data-parallel group (each in a list of one). Source: `megatron/core/dist_checkpointing/`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
         for name in self.saved.items:
             if GROUPS.fullmatch(name):
                 scaler = name.replace(".optimizer/", ".grad_scaler/")
-                yield Optimizer(self.saved.path, (name,), (scaler,))
+                yield Optimizer(self.saved.path, (name, 0), (scaler, 0))
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

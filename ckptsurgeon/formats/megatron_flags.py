@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 FIELDS = ("iteration", "checkpoint_version", "opt_param_scheduler", "lr_scheduler")
 PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 CKPT_STEP = (
-    "distrib_optim.pt is read through the tracker: resuming with --ckpt-step would pair that step's "
-    "weights with the moments of the tracker's, so let the tracker name the step instead"
+    "distrib_optim.pt is read through the tracker: resuming with --ckpt-step would pair weights of "
+    "one step with the moments of another, so let the tracker name the step instead"
 )
 
 
