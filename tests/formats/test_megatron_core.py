@@ -1,0 +1,159 @@
+"""Checkpoints that megatron-core saved and loads back: what the next step uses after a surgery.
+
+
+Run by `make test-formats`; without megatron-core they are skipped."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsurgeon import surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import megatron_scheduler
+from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.run import Run
+from tests.formats.surgeries import operate, snapshot, take_back
+
+pytestmark = pytest.mark.formats
+pytest.importorskip("megatron.core")
+
+REPO = Path(__file__).parent.parent.parent
+KINDS = {
+    "legacy": ["--sharding", "legacy"],
+    "legacy-plain": ["--sharding", "legacy", "--no-distributed"],
+    "legacy-fp16": ["--sharding", "legacy", "--fp16"],
+    "fully": ["--sharding", "fully_reshardable", "--verify-integrity"],
+    "buckets": ["--sharding", "dp_reshardable"],
+}
+RECIPE: dict[str, Any] = {
+    "rollback": {"to": 4},
+    "set": {"lr": 3e-4, "min_lr": 3e-5, "beta2": 0.99, "eps": 1e-7, "weight_decay": 0.05},
+    "reset": ["moments"],
+}
+FLAGS = ["--lr", "3e-4", "--min-lr", "3e-5", "--weight-decay", "0.05"]
+"""What the plan says to relaunch with."""
+
+
+def megatron(what: str, root: Path, *flags: str, status: int = 0) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.formats.megatron_real", what, str(root)]
+    done = subprocess.run(
+        [*command, *flags], cwd=REPO, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == status, done.stderr[-3000:]
+    return done.stdout if status == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp(kind) / "run"
+            megatron("save", made[kind], *KINDS[kind])
+        return made[kind]
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_set_is_what_megatron_uses(
+    kind: str, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(saved(kind), root)
+    before = snapshot(root)
+    recipe = json.loads(json.dumps(RECIPE))
+    if kind == "legacy-fp16":
+        recipe["set"]["loss_scale"] = 64
+    promise = operate(root, recipe).promise
+    assert promise is not None
+    told = json.loads(megatron("load", root, *KINDS[kind], *FLAGS))
+    assert told["iteration"] == promise.step - 1 == 4
+    assert told["lr"] == [promise.lr, promise.lr]
+    assert told["betas"] == [list(promise.betas or ())] * 2 == [[0.9, 0.99]] * 2
+    assert told["eps"] == [promise.eps] * 2 == [1e-7] * 2
+    assert tuple(told["weight_decay"]) == promise.weight_decay == (0.05, 0.0)
+    assert told["adam_step"] == [promise.adam_step] * 2 == [0, 0]
+    assert told["exp_avg"] == told["exp_avg_sq"] == 0
+    assert told["weights"] > 0
+    assert told["consumed_samples"] == promise.consumed_samples == 32
+    assert told["loss_scale"] == promise.loss_scale
+    assert told["then"]["adam_step"] == [1, 1]
+    take_back(root, before)
+
+
+def test_the_untouched_state_is_what_megatron_uses(saved: Callable[[str], Path]) -> None:
+    promise = surgery.inspect(Run.open(saved("fully"))).promise
+    told = json.loads(megatron("load", saved("fully"), *KINDS["fully"]))
+    assert told["lr"] == [promise.lr] * 2
+    assert tuple(told["weight_decay"]) == promise.weight_decay
+    assert told["adam_step"] == [promise.adam_step] * 2 == [6, 6]
+
+
+def test_other_flags_than_the_plan_says_are_refused_by_megatron(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(saved("legacy"), root)
+    plan = operate(root, {"set": {"lr": 3e-4}})
+    assert any("relaunch with --lr 0.0003:" in warning for warning in plan.warnings)
+    assert "do not match" in megatron("load", root, *KINDS["legacy"], status=1)
+
+
+def test_the_schedules_and_weight_decays_are_megatrons() -> None:
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    class Group:
+        param_groups: list[dict[str, Any]] = []  # noqa: RUF012
+
+    for style in ("linear", "cosine", "constant", "inverse-square-root", "WSD"):
+        for wsd in ("linear", "cosine", "exponential", "minus_sqrt") if style == "WSD" else ("",):
+            for wd in ("linear", "cosine", "constant"):
+                unsaved = {
+                    "init_lr": 1e-6, "wsd_decay_steps": 300, "lr_wsd_decay_style": wsd or "linear",
+                }  # fmt: skip
+                end_wd = 0.1 if wd != "constant" else 0.01
+                scheduler = OptimizerParamScheduler(
+                    Group(), init_lr=1e-6, max_lr=6e-5, min_lr=6e-6, lr_warmup_steps=100,
+                    lr_decay_steps=1000, lr_decay_style=style, start_wd=0.01, end_wd=end_wd,
+                    wd_incr_steps=500, wd_incr_style=wd, wsd_decay_steps=300,
+                    lr_wsd_decay_style=wsd or "linear",
+                )  # fmt: skip
+                for number in (0, 1, 50, 100, 101, 499, 500, 501, 700, 701, 850, 999, 1000, 1001):
+                    scheduler.num_steps = number
+                    state = scheduler.state_dict()
+                    for group in (
+                        {"wd_mult": 1.0},
+                        {"max_lr": 1e-5, "min_lr": 1e-7, "wd_mult": 0.5},
+                        {"start_wd": 0.2, "end_wd": 0.2 if wd == "constant" else 0.4, "wd_mult": 1},
+                    ):
+                        wanted = scheduler.get_lr(group)
+                        found = megatron_scheduler.learning_rate(state, group, unsaved)
+                        assert math.isclose(found, wanted, rel_tol=1e-15), (style, wsd, number)
+                        decay = megatron_scheduler.weight_decay(state, group)
+                        assert decay == scheduler.get_wd(group) * group["wd_mult"]
+
+
+def test_a_damaged_file_does_not_get_a_new_sum(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(saved("fully"), root)
+    manifest = root / "iter_0000006" / "integrity.json"
+    manifest.write_text(manifest.read_text().replace('"common.pt": "', '"common.pt": "0'))
+    with pytest.raises(SurgeryError, match=r"integrity\.json has 0"):
+        surgery.plan(Run.open(root), from_data({"set": {"eps": 1e-6}}))
+    findings = surgery.verify(Run.open(root), level=3).findings
+    assert any("common.pt" in finding and "sha256" in finding for finding in findings)
