@@ -61,7 +61,10 @@ class Saved:
     def open(cls, folder: Path) -> Saved:
         """Read `.metadata`. Raises DamagedFile, or OSError if it can't be opened."""
         path = folder / METADATA
-        size = path.stat().st_size
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise DamagedFile(str(path), 0, "it is missing: the save was not finished") from None
         if size > MAX_BYTES:
             raise DamagedFile(str(path), 0, f"it has {size} bytes, more than {MAX_BYTES}")
         with collector_paused():

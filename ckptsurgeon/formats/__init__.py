@@ -221,7 +221,7 @@ class Format(Protocol):
         ...
 
 
-FORMATS = ("megatron:Megatron", "deepspeed:DeepSpeed")
+FORMATS = ("deepspeed:DeepSpeed", "megatron:Megatron", "dcp:Torchtitan", "dcp:OlmoCore")
 """`module:Class` of each format, those that are told apart by more first. They are imported when
 they are asked: most commands need one."""
 

@@ -1,0 +1,153 @@
+"""Runs that save plain torch.distributed.checkpoint folders: torchtitan and OLMo-core.
+
+Neither has a pointer: both resume from the highest step that is there. Source: torchtitan's
+`components/checkpointer/dcp.py`, OLMo-core's `train/checkpoint.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.files.archive import PICKLE
+from ckptsurgeon.files.dcp import METADATA, Saved, Values
+from ckptsurgeon.formats.dcp_checkpoint import DcpCheckpoint
+from ckptsurgeon.formats.dcp_shards import absent
+from ckptsurgeon.formats.sane import problem
+from ckptsurgeon.formats.shards import opened
+
+
+class Torchtitan:
+    """`<root>/step-<N>/` with `.metadata` and `.distcp` files."""
+
+    name = "torchtitan"
+    flags: Mapping[str, str] = {
+        "clip_grad": "--training.max_norm",
+        "seed": "--debug.seed",
+        "lr": "--optimizer.lr",
+        "min_lr": "--lr_scheduler.min_lr_factor (a factor of lr)",
+        "warmup": "--lr_scheduler.warmup_steps (in steps)",
+        "decay": "--lr_scheduler.decay_ratio (of all steps)",
+        "decay_style": "--lr_scheduler.decay_type",
+    }
+    folder_name = "step-{}"
+    inner = ""
+    optimizer = "optimizer."
+
+    def recognizes(self, run: Path) -> bool:
+        """True with a step's folder that has a `.metadata` where this trainer puts it."""
+        return any((self._saved(run, step) / METADATA).is_file() for step in self.steps(run))
+
+    def steps(self, run: Path) -> list[int]:
+        """The N of every step's folder, ascending."""
+        pattern = re.compile(self.folder_name.format(r"(\d{1,18})"))
+        found = (pattern.fullmatch(item.name) for item in run.iterdir() if item.is_dir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def directory(self, run: Path, step: int) -> Path:
+        """The step's folder."""
+        return run / self.folder_name.format(step)
+
+    def _saved(self, run: Path, step: int) -> Path:
+        return self.directory(run, step) / self.inner
+
+    def entries(self, run: Path, step: int) -> list[Path]:
+        """The folder."""
+        return [self.directory(run, step)]
+
+    def files(self, run: Path, step: int) -> list[Path]:
+        """All that lies in the folder, at any depth."""
+        found = []
+        for folder, inner, names in os.walk(self.directory(run, step)):
+            inner.sort()
+            found += [Path(folder, name) for name in names]
+        return sorted(found)
+
+    def missing(self, run: Path, step: int) -> list[str]:
+        """`.metadata`, or the files that it names."""
+        folder = self.directory(run, step)
+        if folder.is_symlink():
+            raise SurgeryError(
+                f"{folder} is a symbolic link to {folder.readlink()}: an edit would change a "
+                "folder outside the run",
+                next="move the real folder into the run, or work in the run that it belongs to",
+            )
+        if not (self._saved(run, step) / METADATA).is_file():
+            return [f"{self.inner}/{METADATA}".lstrip("/")]
+        return absent(Saved.open(self._saved(run, step)))
+
+    def strays(self, run: Path, step: int) -> list[str]:
+        """None can be told: a file that `.metadata` does not name is not read."""
+        return []
+
+    def pointers(self, run: Path, step: int) -> dict[Path, str]:
+        """None: the highest step is loaded."""
+        return {}
+
+    def pointed(self, pointer: Path) -> int | None:
+        """None."""
+        return None
+
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> DcpCheckpoint:
+        """Read `.metadata` and the torch files beside it; values are read when asked for."""
+        folder = self.directory(run, step)
+        saved = Saved.open(self._saved(run, step))
+        archives = opened(path for path in self.torch_files(folder) if path not in without)
+        trees = {path: archive.tree() for path, archive in archives.items()}
+        return DcpCheckpoint(
+            folder,
+            step,
+            {**trees, saved.path: Values(saved)},
+            archives,
+            saved=saved,
+            trainer=self.name,
+            prefix=self.optimizer,
+            flags=self.flags,
+        )
+
+    def torch_files(self, folder: Path) -> list[Path]:
+        """None beside the `.distcp` files."""
+        return []
+
+
+class OlmoCore(Torchtitan):
+    """`<root>/step<N>/` with `model_and_optim/`, `train/rank<R>.pt` and `.metadata.json`."""
+
+    name = "olmo-core"
+    flags: Mapping[str, str] = {
+        "clip_grad": "train_module.max_grad_norm",
+        "seed": "init_seed",
+        "lr": "train_module.optim.lr",
+        "min_lr": "train_module.scheduler",
+        "warmup": "train_module.scheduler",
+        "decay": "train_module.scheduler",
+        "decay_style": "train_module.scheduler",
+    }
+    folder_name = "step{}"
+    inner = "model_and_optim"
+    optimizer = "optim."
+
+    def missing(self, run: Path, step: int) -> list[str]:
+        """As `.metadata` says, and each rank's file by the world size in the first one's."""
+        folder = self.directory(run, step)
+        found = super().missing(run, step)
+        if not (folder / ".metadata.json").is_file():
+            found.append(".metadata.json")
+        first = folder / "train" / "rank0.pt"
+        if not first.is_file():
+            return [*found, "train/rank0.pt"]
+        archive = opened([first])[first]
+        tree = archive.tree()
+        size: Any = tree.get("world_size", 1) if isinstance(tree, dict) else None
+        if told := problem("ranks", size):
+            raise DamagedFile(str(first), archive.payload(PICKLE), told)
+        ranks = (f"train/rank{rank}.pt" for rank in range(size))
+        return [*found, *(name for name in ranks if not (folder / name).is_file())]
+
+    def torch_files(self, folder: Path) -> list[Path]:
+        """The trainer state of each rank."""
+        return sorted((folder / "train").glob("rank*.pt"))

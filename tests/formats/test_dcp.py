@@ -1,0 +1,286 @@
+"""torchtitan's and OLMo-core's folders, written and read by torch.distributed.checkpoint itself."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+from ckptsurgeon import surgery
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.run import Run
+from tests.formats.surgeries import operate, snapshot, take_back
+
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+STEPS = (2, 4, 6)
+
+
+class Trainer:
+    """AdamW on two linear layers; biases do not decay, and the lr falls by a LambdaLR."""
+
+    def __init__(self, lr: float = 1e-3) -> None:
+        torch.manual_seed(5)
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+        named = dict(self.model.named_parameters())
+        groups = [
+            {"params": [p for n, p in named.items() if "weight" in n], "weight_decay": 0.1},
+            {"params": [p for n, p in named.items() if "bias" in n], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 1 / (n + 1))
+
+    def update(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.ones(3, 8)).pow(2).sum().backward()
+        self.optimizer.step()
+        self.schedule.step()
+
+    def flat(self) -> dict[str, Any]:
+        return get_optimizer_state_dict(self.model, self.optimizer, options=FLAT)
+
+    def load_flat(self, state: dict[str, Any]) -> None:
+        set_optimizer_state_dict(self.model, self.optimizer, state, options=FLAT)
+
+    def used(self) -> dict[str, Any]:
+        states = list(self.optimizer.state.values())
+        return {
+            "lr": [group["lr"] for group in self.optimizer.param_groups],
+            "betas": [group["betas"] for group in self.optimizer.param_groups],
+            "eps": [group["eps"] for group in self.optimizer.param_groups],
+            "weight_decay": [group["weight_decay"] for group in self.optimizer.param_groups],
+            "adam_step": [float(state["step"]) for state in states],
+            "moments": [
+                float(state[name].abs().sum())
+                for state in states
+                for name in ("exp_avg", "exp_avg_sq")
+            ],
+        }
+
+
+def _titan_state(trainer: Trainer, step: int, old: bool) -> dict[str, Any]:
+    schedule = trainer.schedule.state_dict()
+    return {
+        **trainer.model.state_dict(),
+        "optimizer": trainer.flat(),
+        "lr_scheduler": schedule if old else {"last_epoch": schedule["last_epoch"]},
+        "train_state": {"step": torch.tensor(step) if old else step, "ntokens_seen": step * 512},
+        "dataloader": {"dp_rank_0": b"where the data stands"},
+    }
+
+
+def torchtitan(root: Path, *, old: bool = True) -> Path:
+    trainer = Trainer()
+    for step in range(1, STEPS[-1] + 1):
+        trainer.update()
+        if step in STEPS:
+            state = _titan_state(trainer, step, old)
+            dcp.save(state, checkpoint_id=root / f"step-{step}", no_dist=True)
+    return root
+
+
+def resumed_titan(root: Path, *, old: bool = True, lr: float = 1e-3) -> Trainer:
+    """What torchtitan has after it loaded the highest step."""
+    step = max(int(path.name.partition("-")[2]) for path in root.glob("step-*"))
+    trainer = Trainer(lr)
+    trainer.update()
+    state = _titan_state(trainer, 0, old)
+    dcp.load(state, checkpoint_id=root / f"step-{step}", no_dist=True)
+    trainer.model.load_state_dict(state, strict=False)
+    trainer.load_flat(state["optimizer"])
+    if old:
+        trainer.schedule.load_state_dict(copy.deepcopy(state["lr_scheduler"]))
+    else:
+        trainer.schedule.last_epoch = state["lr_scheduler"]["last_epoch"]
+    return trainer
+
+
+def olmo(root: Path, *, ranks: int = 2) -> Path:
+    trainer = Trainer()
+    for step in range(1, STEPS[-1] + 1):
+        trainer.update()
+        if step in STEPS:
+            folder = root / f"step{step}"
+            state = {"model": trainer.model.state_dict(), "optim": trainer.flat()}
+            dcp.save(state, checkpoint_id=folder / "model_and_optim", no_dist=True)
+            (folder / "train").mkdir()
+            for rank in range(ranks):
+                counters = {
+                    "global_step": step, "global_train_tokens_seen": step * 512, "epoch": 1,
+                    "world_size": ranks, "data_loader": {"batches_processed": step},
+                }  # fmt: skip
+                torch.save(counters, folder / "train" / f"rank{rank}.pt")
+            (folder / ".metadata.json").write_text(json.dumps({"version": "2.4.0"}))
+    return root
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_what_was_set_is_what_the_next_step_uses(tmp_path: Path, old: bool) -> None:
+    root = torchtitan(tmp_path, old=old)
+    before = snapshot(root)
+    recipe = {
+        "rollback": {"to": 4},
+        "set": {"lr": 2e-3, "beta1": 0.8, "eps": 1e-6, "weight_decay": 0.3},
+        "reset": ["moments"],
+    }
+    plan = operate(root, recipe)
+    assert plan.promise is not None
+    assert Run.open(root).latest() == 4
+    trainer = resumed_titan(root, old=old, lr=1e-3 if old else 2e-3)
+    used = trainer.used()
+    assert used["lr"] == [plan.promise.lr] * 2 == [pytest.approx(2e-3 / 5)] * 2
+    assert used["betas"] == [(0.8, 0.95)] * 2 == [plan.promise.betas] * 2
+    assert used["eps"] == [plan.promise.eps] * 2
+    assert used["weight_decay"] == [0.3, 0.0]
+    assert used["adam_step"] == [0] * 4
+    assert used["moments"] == [0] * 8
+    trainer.update()
+    assert trainer.used()["lr"] == [pytest.approx(2e-3 / 6)] * 2
+    take_back(root, before)
+    assert resumed_titan(root, old=old).used()["adam_step"] == [6] * 4
+
+
+def test_a_version_that_keeps_no_rates_needs_the_flag(tmp_path: Path) -> None:
+    plan = surgery.plan(Run.open(torchtitan(tmp_path, old=False)), from_data({"set": {"lr": 5e-4}}))
+    assert any("only --optimizer.lr 0.0005 does" in line for line in plan.warnings)
+    with pytest.raises(SurgeryError, match="own config") as error:
+        surgery.plan(Run.open(tmp_path), from_data({"set": {"min_lr": 1e-5}}))
+    assert "--lr_scheduler.min_lr_factor" in " ".join(error.value.next)
+
+
+def test_zeroed_moments_cost_no_bytes_and_touch_no_file(tmp_path: Path) -> None:
+    root = torchtitan(tmp_path)
+    before = snapshot(root)
+    plan = operate(root, {"reset": ["moments"]})
+    after = snapshot(root)
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed == {"step-6/.metadata"}
+    (new,) = after.keys() - before.keys()
+    assert len(after[new]) < sum(len(data) for name, data in before.items() if "step-6/__" in name)
+    assert len(plan.edits) == 2
+    operate(root, {"set": {"eps": 1e-5}})
+    assert len(list((root / "step-6").glob("__ckptsurgeon_*.distcp"))) == 2
+
+
+def test_the_moments_of_some_parameters_become_zero(tmp_path: Path) -> None:
+    root = torchtitan(tmp_path)
+    operate(root, {"reset": ["moments"], "moments": {"params": r"^0\."}})
+    trainer = resumed_titan(root)
+    sums = {
+        name: float(trainer.optimizer.state[p]["exp_avg"].abs().sum())
+        for name, p in trainer.model.named_parameters()
+    }
+    assert sums["0.weight"] == sums["0.bias"] == 0
+    assert sums["1.weight"] > 0 and sums["1.bias"] > 0
+
+
+def test_the_highest_step_is_the_latest_and_must_be_complete(tmp_path: Path) -> None:
+    root = torchtitan(tmp_path)
+    (root / "step-6" / ".metadata").unlink()
+    run = Run.open(root)
+    assert run.steps() == [2, 4, 6] and run.latest() == 4
+    assert any(".metadata" in text for text in surgery.verify(run, 6).findings)
+    (root / "step-4" / "__0_0.distcp").write_bytes(b"PK")
+    assert run.latest() == 2
+    with pytest.raises(SurgeryError, match="cut short"):
+        run.checkpoint(4)
+
+
+def test_olmo_core_is_operated_on_and_its_lr_is_refused(tmp_path: Path) -> None:
+    root = olmo(tmp_path)
+    before = snapshot(root)
+    recipe = {"rollback": {"to": 2}, "set": {"beta2": 0.99}, "reset": ["moments"]}
+    plan = operate(root, recipe)
+    assert plan.promise is not None and plan.promise.step == 3
+    trainer = Trainer()
+    trainer.update()
+    state = {"optim": trainer.flat()}
+    dcp.load(state, checkpoint_id=root / "step2" / "model_and_optim", no_dist=True)
+    trainer.load_flat(state["optim"])
+    used = trainer.used()
+    assert used["betas"] == [(0.9, 0.99)] * 2
+    assert used["adam_step"] == [0] * 4 and used["moments"] == [0] * 8
+    with pytest.raises(SurgeryError, match="at every step") as error:
+        surgery.plan(Run.open(root), from_data({"set": {"lr": 1e-4}}))
+    assert "train_module.optim.lr" in " ".join(error.value.next)
+    take_back(root, before)
+    operate(root, {"set": {"tokens": 4096}})
+    for rank in range(2):
+        kept = torch.load(root / "step6" / "train" / f"rank{rank}.pt", weights_only=False)
+        assert kept["global_train_tokens_seen"] == 4096
+
+
+def test_olmo_cores_ranks_and_counters_are_checked(tmp_path: Path) -> None:
+    root = olmo(tmp_path)
+    counters = torch.load(root / "step6" / "train" / "rank1.pt", weights_only=False)
+    torch.save({**counters, "global_step": 5}, root / "step6" / "train" / "rank1.pt")
+    findings = surgery.verify(Run.open(root)).findings
+    assert any("disagree on iteration" in text for text in findings)
+    (root / "step6" / "train" / "rank1.pt").unlink()
+    assert Run.open(root).latest() == 4
+
+
+@pytest.mark.parametrize("level", [3, 4])
+def test_a_flipped_byte_in_a_blob_is_found(tmp_path: Path, level: int) -> None:
+    root = torchtitan(tmp_path)
+    file = root / "step-6" / "__0_0.distcp"
+    saved = dcp.FileSystemReader(root / "step-6").read_metadata().storage_data
+    info = next(
+        info for index, info in saved.items()
+        if index.fqn == "optimizer.state.0.weight.exp_avg_sq"
+    )  # fmt: skip
+    data = bytearray(file.read_bytes())
+    blob = bytes(data[info.offset : info.offset + info.length])
+    state = torch.load(io.BytesIO(blob), weights_only=True)
+    at = info.offset + blob.find(state.numpy().tobytes())
+    data[at + 3] ^= 0x80
+    file.write_bytes(data)
+    assert surgery.verify(Run.open(root), level=2).findings == ()
+    findings = surgery.verify(Run.open(root), level=level).findings
+    assert any(f"from byte {info.offset} on" in text and "has CRC" in text for text in findings)
+
+
+def test_hostile_metadata_is_refused(tmp_path: Path) -> None:
+    root = torchtitan(tmp_path)
+    path = root / "step-6" / ".metadata"
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b"__0_0.distcp", b"../0.distcp_"))
+    with pytest.raises(SurgeryError, match="leaves the folder"):
+        Run.open(root).checkpoint(6)
+    path.write_bytes(b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.")
+    with pytest.raises(SurgeryError, match="no Metadata of torch"):
+        Run.open(root).checkpoint(6)
+    path.write_bytes(good[:-40])
+    with pytest.raises(SurgeryError):
+        Run.open(root).checkpoint(6)
+
+
+def test_a_linked_folder_and_skips_are_refused(tmp_path: Path) -> None:
+    root = torchtitan(tmp_path / "run")
+    for recipe in ({"skip": ["8-9"]}, {"set": {"clip_grad": 0.5}}, {"reset": ["loss_scale"]}):
+        with pytest.raises((SurgeryError, UsageError)):
+            surgery.plan(Run.open(root), from_data(recipe))
+    (root / "step-6").rename(tmp_path / "elsewhere")
+    (root / "step-6").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SurgeryError, match="symbolic link"):
+        Run.open(root).checkpoint(6)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    """torch warns that no process group is there, which `no_dist` asks for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
