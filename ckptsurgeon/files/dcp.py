@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptsurgeon.edits import ZEROS, Change, Content, Hole, Key, Span
+from ckptsurgeon.edits import ZEROS, Change, Content, Key, Piece, Span
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import archive_content, pickle_program, torch_archive, torch_blank
 from ckptsurgeon.files.archive import Archive
@@ -122,7 +122,7 @@ class Saved:
         groups: dict[Item, list[Change]] = {}
         for change in changes:
             groups.setdefault(self.of(change.path), []).append(change)
-        pieces: list[bytes | Span | Hole] = []
+        pieces: list[Piece] = []
         places: dict[Any, tuple[int, int]] = {}  # of what is written once for many items too
         edits: dict[tuple[Key | Nth, ...], Any] = {}
         end = 0
@@ -153,7 +153,7 @@ class Saved:
             (tensor.dtype, tensor.size) if zeros and torch_blank.is_possible(tensor.dtype) else None
         )
 
-    def _parts(self, item: Item, changes: Sequence[Change], base: str) -> tuple[bytes | Span | Hole, ...]:
+    def _parts(self, item: Item, changes: Sequence[Change], base: str) -> tuple[Piece, ...]:
         archive, file = self.archive(item), f"{base}/{item.file}"
         depth = 1 if item.offset is None else 2
         inside = [Change(file, c.field, c.old, c.new, c.path[depth:]) for c in changes]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Append, Content
+from ckptsurgeon.edits import Append, Content, Hole
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 
 MANIFEST = "integrity.json"
@@ -68,6 +68,10 @@ def _rendered(path: Path, new: Append | Content, root: Path) -> Iterator[bytes]:
         for piece in new.pieces:
             if isinstance(piece, bytes):
                 yield piece
+            elif isinstance(piece, Hole):
+                yield from (
+                    bytes(min(CHUNK, piece.size - at)) for at in range(0, piece.size, CHUNK)
+                )
             else:
                 yield from _bytes(root / piece.file, piece.start, piece.end)
         return
