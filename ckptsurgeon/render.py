@@ -35,7 +35,7 @@ def render(
             (asides if change.field == "checkpoint" else logs).append(move)
         elif isinstance(change, Rewrite):
             logs.append(_rewrite(run, change.file, change.content, id, new=change.new_file))
-        elif change.path:
+        elif change.path or (checkpoint and run.root / change.file in checkpoint.archives):
             shards.setdefault(change.file, []).append(change)
         else:
             text = Content((str(change.new).encode(),))

@@ -7,6 +7,7 @@ new file with the old bytes in their old places, for a file that must not or can
 from __future__ import annotations
 
 import os
+import pickle
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +63,12 @@ def _render(
     data: bytes | None = None
     if values:
         try:
-            data = splice(scanned.data, values, scanned=scanned)
+            whole = () in values  # the file is one number
+            data = (
+                pickle.dumps(values[()], 2)
+                if whole
+                else splice(scanned.data, values, scanned=scanned)
+            )
         except KeyError as missing:
             raise SurgeryError(f"{file}: {missing} can't be set") from None
     storages = storage_edits(archive.tree(), tensors)

@@ -14,6 +14,7 @@ from typing import Any
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archive import PICKLE, Archive
 from ckptsurgeon.files.text_file import text
+from ckptsurgeon.formats import deepspeed_universal
 from ckptsurgeon.formats.deepspeed_checkpoint import MODEL, DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed_optimizer import EXPERTS, OPTIM
 from ckptsurgeon.formats.deepspeed_parallel import absent_layers
@@ -44,26 +45,38 @@ class DeepSpeed:
         return any(_names(self.directory(run, step)) for step in self.steps(run))
 
     def steps(self, run: Path) -> list[int]:
-        """The N of every `global_step<N>` folder, ascending."""
-        found = (STEP.fullmatch(item.name) for item in run.iterdir() if item.is_dir())
-        return sorted(int(match[1]) for match in found if match)
+        """The N of every `global_step<N>` folder or universal copy, ascending."""
+        folders = [item.name for item in run.iterdir() if item.is_dir()]
+        kinds = (STEP, deepspeed_universal.FOLDER)
+        found = (kind.fullmatch(name) for name in folders for kind in kinds)
+        return sorted({int(match[1]) for match in found if match})
 
     def directory(self, run: Path, step: int) -> Path:
-        """`global_step<N>`."""
-        return run / f"global_step{step}"
+        """`global_step<N>`, or the universal copy where that is all there is."""
+        shards, copy = run / f"global_step{step}", deepspeed_universal.folder(run, step)
+        return copy if copy.is_dir() and not shards.is_dir() else shards
 
     def entries(self, run: Path, step: int) -> list[Path]:
-        """The folder."""
-        return [self.directory(run, step)]
+        """The folder, and the universal copy beside it."""
+        copy = deepspeed_universal.folder(run, step)
+        return list(dict.fromkeys([self.directory(run, step), *([copy] if copy.is_dir() else [])]))
 
     def files(self, run: Path, step: int) -> list[Path]:
-        """All that lies in the folder."""
-        with os.scandir(self.directory(run, step)) as entries:
-            return sorted(Path(entry.path) for entry in entries)
+        """All that lies in the folder, and the files of the universal copy."""
+        copy, folder = deepspeed_universal.folder(run, step), self.directory(run, step)
+        copied = sorted(path for path in copy.rglob("*") if path.is_file()) if copy.is_dir() else []
+        if folder == copy:
+            return copied
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries) + copied
 
     def missing(self, run: Path, step: int) -> list[str]:
-        """Names of absent shards, by the world sizes that the first model file states."""
+        """Names of absent shards, by the world sizes that the first model file states. A universal
+        copy beside them that is not complete does not count; alone, it must be."""
         checkpoint = self.directory(run, step)
+        if checkpoint == deepspeed_universal.folder(run, step):
+            whole = deepspeed_universal.complete(checkpoint)
+            return [] if whole else [f"zero/{deepspeed_universal.GLOBAL}"]
         names, self._first = _names(checkpoint), None
         lacking = [name for name in self._expected(checkpoint, names) if name not in names]
         tree: dict[str, Any] = {} if self._first is None else self._first.tree()
@@ -73,6 +86,8 @@ class DeepSpeed:
     def strays(self, run: Path, step: int) -> list[str]:
         """Shards of ranks beyond the world sizes, or of another precision than the others."""
         checkpoint = self.directory(run, step)
+        if checkpoint == deepspeed_universal.folder(run, step):
+            return []
         names = _names(checkpoint)
         expected = set(self._expected(checkpoint, names))
         ranked = (n for n in sorted(names) if MODEL.fullmatch(n) or OPTIM.fullmatch(n))
@@ -118,8 +133,14 @@ class DeepSpeed:
         return expected if sharded else [*expected, *_experts(tree, names, mp)]
 
     def pointers(self, run: Path, step: int) -> dict[Path, str]:
-        """`latest` always; Megatron's tracker only in a run that has one. No final newline."""
-        texts = {run / "latest": f"global_step{step}"}
+        """`latest` always, but for a run of universal copies alone; `latest_universal` where the
+        step has such a copy; Megatron's tracker in a run that has one. No final newline."""
+        latest, copied = run / "latest", run / deepspeed_universal.POINTER
+        copy = deepspeed_universal.folder(run, step)
+        alone = not latest.exists() and copied.exists()
+        texts = {} if alone else {latest: f"global_step{step}"}
+        if alone or (copied.exists() and deepspeed_universal.complete(copy)):
+            texts[copied] = copy.name
         tracker = run / "latest_checkpointed_iteration.txt"
         if tracker.exists():
             texts[tracker] = str(step)
@@ -127,7 +148,8 @@ class DeepSpeed:
 
     def pointed(self, pointer: Path) -> int | None:
         """The step in `global_step<N>` or `<N>`; None for a missing file or any other text."""
-        match = re.fullmatch(r"(?:global_step)?(\d{1,18})", (text(pointer) or "").strip())
+        named = (text(pointer) or "").strip()
+        match = re.fullmatch(r"(?:global_step)?(\d{1,18})(?:_universal)?", named)
         return int(match[1]) if match else None
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> DeepSpeedCheckpoint:
@@ -137,6 +159,11 @@ class DeepSpeed:
         kept = [
             checkpoint / n for n in names if any(p.fullmatch(n) for p in (MODEL, OPTIM, EXPERTS))
         ]
+        copy = deepspeed_universal.folder(run, step)
+        if deepspeed_universal.complete(copy):
+            if copy != checkpoint:
+                kept += [copy / n for n in sorted(_names(copy)) if MODEL.fullmatch(n)]
+            kept += deepspeed_universal.shards(copy)
         kept = [path for path in kept if path not in without]
         first, self._first = self._first, None
         archives = opened(kept, first)

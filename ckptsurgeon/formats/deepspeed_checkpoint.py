@@ -16,6 +16,7 @@ from ckptsurgeon import known_globals
 from ckptsurgeon.edits import Key, Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickle_reader import Object, get
+from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import (
     Fragment,
     Place,
@@ -28,6 +29,7 @@ from ckptsurgeon.formats import (
     deepspeed_parallel,
     deepspeed_schedulers,
     deepspeed_soundness,
+    deepspeed_universal,
     deepspeed_weights,
     megatron_deepspeed,
     torch_schedulers,
@@ -62,7 +64,7 @@ class DeepSpeedCheckpoint(Shards):
     @property
     def sharded(self) -> bool:
         """Whether the optimizer is in shards of ZeRO."""
-        return any(OPTIM.fullmatch(item.file.name) for item in self._optimizers)
+        return any(i.universal or OPTIM.fullmatch(i.file.name) for i in self._optimizers)
 
     @property
     def groups_win(self) -> bool:
@@ -148,8 +150,8 @@ class DeepSpeedCheckpoint(Shards):
         return {path: self.trees[path] for path in self._models}
 
     def optimizers(self) -> list[Optimizer]:
-        """Where the optimizers are kept."""
-        return self._optimizers
+        """Where the optimizers are kept: in the shards, or else in the universal copy."""
+        return [item for item in self._optimizers if not item.universal] or self._optimizers
 
     def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """By the family of the saved scheduler; lr alone where none is saved."""
@@ -173,7 +175,12 @@ class DeepSpeedCheckpoint(Shards):
         return settings, warnings
 
     def fragments(self, name: str) -> list[Fragment]:
-        """See `deepspeed_fragments`."""
+        """See `deepspeed_fragments`. Refused where a universal copy would keep the others."""
+        if any(item.universal for item in self._optimizers):
+            raise SurgeryError(
+                "the universal copy of this step keeps its moments by whole parameters",
+                next="reset the moments of all parameters, or move the copy out of the run",
+            )
         return deepspeed_fragments.fragments(self, name)
 
     def weights(self) -> Iterator[Weight]:
@@ -226,6 +233,7 @@ class DeepSpeedCheckpoint(Shards):
         lr = float(rates[0]) if rates else None
         if annealed is not None and not self.groups_win:
             lr = learning_rate(annealed)
+        notes += self._of_universal_copy()
         if any(item.elastic for item in self._optimizers):
             notes.append(
                 "an elastic checkpoint keeps no param groups: betas, eps and weight decay are on "
@@ -279,6 +287,18 @@ class DeepSpeedCheckpoint(Shards):
             scheduler=scheduler,
         )
 
+    def _of_universal_copy(self) -> Iterator[str]:
+        """What to know where there is one, and where another step's is still pointed to."""
+        for item in self._optimizers:
+            if item.universal and item.base:
+                yield from deepspeed_universal.DEFECTS
+        named = (text(self.path.parent / deepspeed_universal.POINTER) or "").strip()
+        if named and named != deepspeed_universal.folder(self.path.parent, self.step).name:
+            yield (
+                f"{deepspeed_universal.POINTER} names {named[:60]!r}, not this step: a relaunch "
+                "with load_universal (--universal-checkpoint) starts there"
+            )
+
     def _rampup(self) -> tuple[int, int, int] | None:
         places = self._in_models("args", "rampup_batch_size")
         numbers = [int(number) for number in places[0].value or ()] if places else []
@@ -294,9 +314,9 @@ class DeepSpeedCheckpoint(Shards):
         """The ZeRO stage that saved it; 0 without ZeRO."""
         if not self.sharded:
             return 0
-        item = next(i for i in self._optimizers if OPTIM.fullmatch(i.file.name))
+        item = self.optimizers()[0]
         outer = get(self.trees[item.file], item.outer)
-        if "base_optimizer_state" not in outer:
+        if "base_optimizer_state" not in outer and "optimizer_state_dict" in outer:
             return 3
         stage = outer.get("zero_stage", 1)
         if isinstance(stage, Object):  # ZeroStageEnum(1)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickle_reader import Tensor, get
-from ckptsurgeon.formats import Place, moments
+from ckptsurgeon.formats import Place, deepspeed_universal, moments
 from ckptsurgeon.formats.shards import Shards
 
 OPTIM = re.compile(
@@ -33,17 +33,22 @@ class Optimizer:
     base: tuple[Key, ...]
     elastic: bool = False
     loaded: bool = True
+    universal: bool = False
 
 
 def found(trees: Mapping[Path, Any], path: Path) -> Iterator[Optimizer]:
     """The optimizer in the file `path` of a checkpoint, if there is one."""
     tree = trees[path]
-    if OPTIM.fullmatch(path.name):
+    if deepspeed_universal.is_state(path):
+        base: tuple[Key, ...] = ("optimizer_state_dict",) if "optimizer_state_dict" in tree else ()
+        yield Optimizer(path, (), base, universal=True)
+    elif not isinstance(tree, dict):  # a universal copy's bare tensor
+        return
+    elif OPTIM.fullmatch(path.name):
         outer: tuple[Key, ...] = ("optimizer_state_dict",)
         state = tree["optimizer_state_dict"]
         if "base_optimizer_state" in state:  # ZeRO 1 and 2
-            base = state["base_optimizer_state"]
-            elastic = not isinstance(base, dict)
+            elastic = not isinstance(state["base_optimizer_state"], dict)
             yield Optimizer(path, outer, (*outer, "base_optimizer_state"), elastic)
         else:  # ZeRO 3 repeats the key
             yield Optimizer(path, outer, (*outer, "optimizer_state_dict"))
@@ -52,8 +57,8 @@ def found(trees: Mapping[Path, Any], path: Path) -> Iterator[Optimizer]:
         wrapped = "optimizer_state_dict" in tree["optimizer"]
         # With experts each rank loads the file of its expert-parallel rank instead.
         loaded = not any(EXPERTS.fullmatch(p.name) for p in trees) or "module" not in tree
-        base = (*outer, "optimizer_state_dict") if wrapped else outer
-        yield Optimizer(path, outer, base, loaded=loaded)
+        inner = (*outer, "optimizer_state_dict") if wrapped else outer
+        yield Optimizer(path, outer, inner, loaded=loaded)
 
 
 def groups(shards: Shards, item: Optimizer, name: str, wins: bool = True) -> Iterator[Place]:
@@ -62,7 +67,8 @@ def groups(shards: Shards, item: Optimizer, name: str, wins: bool = True) -> Ite
         return
     for i in range(len(get(shards.trees[item.file], (*item.base, "param_groups")))):
         path = (*item.base, "param_groups", i, name)
-        yield from shards.at(item.file, path, wins and item.loaded)
+        first = i == 0 or not (item.universal and item.base)  # which stage 3 loads for all
+        yield from shards.at(item.file, path, wins and item.loaded and first)
 
 
 def states(shards: Shards, item: Optimizer) -> Iterator[tuple[tuple[Key, ...], dict[Key, Any]]]:
@@ -75,6 +81,9 @@ def states(shards: Shards, item: Optimizer) -> Iterator[tuple[tuple[Key, ...], d
 
 def moment(shards: Shards, item: Optimizer, name: str) -> Iterator[Place]:
     """Every tensor that makes up exp_avg or exp_avg_sq."""
+    if item.universal:
+        yield from deepspeed_universal.moment(shards, item.file, name)
+        return
     for path, state in states(shards, item):
         yield from moments.places(shards, item.file, path, state, name, item.loaded)
 
@@ -82,6 +91,11 @@ def moment(shards: Shards, item: Optimizer, name: str) -> Iterator[Place]:
 def steps(shards: Shards, item: Optimizer) -> Iterator[Place]:
     """Adam's counter. Of several in a file the largest is the real one: FusedAdam leaves 0 in the
     group and, at stage 0, in all but the last parameter's state."""
+    if item.universal:
+        places = list(deepspeed_universal.steps(shards, item.file))
+        yield from places
+        yield from groups(shards, item, "step", not places)
+        return
     archive = shards.archives[item.file]
     held = [((*p, "step"), state["step"]) for p, state in states(shards, item) if "step" in state]
     with archive.reading():

@@ -115,12 +115,18 @@ class Shards:
     def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
         """The trees with `changes` laid over them."""
         patches: dict[Path, dict[Key, Any]] = {}
+        roots: dict[Path, Any] = {}
         names = {change.file for change in changes}
         files = {name: root / name for name in names if root / name in self.trees}
         for change in changes:
             if isinstance(change, Change) and (file := files.get(change.file)) is not None:
+                if isinstance(change.new, Fill):
+                    continue
                 new = 0 if change.new == ZEROS else change.new
                 if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):
+                    if not change.path:  # the file is one value
+                        roots[file] = new
+                        continue
                     patch = patches.setdefault(file, {})
                     for key in change.path[:-1]:
                         patch = patch.setdefault(key, {})
@@ -129,7 +135,7 @@ class Shards:
             file: patched(tree, patches[file]) if file in patches else tree
             for file, tree in self.trees.items()
         }
-        return replace(self, trees=trees)
+        return replace(self, trees=trees | roots)
 
 
 def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Archive]:

@@ -23,10 +23,15 @@ def rollback(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[Any
         ]
     elif recipe.repair_latest is None:
         return [], []
-    for path, text in run.format.pointers(run.root, checkpoint.step).items():
+    pointers = run.format.pointers(run.root, checkpoint.step)
+    for path, text in pointers.items():
         old = path.read_text("utf-8", "replace") if path.exists() else None
         changes.append(Change(run.relative(path), "latest", old, text))
     warnings = []
-    if (run.root / "latest_universal").exists():
-        warnings.append("latest_universal is not changed: it names a converted checkpoint")
+    copied = run.root / "latest_universal"
+    if copied.exists() and copied not in pointers:
+        warnings.append(
+            f"latest_universal is not changed: step {checkpoint.step} has no universal copy, so "
+            "relaunch without load_universal (--universal-checkpoint)"
+        )
     return changes, warnings

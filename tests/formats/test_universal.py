@@ -1,0 +1,186 @@
+"""Universal copies that the real ds_to_universal made, loaded by engines with `load_universal`."""
+
+from __future__ import annotations
+
+import shutil
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsurgeon import Plan, Run, plan, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe_file import from_data
+from tests.formats.deepspeed_engine import (
+    Options,
+    build,
+    effective,
+    launched,
+    make,
+    process_group,
+    resume,
+    train,
+)  # fmt: skip
+from tests.formats.test_deepspeed_variants import WANTED, tree
+
+KINDS = {
+    "zero1": Options(stage=1),
+    "zero2-bf16": Options(stage=2, dtype="bf16"),
+    "zero1-fused": Options(stage=1, optimizer="fused"),
+    "zero1-apex": Options(stage=1, optimizer="apex"),
+    "zero3": Options(stage=3),
+    "zero3-fused": Options(stage=3, optimizer="fused"),
+}
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    with process_group():
+        yield
+
+
+def convert(root: Path, step: int = 6) -> Path:
+    from deepspeed.checkpoint import ds_to_universal
+
+    copy = root / f"global_step{step}_universal"
+    ds_to_universal.main(
+        Namespace(
+            input_folder=str(root / f"global_step{step}"), output_folder=str(copy),
+            num_extract_workers=1, num_merge_workers=1, keep_temp_folder=False, strict=True,
+            inject_missing_state=True,
+        )
+    )  # fmt: skip
+    return copy
+
+
+def universal(options: Options) -> Options:
+    return replace(options, config={**options.config, "checkpoint": {"load_universal": True}})
+
+
+def operate(root: Path, **recipe: Any) -> Plan:
+    made = plan(Run.open(root), from_data(recipe))
+    surgery.apply(Run.open(root), made)
+    assert surgery.verify(Run.open(root), level=4).findings == ()
+    assert plan(Run.open(root), from_data(recipe)).empty
+    return made
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_shards_and_copy_hold_the_same_whichever_is_loaded(tmp_path: Path, name: str) -> None:
+    options = KINDS[name]
+    make(tmp_path, options)
+    convert(tmp_path)
+    files, clipped = tree(tmp_path), {} if options.stage == 3 else {"clip_grad": 0.5}
+    operate(tmp_path, set={**WANTED, **clipped})
+    for loaded in (options, universal(options)):
+        held = resume(tmp_path, loaded)
+        assert held["rates"] == [[5e-4, 5e-4]] * 3
+        assert held["betas"] == [[0.8, 0.99]] * 2 and held["eps"] == [1e-6] * 2
+        of_group_0 = options.stage == 3 and loaded is not options
+        assert held["weight_decay"] == [0.3, 0.3 if of_group_0 else 0.0]
+        assert held["clip_grad"] == (clipped or {"clip_grad": 1.0})["clip_grad"]
+        assert held["moments"]["exp_avg"] > 0 and held["moments"]["exp_avg_sq"] > 0
+    operate(tmp_path, reset=["moments"])
+    for loaded in (options, universal(options)):
+        held = resume(tmp_path, loaded)
+        assert held["moments"] == {"exp_avg": 0.0, "exp_avg_sq": 0.0}
+        assert set(held["steps"]) <= {0} and not any(held["group_step"])
+    for _ in range(2):
+        surgery.apply(Run.open(tmp_path), surgery.plan_undo(Run.open(tmp_path)))
+    assert tree(tmp_path) == files
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero3"])
+def test_a_run_of_universal_copies_alone(tmp_path: Path, name: str) -> None:
+    make(tmp_path, KINDS[name])
+    convert(tmp_path)
+    shutil.rmtree(tmp_path / "global_step6")
+    (tmp_path / "latest").unlink()
+    made = operate(tmp_path, set=WANTED, reset=["moments"])
+    assert made.promise is not None and made.promise.adam_step == 0
+    held = resume(tmp_path, universal(KINDS[name]))
+    assert held["lr"] == [made.promise.lr] * 2 and held["steps"] == [0]
+    assert held["betas"] == [list(made.promise.betas or ())] * 2
+
+
+def test_the_defects_of_zero_3_are_warned_of_and_real(tmp_path: Path) -> None:
+    make(tmp_path, KINDS["zero3"])
+    convert(tmp_path)
+    made = plan(Run.open(tmp_path), from_data({"set": {"eps": 1e-6}}))
+    assert len([text for text in made.warnings if "universal copy of ZeRO 3" in text]) == 2
+    held = resume(tmp_path, universal(KINDS["zero3"]), 3)
+    assert held["weight_decay"] == [0.1, 0.1]  # of group 0, in both
+    engine = build(universal(KINDS["zero3"]))
+    engine.load_checkpoint(str(tmp_path))
+    train(engine, 2)
+    assert effective(engine)["steps"] == [6 + 2 * 2]  # once for each group
+
+
+# --- pointers ------------------------------------------------------------------------------------
+
+
+def two_steps(root: Path) -> None:
+    """Steps 4 and 6, both converted: `latest_universal` names the last one."""
+    make(root, KINDS["zero1"], steps=4)
+    convert(root, 4)
+    make(root, KINDS["zero1"], steps=6)
+    convert(root, 6)
+
+
+def test_a_rollback_takes_latest_universal_along(tmp_path: Path) -> None:
+    two_steps(tmp_path)
+    operate(tmp_path, rollback={"to": 4})
+    assert (tmp_path / "latest").read_text() == "global_step4"
+    assert (tmp_path / "latest_universal").read_text() == "global_step4_universal"
+    assert not (tmp_path / "global_step6_universal").exists()
+    assert resume(tmp_path, universal(KINDS["zero1"]))["step"] == 4
+
+
+def test_a_pointer_that_cannot_follow_is_told(tmp_path: Path) -> None:
+    two_steps(tmp_path)
+    shutil.rmtree(tmp_path / "global_step4_universal")
+    made = plan(Run.open(tmp_path), from_data({"rollback": {"to": 4}}))
+    assert any("has no universal copy" in text for text in made.warnings)
+    surgery.apply(Run.open(tmp_path), made)
+    assert (tmp_path / "latest_universal").read_text() == "global_step6_universal"
+
+
+def test_a_stale_latest_universal_is_told(tmp_path: Path) -> None:
+    """A run that went on after its conversion, as tr11 did: the flag would take it back."""
+    make(tmp_path, KINDS["zero1"], steps=4)
+    convert(tmp_path, 4)
+    make(tmp_path, KINDS["zero1"], steps=6)
+    state = surgery.inspect(Run.open(tmp_path))
+    assert state.step == 6
+    assert any("latest_universal names 'global_step4_universal'" in note for note in state.notes)
+    assert surgery.verify(Run.open(tmp_path)).findings == ()
+
+
+def test_a_conversion_that_was_cut_off_is_left_alone(tmp_path: Path) -> None:
+    make(tmp_path, KINDS["zero1"])
+    copy = convert(tmp_path)
+    (copy / "tmp").mkdir()
+    before = tree(copy)
+    surgery.apply(Run.open(tmp_path), plan(Run.open(tmp_path), from_data({"set": WANTED})))
+    assert tree(copy) == before
+
+
+def test_moments_of_some_parameters_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, KINDS["zero1"])
+    convert(tmp_path)
+    with pytest.raises(SurgeryError, match="whole parameters"):
+        plan(Run.open(tmp_path), from_data({"reset": ["moments"], "moments": {"params": "weight"}}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zero1", "zero3"])
+def test_a_run_of_two_ranks_goes_on_with_one(tmp_path: Path, name: str) -> None:
+    launched("make", tmp_path, KINDS[name])
+    convert(tmp_path)
+    made = operate(tmp_path, set=WANTED, reset=["moments"])
+    held = resume(tmp_path, universal(KINDS[name]))
+    assert made.promise is not None and held["lr"] == [made.promise.lr] * 2
+    assert held["moments"] == {"exp_avg": 0.0, "exp_avg_sq": 0.0} and held["steps"] == [0]
