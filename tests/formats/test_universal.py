@@ -23,7 +23,7 @@ from tests.formats.deepspeed_engine import (
     process_group,
     resume,
     train,
-)  # fmt: skip
+)
 from tests.formats.test_deepspeed_variants import WANTED, tree
 
 KINDS = {
