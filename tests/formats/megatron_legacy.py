@@ -1,0 +1,139 @@
+"""Legacy Megatron-LM checkpoints by their description: many ranks, chained optimizers, old names.
+
+The enums in the args are classes of the real module names that exist while a file is written only:
+neither the surgeon nor its reader has Megatron-LM."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import enum
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+BATCH = 16
+SCHEDULE = {
+    "max_lr": 6e-5, "lr_warmup_steps": 160, "num_steps": 0, "lr_decay_style": "cosine",
+    "lr_decay_steps": 16_000, "min_lr": 6e-6, "start_wd": 0.1, "end_wd": 0.1,
+    "wd_incr_style": "constant", "wd_incr_steps": 16_000,
+}  # fmt: skip
+OLD_NAMES = {
+    "max_lr": "start_lr", "lr_warmup_steps": "warmup_iter", "num_steps": "num_iters",
+    "lr_decay_style": "decay_style", "lr_decay_steps": "end_iter",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def megatron_enums() -> Iterator[Any]:
+    """`megatron.core.enums.ModelType` for the time of a save or a load."""
+    kind = enum.Enum("ModelType", ["encoder_or_decoder"], module="megatron.core.enums")
+    names = ("megatron", "megatron.core", "megatron.core.enums")
+    before = {name: sys.modules.get(name) for name in names}
+    for name in names:
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules[names[-1]].ModelType = kind  # type: ignore[attr-defined]
+    try:
+        yield kind
+    finally:
+        for name, module in before.items():
+            del sys.modules[name]
+            if module is not None:
+                sys.modules[name] = module
+
+
+def cosine(schedule: dict[str, Any], now: int) -> float:
+    """The lr at sample `now`, written out once more."""
+    if now <= schedule["lr_warmup_steps"]:
+        return schedule["max_lr"] * now / schedule["lr_warmup_steps"]
+    done = (now - schedule["lr_warmup_steps"]) / (
+        schedule["lr_decay_steps"] - schedule["lr_warmup_steps"]
+    )
+    depth = schedule["max_lr"] - schedule["min_lr"]
+    return schedule["min_lr"] + depth * 0.5 * (
+        1 + float(torch.tensor(torch.pi * done).double().cos())
+    )
+
+
+def save(
+    root: Path,
+    steps: tuple[int, ...] = (20, 30),
+    *,
+    tensor: int = 2,
+    pipeline: int = 2,
+    chained: int = 1,
+    old: bool = False,
+) -> Path:
+    """A run with these steps; its tracker names the last one."""
+    args = argparse.Namespace(
+        tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline,
+        expert_model_parallel_size=1, data_parallel_size=2, use_distributed_optimizer=True,
+        global_batch_size=BATCH, rampup_batch_size=None, lr=6e-5, min_lr=6e-6, weight_decay=0.1,
+        lr_decay_style="cosine", lr_warmup_samples=160, lr_decay_samples=16_000, clip_grad=1.0,
+        seed=1234, lr_warmup_init=0.0, hysteresis=2, initial_loss_scale=2**16,
+        params_dtype=torch.bfloat16,
+    )  # fmt: skip
+    for step in steps:
+        for t in range(tensor):
+            for p in range(pipeline):
+                name = f"mp_rank_{t:02d}" + (f"_{p:03d}" if pipeline > 1 else "")
+                folder = root / f"iter_{step:07d}" / name
+                folder.mkdir(parents=True)
+                args.consumed_train_samples = args.iteration = step * BATCH
+                args.iteration = step
+                with megatron_enums() as kind:
+                    args.model_type = kind.encoder_or_decoder
+                    torch.save(_state(args, step, chained, old), folder / "model_optim_rng.pt")
+                torch.save(_moments(chained, t + p), folder / "distrib_optim.pt")
+    (root / "latest_checkpointed_iteration.txt").write_text(str(steps[-1]))
+    return root
+
+
+def _state(args: argparse.Namespace, step: int, chained: int, old: bool) -> dict[str, Any]:
+    schedule: dict[str, Any] = {**SCHEDULE, "num_steps": step * BATCH}
+    lr = cosine(schedule, step * BATCH)
+    groups = [
+        {
+            "wd_mult": mult, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False,
+            "lr": lr, "bias_correction": True, "betas": (0.9, 0.95), "eps": 1e-8,
+            "weight_decay": 0.1 * mult, "step": step,
+            **({} if old else {"default_config": True, "max_lr": 6e-5, "min_lr": 6e-6}),
+        }
+        for mult in (1.0, 0.0)
+    ]  # fmt: skip
+    chain = [
+        {
+            "optimizer": {"param_groups": [dict(group) for group in groups]},
+            "grad_scaler": {
+                "scale": torch.tensor([65536.0]), "growth_tracker": 7, "hysteresis_tracker": 1,
+            },
+        }
+        for _ in range(chained)
+    ]  # fmt: skip
+    if old:
+        schedule = {OLD_NAMES.get(key, key): value for key, value in schedule.items()}
+    return {
+        "args": args, "checkpoint_version": 3.0, "iteration": step,
+        "model": {"weight": torch.ones(4, 4)},
+        "optimizer": chain[0] if chained == 1 else chain,
+        "lr_scheduler" if old else "opt_param_scheduler": schedule,
+        "rng_state": [{"np_rng_state": None}],
+    }  # fmt: skip
+
+
+def _moments(chained: int, seed: int) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+
+    def one() -> dict[Any, Any]:
+        buffers = {
+            name: torch.rand(256, generator=generator) + 0.1
+            for name in ("param", "exp_avg", "exp_avg_sq")
+        }
+        bucket = {(torch.bfloat16, torch.float32): {**buffers, "numel_unpadded": 250}}
+        return {"buckets_coalesced": True, 0: bucket}
+
+    return one() if chained == 1 else [one() for _ in range(chained)]

@@ -1,0 +1,167 @@
+"""Megatron-LM's legacy layout: many ranks, chained optimizers, old names, traps of the tracker."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import surgery
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats import Disagreement, megatron_scheduler
+from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.run import Run
+from tests.formats.megatron_legacy import SCHEDULE, megatron_enums, save
+from tests.formats.surgeries import operate, snapshot, take_back
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def loaded(root: Path, step: int) -> list[tuple[dict[str, Any], Any]]:
+    """Each rank's two files, as torch loads them where Megatron-LM is importable."""
+    with megatron_enums():
+        return [
+            (
+                torch.load(rank / "model_optim_rng.pt", weights_only=False),
+                torch.load(rank / "distrib_optim.pt", weights_only=False),
+            )
+            for rank in sorted((root / f"iter_{step:07d}").iterdir())
+        ]
+
+
+def warned(root: Path, recipe: dict[str, Any]) -> str:
+    return "\n".join(surgery.plan(Run.open(root), from_data(recipe)).warnings)
+
+
+@pytest.mark.parametrize(("chained", "old"), [(1, False), (2, False), (1, True)])
+def test_every_rank_gets_what_was_set(tmp_path: Path, chained: int, old: bool) -> None:
+    root = save(tmp_path, chained=chained, old=old)
+    before = snapshot(root)
+    recipe = {
+        "rollback": {"to": 20},
+        "set": {"lr": 3e-5, "beta2": 0.99, "weight_decay": 0.05, "loss_scale": 1024},
+        "reset": ["moments"],
+    }
+    promise = operate(root, recipe).promise
+    assert promise is not None and promise.adam_step == 0 and promise.loss_scale == 1024
+    assert (root / TRACKER).read_text() == "20" and not (root / "iter_0000030").exists()
+    ranks = loaded(root, 20)
+    assert len(ranks) == 4
+    for state, moments in ranks:
+        schedule = state["lr_scheduler" if old else "opt_param_scheduler"]
+        assert schedule["start_lr" if old else "max_lr"] == 3e-5
+        assert (schedule["start_wd"], schedule["end_wd"]) == (0.05, 0.05)
+        optimizers = state["optimizer"] if chained > 1 else [state["optimizer"]]
+        assert len(optimizers) == chained
+        for optimizer in optimizers:
+            for group in optimizer["optimizer"]["param_groups"]:
+                assert group["betas"] == (0.9, 0.99) and group["step"] == 0
+                assert group["lr"] == promise.lr
+                assert old or group["max_lr"] == 3e-5
+            assert float(optimizer["grad_scaler"]["scale"]) == 1024
+        for buffers in moments if chained > 1 else [moments]:
+            bucket = buffers[0][torch.bfloat16, torch.float32]
+            assert not bucket["exp_avg"].any() and not bucket["exp_avg_sq"].any()
+            assert bucket["param"].all() and bucket["numel_unpadded"] == 250
+        assert state["args"].lr == 6e-5
+    take_back(root, before)
+
+
+def test_the_plan_names_the_flags_that_must_follow(tmp_path: Path) -> None:
+    root = save(tmp_path)
+    assert "relaunch with" not in warned(root, {"set": {"eps": 1e-6}})
+    told = warned(root, {"set": {"lr": 3e-5, "min_lr": 3e-6, "weight_decay": 0.05, "warmup": 320}})
+    assert "--lr 3e-05 --min-lr 3e-06 --lr-warmup-samples 320 --weight-decay 0.05:" in told
+    assert "--use-checkpoint-opt_param-scheduler" in told
+    assert "resuming with --ckpt-step would pair weights" in told
+
+
+def test_what_the_checkpoint_does_not_decide_is_refused_with_the_flag(tmp_path: Path) -> None:
+    root = save(tmp_path)
+    for recipe, flag in (
+        ({"set": {"clip_grad": 0.3}}, "--clip-grad 0.3"),
+        ({"set": {"seed": 7}}, "--seed 7"),
+        ({"skip": ["31-33"]}, "--iterations-to-skip 31 32 33"),
+    ):
+        with pytest.raises(SurgeryError) as error:
+            surgery.plan(Run.open(root), from_data(recipe))
+        assert any(flag in line for line in error.value.next)
+    with pytest.raises(UsageError, match="below min_lr"):
+        surgery.plan(Run.open(root), from_data({"set": {"lr": 1e-6}}))
+
+
+def test_data_is_skipped_by_counters(tmp_path: Path) -> None:
+    root = save(tmp_path)
+    promise = operate(root, {"skip": ["31-40"], "skip_by_counters": True}).promise
+    assert promise is not None and promise.consumed_samples == 40 * 16
+    assert {state["args"].consumed_train_samples for state, _ in loaded(root, 30)} == {640}
+
+
+def test_the_loss_scale_goes_back_to_the_saved_flags(tmp_path: Path) -> None:
+    root = save(tmp_path)
+    operate(root, {"set": {"loss_scale": 4}})
+    operate(root, {"reset": ["loss_scale"]})
+    for state, _ in loaded(root, 30):
+        scaler = state["optimizer"]["grad_scaler"]
+        assert float(scaler["scale"]) == 2**16
+        assert (scaler["growth_tracker"], scaler["hysteresis_tracker"]) == (0, 2)
+
+
+def test_missing_ranks_and_contradictions_are_told(tmp_path: Path) -> None:
+    root = save(tmp_path)
+    run = Run.open(root)
+    rank = root / "iter_0000030" / "mp_rank_01_001"
+    with megatron_enums():
+        state = torch.load(rank / "model_optim_rng.pt", weights_only=False)
+        state["optimizer"]["optimizer"]["param_groups"][0]["betas"] = (0.9, 0.999)
+        torch.save(state, rank / "model_optim_rng.pt")
+    findings = surgery.verify(run).findings
+    assert any("disagree on betas" in text and "mp_rank_01_001" in text for text in findings)
+    with pytest.raises(Disagreement):
+        surgery.inspect(run)
+    (rank / "distrib_optim.pt").unlink()
+    assert not run.complete(30)
+    assert any("mp_rank_01_001/distrib_optim.pt" in t for t in surgery.verify(run).findings)
+    plan = surgery.plan(Run.open(root), from_data({"repair_latest": {}}))
+    surgery.apply(Run.open(root), plan)
+    assert (root / TRACKER).read_text() == "20"
+
+
+def test_a_checkpoint_that_is_not_persistent_is_loaded_when_newer(tmp_path: Path) -> None:
+    root = save(tmp_path)
+    other = root / "non_persistent"
+    shutil.copytree(save(tmp_path / "other", (40,)) / "iter_0000040", other / "iter_0000040")
+    shutil.rmtree(tmp_path / "other")
+    (other / TRACKER).write_text("40")
+    before = snapshot(root)
+    assert Run.open(root).latest() == 40
+    operate(root, {"set": {"eps": 1e-6}})
+    take_back(root, before)
+    operate(root, {"rollback": {"to": 30}})
+    assert not (other / TRACKER).exists() and not (other / "iter_0000040").exists()
+    assert Run.open(root).latest() == 30
+    take_back(root, before)
+
+
+def test_a_schedule_that_is_not_all_saved_asks_for_the_rest(tmp_path: Path) -> None:
+    state = {**SCHEDULE, "lr_decay_style": "WSD", "num_steps": 15_000}
+    with pytest.raises(SurgeryError, match="nothing saved says how long"):
+        megatron_scheduler.learning_rate(state, {}, {})
+    known = {"wsd_decay_steps": 2000, "lr_wsd_decay_style": "linear"}
+    assert megatron_scheduler.learning_rate(state, {}, known) == pytest.approx(3.3e-5)
+    with pytest.raises(SurgeryError, match="no decay style 'spiral'"):
+        megatron_scheduler.learning_rate({**state, "lr_decay_style": "spiral"}, {}, {})
+
+
+def test_the_schedule_of_bnb_experiment_6() -> None:
+    """tr8b-104B chronicles: 5.999E-05 was printed with the old values, 5.842E-05 with the new."""
+    state = {
+        "max_lr": 6e-5, "min_lr": 6e-6, "lr_warmup_steps": 216_320, "num_steps": 1_519_744,
+        "lr_decay_steps": 126_953_125, "lr_decay_style": "cosine",
+    }  # fmt: skip
+    assert f"{megatron_scheduler.learning_rate(state, {}, {}):.3E}" == "5.999E-05"
+    state |= {"lr_decay_steps": 12_695_312, "min_lr": 6e-7}
+    assert f"{megatron_scheduler.learning_rate(state, {}, {}):.5E}" == "5.84153E-05"
