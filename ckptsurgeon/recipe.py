@@ -25,6 +25,7 @@ SYNONYMS = {
     "decay_steps": "decay", "lr_decay_style": "decay_style", "wd": "weight_decay",
     "grad_clip": "clip_grad", "clip": "clip_grad", "gradient_clipping": "clip_grad",
     "max_grad_norm": "clip_grad", "epsilon": "eps", "b1": "beta1", "b2": "beta2",
+    "last_epoch": "position", "num_steps": "position", "last_batch_iteration": "position",
     "beta1": "beta1", "beta2": "beta2", "eps": "eps",
 }  # fmt: skip
 """What other trainers call a key of `set`."""
@@ -50,7 +51,8 @@ class Hyperparameters:
 
     `lr` is the peak of the schedule (Megatron's max_lr); `warmup` and `decay` count samples;
     `consumed_samples`, `tokens` and `iteration` are the counters that the data position, the logs
-    and the next step's number come from."""
+    and the next step's number come from. `position` is where the schedule stands: in samples with
+    Megatron's AnnealingLR, in steps of the scheduler with others."""
 
     lr: float | str | None = None
     min_lr: float | str | None = None
@@ -67,6 +69,7 @@ class Hyperparameters:
     consumed_samples: int | None = None
     tokens: int | None = None
     iteration: int | None = None
+    position: int | None = None
 
     def given(self) -> dict[str, Any]:
         """The keys that were set, in the order of the table above."""

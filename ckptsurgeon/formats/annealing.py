@@ -22,6 +22,7 @@ LEGACY = {
 NAMES = {
     "max_lr": ("max_lr", "start_lr"), "min_lr": ("min_lr", ""), "decay_style": ("decay_style", ""),
     "warmup": ("warmup_steps", "warmup_iter"), "decay": ("decay_steps", "end_iter"),
+    "position": ("num_steps", "num_iters"),
 }  # fmt: skip
 """Recipe key → key of the state, and its older name."""
 
@@ -91,6 +92,11 @@ def reschedule(
             f"the decay of this run ends at token {present['decay_tokens']}, and no checkpoint "
             "keeps that number",
             next="relaunch the trainer with --lr-decay-tokens",
+        )
+    if "position" in wanted and present.get("decay_tokens") is not None:
+        raise SurgeryError(
+            "the decay of this run counts tokens, so its position in samples decides nothing",
+            next="set tokens, which the next step's rate comes from",
         )
     settings: list[Setting] = []
     new = dict(present)

@@ -86,6 +86,9 @@ class DeepSpeedCheckpoint(Shards):
         items = self._optimizers
         if name == "scheduler":
             return [place for place in self._in_models("lr_scheduler") if place.value is not None]
+        if name == "position" and not is_annealing(self._schedule()):
+            keys = ("last_epoch", deepspeed_schedulers.KEY)
+            return [place for key in keys for place in self._in_models("lr_scheduler", key)]
         if name in annealing.NAMES:
             new, old = annealing.NAMES[name]
             legacy = self._in_models("lr_scheduler", old) if old else []
@@ -171,7 +174,7 @@ class DeepSpeedCheckpoint(Shards):
             )
         settings, warnings = annealing.reschedule(self, wanted)
         if schedule is not None and self._megatron():
-            warnings.append(megatron_deepspeed.schedule_flags(self, settings))
+            warnings += megatron_deepspeed.schedule_flags(self, settings)
         return settings, warnings
 
     def fragments(self, name: str) -> list[Fragment]:

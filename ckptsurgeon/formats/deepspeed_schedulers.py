@@ -55,7 +55,8 @@ def reschedule(
             "the saved config explains: no rate can be promised",
             next='set its rates in the relaunch\'s DeepSpeed config ("scheduler": {"params": …})',
         )
-    lacking = sorted(wanted.keys() - {"lr", "warmup", *(["decay"] if name != "WarmupLR" else [])})
+    kept = {"lr", "warmup", "position", *(["decay"] if name != "WarmupLR" else [])}
+    lacking = sorted(wanted.keys() - kept)
     if lacking:
         raise SurgeryError(
             f"{name} has no {', '.join(lacking)} that a checkpoint or a recipe could set",
@@ -73,7 +74,8 @@ def reschedule(
             next='set "optimizer": {"params": {"lr": …}} in the relaunch\'s DeepSpeed config',
         )
     held |= wanted
-    now = checkpoint.locate("scheduler")[0].value[KEY]
+    positions = checkpoint.locate("position")
+    now = wanted.get("position", positions[0].value)
     if "decay" in held and held["decay"] <= held["warmup"]:
         raise UsageError(
             f"decay {held['decay']} steps is not beyond warmup {held['warmup']}",
@@ -82,14 +84,15 @@ def reschedule(
     rate = _rate(name, held, now)
     settings = [Setting("lr", place, rate) for place in places]
     settings += [Setting("lr", place, held["lr"]) for place in checkpoint.locate("initial_lr")]
-    return settings, [_advice(name, wanted)]
+    settings += [Setting("position", place, now) for place in positions]
+    return settings, [_advice(name, wanted)] if wanted.keys() - {"position"} else []
 
 
 def _advice(name: str, wanted: Mapping[str, Any]) -> str:
     told = []
     if name == COSINE and "lr" in wanted:
         told.append(f'"optimizer": {{"params": {{"lr": {wanted["lr"]!r}}}}}')
-    keys = {key: PARAMS[key] for key in wanted if name != COSINE or key != "lr"}
+    keys = {k: PARAMS[k] for k in wanted if k in PARAMS and (name != COSINE or k != "lr")}
     if keys:
         inner = ", ".join(f'"{param}": {wanted[key]!r}' for key, param in keys.items())
         told.append(f'"scheduler": {{"params": {{{inner}}}}}')

@@ -24,15 +24,18 @@ USE = "--use-checkpoint-lr-scheduler"
 OVERRIDE = "--override-lr-scheduler"
 
 
-def schedule_flags(checkpoint: DeepSpeedCheckpoint, settings: Sequence[Setting]) -> str:
+def schedule_flags(checkpoint: DeepSpeedCheckpoint, settings: Sequence[Setting]) -> list[str]:
     """How to relaunch so that the edited schedule is the one that counts."""
-    wanted = {item.field: item.value for item in settings if "lr_scheduler" in item.place.path}
+    edited = [item for item in settings if "lr_scheduler" in item.place.path]
+    wanted = {item.field: item.value for item in edited if item.field in FLAGS}
+    if not wanted:
+        return []
     flags = " ".join(f"{FLAGS[key]} {value}" for key, value in wanted.items())
     text = f"relaunch with {USE}"
     overrides = {place.value for place in checkpoint.arguments("override_lr_scheduler")}
     if True in overrides:
-        return (
+        return [
             f"the run was started with {OVERRIDE}, and then the file's schedule is ignored from "
             f"the second step on: {text} instead, or keep it with {flags}"
-        )
-    return f"{text}, or with {flags}: else Megatron-DeepSpeed asserts that both say the same"
+        ]
+    return [f"{text}, or with {flags}: else Megatron-DeepSpeed asserts that both say the same"]

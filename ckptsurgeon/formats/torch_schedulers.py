@@ -38,14 +38,15 @@ KINDS: Mapping[str, frozenset[str]] = {
 }
 """Class → what its state has beside COMMON. LambdaLR and SequentialLR are told by one key."""
 KEPT: Mapping[str, frozenset[str]] = {
-    "CosineAnnealingLR": frozenset({"lr", "min_lr", "decay"}),
+    "CosineAnnealingLR": frozenset({"lr", "min_lr", "decay", "position"}),
     "CosineAnnealingWarmRestarts": frozenset({"lr", "min_lr"}),
-    "OneCycleLR": frozenset({"lr", "min_lr", "warmup", "decay", "decay_style"}),
+    "OneCycleLR": frozenset({"lr", "min_lr", "warmup", "decay", "decay_style", "position"}),
 }
-"""Recipe keys that a state can express; all others only `lr`."""
+"""Recipe keys that a state can express; all others `lr` and `position`."""
 NAMES = {
     "eta_min": "min_lr", "min_lr": "min_lr", "T_max": "decay", "total_steps": "decay",
-    "end_step": "decay", "_anneal_func_type": "decay_style",
+    "end_step": "decay", "_anneal_func_type": "decay_style", "last_epoch": "position",
+    "_step_count": "position",
 }  # fmt: skip
 """Field → what a plan calls it; all others are `lr`."""
 STRATEGIES = {"cosine": "cos", "linear": "linear"}
@@ -157,14 +158,15 @@ def _recomputed(state: Mapping[str, Any], factor: float, wanted: Mapping[str, An
         return new
     base = [float(rate) * factor for rate in state["base_lrs"]]
     floor = float(wanted.get("min_lr", state.get("eta_min", 0.0)))
-    changed: dict[tuple[Key, ...], Any] = {("base_lrs",): base}
+    changed: dict[tuple[Key, ...], Any] = {("base_lrs",): base, **_moved(state, wanted)}
+    now = wanted.get("position", state["last_epoch"])
     if "eta_min" in state:
         if max(base, default=0.0) < floor:
             raise UsageError(
                 f"lr {max(base, default=0.0):g} is below min_lr {floor:g}",
                 next=f"set min_lr too, at most {max(base, default=0.0):g}",
             )
-        now, end = state["last_epoch"], wanted.get("decay", state.get("T_max", 1))
+        end = wanted.get("decay", state.get("T_max", 1))
         if "T_cur" in state:
             now, end = state["T_cur"], state["T_i"]
         elif end <= now and "decay" in wanted:
@@ -178,9 +180,41 @@ def _recomputed(state: Mapping[str, Any], factor: float, wanted: Mapping[str, An
         if "T_max" in state:
             changed["T_max",] = end
     else:
+        moved = _share(state, now) if "position" in wanted else None
         rates = [float(rate) * factor for rate in state["_last_lr"]]
+        if moved is not None:
+            rates = [rate * moved for rate in base]
     changed["_last_lr",] = rates
     return _New(rates, changed)
+
+
+def _moved(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[tuple[Key, ...], Any]:
+    """The two counters of a scheduler at its wanted position: one step is made at its birth."""
+    if "position" not in wanted:
+        return {}
+    counters: dict[tuple[Key, ...], Any] = {("last_epoch",): wanted["position"]}
+    return counters | ({("_step_count",): wanted["position"] + 1} if state["_step_count"] else {})
+
+
+def _share(state: Mapping[str, Any], now: int) -> float | None:
+    """What base_lr is multiplied by at step `now`; None for a function that only code knows."""
+    name = kind(state)
+    if name == "StepLR":
+        return float(state["gamma"] ** (now // state["step_size"]))
+    if name == "MultiStepLR":
+        (passed,) = state["milestones"].args  # a Counter: milestone → how often it was given
+        return float(state["gamma"] ** sum(n for at, n in passed.items() if at <= now))
+    if name == "ExponentialLR":
+        return float(state["gamma"] ** now)
+    if name == "LambdaLR":
+        return None
+    end = state["total_iters"]
+    done = min(1.0, now / end)
+    if name == "ConstantLR":
+        return 1.0 if now >= end else float(state["factor"])
+    if name == "LinearLR":
+        return float(state["start_factor"] + (state["end_factor"] - state["start_factor"]) * done)
+    return float((1.0 - done) ** state["power"])  # PolynomialLR
 
 
 def _one_cycle(
@@ -199,8 +233,10 @@ def _one_cycle(
     if "decay" in wanted:
         ends[-1] = wanted["decay"] - 1
         changed["total_steps",] = wanted["decay"]
-    now = state["last_epoch"]
-    if sorted(set(ends)) != ends or ends[0] <= 0 or (ends[-1] < now and "decay" in wanted):
+    changed |= _moved(state, wanted)
+    now = wanted.get("position", state["last_epoch"])
+    beyond = ends[-1] < now and bool(wanted.keys() & {"decay", "position"})
+    if sorted(set(ends)) != ends or ends[0] <= 0 or beyond:
         raise UsageError(
             f"phases of OneCycleLR that end at {', '.join(f'{end:g}' for end in ends)} and stand "
             f"at step {now} can't be",
@@ -261,7 +297,7 @@ def _groups(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, float]]:
 def _kept(state: Mapping[str, Any]) -> frozenset[str]:
     """The recipe keys that this state can express. Parts of a SequentialLR share one min_lr."""
     if kind(state) != "SequentialLR":
-        return KEPT.get(kind(state), frozenset({"lr"}))
+        return KEPT.get(kind(state), frozenset({"lr", "position"}))
     inner = frozenset().union(*map(_kept, state["_schedulers"]))
     return inner & {"lr", "min_lr"}
 
@@ -302,9 +338,14 @@ def _same(old: Any, new: Any) -> bool:
 
 def _warnings(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     out = []
+    if "position" in wanted and kind(state) == "LambdaLR":
+        out.append(
+            "what the lambda gives at the new position is in code: the next step keeps the rate "
+            "that it has, and the one after it has the lambda's"
+        )
     if wanted.keys() & {"warmup", "decay"}:
         out.append(f"warmup and decay of {kind(state)} count the scheduler's steps, not samples")
-    if state.get("_step_count", 0) not in (0, state["last_epoch"] + 1):
+    if "position" not in wanted and state.get("_step_count", 0) not in (0, state["last_epoch"] + 1):
         out.append(
             f"the scheduler has made {state['_step_count']} steps and stands at "
             f"{state['last_epoch']}: it was loaded or moved by hand before"

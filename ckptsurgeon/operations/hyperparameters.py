@@ -7,10 +7,11 @@ from typing import Any
 from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats.sane import UnknownField
 from ckptsurgeon.recipe import Recipe
 from ckptsurgeon.run import Run
 
-SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style")
+SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style", "position")
 COUPLED = {"cur_iter": 0, "last_overflow_iter": -1}
 """Counters that a dynamic loss scaler takes its next growth from."""
 
@@ -64,13 +65,24 @@ class _Setter:
         self.changes[(file, place.path)] = change
 
     def schedule(self, wanted: dict[str, Any]) -> None:
-        """lr, min_lr, warmup, decay, decay_style, as the format's scheduler keeps them."""
+        """lr, min_lr, warmup, decay, decay_style, position, as the format keeps them."""
         given = {key: wanted[key] for key in SCHEDULE if key in wanted}
+        if "position" in given and not self._has_position():
+            raise SurgeryError(
+                "this checkpoint keeps no position of a scheduler that could be set",
+                next="its trainer derives it from a counter: set iteration or consumed_samples",
+            )
         if given:
             settings, warnings = self.checkpoint.reschedule(given)
             for field, place, value in settings:
                 self.put(field, place, value)
             self.warnings += warnings
+
+    def _has_position(self) -> bool:
+        try:
+            return bool(self.checkpoint.locate("position"))
+        except UnknownField:
+            return False
 
     def beta(self, index: int, value: float) -> None:
         for place in self._places("betas", "set betas on the trainer's command line"):

@@ -84,6 +84,16 @@ def test_every_rate_to_come_is_of_the_new_schedule(tmp_path: Path, name: str, st
     assert after["rates"] == [pytest.approx(rates, rel=1e-12) for rates in expected]
 
 
+@pytest.mark.parametrize("name", ["WarmupLR", "WarmupDecayLR", "WarmupCosineLR"])
+def test_the_position_is_what_they_keep(tmp_path: Path, name: str) -> None:
+    make(tmp_path, options(name))
+    made = plan(Run.open(tmp_path), from_data({"set": {"position": 2}}))
+    assert made.warnings == ()
+    surgery.apply(Run.open(tmp_path), made)
+    after = resume(tmp_path, options(name), 6)["rates"]
+    assert after == [pytest.approx(rates) for rates in theirs(options(name), range(2, 8))]
+
+
 def test_a_share_is_of_the_peak_in_the_saved_config(tmp_path: Path) -> None:
     make(tmp_path, options("WarmupDecayLR"))
     made = plan(Run.open(tmp_path), from_data({"set": {"lr": "0.5x"}}))

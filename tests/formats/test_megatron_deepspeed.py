@@ -109,6 +109,15 @@ def test_the_rate_of_bnb_experiment_6(tmp_path: Path) -> None:
     assert resume(tmp_path, 1, **new, override_lr_scheduler=True)["rates"] == [rate(made)]
 
 
+def test_the_position_in_samples(tmp_path: Path) -> None:
+    make(tmp_path)
+    made = operate(tmp_path, set={"position": 40})
+    assert made.warnings == ()  # the loader takes the position from the file in any case
+    rates = resume(tmp_path)["rates"]
+    make(tmp_path / "long", steps=20)
+    assert rates == resume(tmp_path / "long")["rates"] and rates[0] == rate(made)
+
+
 # --- tokens, older keys --------------------------------------------------------------------------
 
 

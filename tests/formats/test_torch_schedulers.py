@@ -96,6 +96,48 @@ def test_a_longer_schedule_is_the_one_of_a_run_that_had_it(tmp_path: Path, name:
     assert rates == [pytest.approx(step) for step in wanted[6:39]]
 
 
+def born(name: str, steps: int) -> list[list[float]]:
+    """The rates of the first updates of a new run, by torch alone."""
+    import torch
+
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=PEAK)
+    scheduler, rates = schedulers()[name](optimizer), []
+    for _ in range(steps):
+        rates.append([optimizer.param_groups[0]["lr"]] * 2)
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+MOVABLE = sorted(set(schedulers()) - {"CosineAnnealingWarmRestarts", "SequentialLR"})
+
+
+@pytest.mark.parametrize("position", [2, 11])
+@pytest.mark.parametrize("name", MOVABLE)
+def test_a_schedule_goes_on_from_another_position(tmp_path: Path, name: str, position: int) -> None:
+    """IDEFICS-80B's came back at 0: last_epoch and _step_count were set by hand, and the rates."""
+    make(tmp_path, Options(scheduler=name))
+    before = surgery.inspect(Run.open(tmp_path)).promise.lr
+    promised = edited(tmp_path, position=position)
+    after = resume(tmp_path, Options(scheduler=name), 6)["rates"]
+    expected = born(name, position + 6)[position:]
+    assert after[0][0] == promised
+    if name == "LambdaLR":  # its function is in code
+        assert promised == before
+        after, expected = after[1:], expected[1:]
+    assert after == [pytest.approx(step) for step in expected]
+
+
+def test_a_schedule_that_cannot_be_moved_is_refused(tmp_path: Path) -> None:
+    for name in ("CosineAnnealingWarmRestarts", "SequentialLR"):
+        make(tmp_path / name, Options(scheduler=name))
+        with pytest.raises(SurgeryError, match="keeps no position"):
+            plan(Run.open(tmp_path / name), from_data({"set": {"position": 3}}))
+    make(tmp_path / "none", Options())
+    with pytest.raises(SurgeryError, match="keeps no position"):
+        plan(Run.open(tmp_path / "none"), from_data({"set": {"position": 3}}))
+
+
 def test_what_only_code_knows_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "run", Options(scheduler="LambdaLR"))
     run = Run.open(tmp_path / "run")
