@@ -17,7 +17,16 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from bench import bloom, event_files, shards, small_tensors, startup, verification
+from bench import (
+    bloom,
+    event_files,
+    layers,
+    shards,
+    small_tensors,
+    startup,
+    training,
+    verification,
+)
 from bench.process import REPO
 from bench.row import Row, table
 
@@ -27,6 +36,8 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "verification": verification.measure,
     "small_tensors": small_tensors.measure,
     "shards": shards.measure,
+    "layers": layers.measure,
+    "training": training.measure,
     "event_files": event_files.measure,  # last: it makes this process larger
 }
 

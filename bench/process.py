@@ -29,6 +29,7 @@ class Finished:
 def python(*words: object, cores: int | None = None) -> Finished:
     """Run `python -m WORDS` and wait for it. Raises RuntimeError with what it said if it fails."""
     environment = {"DS_ACCELERATOR": "cpu", "NO_COLOR": "1", **os.environ}
+    environment["THP_MEM_ALLOC_ENABLE"] = "1"  # as the trainer sets it for itself
     environment["OMP_NUM_THREADS"] = str(os.cpu_count())
     command = [sys.executable, "-m", *map(str, words)]
     if cores is not None:

@@ -93,6 +93,7 @@ class Config:
     zero_stage: int = 1
     dtype: str = "fp32"
     threads: int = 1  # torch threads per rank
+    compile: bool = False  # let torch.compile fuse what our kernels do not; slow to start
     # fp16: a static scale, or DeepSpeed's dynamic one.
     loss_scale: Optional[float] = None  # noqa: UP045
     initial_loss_scale: float = 65536.0
@@ -267,6 +268,9 @@ def _check_parallel(c: Config) -> None:
                f"a multiple of tensor_model_parallel_size {tensor}")  # fmt: skip
     _check(pipeline <= c.num_layers, "pipeline_model_parallel_size", pipeline,
            f"at most num_layers {c.num_layers}")  # fmt: skip
+    # DeepSpeed's pipeline engine calls the layers itself, one by one.
+    _check(pipeline == 1 or not c.compile, "compile", c.compile,
+           f"false with pipeline_model_parallel_size {pipeline}")  # fmt: skip
     # DeepSpeed: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism".
     _check(pipeline == 1 or c.zero_stage < 2, "zero_stage", c.zero_stage,
            f"0 or 1 with pipeline_model_parallel_size {pipeline}")  # fmt: skip

@@ -80,6 +80,8 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     model = build_pipeline(config, grid) if grid.pipeline_size > 1 else GPT(config, grid)
     parameters, without_embeddings = count(model, grid)
     describe(model, config)
+    if config.compile:
+        model.compile(backend="inductor")
     universal = checkpoint is not None and is_universal(checkpoint)
     engine = build_engine(config, model, sizes, grid, universal)
     progress, course = Progress(), course_of(config)
@@ -209,7 +211,7 @@ def _iterate(
                 announced = skipped
             progress.advance(size, training.length(), flops_per_token=0)
         else:
-            report = _iteration(training, size)
+            report = iteration(training, size)
             interval.append(report)
             if report.skipped:
                 say(skipped_line(report, progress.iteration))
@@ -243,7 +245,7 @@ def _validate(training: Training, say: Callable[[str], None], events: EventLog |
         events.validation(loss, training.progress)
 
 
-def _iteration(training: Training, size: int) -> Report:
+def iteration(training: Training, size: int) -> Report:
     """Train on one global batch and advance the counters."""
     engine, progress = training.engine, training.progress
     began = time.perf_counter()

@@ -186,7 +186,8 @@ std::tuple<Tensor, Tensor, Tensor> bias_dropout_add_layer_norm(
   Tensor stats = torch::stable::new_empty(x, {at.rows, 2}, ScalarType::Float);
   const float e = static_cast<float>(eps);
   by_dtype(x, "bias_dropout_add_layer_norm: x", [&](auto element) {
-    forward_rows<decltype(element)>(x, bias, residual, weight, shift, dropout, e, out, sum, stats, at);
+    forward_rows<decltype(element)>(x, bias, residual, weight, shift, dropout, e, out, sum, stats,
+                                    at);
   });
   return {out, sum, stats};
 }
@@ -227,8 +228,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> bias_dropout_add_layer_norm_b
   Tensor dbias = torch::stable::empty_like(weight), dweight = torch::stable::empty_like(weight),
          dshift = torch::stable::empty_like(weight);
   by_dtype(sum, "bias_dropout_add_layer_norm: sum", [&](auto element) {
-    backward_rows<decltype(element)>(grad_out, grad_sum, sum, stats, weight, dropout, dresidual, dx, dbias,
-                        dweight, dshift, at);
+    backward_rows<decltype(element)>(grad_out, grad_sum, sum, stats, weight, dropout, dresidual, dx,
+                                     dbias, dweight, dshift, at);
   });
   return {dx, dresidual, dbias, dweight, dshift};
 }

@@ -8,7 +8,9 @@ namespace {
 constexpr float kTwoK0 = 2 * 0.7978845608028654f;  // 2 sqrt(2 / pi)
 constexpr float kK1 = 0.044715f;
 
-CKPT_INLINE float gate(float t) { return 1.0f / (1.0f + exp_float(-kTwoK0 * t * (1 + kK1 * t * t))); }
+CKPT_INLINE float gate(float t) {
+  return 1.0f / (1.0f + exp_float(-kTwoK0 * t * (1 + kK1 * t * t)));
+}
 
 template <typename T>
 CKPT_INLINE void forward(const T* __restrict x, const T* __restrict bias, T* __restrict y,

@@ -52,13 +52,21 @@ def native(op: str, device: str) -> bool:
 def call(op: str, backend: str, arguments: Sequence[Any]) -> list[Tensor]:
     """What the op returns on this backend, as a list; fails if something else would compute it."""
     device = skip_without(backend)
-    arguments = [a.to(device) if isinstance(a, Tensor) else a for a in arguments]
+    arguments = moved(arguments, device)
     if backend == "fallback":
         result = FALLBACKS[op](*arguments)
     else:
         assert native(op, device)
         result = getattr(torch.ops.ckptsurgeon, op)(*arguments)
     return [result] if isinstance(result, Tensor) else list(result)
+
+
+def moved(arguments: Sequence[Any], device: str) -> list[Any]:
+    """The tensors on this device; a seed (one int64) stays on the host, where it is drawn."""
+    return [
+        a.to(device) if isinstance(a, Tensor) and (a.ndim or a.is_floating_point()) else a
+        for a in arguments
+    ]
 
 
 def wide(argument: Any) -> Any:

@@ -11,6 +11,7 @@ from tests.train.kernels.case import (
     assert_close,
     call,
     clones,
+    moved,
     skip_without,
     wide,
 )
@@ -29,7 +30,7 @@ def test_an_op_gives_what_its_formula_gives(case: Case, dtype: torch.dtype, back
         arguments = case.inputs(shape, dtype, 1)
         exact = [wide(argument) for argument in arguments]
         expected = [*case.reference(*exact), *(exact[i] for i in case.mutated)]
-        ours = [a.to(device) if isinstance(a, torch.Tensor) else a for a in clones(arguments)]
+        ours = moved(clones(arguments), device)
         results = [*call(case.op, backend, ours), *(ours[i] for i in case.mutated)]
         for result, wanted in zip(results, expected, strict=True):
             tolerance = case.tolerance[dtype]

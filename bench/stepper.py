@@ -1,0 +1,62 @@
+"""Trains one iteration for each line on stdin and answers with its time: a trainer to be paced.
+
+Usage: python -m bench.stepper FOLDER THREADS KEY=VALUE…   (FOLDER is made by `write_corpus`)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from train import distributed
+from train.config import load_config
+from train.indexed_dataset import IndexedDatasetWriter
+
+# The model of the tokens/s target: a vocabulary of GPT-2's size on a small body.
+MODEL = {
+    "num_layers": 6,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "seq_length": 256,
+    "vocab_size": 50304,
+    "global_batch_size": 4,
+    "micro_batch_size": 4,
+    "lr": 1e-3,
+    "lr_decay_style": "constant",
+    "save_interval": 10**6,
+    "train_iters": 10**6,
+}
+
+
+def write_corpus(folder: Path, vocabulary: int) -> None:
+    """Random tokens of this vocabulary, and the config that trains on them."""
+    tokens = np.random.default_rng(0).integers(0, vocabulary, 300_000)
+    with IndexedDatasetWriter(folder / "corpus", vocabulary) as writer:
+        writer.add_document(tokens)
+    lines = [f"{key}: {value}" for key, value in {**MODEL, "vocab_size": vocabulary}.items()]
+    (folder / "bench.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    folder, threads, overrides = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # libraries that print must not answer
+    distributed.complete_environment()
+    paths = [f"save={folder / 'run'}", f"data={folder / 'corpus'}", f"threads={threads}"]
+    config = load_config(folder / "bench.yaml", [*paths, *overrides])
+    device = distributed.start(config.threads)
+    from train import trainer  # after `start`, which chooses DeepSpeed's accelerator
+
+    training = trainer.prepare(config, None, device)
+    for _ in sys.stdin:
+        report = trainer.iteration(training, config.global_batch_size)
+        print(json.dumps({"seconds": report.seconds, "loss": report.loss}), file=answers)
+    distributed.finish()
+
+
+if __name__ == "__main__":
+    main()
