@@ -79,7 +79,7 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
         if max(first.values()) - min(first.values()) > 5e-6 * first["eager"]:
             raise RuntimeError(f"the losses differ: {first}")
         times: dict[str, list[float]] = {name: [] for name in trainers}
-        for turn in range(3 if quick else 12):
+        for turn in range(3 if quick else 25):
             for name, trainer in trainers.items():
                 seconds = trainer.iterate()["seconds"]
                 if turn:  # once more, to warm up
