@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from .optimizer import live_clip_grad, live_optimizer, live_scaler
 from .progress import Progress
 from .run_folder import LATEST, LATEST_ITERATION, write_atomically
 from .shards import check_sizes, missing, model_states
-from .universal import check_target, mend_zero_3
+from .universal import check_target, mend_zero_3, names_as_saved
 from .universal_source import is_universal
 
 SHAPE = (
@@ -174,16 +175,19 @@ def read_client_state(checkpoint: Path, config: Config, grid: Grid) -> dict[str,
     return state
 
 
-def load_checkpoint(engine: Any, checkpoint: Path) -> None:
+def load_checkpoint(engine: Any, checkpoint: Path, args: Any) -> None:
     """Load weights, optimizer and scheduler into the live engine. Raises RankError."""
+    universal = is_universal(checkpoint)
+    names = names_as_saved(engine, checkpoint, args) if universal else nullcontext()
     try:
-        loaded, _ = engine.load_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
+        with names:
+            loaded, _ = engine.load_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
     except Exception as e:
         what = f"rank {engine.global_rank} can't load it: {_first_line(e)}"
         raise _unusable(checkpoint, what, RankError) from e
     if loaded is None:
         raise _unusable(checkpoint, "DeepSpeed found nothing to load")
-    if is_universal(checkpoint) and engine.zero_optimization_stage() == 3:
+    if universal and engine.zero_optimization_stage() == 3:
         mend_zero_3(engine, checkpoint)
 
 

@@ -86,7 +86,7 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     engine = build_engine(config, model, sizes, grid, universal)
     progress, course = Progress(), course_of(config)
     if checkpoint is not None and state is not None:
-        load_checkpoint(engine, checkpoint)
+        load_checkpoint(engine, checkpoint, state["args"])
         restore_rng(state)
         args = state["args"]
         if config.zero_stage in (0, 3):  # ZeRO 1 and 2 restore it from their shards

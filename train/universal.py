@@ -10,6 +10,8 @@ import argparse
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +56,13 @@ def convert(config: Config) -> Path:
     refuse_live_trainer(root)
     checkpoint = find_checkpoint(root, from_scratch=False)
     assert checkpoint is not None
-    args = _convertible(checkpoint, config.zero_stage)
+    _check_convertible(checkpoint, config.zero_stage)
     target = checkpoint.with_name(checkpoint.name + SUFFIX)
     working = root / f".{target.name}.tmp"
     shutil.rmtree(working, ignore_errors=True)
     try:
         # In a folder of its own: the converter also writes a pointer beside its output.
         _run_converter(checkpoint, working / target.name)
-        if args.zero_stage < 3:
-            _name_both_ways(working / target.name / "zero", args)
         (working / target.name / SOURCE).write_text(json.dumps(fingerprint(checkpoint)))
         shutil.rmtree(target, ignore_errors=True)
         (working / target.name).rename(target)
@@ -80,6 +80,21 @@ def check_target(folder: Path, args: Any, grid: Grid) -> None:
             next="tensor_model_parallel_size=1",
             untouched="the checkpoint is as it was",
         )
+
+
+@contextmanager
+def names_as_saved(engine: Any, folder: Path, args: Any) -> Iterator[None]:
+    """Inside, DeepSpeed looks for each parameter under the name that the checkpoint has for it: a
+    pipeline names parameters by the number of their layer, a plain model does not."""
+    names = engine.optimizer.param_names
+    own = dict(names)
+    for parameter, name in own.items():
+        if not (folder / "zero" / name).is_dir():
+            names[parameter] = _other_name(name, args.num_layers, args.untie_embeddings)
+    try:
+        yield
+    finally:
+        names.update(own)
 
 
 def mend_zero_3(engine: Any, folder: Path) -> None:
@@ -101,7 +116,7 @@ def describe(model: nn.Module, config: Config) -> None:
     model.universal_checkpoint_info = universal_checkpoint_info(config)  # type: ignore[assignment]
 
 
-def _convertible(checkpoint: Path, zero_stage: int) -> Any:
+def _check_convertible(checkpoint: Path, zero_stage: int) -> None:
     path = checkpoint / model_states(zero_stage)
     if not path.is_file():
         raise TrainError(f"{path}: missing", next="zero_stage=… as in the run's train.yaml")
@@ -119,7 +134,6 @@ def _convertible(checkpoint: Path, zero_stage: int) -> Any:
         reason = f"DeepSpeed converts the moments of Adam, not those of {args.optimizer}"
     if reason:
         raise TrainError(f"{checkpoint}: {reason}", next=instead)
-    return args
 
 
 def _run_converter(checkpoint: Path, target: Path) -> None:
@@ -137,14 +151,6 @@ def _run_converter(checkpoint: Path, target: Path) -> None:
             inject_missing_state=False,
         )
     )
-
-
-def _name_both_ways(zero: Path, args: Any) -> None:
-    """Link each parameter under the name that it has in the other kind of model as well: plain, or
-    a pipeline, which names parameters by the number of their layer."""
-    for folder in [path for path in zero.iterdir() if path.is_dir()]:
-        other = _other_name(folder.name, args.num_layers, args.untie_embeddings)
-        (zero / other).symlink_to(folder.name)
 
 
 def _other_name(name: str, num_layers: int, untied: bool) -> str:

@@ -80,8 +80,8 @@ def contradictions(models: Mapping[Path, Mapping[str, Any]]) -> Iterator[str]:
                 )
         tensor = sizes(tree).tensor
         rank = re.search(r"mp_rank_(\d+)", path.name)
-        if tensor is None or rank is None:
-            continue
+        if tensor is None or rank is None or (path.parent / "zero").is_dir():
+            continue  # in a universal copy the weights lie in zero/
         for layer in sorted(_named(tree)):
             name = _file(layer, int(rank[1]) % tensor)
             plain = path.with_name(f"layer_{layer:02d}-model_states.pt")

@@ -118,6 +118,19 @@ def test_four_ranks_have_the_losses_of_one(trained: Trained) -> None:
     assert state.dialect == "deepspeed · zero 1 · tp 2 · pp 2 · dp 1"
 
 
+@pytest.mark.slow
+def test_sixteen_bits_have_nearly_the_losses_of_one_rank(trained: Trained) -> None:
+    dtypes = {"bf16": ["dtype=bf16"], "fp16": ["dtype=fp16", "initial_loss_scale=1024"]}
+    jobs = {
+        f"{layout}-{name}": [*own, *dtype]
+        for name, dtype in dtypes.items()
+        for layout, own in (("tensor", [TP]), ("pipeline", [PP]))
+    }
+    ran = run_all(2, {name: trained.job(name, job) for name, job in jobs.items()}, trained.folder)
+    for name in jobs:
+        assert ran[name].losses == pytest.approx(trained.ran["one"].losses, rel=1e-3)
+
+
 @pytest.mark.parametrize("name", AGAIN)
 def test_a_resumed_run_goes_on_bit_for_bit(
     trained: Trained, moved: dict[str, Ran], name: str
