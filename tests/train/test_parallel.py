@@ -236,7 +236,8 @@ def test_recomputing_runs_each_layer_twice_with_the_same_gradients() -> None:
         options = {"hidden_dropout": 0.1, "checkpoint_activations": recompute}
         model = GPT(Config(save="run", data="data", **options))  # type: ignore[arg-type]
         seen: list[int] = []
-        model.layers[0].dense.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        layer = model.layers[0].input_layernorm
+        layer.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
         torch.manual_seed(3)
         model(tokens, tokens).backward()
         gradients.append([p.grad for p in model.parameters()])
