@@ -32,6 +32,17 @@ class Fill:
         return f"zeros (code {self.byte})"
 
 
+@dataclass(frozen=True)
+class Elements:
+    """`Change.new` of a tensor whose elements get these bytes; `told` is what a plan calls them."""
+
+    data: bytes
+    told: str
+
+    def __str__(self) -> str:
+        return self.told
+
+
 # --- changes: what the user reads ----------------------------------------------------------------
 
 
@@ -40,14 +51,14 @@ class Change:
     """One field in one place, old value → new value.
 
     In a shard, `path` is the key path inside its pickle (dict keys, list indices, attribute names)
-    and `new` may be `ZEROS`, of the whole tensor or of its flattened `elements` [start, end), or
-    a `Fill`. In a text pointer, `path` is empty and the values are the whole text.
+    and `new` may be `ZEROS` or `Elements`, of the whole tensor or of its flattened `elements`
+    [start, end), or a `Fill`. In a text pointer, `path` is empty and the values are the whole text.
     """
 
     file: str
     field: str
     old: Value
-    new: Value | Fill
+    new: Value | Fill | Elements
     path: tuple[Key, ...] = ()
     elements: tuple[int, int] | None = None
 
@@ -261,8 +272,8 @@ class Receipt:
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Fill, Change, Aside, Span, Hole, Content, Rewrite, Move, Replace, Append, Truncate,
-        Fingerprint, Promise, Plan, Receipt,
+        Fill, Elements, Change, Aside, Span, Hole, Content, Rewrite, Move, Replace, Append,
+        Truncate, Fingerprint, Promise, Plan, Receipt,
     )
 }  # fmt: skip
 

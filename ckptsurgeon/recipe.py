@@ -77,6 +77,14 @@ class Hyperparameters:
 
 
 @dataclass(frozen=True)
+class Replicas:
+    """Copies of parameters that drifted apart across tensor-parallel ranks become their mean;
+    `params` says of which ones."""
+
+    params: str = ""
+
+
+@dataclass(frozen=True)
 class Moments:
     """What a reset of the moments is confined to: `only` exp_avg, `params` whose names match."""
 
@@ -138,6 +146,7 @@ class Recipe:
     reset: list[str] = field(default_factory=list)
     moments: Moments = field(default_factory=Moments)
     rewarm: Rewarm | None = None
+    sync_replicas: Replicas | None = None
     skip: list[str] = field(default_factory=list)
     skip_by_counters: bool = False
     clear_skip: bool = False
@@ -224,10 +233,16 @@ def _check_moments(recipe: Recipe) -> None:
         )
     if only not in (None, "exp_avg"):
         raise unknown_key(str(only), ("exp_avg",), "moments.only")
+    _check_pattern("moments.params", params or "")
+    if recipe.sync_replicas is not None:
+        _check_pattern("sync_replicas.params", recipe.sync_replicas.params)
+
+
+def _check_pattern(key: str, pattern: str) -> None:
     try:
-        re.compile(params or "")
+        re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"`moments.params`: {error}", next="a regular expression") from None
+        raise UsageError(f"`{key}`: {error}", next="a regular expression") from None
 
 
 def _check(recipe: Recipe) -> None:

@@ -26,6 +26,7 @@ from ckptsurgeon.known_globals import refuse_unknown
 from ckptsurgeon.operations.counters import counters
 from ckptsurgeon.operations.events import events, note
 from ckptsurgeon.operations.hyperparameters import hyperparameters
+from ckptsurgeon.operations.replicas import replicas
 from ckptsurgeon.operations.reset import reset
 from ckptsurgeon.operations.rewarm import rewarm
 from ckptsurgeon.operations.rollback import rollback
@@ -35,7 +36,7 @@ from ckptsurgeon.render import render, touched
 from ckptsurgeon.run import Run
 from ckptsurgeon.undo import plan_undo
 
-OPERATIONS = (rollback, hyperparameters, counters, reset, rewarm, skip, events)
+OPERATIONS = (rollback, hyperparameters, counters, reset, rewarm, replicas, skip, events)
 
 Progress = Callable[[str, int, int], None]
 
@@ -218,6 +219,8 @@ def _title(run: Run, recipe: Recipe, step: int) -> str:
     parts += [f"reset {state}{f' ({part})' if part else ''}" for state in recipe.reset]
     if recipe.rewarm is not None:
         parts.append(f"rewarm {recipe.rewarm.iterations} ({recipe.rewarm.kind})")
+    if recipe.sync_replicas is not None:
+        parts.append("sync replicas")
     if recipe.clear_skip:
         parts.append("clear skip")
     if recipe.skip:

@@ -183,6 +183,21 @@ def skip(
     one_section(common, {**data, "clear_skip": True} if clear else data)
 
 
+def sync_replicas(
+    params: Annotated[
+        str | None,
+        typer.Option("--params", metavar="REGEX", help="Of parameters whose names match alone."),
+    ] = None,
+    *,
+    common: OneLiner,
+) -> None:
+    """Average what tensor-parallel ranks keep each.
+
+    Layer norms and other parameters that are whole on every rank: weights, fp32 masters and
+    moments, where they drifted apart."""
+    one_section(common, {"sync_replicas": {} if params is None else {"params": params}})
+
+
 def repair_latest(
     to: Annotated[
         int | None,

@@ -51,8 +51,8 @@ class StorageEdit:
 
 
 class Wish(NamedTuple):
-    """A tensor whose every element becomes zero (None) or `number`; of a flat one, maybe only the
-    `elements` [start, end)."""
+    """A tensor whose every element becomes zero (None) or `number`, or which becomes `number` as a
+    whole if that is as long; of a flat one, maybe only the `elements` [start, end)."""
 
     tensor: Tensor
     number: bytes | None
@@ -68,10 +68,11 @@ def storage_edits(tree: Any, wanted: Sequence[Wish]) -> dict[str, StorageEdit]:
     for tensor, number, elements in wanted:
         size = tensor.storage_numel * ITEM_BYTES[tensor.dtype]
         edit = out.setdefault(tensor.storage, StorageEdit(size))
+        spans = ranges(part(tensor, *elements) if elements else tensor)
         if number is None:
-            edit.zeros += ranges(part(tensor, *elements) if elements else tensor)
+            edit.zeros += spans
             continue
-        for start, end in ranges(tensor):
+        for start, end in spans:
             data = number * ((end - start) // len(number))
             if edit.numbers.setdefault(start, data) != data:
                 raise SurgeryError(

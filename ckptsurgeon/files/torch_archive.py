@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import ABSENT, ZEROS, Append, Change, Content, Fill, Key, Value
+from ckptsurgeon.edits import ABSENT, ZEROS, Append, Change, Content, Elements, Fill, Key, Value
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import archive_content, crc32
 from ckptsurgeon.files.archive import PICKLE, Archive
@@ -86,13 +86,20 @@ def _sorted(
     for change in changes:
         found = _value(archive.tree(), file, change)
         if not isinstance(found, Tensor):
-            if isinstance(change.new, Fill) or (change.new == ZEROS and not isinstance(found, str)):
+            if isinstance(change.new, (Fill, Elements)) or (
+                change.new == ZEROS and not isinstance(found, str)
+            ):
                 raise SurgeryError(f"{file}: {change.path!r} is no tensor, so it has no zeros")
             values[change.path] = change.new
             continue
         archive.storage(found)
         if change.new == ZEROS:
             tensors.append(Wish(found, None, change.elements))
+        elif isinstance(change.new, Elements):
+            start, end = change.elements or (0, found.numel)
+            if len(change.new.data) != (end - start) * ITEM_BYTES[found.dtype]:
+                raise SurgeryError(f"{file}: {change.path!r} takes another number of bytes")
+            tensors.append(Wish(found, change.new.data, change.elements))
         elif isinstance(change.new, Fill) and ITEM_BYTES[found.dtype] == 1:
             tensors.append(Wish(found, bytes([change.new.byte])))
         elif found.numel == 1 and isinstance(change.new, (int, float)):

@@ -59,6 +59,22 @@ class Blob(NamedTuple):
     kind: str | None = ""
 
 
+class Copy(NamedTuple):
+    """One rank's copy of a replicated parameter: a tensor, or `elements` [start, end) of it."""
+
+    place: Place
+    elements: tuple[int, int] | None
+
+
+class Replica(NamedTuple):
+    """The copies of one parameter's weights, master, exp_avg or exp_avg_sq (`kind`) that should be
+    equal."""
+
+    parameter: str
+    kind: str
+    copies: tuple[Copy, ...]
+
+
 class Setting(NamedTuple):
     """A new value for one place; `field` is what a plan calls it."""
 
@@ -136,6 +152,11 @@ class Checkpoint(Protocol):
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Each place of the dynamic loss scaler with the value that it had in a new run."""
+        ...
+
+    def replicas(self) -> list[Replica]:
+        """Parameters that several tensor-parallel ranks keep whole. Raises SurgeryError where there
+        are none, or the format does not say."""
         ...
 
     def weights(self) -> Iterator[Weight]:

@@ -20,6 +20,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import (
     Fragment,
     Place,
+    Replica,
     Setting,
     State,
     Weight,
@@ -27,6 +28,7 @@ from ckptsurgeon.formats import (
     deepspeed_fragments,
     deepspeed_optimizer,
     deepspeed_parallel,
+    deepspeed_replicas,
     deepspeed_schedulers,
     deepspeed_soundness,
     deepspeed_universal,
@@ -185,6 +187,10 @@ class DeepSpeedCheckpoint(Shards):
                 next="reset the moments of all parameters, or move the copy out of the run",
             )
         return deepspeed_fragments.fragments(self, name)
+
+    def replicas(self) -> list[Replica]:
+        """See `deepspeed_replicas`."""
+        return deepspeed_replicas.replicas(self)
 
     def weights(self) -> Iterator[Weight]:
         """See `deepspeed_weights`."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Fill, Key
+from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Elements, Fill, Key
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import archive_compact, torch_archive
 from ckptsurgeon.files.archive import PICKLE
 from ckptsurgeon.files.pickle_reader import Tensor, get
 from ckptsurgeon.files.torch_archive import Archive
-from ckptsurgeon.formats import Blob, Disagreement, Fragment, Place, Weight
+from ckptsurgeon.formats import Blob, Disagreement, Fragment, Place, Replica, Weight
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.sane import problem
 
@@ -64,6 +64,19 @@ class Shards:
             f"{self.path.name} does not say which parameter an element of {name} belongs to",
             next="reset the moments of all parameters",
         )
+
+    def replicas(self) -> list[Replica]:
+        """Refused: a format that knows its tensor-parallel ranks overrides it."""
+        raise SurgeryError(
+            f"which parameters of {self.path.name} are whole on every rank is not known here",
+            next="its own trainer's tools",
+        )
+
+    def read(self, paths: Iterable[Path]) -> None:
+        """Read the trees of further shards, which only some operations need."""
+        for path, archive in opened(p for p in paths if p not in self.archives).items():
+            self.archives[path] = archive
+            self.trees[path] = archive.tree()
 
     def weights(self) -> Iterator[Weight]:
         """Refused: a format that knows how its weights are cut overrides it."""
@@ -120,7 +133,7 @@ class Shards:
         files = {name: root / name for name in names if root / name in self.trees}
         for change in changes:
             if isinstance(change, Change) and (file := files.get(change.file)) is not None:
-                if isinstance(change.new, Fill):
+                if isinstance(change.new, (Fill, Elements)):
                     continue
                 new = 0 if change.new == ZEROS else change.new
                 if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):
