@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .library import define, runs_natively
-from .linear import multiply, uses_onednn
+from .linear import linear, multiply, uses_onednn
 
-CHUNK_BYTES = 32 * 2**20
+CHUNK_BYTES = 64 * 2**20
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -24,6 +24,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     rows, wanted = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
     if not runs_natively("softmax_cross_entropy_", x):
         return F.cross_entropy(F.linear(rows, weight).float(), wanted)
+    if not torch.is_grad_enabled():
+        return _losses(rows, weight, wanted).mean()
     loss: Tensor = _LinearCrossEntropy.apply(rows, weight, wanted)  # type: ignore[no-untyped-call]
     return loss
 
@@ -54,16 +56,29 @@ _op = define(
 )
 
 
+def _losses(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    losses = x.new_empty(x.shape[0], dtype=torch.float32)
+    for part in _parts(x, weight):
+        logits = linear(x[part], weight)
+        losses[part] = softmax_cross_entropy_(logits, targets[part], 0.0)
+    return losses
+
+
+def _parts(x: Tensor, weight: Tensor) -> list[slice]:
+    """The rows of x in chunks whose logits take no more than CHUNK_BYTES."""
+    chunk = max(1, CHUNK_BYTES // (weight.shape[0] * x.element_size()))
+    return [slice(first, first + chunk) for first in range(0, x.shape[0], chunk)]
+
+
 def _chunks(
     x: Tensor, weight: Tensor, targets: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The losses, and the gradients of their sum times `scale`, a chunk of rows at a time."""
     onednn = uses_onednn(x)
-    chunk = max(1, CHUNK_BYTES // (weight.shape[0] * x.element_size()))
     dx, losses = torch.empty_like(x), x.new_empty(x.shape[0], dtype=torch.float32)
     total: Tensor | None = None
-    for first in range(0, x.shape[0], chunk):
-        part = slice(first, first + chunk)
+    parts = _parts(x, weight)
+    for part in parts:
         logits = multiply(x[part], weight) if onednn else torch.mm(x[part], weight.t())
         losses[part] = softmax_cross_entropy_(logits, targets[part], scale)
         if onednn:
@@ -73,7 +88,7 @@ def _chunks(
             torch.mm(logits, weight, out=dx[part])
             share = torch.mm(logits.t(), x[part])
         if total is None:
-            total = share if x.shape[0] <= chunk else share.float()
+            total = share if len(parts) == 1 else share.float()
         else:
             total += share
     if total is None:
