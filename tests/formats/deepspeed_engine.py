@@ -73,14 +73,14 @@ def _model(kind: str) -> Any:
     from torch import nn
 
     torch.manual_seed(0)
-    if kind == "moe":
-        return _moe()
+    if kind.startswith("moe"):
+        return _moe(2 if kind == "moe-on-two-ranks" else 1)
     if kind == "wide":  # 8-bit optimizers keep fewer than 4096 elements in 32 bits
         return nn.Sequential(nn.Linear(8, 640), nn.LayerNorm(640), nn.Linear(640, 8))
     return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
 
 
-def _moe() -> Any:
+def _moe(ranks: int) -> Any:
     from deepspeed.moe.layer import MoE
     from torch import nn
 
@@ -88,7 +88,7 @@ def _moe() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.first = nn.Linear(8, 8)
-            self.moe = MoE(8, expert=nn.Linear(8, 8), num_experts=2, ep_size=1, k=1, min_capacity=0)
+            self.moe = MoE(8, nn.Linear(8, 8), 2, ep_size=ranks, k=1, min_capacity=0)
 
         def forward(self, x: Any) -> Any:
             return x + self.moe(self.first(x))[0]
@@ -103,7 +103,7 @@ def _groups(model: Any, options: Options) -> list[dict[str, Any]]:
         {"params": matrices, "weight_decay": 0.1, "name": "matrices"},
         {"params": vectors, "weight_decay": 0.0, "name": "vectors"},
     ]
-    if options.model == "moe":
+    if options.model.startswith("moe"):
         from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 
         return list(split_params_into_different_moe_groups_for_optimizer(groups))
@@ -285,8 +285,8 @@ def launched(what: str, root: Path, options: Options, ranks: int = 2) -> list[di
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("HELD: ")]
-    return sorted(told, key=lambda item: int(item["rank"]))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("HELD: ")]
+    return list(json.loads(lines[0][6:])) if lines else []
 
 
 def main() -> None:
@@ -297,9 +297,9 @@ def main() -> None:
     if what == "make":
         make(root, options)
     else:
-        print(
-            f"HELD: {json.dumps({'rank': distributed.rank(), **resume(root, options)})}", flush=True
-        )
+        held = distributed.gather(resume(root, options))
+        if distributed.rank() == 0:  # two ranks' lines would be mixed
+            print(f"\nHELD: {json.dumps(held)}", flush=True)
     distributed.finish()
 
 

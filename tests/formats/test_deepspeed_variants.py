@@ -121,14 +121,14 @@ def test_the_loss_scale_of_fp16_is_set_and_reset(tmp_path: Path, stage: int) -> 
     assert resume(tmp_path / "run", options)["loss_scale"] == 2.0**8
 
 
-@pytest.mark.parametrize("name", ["zero2-bf16", "bf16-optimizer"])
+@pytest.mark.parametrize("name", ["zero2-bf16", "bf16-optimizer", "fused-fp16-optimizer"])
 def test_the_clip_of_a_zero_shard_is_the_one_that_is_used(tmp_path: Path, name: str) -> None:
     make(tmp_path / "run", VARIANTS[name])
     operate(tmp_path / "run", set={"clip_grad": 0.25})
     assert resume(tmp_path / "run", VARIANTS[name])["clip_grad"] == 0.25
 
 
-@pytest.mark.parametrize("name", ["zero0-fp32", "zero3-bf16"])
+@pytest.mark.parametrize("name", ["zero0-fp32", "zero0-fp16", "zero3-bf16"])
 def test_a_clip_that_only_the_command_line_decides_is_refused(tmp_path: Path, name: str) -> None:
     make(tmp_path / "run", VARIANTS[name])
     with pytest.raises(SurgeryError) as refused:
@@ -203,6 +203,20 @@ def test_the_weights_of_the_experts_are_exported_too(tmp_path: Path) -> None:
         tree = torch.load(path, weights_only=False)
         saved |= set(tree.get("module", tree))
     assert names == saved and any("experts.1" in name for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1])
+def test_experts_on_two_ranks(tmp_path: Path, stage: int) -> None:
+    """Without ZeRO each rank loads the optimizer of its own experts."""
+    options = Options(stage=stage, model="moe-on-two-ranks")
+    launched("make", tmp_path, options)
+    made = operate(tmp_path, set=WANTED, reset=["moments"])
+    ranks = launched("resume", tmp_path, options)
+    assert len(ranks) == 2
+    for rank in ranks:
+        assert held(rank) == promised(made)
+        assert rank["moments"] == {"exp_avg": 0.0, "exp_avg_sq": 0.0} and rank["steps"] == [0]
 
 
 # --- ranks ---------------------------------------------------------------------------------------
