@@ -19,6 +19,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickle_reader import Tensor, get, tensors
 from ckptsurgeon.formats import Place, Setting, State, megatron_flags, megatron_scheduler
 from ckptsurgeon.formats.megatron_scheduler import is_param_scheduler
+from ckptsurgeon.formats.moments import places as in_state
 from ckptsurgeon.formats.sane import UnknownField, understood
 from ckptsurgeon.formats.shards import Shards, agree
 
@@ -190,12 +191,19 @@ class MegatronCheckpoint(Shards):
     def moments(self, name: str) -> list[Place]:
         """Every tensor of one moment, in any shard; in `distrib_optim.pt` a key is a pair of
         dtypes, which a path names by its text."""
-        return [
+        found = [
             Place(file, tuple(k if isinstance(k, (str, int)) else repr(k) for k in path), tensor)
             for file, tree in self.trees.items()
             for path, tensor in tensors(tree)
             if path and path[-1] == name
         ]
+        for item in self._optimizers:
+            path = (*item.base, "state")
+            states = self.value(item.file, path)
+            for key, held in states.items() if isinstance(states, Mapping) else ():
+                if isinstance(held, Mapping) and name not in held:  # quantized
+                    found += in_state(self, item.file, (*path, key), held, name)
+        return found
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """`--initial-loss-scale` and `--hysteresis` of the saved args, or their defaults."""

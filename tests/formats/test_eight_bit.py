@@ -14,6 +14,7 @@ from ckptsurgeon.edits import Fill
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe_file import from_data
 from tests.formats.deepspeed_engine import Options, build, live, make, process_group, train
+from tests.formats.megatron_legacy import megatron_enums, save
 
 pytestmark = pytest.mark.formats
 NESTED = "__bnb_optimizer_quant_state__"
@@ -126,3 +127,30 @@ def test_a_part_of_the_codes_is_refused(tmp_path: Path) -> None:
     make(tmp_path, options(1))
     with pytest.raises(SurgeryError, match="does not say which parameter"):
         plan(Run.open(tmp_path), from_data({**RESET, "moments": {"params": "weight"}}))
+
+
+def test_the_states_of_a_megatron_checkpoint(tmp_path: Path) -> None:
+    """The legacy layout without the distributed optimizer: one torch state dict for each rank."""
+    from bitsandbytes.optim import AdamW8bit
+
+    save(tmp_path, (20,), tensor=1, pipeline=1)
+    file = tmp_path / "iter_0000020" / "mp_rank_00" / "model_optim_rng.pt"
+    (file.parent / "distrib_optim.pt").unlink()
+    weight = torch.nn.Parameter(torch.randn(64, 128))
+    adam = AdamW8bit([weight], lr=1e-3)
+    weight.grad = torch.randn_like(weight)
+    adam.step()
+    with megatron_enums():
+        held = torch.load(file, weights_only=False)
+        held["args"].use_distributed_optimizer = False
+        held["optimizer"]["optimizer"]["state"] = adam.state_dict()["state"]
+        for group in held["optimizer"]["optimizer"]["param_groups"]:
+            del group["step"]  # bitsandbytes counts in each state
+        torch.save(held, file)
+    surgery.apply(Run.open(tmp_path), plan(Run.open(tmp_path), from_data(RESET)))
+    assert plan(Run.open(tmp_path), from_data(RESET)).empty
+    with megatron_enums():
+        (state,) = torch.load(file, weights_only=False)["optimizer"]["optimizer"]["state"].values()
+    assert state["step"] == 0
+    assert not numbers(state[NESTED], "1").any() and not numbers(state[NESTED], "2").any()
+    assert bool((state[NESTED]["state1"] == 127).all())
