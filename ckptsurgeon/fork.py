@@ -91,7 +91,11 @@ def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:
         if (run.root / name).is_file():
             _share(run.root / name, partial / name, "copy")
     for pointer, text in run.format.pointers(run.root, step).items():
-        disk.write_new(partial / pointer.relative_to(run.root), text.encode())
+        target = partial / pointer.relative_to(run.root)
+        if isinstance(text, str):
+            disk.write_new(target, text.encode())
+        elif pointer not in files:
+            _share(text, target, how)
     for made in sorted(folders, reverse=True):
         disk.fsync_directory(made)
     return files

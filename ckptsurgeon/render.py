@@ -11,9 +11,12 @@ from ckptsurgeon.edits import (
     Change,
     Content,
     Edit,
+    Hole,
     Move,
+    Piece,
     Replace,
     Rewrite,
+    Span,
 )
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.run import Run
@@ -29,10 +32,13 @@ def render(
     logs: list[Edit] = []
     pointers: list[Edit] = []
     asides: list[Edit] = []
+    copies: dict[str, Content] = {}
     for change in changes:
         if isinstance(change, Aside):
             move = Move(change.file, run.attic(change.file, id))
             (asides if change.field == "checkpoint" else logs).append(move)
+        elif isinstance(change, Rewrite) and change.field == "latest":
+            copies[change.file] = change.content
         elif isinstance(change, Rewrite):
             logs.append(_rewrite(run, change.file, change.content, id, new=change.new_file))
         elif change.path or (checkpoint and run.root / change.file in checkpoint.archives):
@@ -41,7 +47,24 @@ def render(
             text = Content((str(change.new).encode(),))
             pointers.append(_rewrite(run, change.file, text, id, new=change.old is None))
     rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
-    return [*_shards(run, rendered, id), *logs, *pointers, *asides]
+    copied = {file: _copied(content, rendered) for file, content in copies.items()}
+    shards_first = [*_shards(run, rendered, id), *_shards(run, copied, id)]
+    return [*shards_first, *logs, *pointers, *asides]
+
+
+def _copied(copy: Content, rendered: Mapping[str, Append | Content]) -> Content:
+    """What a pointer that is a copy of a whole shard gets: the bytes of the shard as edited."""
+    (span,) = copy.pieces
+    assert isinstance(span, Span)
+    edit = rendered.get(span.file)
+    if not isinstance(edit, Append):
+        return edit or copy
+    pieces: list[Piece] = [span]
+    at = span.end
+    for offset, data in edit.writes:
+        pieces += [Hole(offset - at)] * (offset > at) + [data]
+        at = offset + len(data)
+    return Content(tuple(pieces))
 
 
 def _shards(run: Run, rendered: Mapping[str, Append | Content], id: str) -> list[Edit]:

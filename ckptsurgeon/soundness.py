@@ -23,6 +23,8 @@ from ckptsurgeon.formats import Blob, Checkpoint, Format
 
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
 CHUNK = 1 << 19
+TORCH = (".pt", ".pth", ".bin")
+"""How the names of torch files end."""
 """Bytes that are read at once: what `jobs` threads hold in memory is a small multiple of them."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
@@ -92,7 +94,7 @@ def check(
     out = Soundness([], len(files))
     out.findings += _guarded(folder, lambda: _names(format, run, step))
     out.checkpoint = _opened(format, run, step)
-    shards = [Shard(path) for path in files if path.suffix == ".pt"]
+    shards = [Shard(path) for path in files if path.suffix in TORCH]
     if out.checkpoint is not None:
         for shard in shards:
             shard.archive = out.checkpoint.archives.get(shard.path)

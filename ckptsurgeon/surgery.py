@@ -66,7 +66,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         wanted, said = operation(run, recipe, checkpoint)
         changes += [change for change in wanted if not _idle(change)]
         warnings += said
-    if any(isinstance(change, Change) for change in changes):
+    if any(isinstance(change, Change) or change.field == "latest" for change in changes):
         refuse_unknown(checkpoint.globals(), allow_globals)
     after = checkpoint.after(changes, run.root).state()
     warnings = [*after.notes, *warnings]

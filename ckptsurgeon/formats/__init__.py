@@ -229,8 +229,9 @@ class Format(Protocol):
         """A sentence for each name that belongs to no rank of this step."""
         ...
 
-    def pointers(self, run: Path, step: int) -> dict[Path, str]:
-        """Each pointer file of the run with the whole text that makes it name `step`."""
+    def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
+        """Each pointer file of the run with the whole text that makes it name `step`, or with the
+        shard of `step` that it must be a copy of. The files alone do not depend on `step`."""
         ...
 
     def pointed(self, pointer: Path) -> int | None:
@@ -242,7 +243,13 @@ class Format(Protocol):
         ...
 
 
-FORMATS = ("deepspeed:DeepSpeed", "megatron:Megatron", "dcp:Torchtitan", "dcp:OlmoCore")
+FORMATS = (
+    "deepspeed:DeepSpeed",
+    "megatron:Megatron",
+    "dcp:Torchtitan",
+    "dcp:OlmoCore",
+    "fairseq:Fairseq",
+)
 """`module:Class` of each format, those that are told apart by more first. They are imported when
 they are asked: most commands need one."""
 

@@ -12,7 +12,7 @@ from ckptsurgeon.recipe import Recipe
 from ckptsurgeon.run import Run
 
 SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style", "position")
-COUPLED = {"cur_iter": 0, "last_overflow_iter": -1}
+COUPLED = {"cur_iter": 0, "last_overflow_iter": -1, "_growth_tracker": 0}
 """Counters that a dynamic loss scaler takes its next growth from."""
 
 

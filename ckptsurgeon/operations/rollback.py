@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ckptsurgeon.edits import AnyChange, Aside, Change
+from pathlib import Path
+
+from ckptsurgeon.edits import AnyChange, Aside, Change, Content, Rewrite, Span
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.recipe import Recipe
 from ckptsurgeon.run import Run
@@ -25,6 +27,10 @@ def rollback(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[Any
         return [], []
     pointers = run.format.pointers(run.root, checkpoint.step)
     for path, text in pointers.items():
+        if isinstance(text, Path):
+            if run.format.pointed(path) != checkpoint.step:
+                changes.append(_copy(run, path, text))
+            continue
         old = path.read_text("utf-8", "replace") if path.exists() else None
         changes.append(Change(run.relative(path), "latest", old, text))
     warnings = []
@@ -35,3 +41,9 @@ def rollback(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[Any
             "relaunch without load_universal (--universal-checkpoint)"
         )
     return changes, warnings
+
+
+def _copy(run: Run, path: Path, shard: Path) -> Rewrite:
+    content = Content((Span(run.relative(shard), 0, shard.stat().st_size),))
+    new = not path.exists()
+    return Rewrite(run.relative(path), "latest", content, f"a copy of {shard.name}", new)

@@ -43,11 +43,14 @@ def skip(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChan
 
 
 def _relaunch(flags: Mapping[str, str], wanted: Sequence[tuple[int, int]]) -> str:
-    """How the trainer is told: `skip` is a flag that takes ranges, `skip_each` one that takes every
-    iteration by itself."""
+    """How the trainer is told: `skip` is a flag that takes ranges, `skip_list` one that takes them
+    joined by commas, `skip_each` one that takes every iteration by itself."""
     if "skip" in flags:
         words = [f"{first}-{last}" for first, last in wanted]
         return " ".join(["relaunch the trainer with", flags["skip"], *words])
+    if "skip_list" in flags:
+        words = [f"{first}-{last}" for first, last in wanted]
+        return f"relaunch the trainer with {flags['skip_list']} {','.join(words)}"
     if "skip_each" in flags:
         each = [str(i) for first, last in wanted for i in range(first, last + 1)]
         return " ".join(["relaunch the trainer with", flags["skip_each"], *each])

@@ -1,0 +1,199 @@
+"""metaseq and fairseq: every shard and its copy is edited, and what only flags say is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.fork import fork
+from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.run import Run
+from tests.formats.fairseq_files import NAMES, make_run, rate, resumed
+from tests.formats.surgeries import operate, snapshot, take_back
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run")
+
+
+def names(root: Path) -> set[str]:
+    """Of the run's own files, as the trainer lists them."""
+    return {path.name for path in root.iterdir() if path.name != ".ckptsurgeon"}
+
+
+def refused(root: Path, recipe: dict[str, Any]) -> str:
+    before = snapshot(root)
+    with pytest.raises(SurgeryError) as error:
+        surgery.plan(Run.open(root), from_data(recipe))
+    assert snapshot(root) == before
+    return " ".join([error.value.what, *error.value.next])
+
+
+def held(file: Path, key: str) -> Any:
+    adam, _ = resumed(file)
+    return adam.param_groups[0][key]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{}, {"fused": True}, {"folders": True}, {"arguments": True}, {"suffixes": [""]}],
+    ids=["shards", "step-in-group", "folders", "namespace", "one-file"],
+)
+def test_every_layout_is_read_and_verified(tmp_path: Path, layout: dict[str, Any]) -> None:
+    root = make_run(tmp_path / "run", **layout)
+    run = Run.open(root)
+    assert run.format.name == "fairseq"
+    assert run.steps() == [10, 20, 30]
+    assert run.latest() == 30
+    assert surgery.verify(run, level=4).findings == ()
+    state = surgery.inspect(run)
+    assert state.promise.step == 31
+    assert state.promise.lr == rate(30)
+    assert (state.promise.betas, state.promise.adam_step) == ((0.9, 0.95), 30)
+    assert state.promise.loss_scale == 8.0
+    assert "flags" in state.scheduler
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_betas_eps_and_decay_reach_every_shard_and_its_copy(tmp_path: Path, fused: bool) -> None:
+    root = make_run(tmp_path / "run", fused=fused)
+    before, listed = snapshot(root), names(root)
+    values = {"beta1": 0.0, "beta2": 0.98, "eps": 1.0, "weight_decay": 0.05, "loss_scale": 2.0}
+    operate(root, {"set": values})
+    for suffix in NAMES:
+        numbered, last = (root / f"checkpoint_{name}{suffix}.pt" for name in ("30", "last"))
+        assert numbered.read_bytes() == last.read_bytes()
+        adam, document = resumed(last)
+        group = adam.param_groups[0]
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.0, 0.98), 1.0, 0.05)
+        assert document["last_optimizer_state"]["loss_scale"] == 2.0
+    assert names(root) == listed
+    take_back(root, before)
+
+
+def test_a_reset_zeroes_the_moments_and_the_step_wherever_it_is(tmp_path: Path) -> None:
+    for fused in (False, True):
+        root = make_run(tmp_path / f"run-{fused}", fused=fused)
+        before = snapshot(root)
+        operate(root, {"reset": ["moments", "loss_scale"]})
+        adam, document = resumed(root / f"checkpoint_last{NAMES[3]}.pt")
+        (state,) = adam.state.values()
+        assert not state["exp_avg"].any() and not state["exp_avg_sq"].any()
+        assert state["step"] == 0
+        assert document["last_optimizer_state"]["loss_scale"] == 4
+        take_back(root, before)
+
+
+def test_a_rollback_makes_the_last_files_copies_of_the_edited_step(run: Path) -> None:
+    before = snapshot(run)
+    operate(run, {"rollback": {"to": 10}, "set": {"beta2": 0.98}, "reset": ["moments"]})
+    assert names(run) == {f"checkpoint_{n}{suffix}.pt" for n in ("10", "last") for suffix in NAMES}
+    for suffix in NAMES:
+        last = run / f"checkpoint_last{suffix}.pt"
+        assert torch.load(last)["optimizer_history"][-1]["num_updates"] == 10
+        assert last.read_bytes() == (run / f"checkpoint_10{suffix}.pt").read_bytes()
+        assert held(last, "betas") == (0.9, 0.98)
+        assert held(last, "lr") == rate(10)
+    assert Run.open(run).latest() == 10
+    take_back(run, before)
+
+
+def test_a_rollback_without_an_edit_copies_too(run: Path) -> None:
+    before = snapshot(run)
+    plan = operate(run, {"rollback": {"to": 20}})
+    assert plan.promise is not None and plan.promise.adam_step == 20
+    for suffix in NAMES:
+        last = (run / f"checkpoint_last{suffix}.pt").read_bytes()
+        assert last == before[f"checkpoint_20{suffix}.pt"]
+    take_back(run, before)
+
+
+def test_a_step_that_only_the_last_files_hold_is_one(run: Path) -> None:
+    for suffix in NAMES:
+        (run / f"checkpoint_30{suffix}.pt").unlink()
+    before = snapshot(run)
+    assert Run.open(run).latest() == 30
+    operate(run, {"set": {"eps": 1e-6}})
+    assert held(run / f"checkpoint_last{NAMES[2]}.pt", "eps") == 1e-6
+    take_back(run, before)
+    operate(run, {"rollback": {"to": 20}})
+    assert Run.open(run).latest() == 20
+    take_back(run, before)
+
+
+def test_folders_without_a_pointer_lose_the_later_steps(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "run", folders=True)
+    before = snapshot(root)
+    operate(root, {"rollback": {"to": 20}, "set": {"beta1": 0.8}})
+    assert names(root) == {"checkpoint_10", "checkpoint_20"}
+    for suffix in NAMES:
+        assert held(root / "checkpoint_20" / f"checkpoint{suffix}.pt", "betas") == (0.8, 0.95)
+    take_back(root, before)
+
+
+def test_a_copy_that_was_cut_off_is_repaired(run: Path) -> None:
+    torn = run / f"checkpoint_last{NAMES[1]}.pt"
+    torn.write_bytes(torn.read_bytes()[:1000])
+    shutil.copyfile(run / f"checkpoint_20{NAMES[2]}.pt", run / f"checkpoint_last{NAMES[2]}.pt")
+    before = snapshot(run)
+    assert surgery.verify(Run.open(run)).findings
+    operate(run, {"repair_latest": {}})
+    for suffix in NAMES:
+        last = (run / f"checkpoint_last{suffix}.pt").read_bytes()
+        assert last == (run / f"checkpoint_30{suffix}.pt").read_bytes()
+    take_back(run, before)
+
+
+def test_a_schedule_is_refused_with_the_flags_that_make_it(run: Path) -> None:
+    told = refused(run, {"set": {"lr": 9e-5, "warmup": 200, "decay": 1000}})
+    assert "--lr 9e-05 --warmup-updates 200 --total-num-updates 1000" in told
+    assert "--restore-file" in told
+    _, document = resumed(run / f"checkpoint_last{NAMES[0]}.pt", peak=9e-5)
+    assert document["optimizer_history"][-1]["lr_scheduler_state"] == {"best": None}
+
+
+def test_what_the_flags_decide_is_refused_with_the_flag(run: Path) -> None:
+    assert "--skip-batches 31-40,50-60" in refused(run, {"skip": ["31-40", "50-60"]})
+    assert "--clip-norm 0.3" in refused(run, {"set": {"clip_grad": 0.3}})
+    assert "--seed 7" in refused(run, {"set": {"seed": 7}})
+    assert "counts it elsewhere" in refused(run, {"set": {"consumed_samples": 7}})
+
+
+def test_missing_foreign_and_mixed_files_are_found(run: Path) -> None:
+    (run / f"checkpoint_20{NAMES[3]}.pt").unlink()
+    (run / "checkpoint_30-shard0.pt.backup").write_bytes(b"x")
+    shutil.copyfile(run / f"checkpoint_10{NAMES[0]}.pt", run / f"checkpoint_30{NAMES[0]}.pt")
+    told = "\n".join(surgery.verify(Run.open(run), 20).findings)
+    assert f"checkpoint_20{NAMES[3]}.pt" in told
+    told = "\n".join(surgery.verify(Run.open(run), 30).findings)
+    assert "checkpoint_30-shard0.pt.backup: is counted by the trainer" in told
+    assert "was saved after 30 updates, and the other shards after 10" in told
+
+
+def test_a_fork_has_its_own_last_files(run: Path, tmp_path: Path) -> None:
+    before = snapshot(run)
+    recipe = from_data({"set": {"eps": 1e-6}})
+    made = fork(Run.open(run), 20, tmp_path / "branch", recipe, how="copy")
+    assert Run.open(made.folder).latest() == 20
+    assert held(made.folder / f"checkpoint_last{NAMES[1]}.pt", "eps") == 1e-6
+    assert snapshot(run) == before
+
+
+def test_a_shard_that_points_to_the_first_one_keeps_no_optimizer(run: Path) -> None:
+    for suffix in NAMES[1:]:
+        for name in ("30", "last"):
+            path = run / f"checkpoint_{name}{suffix}.pt"
+            document = torch.load(path)
+            torch.save({**document, "last_optimizer_state": -1}, path)
+    before = snapshot(run)
+    operate(run, {"set": {"beta2": 0.97}})
+    assert held(run / f"checkpoint_last{NAMES[0]}.pt", "betas") == (0.9, 0.97)
+    assert torch.load(run / f"checkpoint_last{NAMES[1]}.pt")["last_optimizer_state"] == -1
+    take_back(run, before)
