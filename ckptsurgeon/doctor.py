@@ -10,6 +10,7 @@ from ckptsurgeon import surgery
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.operations.replicas import drifted
 from ckptsurgeon.run import Run
 
 STEPS_AHEAD = 5
@@ -48,7 +49,9 @@ def diagnose(run: Run) -> list[Diagnosis]:
             )
         )
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
-        out += _adam_step(run, run.checkpoint(found.step))
+        checkpoint = run.checkpoint(found.step)
+        out += _adam_step(run, checkpoint)
+        out += _replicas(checkpoint)
     return out
 
 
@@ -90,6 +93,21 @@ def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Diagnosis]:
             )
         ]
     return []
+
+
+def _replicas(checkpoint: Checkpoint) -> list[Diagnosis]:
+    """What tensor-parallel ranks should keep equal and do not; raises SurgeryError without them."""
+    names = sorted({item.parameter for item in drifted(checkpoint, checkpoint.replicas())})
+    if not names:
+        return []
+    told = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+    return [
+        Diagnosis(
+            f"{len(names)} parameter(s) differ between tensor-parallel ranks that each keep them "
+            f"whole: {told}",
+            "ckptsurgeon sync-replicas",
+        )
+    ]
 
 
 def lost_step(beta1: float, beta2: float, updates: int) -> list[float]:

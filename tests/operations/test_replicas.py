@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.doctor import diagnose
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe_file import from_data
 from ckptsurgeon.relaunch import compare
@@ -79,6 +80,8 @@ def test_drifted_layer_norms_become_their_mean(tensor_run: Path) -> None:
     changed(step / MODEL.format(1), drift)
     changed(step / OPTIM.format(1), drift_optimizer)
     before, old = tree(root), copies(step, name)
+    (ill,) = diagnose(run)
+    assert ill.what.endswith(f"between tensor-parallel ranks that each keep them whole: {name}")
     wanted = plan(run, SYNC)
     assert {change.field for change in wanted.changes} == {
         f"{kind} of {name}" for kind in ("weights", "master", "exp_avg", "exp_avg_sq")
