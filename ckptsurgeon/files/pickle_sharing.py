@@ -84,12 +84,18 @@ def _popped(item: Cut) -> Iterator[Splice]:
         yield Splice(item.opcode, item.opcode + 1, b"")
 
 
+FEW = 32
+"""So many questions are answered by a search of the bytes each; more make an index worth it."""
+
+
 class Memo:
     """Who sets and who reads each memo index."""
 
     def __init__(self, scanned: Scan) -> None:
         self.scan = scanned
         self.data = scanned.data
+        self._asked = 0
+        self._gets: dict[int, list[int]] = {}
 
     def must_stay(self, item: Cut) -> bool:
         if self.scan.protocol >= 4:
@@ -126,6 +132,12 @@ class Memo:
 
     def reads(self, index: int, start: int, end: int) -> list[int]:
         """Offsets in [start, end) of the GETs of a memo index."""
+        self._asked += 1
+        if self._asked > FEW and not self.scan.runs:
+            if not self._gets:
+                for at in self.scan.gets:
+                    self._gets.setdefault(self.index_at(at), []).append(at)
+            return [at for at in self._gets.get(index, ()) if start <= at < end]
         patterns = [struct.pack("<BI", opcodes.LONG_BINGET, index)]
         if index < 256:
             patterns.append(bytes([opcodes.BINGET, index]))

@@ -29,7 +29,9 @@ ARGS = {
     "seed": "seed",
 }
 """Field → its name in the saved args; only the first is read back."""
-SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style")
+SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style", "num_steps")
+RECIPE = {"lr": "max_lr", "position": "num_steps"}
+"""Recipe key → field of the schedule, where they differ."""
 GROUP = ("lr", "betas", "eps", "initial_lr")
 
 
@@ -138,7 +140,7 @@ class MegatronCheckpoint(Shards):
     # --- places ----------------------------------------------------------------------------------
 
     def locate(self, name: str) -> list[Place]:
-        """Every place of `name`: see the README of formats; `num_steps` too."""
+        """Every place of `name`: a recipe key, or a field of the schedule."""
         if name not in self._places:
             with understood(self.path):
                 self._places[name] = self._locate(name)
@@ -149,8 +151,8 @@ class MegatronCheckpoint(Shards):
         if name in ("max_lr", "min_lr"):
             own = self._in_groups(name, wins=True)
             return own + self.schedule_places(name, wins=not own)
-        if name in SCHEDULE or name == "num_steps":
-            return self.schedule_places(name)
+        if name in SCHEDULE or name == "position":
+            return self.schedule_places(RECIPE.get(name, name))
         if name == "weight_decay":
             held = [self._in_groups(key, wins=True) for key in ("start_wd", "end_wd")]
             kept = [p for key in ("start_wd", "end_wd") for p in self.schedule_places(key)]
@@ -263,7 +265,7 @@ class MegatronCheckpoint(Shards):
         new = dict(schedule)
         own: dict[str, Any] = {}
         for key, value in wanted.items():
-            field = "max_lr" if key == "lr" else key
+            field = RECIPE.get(key, key)
             new[megatron_scheduler.key(schedule, field) or field] = value
             old = megatron_scheduler.value(schedule, field)
             for place in self.locate(field):
@@ -321,7 +323,7 @@ class MegatronCheckpoint(Shards):
                 f"{self.path.name} keeps no optimizer (saved with --no-save-optim)",
                 next="ckptsurgeon status    a step that has one",
             )
-        for name in (*SCHEDULE, "num_steps", "lr", "weight_decay"):
+        for name in (*SCHEDULE, "lr", "weight_decay"):
             agree(name, [p for p in self.locate(name) if p.wins])
         rates = [self.rate(group) for group in groups]
         decays = [self._decay(group) for group in groups]

@@ -14,7 +14,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Disagreement, megatron_scheduler
 from ckptsurgeon.recipe_file import from_data
 from ckptsurgeon.run import Run
-from tests.formats.megatron_legacy import SCHEDULE, megatron_enums, save
+from tests.formats.megatron_legacy import SCHEDULE, cosine, megatron_enums, save
 from tests.formats.surgeries import operate, snapshot, take_back
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -91,6 +91,15 @@ def test_what_the_checkpoint_does_not_decide_is_refused_with_the_flag(tmp_path: 
         assert any(flag in line for line in error.value.next)
     with pytest.raises(UsageError, match="below min_lr"):
         surgery.plan(Run.open(root), from_data({"set": {"lr": 1e-6}}))
+
+
+def test_the_schedule_moves_to_another_position(tmp_path: Path) -> None:
+    root = save(tmp_path)
+    promise = operate(root, {"set": {"position": 8000}}).promise
+    assert promise is not None and promise.lr == pytest.approx(cosine(SCHEDULE, 8000), rel=1e-12)
+    for state, _ in loaded(root, 30):
+        assert state["opt_param_scheduler"]["num_steps"] == 8000
+        assert state["optimizer"]["optimizer"]["param_groups"][0]["lr"] == promise.lr
 
 
 def test_data_is_skipped_by_counters(tmp_path: Path) -> None:
