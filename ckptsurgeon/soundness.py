@@ -118,11 +118,12 @@ def check(
     if level >= CRC and out.checkpoint is not None:
         out.findings += [text for item in out.checkpoint.digests().items() for text in _sha(*item)]
     if level >= VALUES:
-        out.moments = {}
+        measured = {name for shard in shards for name in shard.moments}
+        out.moments = {name: Moment() for name in MOMENTS if name in measured}
         for shard in shards:
-            for name, moment in sorted(shard.moments.items()):
-                total = out.moments.setdefault(name, Moment())
-                total.l1, total.max = total.l1 + moment.l1, max(total.max, moment.max)
+            for name, moment in shard.moments.items():
+                out.moments[name].l1 += moment.l1
+                out.moments[name].max = max(out.moments[name].max, moment.max)
     return out
 
 

@@ -6,7 +6,7 @@ to the first chunk of a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.pickle_reader import Tensor, get
-from ckptsurgeon.formats import Blob, Fragment, Place
+from ckptsurgeon.formats import Blob, Fragment, Place, Weight, dcp_weights
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.shards import Shards
 
@@ -75,6 +75,10 @@ class DcpShards(Shards):
             parameter = ".".join(parts[parts.index("state") + 1 :] if "state" in parts else parts)
             out.append(Fragment(parameter, place, 0, place.value.numel))
         return out
+
+    def weights(self) -> Iterator[Weight]:
+        """See `dcp_weights`."""
+        return dcp_weights.weights(self.saved)
 
     def check(self, name: str, places: Sequence[Place]) -> None:
         """Raise DamagedFile for a value that `name` can't have (`sane.problem`)."""

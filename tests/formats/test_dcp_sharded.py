@@ -1,0 +1,55 @@
+"""Tensors that two real ranks have cut are zeroed, and joined for an export."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+
+from ckptsurgeon.export import export
+from ckptsurgeon.run import Run
+from tests.formats.sharded_dcp import NAMES, tensor
+from tests.formats.surgeries import operate, snapshot, take_back
+
+REPO = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.formats
+def test_chunks_of_two_ranks(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc_per_node", "2", "-m", "tests.formats.sharded_dcp", str(root / "step-3")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+    done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(list((root / "step-3").glob("*.distcp"))) == 2
+    before = snapshot(root)
+
+    export(Run.open(root), 3, tmp_path / "out")
+    exported = {}
+    for file in (tmp_path / "out").glob("*.safetensors"):
+        exported |= load_file(file)
+    assert exported.keys() == NAMES.keys()
+    for name, found in exported.items():
+        assert torch.equal(found, tensor(name))
+
+    operate(root, {"reset": ["moments"], "set": {"eps": 1e-6}})
+    state = {name: torch.ones(10, 6) for name in NAMES}
+    state |= {
+        f"optimizer.state.{n}.{m}": torch.ones(10, 6)
+        for n in NAMES
+        for m in ("exp_avg", "exp_avg_sq")
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(state, checkpoint_id=root / "step-3", no_dist=True)
+    for name, found in state.items():
+        assert torch.equal(found, torch.zeros(10, 6) if "exp_avg" in name else tensor(name))
+    take_back(root, before)
