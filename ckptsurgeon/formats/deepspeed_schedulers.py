@@ -12,6 +12,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Setting
+from ckptsurgeon.formats.sane import refuse_rates
 
 KEY = "last_batch_iteration"
 WARMUPS = ("WarmupLR", "WarmupDecayLR")
@@ -82,6 +83,7 @@ def reschedule(
             next="both count optimizer steps from the start of the run",
         )
     rate = _rate(name, held, now)
+    refuse_rates([rate])
     settings = [Setting("lr", place, rate) for place in places]
     settings += [Setting("lr", place, held["lr"]) for place in checkpoint.locate("initial_lr")]
     settings += [Setting("position", place, now) for place in positions]

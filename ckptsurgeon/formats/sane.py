@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,16 @@ def is_bounded(value: Any) -> bool:
         if len(todo) > MAX_NODES:
             return False
     return True
+
+
+def refuse_rates(rates: Iterable[float]) -> None:
+    """Raise SurgeryError for rates that a schedule gives and no trainer can use."""
+    for rate in rates:
+        if not is_number(rate):
+            raise SurgeryError(
+                f"the saved schedule gives the rate {rate!r}, which is no finite number from 0 on",
+                next="ckptsurgeon show    what the scheduler's state holds",
+            )
 
 
 class UnknownField(KeyError):

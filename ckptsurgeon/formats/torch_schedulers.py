@@ -16,6 +16,7 @@ from typing import Any
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place, Setting
+from ckptsurgeon.formats.sane import refuse_rates
 
 COMMON = frozenset(
     {
@@ -137,6 +138,7 @@ def reschedule(
         if "lr" in wanted:
             for group, old in zip(new.groups, groups, strict=True):
                 group["initial_lr"] = old.get("initial_lr", 0.0) * factor
+    refuse_rates(new.rates)
     return list(_settings(checkpoint, places, new)), _warnings(state, wanted)
 
 

@@ -157,6 +157,27 @@ def test_a_schedule_that_cannot_be_is_refused(tmp_path: Path) -> None:
         plan(Run.open(tmp_path / "cosine"), from_data({"set": {"lr": 1e-6}}))
 
 
+WEIRD = [None, "x", [], {}, -1, float("nan"), float("inf"), 10**400, [None], {"a": 1}]
+
+
+@pytest.mark.parametrize("name", ["CosineAnnealingLR", "OneCycleLR", "SequentialLR", "StepLR"])
+def test_a_state_that_no_trainer_saves_never_becomes_a_rate(tmp_path: Path, name: str) -> None:
+    import torch
+
+    make(tmp_path, Options(stage=0, scheduler=name))
+    file = tmp_path / "global_step6" / "mp_rank_00_model_states.pt"
+    good = torch.load(file, weights_only=False)
+    for key in good["lr_scheduler"]:
+        for value in WEIRD:
+            torch.save({**good, "lr_scheduler": {**good["lr_scheduler"], key: value}}, file)
+            try:
+                made = plan(Run.open(tmp_path), from_data({"set": {"lr": 1e-4}}))
+            except SurgeryError:
+                continue
+            assert made.promise is not None and made.promise.lr is not None
+            assert 0 <= made.promise.lr < 1
+
+
 def test_a_state_of_no_known_class_is_refused(tmp_path: Path) -> None:
     import torch
 
