@@ -103,10 +103,15 @@ def _parse(text: str, where: str) -> dict[str, Any]:
 
 
 def _refuse_tricks(events: Iterator[Any], where: str) -> None:
-    depth = 0
+    depth, before = 0, ""
     for event in events:
         line = event.start_mark.line + 1
         name = type(event).__name__
+        if before == "DocumentStartEvent" and name != "MappingStartEvent":
+            raise UsageError(
+                f"{where}: a recipe is a mapping of sections", next="see recipes/ for examples"
+            )
+        before = name
         if name == "AliasEvent" or getattr(event, "anchor", None):
             raise UsageError(
                 f"{where}:{line}: anchors and aliases are refused", next="write it out"

@@ -53,6 +53,8 @@ def test_the_documentation_lists_every_key_and_no_other() -> None:
         ("skip: [five]", "is not A-B"),
         ("version: 2", "version 2"),
         ("- rollback", "a recipe is a mapping"),
+        ("0", "a recipe is a mapping"),
+        ("--- 0.5", "a recipe is a mapping"),
         ("why: a: b", ":1: mapping values are not allowed"),
         ("set: {lr: 1}\nset: {lr: 2}", "duplicate key"),
         ("why: &x text\nname: *x", ":1: anchors and aliases are refused"),
