@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.recipe_file import load
 from ckptsurgeon.relaunch import compare
 from tests.conftest import REPO
-from tests.train.conftest import step_back
+from tests.train.conftest import edit, step_back
 from tests.train.in_process import InProcess, one_rank
 from tests.train.many_ranks import TINY, UNIVERSAL, Ran, run_all, train_one
 from train.config import Config, load_config
@@ -227,6 +228,39 @@ def test_a_missing_layer_is_missed_by_trainer_and_surgeon(
     assert any(name in finding for finding in surgery.verify(Run.open(copy), 4).findings)
     with pytest.raises(TrainError, match=f"{name} missing"):
         in_process.prepare(copy, *LENGTH)
+
+
+def foreign(state: dict[str, Any]) -> None:
+    """As another trainer on an older DeepSpeed would have saved it."""
+    del state["trainer"], state["checkpoint_parallel_dimensions"]
+
+
+def test_another_trainers_layers_are_known_by_their_parameters(trained: Trained) -> None:
+    copy = trained.folder / "foreign"
+    shutil.copytree(trained.folder / "pipeline-zero-1", copy)
+    for rank in range(2):
+        edit(copy / "global_step4" / f"mp_rank_0{rank}_model_states.pt", foreign)
+    assert Run.open(copy).checkpoint(4).state().dialect == "deepspeed · zero 1 · pp 2 · dp 1"
+    assert surgery.verify(Run.open(copy), 4).findings == ()
+    (copy / "global_step4" / "layer_03-model_00-model_states.pt").unlink()
+    (finding,) = surgery.verify(Run.open(copy), 4).findings
+    assert finding == (
+        "layer_03-model_00-model_states.pt is missing: mp_rank_01_model_states.pt has parameters "
+        "in layer 3"
+    )
+
+
+def test_sizes_that_do_not_multiply_are_found(trained: Trained) -> None:
+    def stretch(state: dict[str, Any]) -> None:
+        state["checkpoint_parallel_dimensions"]["pp_degree"] = 3
+
+    copy = trained.folder / "stretched"
+    shutil.copytree(trained.folder / "tensor-zero-1", copy)
+    edit(copy / "global_step4" / "mp_rank_01_model_states.pt", stretch)
+    findings = surgery.verify(Run.open(copy), 4).findings
+    wrong = "mp_rank_01_model_states.pt: tensor 2 x pipeline 3 is not its mp_world_size 2"
+    assert wrong in findings
+    assert any("shards disagree on checkpoint_parallel_dimensions" in text for text in findings)
 
 
 def test_recomputing_runs_each_layer_twice_with_the_same_gradients() -> None:
