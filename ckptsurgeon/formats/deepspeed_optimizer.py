@@ -42,7 +42,7 @@ def found(trees: Mapping[Path, Any], path: Path) -> Iterator[Optimizer]:
     if deepspeed_universal.is_state(path):
         base: tuple[Key, ...] = ("optimizer_state_dict",) if "optimizer_state_dict" in tree else ()
         yield Optimizer(path, (), base, universal=True)
-    elif not isinstance(tree, dict):  # a universal copy's bare tensor
+    elif path.parent.parent.name == "zero":  # one parameter of a universal copy
         return
     elif OPTIM.fullmatch(path.name):
         outer: tuple[Key, ...] = ("optimizer_state_dict",)
