@@ -93,7 +93,7 @@ class Config:
     zero_stage: int = 1
     dtype: str = "fp32"
     threads: int = 1  # torch threads per rank
-    compile: bool = False  # let torch.compile fuse what our kernels do not; slow to start
+    compile: bool = False  # torch.compile fuses the model instead of our kernels; slow to start
     # fp16: a static scale, or DeepSpeed's dynamic one.
     loss_scale: Optional[float] = None  # noqa: UP045
     initial_loss_scale: float = 65536.0

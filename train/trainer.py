@@ -81,7 +81,8 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     parameters, without_embeddings = count(model, grid)
     describe(model, config)
     if config.compile:
-        model.compile(backend="inductor")
+        # The forward alone: DeepSpeed's hooks around it are not for tracing.
+        model.forward = torch.compile(model.forward, backend="inductor")  # type: ignore[method-assign]
     universal = checkpoint is not None and is_universal(checkpoint)
     engine = build_engine(config, model, sizes, grid, universal)
     progress, course = Progress(), course_of(config)

@@ -56,3 +56,13 @@ def test_eager_torch_and_the_kernels_give_one_loss(
     assert {i: float(loss) for i, loss in fused.items()} == {
         int(i): pytest.approx(float(loss), rel=5e-6) for i, loss in eager[name].items()
     }
+
+
+@pytest.mark.slow  # inductor compiles for minutes
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
+def test_a_compiled_model_gives_the_same_loss(in_process: InProcess, tmp_path: Path) -> None:
+    plain = in_process.train(tmp_path / "plain", "train_iters=3")
+    compiled = in_process.train(tmp_path / "compiled", "train_iters=3", "compile=true")
+    assert {i: float(loss) for i, loss in compiled.items()} == {
+        i: pytest.approx(float(loss), rel=5e-6) for i, loss in plain.items()
+    }

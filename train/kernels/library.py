@@ -56,6 +56,8 @@ def runs_natively(name: str, tensor: torch.Tensor) -> bool:
 
     Where it does not, a caller with a plain torch formula uses that, and torch's own gradients.
     """
+    if torch.compiler.is_compiling():  # inductor fuses the formula with what is around it
+        return False
     if load() is not None or tensor.dtype not in NATIVE_DTYPES:
         return False
     return _has_native(name, tensor.device.type.upper())

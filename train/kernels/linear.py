@@ -28,7 +28,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def uses_onednn(x: Tensor) -> bool:
     """Whether products of tensors like this one go to oneDNN."""
     return (
-        x.dtype == torch.float32
+        not torch.compiler.is_compiling()  # inductor can't call it on weights that change
+        and x.dtype == torch.float32
         and x.device.type == "cpu"
         and x.numel() > 0  # oneDNN refuses an empty one
         and load() is None
