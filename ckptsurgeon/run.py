@@ -55,7 +55,8 @@ class Run:
             if (folder / HOME / "receipts").is_dir():
                 return cls(folder, Logs(), {})
         raise UsageError(
-            f"no training run in {here} or above (no global_step<N> folder, no latest)",
+            f"no training run in {here} or above (no global_step<N>, iter_<N> or step-<N> folder, "
+            "no latest)",
             next="ckptsurgeon status -C RUN    with the folder that holds the checkpoints",
         )
 

@@ -78,7 +78,7 @@ class Torchtitan:
             )
         if not (self._saved(run, step) / METADATA).is_file():
             return [f"{self.inner}/{METADATA}".lstrip("/")]
-        return absent(Saved.open(self._saved(run, step)))
+        return absent(self._saved(run, step))
 
     def strays(self, run: Path, step: int) -> list[str]:
         """None can be told: a file that `.metadata` does not name is not read."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.files.dcp import Saved
+from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickle_reader import Tensor, get
 from ckptsurgeon.formats import Blob, Fragment, Place, Weight, dcp_weights
 from ckptsurgeon.formats.sane import problem
@@ -132,19 +133,30 @@ def kind(name: str) -> str:
     return next((moment for moment in MOMENTS if moment in parts), "")
 
 
-def absent(saved: Saved) -> list[str]:
-    """The files that `.metadata` names and that are not there, or too short."""
-    ends: dict[str, int] = {}
-    for found in saved.items.values():
-        for item in found:
-            ends[item.file] = max(ends.get(item.file, 0), item.start + item.length)
+def absent(folder: Path) -> list[str]:
+    """The files that `.metadata` names and that are not there, or too short. Raises DamagedFile."""
+    try:
+        status = (folder / METADATA).stat()
+    except FileNotFoundError:
+        return [METADATA]
     out = []
-    for file, end in sorted(ends.items()):
+    for file, end in _ends(folder, (status.st_ino, status.st_size, status.st_mtime_ns)):
         try:
-            size = (saved.folder / file).stat().st_size
+            size = (folder / file).stat().st_size
         except FileNotFoundError:
             out.append(file)
             continue
         if size < end:
             out.append(f"{file} (cut short: {size} of {end} bytes)")
     return out
+
+
+@lru_cache(maxsize=4096)
+def _ends(folder: Path, identity: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
+    """How far the values reach in each file: `.metadata` is parsed once while it is the same, as
+    every command asks for every step."""
+    ends: dict[str, int] = {}
+    for found in Saved.open(folder).items.values():
+        for item in found:
+            ends[item.file] = max(ends.get(item.file, 0), item.start + item.length)
+    return tuple(sorted(ends.items()))

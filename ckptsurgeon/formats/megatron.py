@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.dcp import METADATA, Saved
+from ckptsurgeon.files.dcp import METADATA
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.dcp_shards import absent
 from ckptsurgeon.formats.megatron_checkpoint import MegatronCheckpoint
@@ -81,7 +81,7 @@ class Megatron:
         _refuse_link(folder)
         if _is_dist(folder):
             there = {CONFIG, METADATA} - {item.name for item in folder.iterdir()}
-            return sorted(there) or absent(Saved.open(folder))
+            return sorted(there) or absent(folder)
         return self._expected(folder)
 
     def _expected(self, folder: Path) -> list[str]:
