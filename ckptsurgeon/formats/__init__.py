@@ -249,6 +249,8 @@ FORMATS = (
     "dcp:Torchtitan",
     "dcp:OlmoCore",
     "fairseq:Fairseq",
+    "huggingface:Transformers",
+    "huggingface:Accelerate",
 )
 """`module:Class` of each format, those that are told apart by more first. They are imported when
 they are asked: most commands need one."""

@@ -53,11 +53,6 @@ class FairseqCheckpoint(TorchCheckpoint):
 
     def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused: the schedule is a function of the flags and of num_updates alone."""
-        if "position" in wanted:
-            raise SurgeryError(
-                "the schedule's position is num_updates, which numbers checkpoints and batches too",
-                next="relaunch the trainer with --reset-lr-scheduler, or with other --lr flags",
-            )
         flags = " ".join(f"{FLAGS[key]} {value}" for key, value in wanted.items())
         raise SurgeryError(
             "this trainer computes its learning rate from its flags at every load; what the "

@@ -28,7 +28,16 @@ from ckptsurgeon.formats.shards import Shards, agree
 
 GROUPS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 ELSEWHERE = frozenset(
-    {"clip_grad", "seed", "skip", "rewarm", "consumed_samples", "tokens", "iteration"}
+    {
+        "clip_grad",
+        "seed",
+        "skip",
+        "rewarm",
+        "consumed_samples",
+        "tokens",
+        "iteration",
+        "skipped_steps",
+    }
 )
 """What these trainers take from their command line, or count where no torch file is."""
 

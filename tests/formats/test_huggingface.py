@@ -1,0 +1,245 @@
+"""Hugging Face: the real Trainer and the real Accelerator write, and resume from the edited."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.run import Run
+from tests.formats.surgeries import operate, snapshot, take_back
+
+pytestmark = [
+    pytest.mark.formats,
+    pytest.mark.filterwarnings("ignore"),  # of the libraries' own making
+]
+PEAK = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def _cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Accelerate looks for a launcher's environment, and for a GPU."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    yield
+
+
+class Words(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """The same few random sequences every time."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(index)
+        tokens = torch.randint(0, 32, (8,), generator=generator)
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def trainer(output: Path, steps: int, scheduler: str = "linear", seen: Any = None) -> Any:
+    """A real Trainer of a tiny GPT-2 with random weights; it saves every 2 of 8 steps."""
+    from transformers import (
+        GPT2Config,
+        GPT2LMHeadModel,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    class Watch(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **live: Any) -> None:
+            if seen is not None:
+                group = live["optimizer"].param_groups[0]
+                kept = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+                inner = live["optimizer"]
+                inner = getattr(inner, "optimizer", inner)
+                first = inner.state.get(group["params"][0], {})
+                moment = first["exp_avg"].abs().sum().item() if first else None
+                seen.append({"step": state.global_step, "moment": moment, **kept})
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **live: Any) -> None:
+            if state.global_step >= steps:
+                control.should_training_stop = True
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+    arguments = TrainingArguments(
+        output_dir=str(output), max_steps=8, save_steps=2, save_strategy="steps", warmup_steps=2,
+        per_device_train_batch_size=4, learning_rate=PEAK, lr_scheduler_type=scheduler,
+        report_to=[], disable_tqdm=True, use_cpu=True, weight_decay=0.1, logging_strategy="no",
+    )  # fmt: skip
+    return Trainer(
+        model=GPT2LMHeadModel(config), args=arguments, train_dataset=Words(), callbacks=[Watch()]
+    )
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def make(scheduler: str) -> Path:
+        if scheduler not in made:
+            made[scheduler] = tmp_path_factory.mktemp("hf") / scheduler
+            trainer(made[scheduler], 6, scheduler).train()
+        return made[scheduler]
+
+    return make
+
+
+@pytest.fixture
+def run(original: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    def copy(scheduler: str = "linear") -> Path:
+        return Path(shutil.copytree(original(scheduler), tmp_path / "run"))
+
+    return copy
+
+
+def resumed(root: Path, scheduler: str = "linear") -> list[dict[str, Any]]:
+    """What the live optimizer has at the beginning of each step after a resume of the newest."""
+    seen: list[dict[str, Any]] = []
+    trainer(root, 8, scheduler, seen).train(resume_from_checkpoint=True)
+    return seen
+
+
+def test_status_and_verify_of_what_the_trainer_saved(run: Callable[[str], Path]) -> None:
+    opened = Run.open(run("linear"))
+    assert (opened.format.name, opened.steps(), opened.latest()) == ("transformers", [2, 4, 6], 6)
+    assert surgery.verify(opened, level=4).findings == ()
+    state = surgery.inspect(opened)
+    assert state.promise.step == 7 and state.promise.adam_step == 6
+    assert state.promise.lr == pytest.approx(PEAK * 2 / 6)
+    assert state.peak_lr == PEAK
+
+
+@pytest.mark.parametrize("scheduler", ["linear", "cosine", "constant"])
+def test_a_resume_uses_the_new_rate_at_once_and_after(
+    run: Callable[[str], Path], tmp_path: Path, scheduler: str
+) -> None:
+    root = run(scheduler)
+    before = snapshot(root)
+    untouched = resumed(Path(shutil.copytree(root, tmp_path / "other")), scheduler)
+    plan = operate(root, {"set": {"lr": PEAK / 2}})
+    seen = resumed(Path(shutil.copytree(root, tmp_path / "resumed")), scheduler)
+    assert plan.promise is not None and plan.promise.lr == seen[0]["lr"]
+    assert [item["step"] for item in seen] == [6, 7]
+    for new, old in zip(seen, untouched, strict=True):
+        assert new["lr"] == pytest.approx(old["lr"] / 2)
+    take_back(root, before)
+
+
+def test_a_resume_uses_the_other_hyperparameters(run: Callable[[str], Path]) -> None:
+    root = run("linear")
+    values = {"beta1": 0.8, "beta2": 0.98, "eps": 1e-6, "weight_decay": 0.3}
+    operate(root, {"set": values})
+    seen = resumed(root)
+    for item in seen:
+        assert (item["betas"], item["eps"], item["weight_decay"]) == ((0.8, 0.98), 1e-6, 0.3)
+
+
+def test_a_resume_begins_with_moments_of_zero(run: Callable[[str], Path]) -> None:
+    root = run("linear")
+    before = snapshot(root)
+    operate(root, {"reset": ["moments"]})
+    held = torch.load(root / "checkpoint-6" / "optimizer.pt", weights_only=True)
+    assert {float(state["step"]) for state in held["state"].values()} == {0.0}
+    copy = Path(shutil.copytree(root, root.parent / "resumed"))
+    assert resumed(copy)[0]["moment"] == 0
+    take_back(root, before)
+
+
+def test_a_resume_after_a_rollback_goes_on_from_there(run: Callable[[str], Path]) -> None:
+    root = run("linear")
+    before = snapshot(root)
+    operate(root, {"rollback": {"to": 2}, "set": {"lr": 2e-3}})
+    assert sorted(path.name for path in root.glob("checkpoint-*")) == ["checkpoint-2"]
+    copy = Path(shutil.copytree(root, root.parent / "resumed"))
+    seen = resumed(copy)
+    assert (seen[0]["step"], seen[0]["lr"]) == (2, pytest.approx(2e-3))
+    take_back(root, before)
+
+
+def test_what_the_trainer_takes_from_its_arguments_is_refused(run: Callable[[str], Path]) -> None:
+    opened = Run.open(run("linear"))
+    for recipe, flag in (
+        ({"set": {"clip_grad": 0.5}}, "--max_grad_norm 0.5"),
+        ({"set": {"seed": 3}}, "--seed 3"),
+        ({"skip": ["7-8"]}, "can't skip data"),
+    ):
+        with pytest.raises(SurgeryError) as error:
+            surgery.plan(opened, from_data(recipe))
+        assert flag in " ".join(error.value.next)
+
+
+# --- Accelerate ----------------------------------------------------------------------------------
+
+
+def accelerated(scaler: bool = False) -> tuple[Any, Any, Any]:
+    """A real Accelerator with a model, its AdamW and a LambdaLR."""
+    from accelerate import Accelerator
+
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    adam = torch.optim.AdamW(model.parameters(), lr=PEAK)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 0.9**step)
+    accelerator.register_for_checkpointing(Counter())
+    _, adam, schedule = accelerator.prepare(model, adam, schedule)
+    return accelerator, adam, schedule
+
+
+class Counter:
+    """An object of the user's, which Accelerate keeps in custom_checkpoint_0.pkl."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": 3}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        assert state == {"count": 3}
+
+
+@pytest.mark.parametrize("name", ["checkpoint_{}", "step_{}", "epoch-{}"])
+def test_an_accelerator_loads_what_was_operated_on(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "run"
+    accelerator, adam, schedule = accelerated()
+    for step in range(1, 5):
+        accelerator.backward(sum((p**2).sum() for p in adam.param_groups[0]["params"]))
+        adam.step()
+        schedule.step()
+        if step % 2 == 0:
+            accelerator.save_state(str(root / name.format(step)), safe_serialization=True)
+    before = snapshot(root)
+    opened = Run.open(root)
+    assert (opened.format.name, opened.steps(), opened.latest()) == ("accelerate", [2, 4], 4)
+    assert surgery.verify(opened, level=4).findings == ()
+    recipe = {"rollback": {"to": 2}, "set": {"lr": 5e-4, "beta2": 0.95}, "reset": ["moments"]}
+    operate(root, recipe)
+    assert [path.name for path in sorted(root.iterdir()) if path.name[0] != "."] == [name.format(2)]
+    accelerator, adam, schedule = accelerated()
+    accelerator.load_state(str(root / name.format(2)))
+    group = adam.param_groups[0]
+    assert group["lr"] == pytest.approx(5e-4 * 0.9**2)
+    assert group["betas"] == (0.9, 0.95)
+    for state in adam.optimizer.state.values():
+        assert not state["exp_avg"].any() and not state["exp_avg_sq"].any() and state["step"] == 0
+    accelerator.backward(sum((p**2).sum() for p in group["params"]))
+    adam.step()
+    schedule.step()
+    assert group["lr"] == pytest.approx(5e-4 * 0.9**3)
+    take_back(root, before)
+
+
+def test_two_folders_of_one_number_are_told(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    accelerator, _, _ = accelerated()
+    for name in ("step_1", "epoch_1"):
+        accelerator.save_state(str(root / name))
+    with pytest.raises(SurgeryError, match="same number"):
+        surgery.inspect(Run.open(root), 1)
