@@ -18,7 +18,7 @@ Key: TypeAlias = str | int
 ZEROS = "zeros"
 """`Change.new` of a tensor whose every element becomes 0."""
 ABSENT = "absent"
-"""`Change.old` of a dict key that is not there yet."""
+"""`Change.old` of a dict key that is not there yet, `Change.new` of one that goes."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,16 @@ class Fill:
 
     def __str__(self) -> str:
         return f"zeros (code {self.byte})"
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """`Change.new` of a dict key that becomes `key`, its value staying."""
+
+    key: str
+
+    def __str__(self) -> str:
+        return self.key
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class Change:
     file: str
     field: str
     old: Value
-    new: Value | Fill | Elements
+    new: Value | Fill | Elements | Renamed
     path: tuple[Key, ...] = ()
     elements: tuple[int, int] | None = None
 
@@ -272,8 +282,8 @@ class Receipt:
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Fill, Elements, Change, Aside, Span, Hole, Content, Rewrite, Move, Replace, Append,
-        Truncate, Fingerprint, Promise, Plan, Receipt,
+        Fill, Elements, Renamed, Change, Aside, Span, Hole, Content, Rewrite, Move, Replace,
+        Append, Truncate, Fingerprint, Promise, Plan, Receipt,
     )
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from typing import Any
 from ckptsurgeon.errors import UsageError
 
 STATES = ("moments", "loss_scale")
+OPTIMIZERS = ("adamw", "sgdw")
 REWARMS = ("hold", "ramp")
 MAX_ITERATIONS = 1_000_000_000
 DECAY_STYLES = ("constant", "linear", "cosine")
@@ -85,6 +86,16 @@ class Replicas:
 
 
 @dataclass(frozen=True)
+class SwapOptimizer:
+    """Go on with the optimizer `to`, adamw or sgdw; of SGDW, its `momentum`, and whether its buffer
+    begins as Adam's exp_avg (`keep`) or empty."""
+
+    to: str
+    momentum: float = 0.9
+    keep: bool = False
+
+
+@dataclass(frozen=True)
 class Moments:
     """What a reset of the moments is confined to: `only` exp_avg, `params` whose names match."""
 
@@ -147,6 +158,7 @@ class Recipe:
     moments: Moments = field(default_factory=Moments)
     rewarm: Rewarm | None = None
     sync_replicas: Replicas | None = None
+    swap_optimizer: SwapOptimizer | None = None
     skip: list[str] = field(default_factory=list)
     skip_by_counters: bool = False
     clear_skip: bool = False
@@ -253,6 +265,20 @@ def _check(recipe: Recipe) -> None:
             raise unknown_key(state, STATES, "reset")
     ranges(recipe.skip)
     _check_moments(recipe)
+    if recipe.swap_optimizer is not None:
+        if recipe.swap_optimizer.to not in OPTIMIZERS:
+            raise unknown_key(recipe.swap_optimizer.to, OPTIMIZERS, "swap_optimizer.to")
+        if not 0 <= recipe.swap_optimizer.momentum < 1:
+            raise UsageError(
+                f"`swap_optimizer.momentum` is {recipe.swap_optimizer.momentum}",
+                next="0 <= momentum < 1",
+            )
+        if recipe.reset or recipe.rewarm is not None:
+            raise UsageError(
+                "`swap_optimizer` begins the state anew; `reset` and `rewarm` beside it have no "
+                "meaning",
+                next="drop them",
+            )
     if recipe.skip_by_counters and not recipe.skip:
         raise UsageError("`skip_by_counters` without a range", next="skip: [A-B]")
     if recipe.rewarm is not None:

@@ -31,12 +31,23 @@ from ckptsurgeon.operations.reset import reset
 from ckptsurgeon.operations.rewarm import rewarm
 from ckptsurgeon.operations.rollback import rollback
 from ckptsurgeon.operations.skip import skip
+from ckptsurgeon.operations.swap_optimizer import swap_optimizer
 from ckptsurgeon.recipe import Recipe, absolute, to_dict
 from ckptsurgeon.render import render, touched
 from ckptsurgeon.run import Run
 from ckptsurgeon.undo import plan_undo
 
-OPERATIONS = (rollback, hyperparameters, counters, reset, rewarm, replicas, skip, events)
+OPERATIONS = (
+    rollback,
+    hyperparameters,
+    counters,
+    reset,
+    rewarm,
+    replicas,
+    swap_optimizer,
+    skip,
+    events,
+)
 
 Progress = Callable[[str, int, int], None]
 
@@ -219,6 +230,8 @@ def _title(run: Run, recipe: Recipe, step: int) -> str:
     parts += [f"reset {state}{f' ({part})' if part else ''}" for state in recipe.reset]
     if recipe.rewarm is not None:
         parts.append(f"rewarm {recipe.rewarm.iterations} ({recipe.rewarm.kind})")
+    if recipe.swap_optimizer is not None:
+        parts.append(f"swap the optimizer for {recipe.swap_optimizer.to}")
     if recipe.sync_replicas is not None:
         parts.append("sync replicas")
     if recipe.clear_skip:

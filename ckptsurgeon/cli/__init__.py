@@ -31,6 +31,7 @@ COMMANDS: tuple[tuple[str, Any, str], ...] = (
     ("set", one_liners.set_values, exit_codes(EDITS)),
     ("reset", one_liners.reset, exit_codes(EDITS)),
     ("skip", one_liners.skip, exit_codes(EDITS)),
+    ("swap-optimizer", one_liners.swap_optimizer, exit_codes(EDITS)),
     ("sync-replicas", one_liners.sync_replicas, exit_codes(EDITS)),
     ("repair-latest", one_liners.repair_latest, exit_codes(EDITS)),
     ("truncate-tb-events", one_liners.truncate_tb_events, exit_codes(EDITS)),

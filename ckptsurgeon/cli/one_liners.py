@@ -183,6 +183,26 @@ def skip(
     one_section(common, {**data, "clear_skip": True} if clear else data)
 
 
+def swap_optimizer(
+    to: Annotated[str, typer.Argument(metavar="adamw|sgdw", help="The optimizer to go on with.")],
+    momentum: Annotated[
+        str | None, typer.Option("--momentum", metavar="M", help="Of SGDW [0.9].")
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="SGDW's buffer begins as Adam's exp_avg.")
+    ] = False,
+    *,
+    common: OneLiner,
+) -> None:
+    """Go on with another optimizer.
+
+    Groups, state, and the run's train.yaml are rewritten. To SGDW the moments go (or exp_avg
+    becomes the momentum); to AdamW the momentum goes, and Adam starts at step 0."""
+    data: dict[str, Any] = {"swap_optimizer": {"to": to, **({"keep": True} if keep else {})}}
+    given = [] if momentum is None else [f"swap_optimizer.momentum={momentum}"]
+    one_section(common, data, given)
+
+
 def sync_replicas(
     params: Annotated[
         str | None,

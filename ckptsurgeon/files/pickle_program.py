@@ -50,11 +50,13 @@ def splice(
     edits: Mapping[Path, Value],
     *,
     delete: Sequence[tuple[Key, ...]] = (),
+    rename: Mapping[tuple[Key, ...], str] | None = None,
     where: str = "",
     base: int = 0,
     scanned: Scan | None = None,
 ) -> bytes:
-    """`data` with the value under each path of `edits` set and each path of `delete` gone.
+    """`data` with the value under each path of `edits` set, each path of `delete` gone, and the
+    last key of each path of `rename` another one in the same place.
 
     Does what `tree[…][key] = value` and `del tree[…][key]` do: a path leads through shared
     containers, and a value that is shared itself stays as it is for its other holders. A last key
@@ -68,14 +70,17 @@ def splice(
     if scanned is None:
         scanned = scan(data, where=where, base=base)
     try:
-        return _spliced(scanned, edits, delete)
+        return _spliced(scanned, edits, delete, rename or {})
     except InRun:
         scanned = scan(data, where=scanned.where, base=scanned.base, whole=True)
-        return _spliced(scanned, edits, delete)
+        return _spliced(scanned, edits, delete, rename or {})
 
 
 def _spliced(
-    scanned: Scan, edits: Mapping[Path, Value], delete: Sequence[tuple[Key, ...]]
+    scanned: Scan,
+    edits: Mapping[Path, Value],
+    delete: Sequence[tuple[Key, ...]],
+    rename: Mapping[tuple[Key, ...], str],
 ) -> bytes:
     program = _Program(scanned)
     cuts: list[Cut] = []
@@ -91,6 +96,13 @@ def _spliced(
         if slot is None:
             raise KeyError(path)
         cuts.append(program.deletion(slot, path))
+    for path, key in rename.items():
+        holder, slot = program.find(path)
+        _, taken = program.find((*path[:-1], key))
+        if slot is None or not slot.keyed or taken is not None:
+            raise KeyError(path)
+        old = Slot(slot.opcode, slot.items, slot.index - 1)
+        cuts.append(Cut((program.span(old),), encode(key)))
     return replaced(scanned, cut(scanned, cuts))
 
 

@@ -13,7 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import ABSENT, ZEROS, Append, Change, Content, Elements, Fill, Key, Value
+from ckptsurgeon.edits import (
+    ABSENT,
+    ZEROS,
+    Append,
+    Change,
+    Content,
+    Elements,
+    Fill,
+    Key,
+    Renamed,
+    Value,
+)
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import archive_content, crc32
 from ckptsurgeon.files.archive import PICKLE, Archive
@@ -41,11 +52,12 @@ def render(
 ) -> Append | Content:
     """One edit that makes all `changes` to the torch file `source`, called `file` in the edit.
 
-    A value of data.pkl is set by `pickle_program.splice`; a tensor becomes `ZEROS`, one of bytes a
-    `Fill` (as many bytes are written), one of one element a number of its dtype. A key whose `old`
-    is `ABSENT` is inserted. The result is `Content` if the file has other links, is a symbolic
-    link, may not be written, is of the legacy format, if too much of a shared storage stays, or if
-    `strict`: storages then stay where they are, for readers that compute where they must be.
+    A value of data.pkl is set by `pickle_program.splice`; a tensor becomes `ZEROS` or `Elements`,
+    one of bytes a `Fill` (as many bytes are written), one of one element a number of its dtype. A
+    key whose `old` is `ABSENT` is inserted, one whose `new` is goes, and a `Renamed` one keeps its
+    value. The result is `Content` if the file has other links, is a symbolic link, may not be
+    written, is of the legacy format, if too much of a shared storage stays, or if `strict`:
+    storages then stay where they are, for readers that compute where they must be.
     Raises DamagedFile, or SurgeryError if a path leads nowhere or a tensor can't be changed alone.
     """
     with collector_paused():
@@ -59,15 +71,18 @@ def _render(
 ) -> Append | Content:
     scanned = archive.scan()
     archive.tree(scanned)
-    values, tensors = _sorted(archive, file, changes)
+    gone = [change.path for change in changes if change.new == ABSENT]
+    renamed = {c.path: c.new.key for c in changes if isinstance(c.new, Renamed)}
+    kept = [c for c in changes if c.new != ABSENT and not isinstance(c.new, Renamed)]
+    values, tensors = _sorted(archive, file, kept)
     data: bytes | None = None
-    if values:
+    if values or gone or renamed:
         try:
             whole = () in values  # the file is one number
             data = (
                 pickle.dumps(values[()], 2)
                 if whole
-                else splice(scanned.data, values, scanned=scanned)
+                else splice(scanned.data, values, delete=gone, rename=renamed, scanned=scanned)
             )
         except KeyError as missing:
             raise SurgeryError(f"{file}: {missing} can't be set") from None
@@ -90,7 +105,8 @@ def _sorted(
                 change.new == ZEROS and not isinstance(found, str)
             ):
                 raise SurgeryError(f"{file}: {change.path!r} is no tensor, so it has no zeros")
-            values[change.path] = change.new
+            if not isinstance(change.new, (Fill, Elements, Renamed)):
+                values[change.path] = change.new
             continue
         archive.storage(found)
         if change.new == ZEROS:

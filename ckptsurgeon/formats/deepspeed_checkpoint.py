@@ -106,6 +106,17 @@ class DeepSpeedCheckpoint(Shards):
             shards = [p for i in items for p in self.at(i.file, (*i.outer, name), i.loaded)]
             models = self._in_models("args", name, wins=not shards and self._ours())
             return shards + models
+        if name in ("optimizer", "sgd_momentum"):
+            return self._in_models("args", name) if self._ours() else []
+        if name == "momentum":
+            return [p for i in items for p in deepspeed_optimizer.groups(self, i, name)]
+        if name == "momentum_buffer":
+            return [
+                Place(item.file, (*path, name), state[name])
+                for item in items
+                for path, state in deepspeed_optimizer.states(self, item)
+                if name in state
+            ]
         if name == "seed":
             return self._in_models("args", name, wins=self._ours())
         if name == "skip":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckptsurgeon.edits import Key
+from ckptsurgeon.edits import ABSENT, Key, Renamed
 from ckptsurgeon.files.pickle_reader import Object
 
 
@@ -23,7 +23,14 @@ def patched(tree: Any, patch: Mapping[Key, Any]) -> Any:
         return replace(tree, state=patched(tree.state, patch))
     items = tree.copy() if isinstance(tree, dict) else dict(enumerate(tree))
     for key, new in patch.items():
-        items[key] = new.value if isinstance(new, New) else patched(items[key], new)
+        if not isinstance(new, New):
+            items[key] = patched(items[key], new)
+        elif isinstance(new.value, Renamed):
+            items[new.value.key] = items.pop(key)
+        elif new.value == ABSENT:
+            del items[key]
+        else:
+            items[key] = new.value
     if isinstance(tree, dict):
         return items
     return tuple(items.values()) if isinstance(tree, tuple) else list(items.values())

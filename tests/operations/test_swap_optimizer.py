@@ -1,0 +1,83 @@
+"""AdamW becomes SGDW and back in a run that goes on, and the trainer trains with it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.relaunch import compare
+from tests.conftest import Trained, launch
+from tests.test_contract import first_line, tree
+
+SHARD = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+
+
+def swap(to: str, **more: Any) -> Any:
+    return from_data({"swap_optimizer": {"to": to, **more}})
+
+
+def states(root: Any, step: int) -> Any:
+    shard = torch.load(root / f"global_step{step}" / SHARD, weights_only=False)
+    return shard["optimizer_state_dict"]["base_optimizer_state"]["state"]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_adamw_becomes_sgdw_and_adamw_again(trained: Trained, keep: bool) -> None:
+    root = trained()
+    before, moments = tree(root), states(root, 8)
+    run = Run.open(root)
+    recipe = swap("sgdw", momentum=0.8, keep=keep)
+    wanted = plan(run, recipe)
+    assert wanted.promise is not None
+    surgery.apply(run, wanted)
+    for key, state in states(root, 8).items():
+        assert list(state) == (["step", "momentum_buffer"] if keep else ["step"])
+        if keep:
+            assert torch.equal(state["momentum_buffer"], moments[key]["exp_avg"])
+    line = first_line(root)
+    assert compare(wanted.promise, line) == []
+    assert plan(run, recipe).empty
+    assert surgery.verify(run, level=3).findings == ()
+
+    launch(f"--config={root / 'train.yaml'}", "train_iters=10", "save_interval=10")
+    trained_on = states(root, 10)
+    assert all(set(state) == {"step", "momentum_buffer"} for state in trained_on.values())
+    args = torch.load(root / "global_step10" / "mp_rank_00_model_states.pt", weights_only=False)[
+        "args"
+    ]
+    assert (args.optimizer, args.sgd_momentum) == ("sgdw", 0.8)
+
+    back = plan(run, swap("adamw"))
+    assert back.promise is not None
+    surgery.apply(run, back)
+    assert states(root, 10) == {0: {}, 1: {}}
+    told = json.loads(first_line(root))
+    assert (told["adam_step"], told["betas"]) == (0, [0.9, 0.95])
+    launch(f"--config={root / 'train.yaml'}", "train_iters=12", "save_interval=12")
+    assert all(float(state["step"]) == 2 for state in states(root, 12).values())
+    surgery.apply(run, surgery.plan_undo(run, back.id))
+    surgery.apply(run, surgery.plan_undo(run, wanted.id))
+    after = tree(root)
+    assert {name: after[name] for name in before if "step8" in name} == {
+        name: before[name] for name in before if "step8" in name
+    }
+
+
+def test_what_can_not_be_swapped_is_refused(trained: Trained) -> None:
+    root = trained()
+    with pytest.raises(UsageError, match="adamw, sgdw|did you mean"):
+        swap("sgd2")
+    with pytest.raises(UsageError, match="have no meaning"):
+        from_data({"swap_optimizer": {"to": "sgdw"}, "reset": ["moments"]})
+    path = root / "global_step8" / "mp_rank_00_model_states.pt"
+    state = torch.load(path, weights_only=False)
+    del state["trainer"]
+    torch.save(state, path)
+    with pytest.raises(SurgeryError, match="does not say which optimizer"):
+        plan(Run.open(root), swap("sgdw"))
