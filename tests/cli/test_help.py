@@ -20,7 +20,8 @@ def test_every_command_of_the_design_is_there() -> None:
     assert NAMES == [
         "status", "show", "log", "verify", "doctor",
         "plan", "apply", "undo", "recover",
-        "rollback", "set-lr", "set", "reset", "skip", "swap-optimizer", "sync-replicas", "repair-latest",
+        "rollback", "set-lr", "set", "reset", "skip",
+        "swap-optimizer", "sync-replicas", "repair-latest",
         "truncate-tb-events", "rename-tb-events",
         "relaunch", "fork", "export", "compact", "shrink", "prune", "unlock",
     ]  # fmt: skip

@@ -71,7 +71,7 @@ def test_adamw_becomes_sgdw_and_adamw_again(trained: Trained, keep: bool) -> Non
 
 def test_what_can_not_be_swapped_is_refused(trained: Trained) -> None:
     root = trained()
-    with pytest.raises(UsageError, match="adamw, sgdw|did you mean"):
+    with pytest.raises(UsageError, match="unknown key `sgd2`"):
         swap("sgd2")
     with pytest.raises(UsageError, match="have no meaning"):
         from_data({"swap_optimizer": {"to": "sgdw"}, "reset": ["moments"]})
