@@ -251,6 +251,7 @@ FORMATS = (
     "fairseq:Fairseq",
     "huggingface:Transformers",
     "huggingface:Accelerate",
+    "nanotron:Nanotron",
 )
 """`module:Class` of each format, those that are told apart by more first. They are imported when
 they are asked: most commands need one."""

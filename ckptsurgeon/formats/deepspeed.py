@@ -38,7 +38,10 @@ class DeepSpeed:
         self._first: Archive | None = None  # what `missing` has read, for `open`
 
     def recognizes(self, run: Path) -> bool:
-        """True with a `global_step<N>` folder that holds shards, or a `latest` that names one."""
+        """True with a `global_step<N>` folder that holds shards, or a `latest` that names one; but
+        for an engine inside a checkpoint of Hugging Face, whose scheduler lies beside it."""
+        if (run / "trainer_state.json").is_file():
+            return False
         pointer = run / "latest"
         if pointer.is_file() and STEP.match(text(pointer) or ""):
             return True

@@ -6,82 +6,32 @@ a pointer: the Trainer resumes the highest number, and so does Accelerate with i
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ckptsurgeon.edits import Key
-from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.deepspeed import STEP, DeepSpeed
 from ckptsurgeon.formats.huggingface_checkpoint import EngineCheckpoint, HuggingFaceCheckpoint
 from ckptsurgeon.formats.shards import opened
+from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
 
-NUMBERED = re.compile(r"(?P<name>.*?)(?P<number>\d{1,18})")
 STATE = "trainer_state.json"
 OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.bin|(?:rank\d+-of-\d+-)?optimizer\.pt")
 SCHEDULER = re.compile(r"scheduler(?:_\d+)?\.bin|scheduler\.pt")
 SCALER = "scaler.pt"
 
 
-class _Folders:
-    """Steps in folders of their own, by the number at the end of their names."""
+class _Saved(StepFolders):
+    """What both libraries have in common."""
 
     name = "huggingface"
     flags: Mapping[str, str] = {}
 
-    def recognizes(self, run: Path) -> bool:
-        """True with a folder that is such a checkpoint."""
-        return bool(self.steps(run))
-
-    def is_step(self, folder: Path) -> bool:
-        """Whether a folder is one saved step."""
-        raise NotImplementedError
-
-    def _found(self, run: Path) -> dict[int, list[Path]]:
-        found: dict[int, list[Path]] = {}
-        for item in sorted(run.iterdir()):
-            match = NUMBERED.fullmatch(item.name)
-            if match and item.is_dir() and self.is_step(item):
-                found.setdefault(int(match["number"]), []).append(item)
-        return found
-
-    def steps(self, run: Path) -> list[int]:
-        """The numbers of the folders."""
-        return sorted(self._found(run))
-
-    def directory(self, run: Path, step: int) -> Path:
-        """The folder. Two of one number are told apart by nobody: refused."""
-        folders = self._found(run).get(step, [run / f"checkpoint-{step}"])
-        if len(folders) > 1:
-            names = ", ".join(folder.name for folder in folders)
-            raise SurgeryError(
-                f"{names} have the same number, so which one is step {step} is not known",
-                next="move those that the run does not go on from into another folder",
-            )
-        return folders[0]
-
-    def entries(self, run: Path, step: int) -> list[Path]:
-        """Every folder of that number."""
-        return self._found(run).get(step, [])
-
-    def files(self, run: Path, step: int) -> list[Path]:
-        """All that lies in the folder and below it."""
-        found = []
-        for folder, inner, names in os.walk(self.directory(run, step)):
-            inner.sort()
-            found += [Path(folder, name) for name in names]
-        return sorted(found)
-
     def missing(self, run: Path, step: int) -> list[str]:
         """The optimizer's or scheduler's file, and shards of an engine inside."""
         folder = self.directory(run, step)
-        if folder.is_symlink():
-            raise SurgeryError(
-                f"{folder} is a symbolic link to {folder.readlink()}: an edit would change a "
-                "folder outside the run",
-                next="move the real folder into the run",
-            )
+        refuse_link(folder)
         if engine := _engine(folder):
             return [f"{engine.name}/{name}" for name in _Engine(engine).missing(folder, 0)]
         return [] if _matching(folder, OPTIMIZER) else ["optimizer.pt"]
@@ -129,7 +79,7 @@ class _Folders:
         )
 
 
-class Transformers(_Folders):
+class Transformers(_Saved):
     """`checkpoint-<N>` with `trainer_state.json`."""
 
     name = "transformers"
@@ -143,7 +93,7 @@ class Transformers(_Folders):
         return kept or _engine(folder) is not None
 
 
-class Accelerate(_Folders):
+class Accelerate(_Saved):
     """Folders that `save_state` filled: `checkpoint_<N>`, or the user's own names with a number."""
 
     name = "accelerate"
@@ -154,7 +104,7 @@ class Accelerate(_Folders):
 
     def is_step(self, folder: Path) -> bool:
         """By an optimizer's or an engine's files beside Accelerate's random states."""
-        random = any(name.startswith("random_states_") for name in _names(folder))
+        random = any(name.startswith("random_states_") for name in listed(folder))
         return random and (bool(_matching(folder, OPTIMIZER)) or _engine(folder) is not None)
 
 
@@ -170,22 +120,14 @@ class _Engine(DeepSpeed):
         return self._folder
 
 
-def _names(folder: Path) -> list[str]:
-    """What is in the folder; nothing if it may not be read, as some beside a run may not."""
-    try:
-        return sorted(item.name for item in folder.iterdir())
-    except OSError:
-        return []
-
-
 def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    return [folder / name for name in _names(folder) if pattern.fullmatch(name)]
+    return [folder / name for name in listed(folder) if pattern.fullmatch(name)]
 
 
 def _engine(folder: Path) -> Path | None:
     """The folder that `engine.save_checkpoint` made inside: of the Trainer `global_step<N>`, of
     Accelerate the name of the model (`pytorch_model`)."""
-    for item in (folder / name for name in _names(folder)):
+    for item in (folder / name for name in listed(folder)):
         named = STEP.fullmatch(item.name) or item.name.startswith("pytorch_model")
         if named and item.is_dir() and any(item.glob("*_model_states.pt")):
             return item

@@ -243,3 +243,35 @@ def test_two_folders_of_one_number_are_told(tmp_path: Path) -> None:
         accelerator.save_state(str(root / name))
     with pytest.raises(SurgeryError, match="same number"):
         surgery.inspect(Run.open(root), 1)
+
+
+# --- an engine inside ----------------------------------------------------------------------------
+
+
+def test_an_engine_inside_and_the_scheduler_beside_it_change_together(tmp_path: Path) -> None:
+    from tests.formats.deepspeed_engine import Options, make, process_group, resume
+
+    root = tmp_path / "run"
+    folder = root / "checkpoint-6"
+    folder.mkdir(parents=True)
+    options = Options(scheduler="LambdaLR")
+    with process_group():
+        make(folder, options)
+    shard = folder / "global_step6" / "mp_rank_00_model_states.pt"
+    torch.save(torch.load(shard, weights_only=False)["lr_scheduler"], folder / "scheduler.pt")
+    (folder / "trainer_state.json").write_text('{"global_step": 6}')
+    before = snapshot(root)
+    opened = Run.open(folder)  # the scheduler beside the engine is no part of a run of DeepSpeed
+    assert (opened.root, opened.format.name, opened.latest()) == (root, "transformers", 6)
+    assert surgery.verify(opened, level=4).findings == ()
+    plan = operate(root, {"set": {"lr": PEAK / 2, "beta2": 0.99}})
+    inside = torch.load(shard, weights_only=False)["lr_scheduler"]
+    assert torch.load(folder / "scheduler.pt") == inside
+    assert inside["base_lrs"][0] == pytest.approx(PEAK / 2)
+    edited = Path(shutil.copytree(folder, tmp_path / "resumed"))
+    with process_group():
+        live = resume(edited, options)
+    assert plan.promise is not None
+    assert live["lr"][0] == plan.promise.lr == inside["_last_lr"][0]
+    assert live["betas"][0] == [0.9, 0.99]
+    take_back(root, before)

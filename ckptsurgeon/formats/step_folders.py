@@ -1,0 +1,76 @@
+"""A folder for each step, numbered by the end of its name: what formats of that layout share."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ckptsurgeon.errors import SurgeryError
+
+NUMBERED = re.compile(r"(?P<name>.*?)(?P<number>\d{1,18})")
+
+
+class StepFolders:
+    """A format says by `is_step` which folders are steps."""
+
+    def is_step(self, folder: Path) -> bool:
+        """Whether a folder with a number at the end of its name is one saved step."""
+        raise NotImplementedError
+
+    def recognizes(self, run: Path) -> bool:
+        """True with a folder that is such a step."""
+        return bool(self.steps(run))
+
+    def _found(self, run: Path) -> dict[int, list[Path]]:
+        found: dict[int, list[Path]] = {}
+        for name in listed(run):
+            match = NUMBERED.fullmatch(name)
+            if match and (run / name).is_dir() and self.is_step(run / name):
+                found.setdefault(int(match["number"]), []).append(run / name)
+        return found
+
+    def steps(self, run: Path) -> list[int]:
+        """The numbers of the folders."""
+        return sorted(self._found(run))
+
+    def directory(self, run: Path, step: int) -> Path:
+        """The folder. Two of one number are told apart by nobody: refused."""
+        folders = self._found(run).get(step, [run / str(step)])
+        if len(folders) > 1:
+            names = ", ".join(folder.name for folder in folders)
+            raise SurgeryError(
+                f"{names} have the same number, so which one is step {step} is not known",
+                next="move those that the run does not go on from into another folder",
+            )
+        return folders[0]
+
+    def entries(self, run: Path, step: int) -> list[Path]:
+        """Every folder of that number."""
+        return self._found(run).get(step, [])
+
+    def files(self, run: Path, step: int) -> list[Path]:
+        """All that lies in the folder and below it."""
+        found = []
+        for folder, inner, names in os.walk(self.directory(run, step)):
+            inner.sort()
+            found += [Path(folder, name) for name in names]
+        return sorted(found)
+
+
+def listed(folder: Path) -> list[str]:
+    """What is in the folder; nothing if it may not be read, as some beside a run may not."""
+    try:
+        return sorted(item.name for item in folder.iterdir())
+    except OSError:
+        return []
+
+
+def refuse_link(folder: Path) -> None:
+    """Raise SurgeryError for a step that is a symbolic link."""
+    if folder.is_symlink():
+        raise SurgeryError(
+            f"{folder} is a symbolic link to {folder.readlink()}: an edit would change a folder "
+            "outside the run",
+            next="move the real folder into the run, or work in the run that it belongs to",
+        )

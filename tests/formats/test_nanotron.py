@@ -1,0 +1,147 @@
+"""nanotron: the optimizer shards of every rank and the one scheduler change together.
+
+It needs CUDA and flash-attn to import, so the files are made as `nanotron/serialize/optimizer.py`
+does, with torch's own AdamW and LambdaLR, and are loaded in its order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.run import Run
+from tests.formats.surgeries import operate, snapshot, take_back
+
+PEAK, RANKS = 1e-3, 2
+
+
+def decayed(step: int) -> float:
+    """The function of the schedule, which no state keeps."""
+    return 0.9**step
+
+
+def built(rank: int) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
+    """One rank's slices of a matrix, which decays, and of a bias, which does not."""
+    torch.manual_seed(rank)
+    groups = [
+        {"params": [torch.nn.Parameter(torch.randn(32))], "weight_decay": 0.1},
+        {"params": [torch.nn.Parameter(torch.randn(8))], "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.95))
+    return adam, torch.optim.lr_scheduler.LambdaLR(adam, decayed)
+
+
+def named(rank: int) -> str:
+    return f"optimizer_pp-0-of-1_dp-{rank}-of-{RANKS}_tp-0-of-1_exp-0-of-1.pt"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    root = tmp_path / "run"
+    for rank in range(RANKS):
+        adam, schedule = built(rank)
+        for step in range(1, 7):
+            for group in adam.param_groups:
+                group["params"][0].grad = torch.randn_like(group["params"][0])
+            adam.step()
+            schedule.step()
+            if step % 2:
+                continue
+            for inner in ("optimizer", "lr_scheduler"):
+                (root / str(step) / inner).mkdir(parents=True, exist_ok=True)
+            masters = {"w.weight": torch.randn(32), "w.bias": torch.randn(8)}
+            state = {**adam.state_dict(), "names": {0: "w.weight", 1: "w.bias"}}
+            torch.save({**state, "gradient_accumulator": masters}, shard(root, step, rank))
+            torch.save(schedule.state_dict(), scheduler(root, step))
+            config = {
+                "type": "ZeroDistributedOptimizer",
+                "parallelism": {
+                    "tp_size": "1", "dp_size": "2", "pp_size": "1", "expert_parallel_size": "1",
+                },
+            }  # fmt: skip
+            (root / str(step) / "optimizer" / "optimizer_config.json").write_text(
+                json.dumps(config)
+            )
+            metas = {"metas": {"last_train_step": step, "consumed_train_samples": 4 * step}}
+            (root / str(step) / "checkpoint_metadata.json").write_text(json.dumps(metas))
+    (root / "latest.txt").write_text("6")
+    return root
+
+
+def shard(root: Path, step: int, rank: int) -> Path:
+    return root / str(step) / "optimizer" / named(rank)
+
+
+def scheduler(root: Path, step: int) -> Path:
+    return root / str(step) / "lr_scheduler" / "lr_scheduler.pt"
+
+
+def resumed(root: Path, rank: int) -> torch.optim.AdamW:
+    """As nanotron loads: the optimizer, the scheduler, and the scheduler's first step."""
+    step = int((root / "latest.txt").read_text())
+    adam, schedule = built(rank)
+    state = torch.load(shard(root, step, rank))
+    adam.load_state_dict({key: state[key] for key in ("state", "param_groups")})
+    schedule.load_state_dict(torch.load(scheduler(root, step)))
+    schedule._initial_step()
+    return adam
+
+
+def test_status_and_verify(run: Path) -> None:
+    opened = Run.open(run)
+    assert (opened.format.name, opened.steps(), opened.latest()) == ("nanotron", [2, 4, 6], 6)
+    assert surgery.verify(opened, level=4).findings == ()
+    state = surgery.inspect(opened)
+    assert (state.promise.adam_step, state.peak_lr) == (6, PEAK)
+    assert any("steps its schedule once" in note for note in state.notes)
+
+
+def test_a_resume_uses_what_was_set_on_every_rank(run: Path) -> None:
+    before = snapshot(run)
+    unedited = resumed(run, 0).param_groups[0]["lr"]
+    operate(run, {"set": {"lr": PEAK / 4, "beta1": 0.8, "eps": 1e-6, "weight_decay": 0.05}})
+    for rank in range(RANKS):
+        matrix, bias = resumed(run, rank).param_groups
+        assert matrix["lr"] == bias["lr"] == pytest.approx(unedited / 4)
+        assert (matrix["betas"], matrix["eps"]) == ((0.8, 0.95), 1e-6)
+        assert (matrix["weight_decay"], bias["weight_decay"]) == (0.05, 0.0)
+    take_back(run, before)
+
+
+def test_a_rollback_moves_the_pointer_and_the_later_steps(run: Path) -> None:
+    before = snapshot(run)
+    operate(run, {"rollback": {"to": 2}, "reset": ["moments"], "set": {"lr": 2e-3}})
+    assert sorted(path.name for path in run.iterdir() if path.name[0] != ".") == ["2", "latest.txt"]
+    assert (run / "latest.txt").read_text() == "2"
+    for rank in range(RANKS):
+        adam = resumed(run, rank)
+        assert adam.param_groups[0]["lr"] == pytest.approx(2e-3 * decayed(3))
+        for state in adam.state.values():
+            assert state["step"] == 0 and not state["exp_avg"].any()
+    take_back(run, before)
+
+
+def test_moments_of_one_parameter_are_reset_by_its_name(run: Path) -> None:
+    before = snapshot(run)
+    operate(run, {"reset": ["moments"], "moments": {"params": "bias$"}})
+    for rank in range(RANKS):
+        matrix, bias = (resumed(run, rank).state_dict()["state"][i] for i in range(2))
+        assert matrix["exp_avg"].all() and not bias["exp_avg"].any()
+    take_back(run, before)
+
+
+def test_a_missing_shard_and_what_the_config_decides_are_told(run: Path) -> None:
+    shard(run, 4, 1).unlink()
+    assert not Run.open(run).complete(4)
+    told: list[Any] = []
+    for recipe in ({"set": {"clip_grad": 0.5}}, {"set": {"warmup": 5}}, {"skip": ["7-8"]}):
+        with pytest.raises(SurgeryError) as error:
+            surgery.plan(Run.open(run), from_data(recipe))
+        told += error.value.next
+    assert "optimizer.clip_grad" in " ".join(told)
