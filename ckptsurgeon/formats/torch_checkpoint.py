@@ -71,6 +71,8 @@ class TorchCheckpoint(Shards):
     def _locate(self, name: str) -> list[Place]:
         if name == "scheduler":
             return [Place(file, (), self.trees[file]) for file in self.schedulers]
+        if name == "position":
+            return [p for file in self.schedulers for p in self.at(file, ("last_epoch",))]
         if name in GROUPS:
             wins = name != "lr" or self.groups_win
             return [

@@ -188,3 +188,36 @@ def test_a_state_of_no_known_class_is_refused(tmp_path: Path) -> None:
         torch.save(tree, file)
     with pytest.raises(SurgeryError, match="no known family"):
         plan(Run.open(tmp_path / "run"), from_data({"set": {"lr": 1e-4}}))
+
+
+def test_the_position_of_a_scheduler_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """As Hugging Face's Trainer saves it: optimizer.pt and scheduler.pt."""
+    import torch
+
+    def pair() -> tuple[Any, Any]:
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=PEAK)
+        return optimizer, schedulers()["CosineAnnealingLR"](optimizer)
+
+    optimizer, scheduler = pair()
+    for _ in range(6):
+        optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
+        optimizer.step()
+        scheduler.step()
+    folder = tmp_path / "checkpoint-6"
+    folder.mkdir()
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    torch.save(scheduler.state_dict(), folder / "scheduler.pt")
+    torch.save({"weight": torch.ones(2)}, folder / "pytorch_model.bin")
+    (folder / "trainer_state.json").write_text('{"global_step": 6, "log_history": []}')
+    promised = edited(tmp_path, position=11)
+    optimizer, scheduler = pair()
+    optimizer.load_state_dict(torch.load(folder / "optimizer.pt"))
+    scheduler.load_state_dict(torch.load(folder / "scheduler.pt"))
+    assert (scheduler.last_epoch, scheduler._step_count) == (11, 12)
+    rates = []
+    for _ in range(4):
+        rates.append([optimizer.param_groups[0]["lr"]] * 2)
+        optimizer.step()
+        scheduler.step()
+    assert rates[0][0] == promised
+    assert rates == [pytest.approx(step) for step in born("CosineAnnealingLR", 15)[11:]]
