@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.deepspeed import STEP, DeepSpeed
 from ckptsurgeon.formats.huggingface_checkpoint import EngineCheckpoint, HuggingFaceCheckpoint
 from ckptsurgeon.formats.shards import opened
@@ -34,6 +35,12 @@ class _Saved(StepFolders):
         refuse_link(folder)
         if engine := _engine(folder):
             return [f"{engine.name}/{name}" for name in _Engine(engine).missing(folder, 0)]
+        if (folder / "optimizer_0").is_dir():
+            raise SurgeryError(
+                f"{folder.name}: its optimizer is in FSDP's sharded state, which can't be edited "
+                "here",
+                next="save once with fsdp_state_dict_type FULL_STATE_DICT",
+            )
         return [] if _matching(folder, OPTIMIZER) else ["optimizer.pt"]
 
     def strays(self, run: Path, step: int) -> list[str]:
@@ -98,8 +105,8 @@ class Accelerate(_Saved):
 
     name = "accelerate"
     flags: Mapping[str, str] = {
-        "clip_grad": "the max_norm of its clip_grad_norm_ and not",
-        "seed": "the seed of its set_seed and not",
+        "clip_grad": "max_norm in its call of clip_grad_norm_:",
+        "seed": "in its call of set_seed:",
     }
 
     def is_step(self, folder: Path) -> bool:

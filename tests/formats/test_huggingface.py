@@ -12,8 +12,9 @@ import torch
 
 from ckptsurgeon import surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe_file import from_data, settings
 from ckptsurgeon.run import Run
+from tests.conftest import REPO
 from tests.formats.surgeries import operate, snapshot, take_back
 
 pytestmark = [
@@ -233,6 +234,26 @@ def test_an_accelerator_loads_what_was_operated_on(tmp_path: Path, name: str) ->
     adam.step()
     schedule.step()
     assert group["lr"] == pytest.approx(5e-4 * 0.9**3)
+    take_back(root, before)
+
+
+@pytest.mark.parametrize(("name", "factor", "step"), [("i1", 0.75, 2), ("i3", 2.0, 4)])
+def test_what_idefics_did_is_a_recipe(tmp_path: Path, name: str, factor: float, step: int) -> None:
+    root = tmp_path / "run"
+    accelerator, adam, schedule = accelerated()
+    for done in range(1, 5):
+        adam.step()
+        schedule.step()
+        if done % 2 == 0:
+            accelerator.save_state(str(root / f"checkpoint_{done}"))
+    before = snapshot(root)
+    recipe = from_data(dict(settings(REPO / "recipes" / "accelerate" / f"idefics-{name}.yaml")))
+    surgery.apply(Run.open(root), surgery.plan(Run.open(root), recipe))
+    accelerator, adam, schedule = accelerated()
+    accelerator.load_state(str(root / f"checkpoint_{step}"))
+    assert adam.param_groups[0]["lr"] == pytest.approx(PEAK * factor * 0.9**step)
+    schedule.step()
+    assert adam.param_groups[0]["lr"] == pytest.approx(PEAK * factor * 0.9 ** (step + 1))
     take_back(root, before)
 
 
