@@ -148,8 +148,16 @@ class Fairseq:
             optimizers=tuple((path, (OPTIMIZER,)) for path in kept),
             scales=tuple((path, (OPTIMIZER, "loss_scale")) for path in kept),
             family="metaseq/fairseq",
-            ranks=(len(shards), 1),
+            ranks=_world(shards),
         )
+
+
+def _world(shards: list[Path]) -> tuple[int, int]:
+    """Data-parallel and model-parallel ranks, by the names."""
+    matches = [m for path in shards if (m := re.search(SUFFIX, path.name))]
+    data = max((int(m["dp"] or 0) for m in matches), default=0)
+    model = max((int(m["mp"] or 0) for m in matches), default=0)
+    return data + 1, model + 1
 
 
 def _trees(paths: list[Path]) -> tuple[dict, dict]:  # type: ignore[type-arg]

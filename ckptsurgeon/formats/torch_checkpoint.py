@@ -184,7 +184,7 @@ class TorchCheckpoint(Shards):
             step=self.iteration(),
             promise=promise,
             schedule=None,
-            dialect=f"{self.family} · {len(self.optimizers)} optimizer shard(s)",
+            dialect=f"{self.family} · {self.ranks[0] * self.ranks[1]} rank(s)",
             data_parallel=self.ranks[0],
             model_parallel=self.ranks[1],
             dynamic_loss_scale=bool(scale),

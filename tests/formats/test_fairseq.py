@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ckptsurgeon import surgery
+from ckptsurgeon.edits import Replace
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.fork import fork
 from ckptsurgeon.recipe_file import from_data, settings
@@ -55,6 +56,7 @@ def test_every_layout_is_read_and_verified(tmp_path: Path, layout: dict[str, Any
     assert run.latest() == 30
     assert surgery.verify(run, level=4).findings == ()
     state = surgery.inspect(run)
+    assert state.data_parallel * state.model_parallel == len(layout.get("suffixes", NAMES))
     assert state.promise.step == 31
     assert state.promise.lr == rate(30)
     assert (state.promise.betas, state.promise.adam_step) == ((0.9, 0.95), 30)
@@ -110,6 +112,8 @@ def test_a_rollback_without_an_edit_copies_too(run: Path) -> None:
     before = snapshot(run)
     plan = operate(run, {"rollback": {"to": 20}})
     assert plan.promise is not None and plan.promise.adam_step == 20
+    replaced = [edit.file for edit in plan.edits if isinstance(edit, Replace)]
+    assert replaced[0] == replaced[-1]  # empty until the others are done: no reader mixes steps
     for suffix in NAMES:
         last = (run / f"checkpoint_last{suffix}.pt").read_bytes()
         assert last == before[f"checkpoint_20{suffix}.pt"]
