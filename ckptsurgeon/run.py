@@ -272,10 +272,12 @@ class Run:
 
     def _saving(self) -> list[str]:
         """Evidence that a step is being saved: a shard of the newest steps that somebody here has
-        open, or a step beyond every pointer that was written to a moment ago."""
+        open, or a step beyond every pointer that was written to a moment ago, and after them."""
         named = [step for step in self.pointers().values() if step is not None]
         if not named:
             return []
+        paths = [self.root / name for name in self.pointers()]
+        pointed = max((p.stat().st_mtime for p in paths if p.is_file()), default=0.0)
         found = []
         for step in self.steps():
             if step < max(named):
@@ -283,10 +285,11 @@ class Run:
             for item in self.format.files(self.root, step):
                 if not item.is_file() or item.is_symlink():
                     continue
-                age = time.time() - item.stat().st_mtime
+                saved = item.stat().st_mtime
+                age = time.time() - saved
                 if _is_open(item):
                     found.append(f"{self.relative(item)}: somebody has it open for writing")
-                elif step > max(named) and 0 <= age < FLUSH_S:
+                elif step > max(named) and saved > pointed and 0 <= age < FLUSH_S:
                     found.append(
                         f"{self.relative(item)}: written {age:.0f} s ago and newer than what the "
                         f"pointers name: a trainer may be saving it; it must be quiet {FLUSH_S} s"

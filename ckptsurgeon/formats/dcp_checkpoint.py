@@ -133,7 +133,10 @@ class DcpCheckpoint(DcpShards):
                 out.append(error.what)
                 continue
             if name == "iteration" and places and places[0].value != self.step:
-                out.append(f"{self.path.name}: holds step {places[0].value}")
+                # `set iteration` leaves Adam's step; a checkpoint of another step has its own.
+                taken = {place.value for place in self.locate("adam_step")}
+                if not taken or places[0].value in taken:
+                    out.append(f"{self.path.name}: holds step {places[0].value}")
         return out
 
     def state(self) -> State:

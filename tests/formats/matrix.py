@@ -1,0 +1,209 @@
+"""What becomes of each operation on each format: the table in docs/formats.md comes from here.
+
+`python -m tests.formats.matrix` writes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ckptsurgeon import Run, surgery
+from ckptsurgeon.edits import Plan
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe_file import from_data
+from tests.conftest import REPO
+from tests.formats import (
+    deepspeed_engine,
+    fairseq_files,
+    megatron_dist,
+    megatron_engine,
+    megatron_legacy,
+    test_dcp,
+    test_universal,
+)
+from tests.train.in_process import InProcess, one_rank
+
+DOCUMENT = REPO / "docs" / "formats.md"
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+
+Maker = Callable[[Path], object]
+
+
+def _deepspeed(stage: int, **more: Any) -> Maker:
+    def make(root: Path) -> None:
+        options = deepspeed_engine.Options(stage=stage, scheduler="LambdaLR", **more)
+        for steps in (4, 6):
+            deepspeed_engine.make(root, options, steps)
+
+    return make
+
+
+def _megatron_deepspeed(root: Path) -> None:
+    with megatron_engine.megatron():
+        megatron_engine.make(root)
+
+
+def _bundled(root: Path) -> None:
+    from train.prepare_data import prepare_data
+
+    prefix = root.parent / "corpus"
+    prepare_data(str(prefix), "byte", [], True)
+    InProcess(prefix, torch.device("cpu")).train(root, "train_iters=4", "save_interval=2")
+
+
+def _universal(root: Path) -> None:
+    _deepspeed(1)(root)
+    test_universal.convert(root)
+    (root / "latest_universal").write_text("global_step6_universal")
+    (root / "latest").write_text("global_step6_universal")
+
+
+def _hugging_face(root: Path) -> None:
+    parameter = torch.nn.Parameter(torch.rand(8))
+    adam = torch.optim.AdamW([parameter], lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / 100)
+    for step in range(1, 5):
+        parameter.grad = torch.rand(8)
+        adam.step()
+        schedule.step()
+        if step % 2 == 0:
+            folder = root / f"checkpoint-{step}"
+            folder.mkdir(parents=True)
+            torch.save(adam.state_dict(), folder / "optimizer.pt")
+            torch.save(schedule.state_dict(), folder / "scheduler.pt")
+            (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+
+
+FORMATS: dict[str, tuple[Maker, str]] = {
+    "bundled trainer": (_bundled, "the trainer, deepspeed"),
+    "DeepSpeed ZeRO 0": (_deepspeed(0), "deepspeed"),
+    "DeepSpeed ZeRO 1": (_deepspeed(1), "deepspeed"),
+    "DeepSpeed ZeRO 3": (_deepspeed(3), "deepspeed"),
+    "DeepSpeed ZeRO 1, fp16": (_deepspeed(1, dtype="fp16"), "deepspeed"),
+    "DeepSpeed universal": (_universal, "deepspeed"),
+    "Megatron-DeepSpeed": (_megatron_deepspeed, "deepspeed"),
+    "Megatron-LM legacy": (megatron_legacy.save, "megatron-core"),
+    "Megatron-LM torch_dist": (megatron_dist.save, "megatron-core, torch"),
+    "torchtitan (DCP)": (test_dcp.torchtitan, "torch"),
+    "OLMo-core (DCP)": (test_dcp.olmo, "torch"),
+    "metaseq, fairseq": (fairseq_files.make_run, "torch"),
+    "Hugging Face": (_hugging_face, "transformers, accelerate"),
+}
+"""Format → how a run of at least two steps is made, and whose own loader reads the edited one in
+the tests of that format."""
+
+OPERATIONS: dict[str, Mapping[str, Any]] = {
+    "rollback": {"rollback": {"to": "FIRST"}},
+    "repair-latest": {"rollback": None, "repair_latest": {"to": "FIRST"}},
+    "set-lr": {"set": {"lr": "0.5x"}},
+    "set betas": {"set": {"beta1": 0.8, "beta2": 0.9}},
+    "set eps": {"set": {"eps": 1e-6}},
+    "set weight_decay": {"set": {"weight_decay": 0.3}},
+    "set clip_grad": {"set": {"clip_grad": 0.25}},
+    "set loss_scale": {"set": {"loss_scale": 256}},
+    "set seed": {"set": {"seed": 4321}},
+    "set consumed_samples": {"set": {"consumed_samples": 123}},
+    "set tokens": {"set": {"tokens": 321}},
+    "set iteration": {"set": {"iteration": 1}},
+    "reset moments": {"reset": ["moments"]},
+    "reset moments --only exp_avg": {"reset": ["moments"], "moments": {"only": "exp_avg"}},
+    "reset moments --params": {"reset": ["moments"], "moments": {"params": "weight"}},
+    "reset moments --rewarm": {"reset": ["moments"], "rewarm": {"iterations": 2}},
+    "reset loss-scale": {"reset": ["loss_scale"]},
+    "skip": {"skip": ["100-110"]},
+    "skip --by-counters": {"skip": ["NEXT"], "skip_by_counters": True},
+    "swap-optimizer": {"swap_optimizer": {"to": "sgdw"}},
+    "sync-replicas": {"sync_replicas": {}},
+}
+
+
+def outcome(root: Path, name: str) -> Plan | SurgeryError:
+    """The plan of one operation on this run, or the refusal."""
+    run = Run.open(root)
+    steps = run.steps()
+    words = {"FIRST": steps[0], "NEXT": str(run.checkpoint(run.latest()).state().step + 1)}
+    recipe = _filled(OPERATIONS[name], words)
+    try:
+        return surgery.plan(run, from_data(recipe))
+    except SurgeryError as error:
+        return _general(error, run)
+
+
+def _general(error: SurgeryError, run: Run) -> SurgeryError:
+    """The refusal with `the checkpoint` for the name that it has here."""
+    checkpoint = run.checkpoint(run.latest())
+    what = error.what
+    for path in (*sorted(checkpoint.archives, reverse=True), checkpoint.path):
+        what = what.replace(path.name, "the checkpoint")
+    return SurgeryError(what, next=error.next)
+
+
+def _filled(value: Any, words: Mapping[str, Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _filled(item, words) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_filled(item, words) for item in value]
+    return words.get(value, value) if isinstance(value, str) else value
+
+
+def make(name: str, root: Path) -> Path:
+    """A run of this format."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with one_rank():
+        FORMATS[name][0](root)
+    return root
+
+
+def table(outcomes: Mapping[str, Mapping[str, Plan | SurgeryError]]) -> str:
+    """Operations down, formats across; a refusal is a number, and its reason is below."""
+    notes: dict[str, int] = {}
+    head = f"| | {' | '.join(outcomes)} |"
+    lines = [head, "|---" * (len(outcomes) + 1) + "|"]
+    for operation in OPERATIONS:
+        cells = [_cell(outcomes[name][operation], notes) for name in outcomes]
+        lines.append(f"| {operation} | {' | '.join(cells)} |")
+    lines.append(f"| read back by | {' | '.join(FORMATS[name][1] for name in outcomes)} |")
+    lines.append("")
+    lines += [f"{number}. {text}" for text, number in notes.items()]
+    return "\n".join(lines)
+
+
+def _cell(found: Plan | SurgeryError, notes: dict[str, int]) -> str:
+    if isinstance(found, SurgeryError):
+        advice = " / ".join(" ".join(hint.split()) for hint in found.next)
+        text = f"{found.what}. Instead: `{advice}`"
+        return f"refused [{notes.setdefault(text, len(notes) + 1)}]"
+    return "nothing to do" if found.empty else "yes"
+
+
+def written(text: str, inner: str) -> str:
+    """The document with `inner` between its two marks."""
+    head, _, rest = text.partition(BEGIN)
+    tail = rest.partition(END)[2]
+    return f"{head}{BEGIN}\n{inner}\n{END}{tail}"
+
+
+def measured(folder: Path) -> dict[str, dict[str, Plan | SurgeryError]]:
+    """Every operation on a run of every format."""
+    runs = {name: make(name, folder / str(i) / "run") for i, name in enumerate(FORMATS)}
+    return {name: {op: outcome(root, op) for op in OPERATIONS} for name, root in runs.items()}
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp())
+    try:
+        inner = table(measured(folder))
+    finally:
+        shutil.rmtree(folder)
+    DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8"), inner), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
