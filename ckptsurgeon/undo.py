@@ -76,10 +76,12 @@ def _kind(run: Run, file: str) -> str:
 
 
 def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
-    """Moves of what a trainer wrote since: checkpoints past the step, new event files."""
-    if "rollback" not in receipt.recipe or receipt.promise is None:
+    """Moves of what a trainer wrote since: checkpoints past the step, new event files. The step is
+    that of the folder: the promised one is another if the recipe set the iteration."""
+    rollback = receipt.recipe.get("rollback")
+    if rollback is None or receipt.promise is None:
         return []
-    newer = [step for step in run.steps() if step >= receipt.promise.step]
+    newer = [step for step in run.steps() if step > rollback["to"]]
     out = [run.relative(path) for step in newer for path in run.entries(step)]
     before = {edit.src if isinstance(edit, Move) else edit.file for edit in receipt.inverse}
     for folder in run.logdirs():

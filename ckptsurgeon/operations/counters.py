@@ -43,7 +43,8 @@ def counters(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[Any
             for place in places
         ]
     schedule = checkpoint.state().schedule or {}
-    if "consumed_samples" in wanted and "num_steps" in schedule:
+    moved = recipe.set.position is not None
+    if "consumed_samples" in wanted and "num_steps" in schedule and not moved:
         warnings.append(f"the schedule stays at sample {schedule['num_steps']}")
     if "iteration" in wanted and wanted["iteration"] != checkpoint.step:
         warnings.append(
