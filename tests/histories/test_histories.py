@@ -28,7 +28,7 @@ from tests.operations.training_log import samples
 RECIPES = REPO / "recipes" / "history"
 GOLDEN = Path(__file__).parent / "golden"
 
-TR8 = {"lr": 3e-5, "min_lr": 3e-6, "beta2": 0.999}
+TR8: dict[str, Any] = {"lr": 3e-5, "min_lr": 3e-6, "beta2": 0.999}
 GLITCH = Megatron(
     (6210, 7200), **TR8, logs=True, samples={step: samples(step) for step in (6210, 7200)}
 )
