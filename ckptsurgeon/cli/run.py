@@ -31,6 +31,10 @@ def relaunch(
     whole: Annotated[
         bool, typer.Option("--exec", help="ARGS are the whole command that starts the trainer.")
     ] = False,
+    print_flags: Annotated[
+        bool,
+        typer.Option("--print-flags", help="Start nothing: print what your own launcher must say."),
+    ] = False,
     slurm: Annotated[
         bool, typer.Option("--slurm", help="Start nothing: print an sbatch script that does.")
     ] = False,
@@ -61,6 +65,12 @@ def relaunch(
 
     _check(slurm, nodes, options, output, whole, arguments)
     run = common.open_run()
+    if print_flags:
+        from ckptsurgeon.launch_flags import launch_flags
+
+        flags = launch_flags(run)
+        common.answer(lambda: shlex.join(flags), lambda: report.flags_json(flags))
+        return
     promise = surgery.inspect(run).promise
     wanted = None if ranks is None else Relaunch(nproc_per_node=ranks)
     if slurm:

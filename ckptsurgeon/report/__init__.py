@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptsurgeon.report.attic import attic, attic_json
-from ckptsurgeon.report.copies import export, export_json, fork, fork_json
+from ckptsurgeon.report.copies import export, export_json, flags_json, fork, fork_json
 from ckptsurgeon.report.document import (
     SCHEMA,
     checkpoint_json,
@@ -36,6 +36,7 @@ __all__ = [
     "error_json",
     "export",
     "export_json",
+    "flags_json",
     "fork",
     "fork_json",
     "log",

@@ -62,3 +62,8 @@ def fork_json(done: Fork, how: str, *, written: bool) -> dict[str, Any]:
         "written": written,
         "receipt": None if done.receipt is None else done.receipt.id,
     }
+
+
+def flags_json(flags: Sequence[str]) -> dict[str, Any]:
+    """The document of `relaunch --print-flags`."""
+    return {"schema": SCHEMA, "flags": list(flags)}

@@ -1,0 +1,62 @@
+"""`relaunch --print-flags` says what the launcher needs, in the values that the checkpoint has."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.cli import app
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.launch_flags import launch_flags
+from ckptsurgeon.recipe_file import from_data
+from tests.formats.matrix import make
+
+quiet = pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("Megatron-DeepSpeed", "--use-checkpoint-lr-scheduler"),
+        ("Megatron-LM legacy", "--use-checkpoint-opt_param-scheduler"),
+        ("Megatron-LM torch_dist", "--use-checkpoint-opt_param-scheduler"),
+    ],
+)
+def test_megatron_is_told_the_edited_values(tmp_path: Path, name: str, use: str) -> None:
+    run = Run.open(make(name, tmp_path / "a run"))
+    wanted = from_data({"set": {"lr": 4.5e-5, "beta2": 0.9, "weight_decay": 0.2}})
+    surgery.apply(run, plan(run, wanted))
+    result = CliRunner().invoke(app, ["relaunch", "--print-flags", "-C", str(run.root)])
+    assert result.exit_code == 0
+    flags = shlex.split(result.stdout)
+    assert flags[:3] == ["--load", str(run.root), use]
+    pairs = dict(zip(flags[3::2], flags[4::2], strict=True))
+    assert (pairs["--lr"], pairs["--adam-beta2"], pairs["--weight-decay"]) == (
+        "4.5e-05", "0.9", "0.2",
+    )  # fmt: skip
+    assert pairs["--lr-decay-style"] in ("cosine", "linear")
+    assert int(pairs["--lr-decay-samples"]) > int(pairs["--lr-warmup-samples"])
+
+
+def test_metaseq_is_told_the_file(tmp_path: Path) -> None:
+    run = Run.open(make("metaseq, fairseq", tmp_path / "run"))
+    surgery.apply(run, plan(run, from_data({"rollback": {"to": 20}})))
+    flags = launch_flags(run)
+    assert flags[0] == "--restore-file"
+    assert Path(flags[1]).name.startswith("checkpoint_20")
+    assert Path(flags[1]).exists()
+
+
+@quiet
+@pytest.mark.parametrize("name", ["bundled trainer", "torchtitan (DCP)", "DeepSpeed ZeRO 1"])
+def test_who_takes_no_such_flags_is_told_so(tmp_path: Path, name: str) -> None:
+    run = Run.open(make(name, tmp_path / "run"))
+    if name == "bundled trainer":
+        (run.root / "train.yaml").write_text("")
+    with pytest.raises(SurgeryError, match="takes no values from flags"):
+        launch_flags(run)
