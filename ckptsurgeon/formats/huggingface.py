@@ -16,11 +16,14 @@ from ckptsurgeon.formats.deepspeed import STEP, DeepSpeed
 from ckptsurgeon.formats.huggingface_checkpoint import EngineCheckpoint, HuggingFaceCheckpoint
 from ckptsurgeon.formats.shards import opened
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
+from ckptsurgeon.formats.torch_schedulers import is_torch
 
 STATE = "trainer_state.json"
 OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.bin|(?:rank\d+-of-\d+-)?optimizer\.pt")
 SCHEDULER = re.compile(r"scheduler(?:_\d+)?\.bin|scheduler\.pt")
 SCALER = "scaler.pt"
+CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
+"""What the script registered with Accelerate: a scheduler of its own may be among it."""
 
 
 class _Saved(StepFolders):
@@ -31,8 +34,8 @@ class _Saved(StepFolders):
 
     def missing(self, run: Path, step: int) -> list[str]:
         """The optimizer's or scheduler's file, and shards of an engine inside."""
-        folder = self.directory(run, step)
-        refuse_link(folder)
+        refuse_link(self.directory(run, step))
+        folder = _inside(self.directory(run, step))
         if engine := _engine(folder):
             return [f"{engine.name}/{name}" for name in _Engine(engine).missing(folder, 0)]
         if (folder / "optimizer_0").is_dir():
@@ -44,9 +47,17 @@ class _Saved(StepFolders):
         return [] if _matching(folder, OPTIMIZER) else ["optimizer.pt"]
 
     def strays(self, run: Path, step: int) -> list[str]:
-        """Shards of an engine inside that belong to no rank."""
-        engine = _engine(self.directory(run, step))
-        return _Engine(engine).strays(run, 0) if engine else []
+        """Shards of an engine inside that belong to no rank; copies of a registered state."""
+        folder = _inside(self.directory(run, step))
+        engine = _engine(folder)
+        return [
+            *(_Engine(engine).strays(run, 0) if engine else []),
+            *(
+                f"{name}: is none of Accelerate's, and older releases then load no such state"
+                for name in listed(folder)
+                if name.startswith("custom_checkpoint") and not CUSTOM.fullmatch(name)
+            ),
+        ]
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
         """None: the highest number is resumed."""
@@ -60,8 +71,10 @@ class _Saved(StepFolders):
         self, run: Path, step: int, without: Collection[Path] = ()
     ) -> HuggingFaceCheckpoint | EngineCheckpoint:
         """Read the trees of optimizers, schedulers and the gradient scaler, or of an engine."""
-        folder = self.directory(run, step)
+        folder = _inside(self.directory(run, step))
         schedulers = [p for p in _matching(folder, SCHEDULER) if p not in without]
+        registered = opened([p for p in _matching(folder, CUSTOM) if p not in without])
+        schedulers += [path for path, held in registered.items() if is_torch(held.tree())]
         if engine := _engine(folder):
             inner = _Engine(engine).open(folder, step, without)
             archives = opened(schedulers)
@@ -111,6 +124,7 @@ class Accelerate(_Saved):
 
     def is_step(self, folder: Path) -> bool:
         """By an optimizer's or an engine's files beside Accelerate's random states."""
+        folder = _inside(folder)
         random = any(name.startswith("random_states_") for name in listed(folder))
         return random and (bool(_matching(folder, OPTIMIZER)) or _engine(folder) is not None)
 
@@ -129,6 +143,12 @@ class _Engine(DeepSpeed):
 
 def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     return [folder / name for name in listed(folder) if pattern.fullmatch(name)]
+
+
+def _inside(folder: Path) -> Path:
+    """Where the states are: IDEFICS' trainer gives `save_state` a folder within that of a step."""
+    inner = folder / "accelerator_state"
+    return inner if inner.is_dir() and not inner.is_symlink() else folder
 
 
 def _engine(folder: Path) -> Path | None:

@@ -42,6 +42,8 @@ class EngineCheckpoint(DeepSpeedCheckpoint):
         found = super()._locate(name)
         if name == "scheduler":
             found += [Place(file, (), self.trees[file]) for file in self.schedulers]
+        if name == "position":
+            found += [p for file in self.schedulers for p in self.at(file, ("last_epoch",))]
         return found
 
     def _schedule(self) -> Any:

@@ -164,62 +164,66 @@ def _equal_norms(folder: Path) -> None:
     assert compared == 2 + 2 * 3
 
 
-# --- DeepSpeed with torch's LambdaLR: IDEFICS ----------------------------------------------------
+# --- Accelerate: IDEFICS -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Lambda:
-    """A run whose schedule is a function; `position`: where the scheduler stands at the last step,
-    if not there."""
+class Idefics:
+    """`opt_step-<N>/accelerator_state` with a DeepSpeed engine and, as a state that the script
+    registered, a LambdaLR. `position`: where that stands, if not at the step."""
 
     steps: Sequence[int]
-    lr: float = 5e-5
+    lr: float = 3.75e-5
     position: int | None = None
 
     def make(self, root: Path) -> None:
-        """Save every step."""
-        engine = _lambda()
-        schedule = engine.lr_scheduler
+        """Save every step as Accelerate does: its own files are two."""
+        engine, schedule = _idefics()
         for step in self.steps:
             at = step if self.position is None else self.position
-            schedule.base_lrs = [self.lr for _ in schedule.base_lrs]
-            schedule.last_epoch, schedule._step_count = at, at + 1
-            schedule._last_lr = [self.lr * fall(step) for _ in schedule.base_lrs]
-            for group, rate in zip(engine.optimizer.param_groups, schedule._last_lr, strict=True):
-                group["lr"], group["initial_lr"] = rate, self.lr
+            rates = [self.lr * share(at) for _ in schedule.base_lrs]
+            schedule.base_lrs = [self.lr for _ in rates]
+            schedule.last_epoch, schedule._step_count, schedule._last_lr = at, at + 1, rates
+            for group, rate in zip(engine.optimizer.param_groups, rates, strict=True):
+                group |= {"lr": rate, "initial_lr": self.lr}
             for state in deepspeed_engine.live(engine).state.values():
                 state["step"] = torch.tensor(float(step))
             engine.global_steps, engine.global_samples = step, 2 * step
-            engine.save_checkpoint(str(root), client_state=deepspeed_engine.client(step))
+            folder = root / f"opt_step-{step}" / "accelerator_state"
+            engine.save_checkpoint(str(folder), tag="pytorch_model")
+            torch.save(schedule.state_dict(), folder / "custom_checkpoint_0.pkl")
+            torch.save({"step": step}, folder / "random_states_0.pkl")
 
     def check(self, root: Path, promise: Promise) -> None:
         """A new engine's next rate is the promised one, the one after it the schedule's."""
-        engine = _lambda.__wrapped__(0)
-        _, client = engine.load_checkpoint(str(root))
-        held = deepspeed_engine.effective(engine)
+        engine, schedule = _idefics.__wrapped__(0)
         step = promise.step - 1
+        folder = root / f"opt_step-{step}" / "accelerator_state"
+        engine.load_checkpoint(str(folder), tag="pytorch_model")
+        schedule.load_state_dict(torch.load(folder / "custom_checkpoint_0.pkl"))
+        held = deepspeed_engine.effective(engine)
         assert (held["step"], held["steps"]) == (step, [promise.adam_step])
-        assert client["args"].consumed_train_samples == promise.consumed_samples
-        (base,) = set(engine.lr_scheduler.base_lrs)
-        assert (engine.lr_scheduler.last_epoch, engine.lr_scheduler._step_count) == (step, step + 1)
-        assert set(engine.lr_scheduler.get_last_lr()) == {promise.lr}
-        assert promise.lr is not None
-        first, second = deepspeed_engine.train(engine, 2)
-        assert set(first) == {promise.lr} and promise.lr <= base
-        assert set(second) == {base * fall(step + 1)}
+        assert (schedule.last_epoch, schedule._step_count) == (step, step + 1)
+        assert set(schedule.get_last_lr()) == {promise.lr}
+        (base,) = set(schedule.base_lrs)
+        (first,) = deepspeed_engine.train(engine, 1)
+        schedule.step()
+        (second,) = deepspeed_engine.train(engine, 1)
+        assert set(first) == {promise.lr} and set(second) == {base * share(step + 1)}
 
 
-def fall(step: int) -> float:
-    """0.944 at 30,500: what lies between the base_lrs and the _last_lr of IDEFICS' row."""
-    return 1 - 0.056 * step / 30_500
+def share(step: int) -> float:
+    """Of the peak: a warm-up, then a decay to 0.944 at 30,500, which lies between the base_lrs and
+    the _last_lr of the chronicle."""
+    return min(1.0, step / 2000) * (1 - 0.056 * step / 30_500)
 
 
 @cache
-def _lambda(steps: int = 1) -> Any:
-    engine = deepspeed_engine.build(deepspeed_engine.Options(stage=1, scheduler="LambdaLR"))
-    engine.lr_scheduler.lr_lambdas = [fall for _ in engine.lr_scheduler.lr_lambdas]
+def _idefics(steps: int = 1) -> tuple[Any, Any]:
+    engine = deepspeed_engine.build(deepspeed_engine.Options(stage=1))
+    schedule = torch.optim.lr_scheduler.LambdaLR(engine.optimizer.optimizer, share)
     deepspeed_engine.train(engine, steps)
-    return engine
+    return engine, schedule
 
 
 # --- metaseq: OPT --------------------------------------------------------------------------------

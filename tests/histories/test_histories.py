@@ -22,7 +22,7 @@ from ckptsurgeon.recipe_file import from_data, load
 from tests.conftest import REPO
 from tests.formats.megatron_engine import megatron, resume
 from tests.formats.surgeries import snapshot
-from tests.histories.runs import Lambda, Megatron, Metaseq, consumed
+from tests.histories.runs import Idefics, Megatron, Metaseq, consumed
 from tests.operations.training_log import samples
 
 RECIPES = REPO / "recipes" / "history"
@@ -45,7 +45,7 @@ OPT: dict[str, dict[str, Any]] = {
     "opt-12.35": {},
 }
 # Recipe → the run that it is for, and numbers of the row that the next step must use.
-CASES: dict[str, tuple[Megatron | Lambda, dict[str, Any]]] = {
+CASES: dict[str, tuple[Megatron | Idefics, dict[str, Any]]] = {
     "tr8-exp1-glitch": (GLITCH, {"step": 6211}),
     "tr8-exp3-again": (GLITCH, {"step": 6211}),
     "tr8-exp4-lower-beta2": (
@@ -87,14 +87,11 @@ CASES: dict[str, tuple[Megatron | Lambda, dict[str, Any]]] = {
         Megatron((94768,)),
         {"step": 1, "consumed_samples": 0, "lr": 0.0, "adam_step": 0},
     ),
-    "idefics-14500": (Lambda((14500, 14750)), {"step": 14501}),
-    "idefics-16250": (Lambda((16250, 16500), lr=3.75e-5), {"step": 16251}),
-    "idefics-29000": (Lambda((29000, 29250), lr=1.875e-5), {"step": 29001}),
-    "idefics-30500": (
-        Lambda((30500, 30750), lr=3.75e-5, position=900),
-        {"step": 30501, "lr": pytest.approx(1.77e-5, rel=1e-12)},
-    ),
-    "idefics-34000": (Lambda((34000, 34250), lr=1.875e-5), {"step": 34001}),
+    "idefics-14500": (Idefics((14500, 15611)), {"step": 14501}),
+    "idefics-16250": (Idefics((16250, 16500), lr=2.8125e-5), {"step": 16251}),
+    "idefics-29000": (Idefics((29000, 29250), lr=1.875e-5), {"step": 29001}),
+    "idefics-30500": (Idefics((30500, 30750), position=250), {"step": 30501}),
+    "idefics-34000": (Idefics((34000, 34250), lr=1.875e-5), {"step": 34001}),
     "glm-22800": (Megatron((22800, 23200), **GLM), {"step": 22801}),
     "glm-26000": (Megatron((26000, 26400), **GLM), {"step": 26001}),
     "glm-skip-40701": (
@@ -259,6 +256,15 @@ def test_the_same_rollback_twice_keeps_both_branches(tmp_path: Path) -> None:
             states.append(snapshot(tmp_path))
     surgery.apply(Run.open(tmp_path), surgery.plan_undo(Run.open(tmp_path)))
     assert snapshot(tmp_path) == states[1]
+
+
+def test_a_copy_beside_the_scheduler_is_told(tmp_path: Path) -> None:
+    """I4: Accelerate counted it as a state, loaded none, and the warm-up began anew."""
+    Idefics((30500,)).make(tmp_path)
+    inside = tmp_path / "opt_step-30500" / "accelerator_state"
+    (inside / "custom_checkpoint_0.pkl.orig").write_bytes(b"as it was")
+    (told,) = surgery.verify(Run.open(tmp_path)).findings
+    assert "custom_checkpoint_0.pkl.orig" in told
 
 
 def test_the_spike_is_studied_in_a_branch(tmp_path: Path) -> None:
