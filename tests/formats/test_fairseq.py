@@ -13,9 +13,8 @@ from ckptsurgeon import surgery
 from ckptsurgeon.edits import Replace
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.fork import fork
-from ckptsurgeon.recipe_file import from_data, settings
+from ckptsurgeon.recipe_file import from_data
 from ckptsurgeon.run import Run
-from tests.conftest import REPO
 from tests.formats.fairseq_files import NAMES, make_run, rate, resumed
 from tests.formats.surgeries import operate, snapshot, take_back
 
@@ -202,37 +201,3 @@ def test_a_shard_that_points_to_the_first_one_keeps_no_optimizer(run: Path) -> N
     assert held(run / f"checkpoint_last{NAMES[0]}.pt", "betas") == (0.9, 0.97)
     assert torch.load(run / f"checkpoint_last{NAMES[1]}.pt")["last_optimizer_state"] == -1
     take_back(run, before)
-
-
-@pytest.mark.parametrize(
-    ("name", "held_after"),
-    [
-        ("fake-sgd", {"betas": (0.0, 0.95), "eps": 1.0, "loss_scale": 8.0, "updates": 30}),
-        ("shorter-memory", {"betas": (0.9, 0.95), "eps": 1e-6, "loss_scale": 8.0, "updates": 20}),
-        ("loss-scale", {"betas": (0.9, 0.95), "eps": 1e-8, "loss_scale": 32.0, "updates": 10}),
-    ],
-)
-def test_what_opt_did_is_a_recipe(run: Path, name: str, held_after: dict[str, Any]) -> None:
-    before = snapshot(run)
-    operate(run, dict(settings(REPO / "recipes" / "metaseq" / f"{name}.yaml")))
-    for suffix in NAMES:
-        adam, document = resumed(run / f"checkpoint_last{suffix}.pt")
-        group = adam.param_groups[0]
-        assert held_after == {
-            "betas": tuple(group["betas"]),
-            "eps": group["eps"],
-            "loss_scale": document["last_optimizer_state"]["loss_scale"],
-            "updates": document["optimizer_history"][-1]["num_updates"],
-        }
-    take_back(run, before)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "flags"),
-    [({"lr": 7.5e-5}, "--lr 7.5e-05"), ({"clip_grad": 1.5}, "--clip-norm 1.5")],
-    ids=["11.1", "11.2"],
-)
-def test_what_opt_did_by_flags_is_told_with_the_flag(
-    run: Path, wanted: dict[str, float], flags: str
-) -> None:
-    assert flags in refused(run, {"set": wanted})

@@ -12,7 +12,7 @@ import torch
 
 from ckptsurgeon import surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe_file import from_data, settings
+from ckptsurgeon.recipe_file import from_data, load
 from ckptsurgeon.run import Run
 from tests.conftest import REPO
 from tests.formats.surgeries import operate, snapshot, take_back
@@ -237,7 +237,7 @@ def test_an_accelerator_loads_what_was_operated_on(tmp_path: Path, name: str) ->
     take_back(root, before)
 
 
-@pytest.mark.parametrize(("name", "factor", "step"), [("i1", 0.75, 2), ("i3", 2.0, 4)])
+@pytest.mark.parametrize(("name", "factor", "step"), [("14500", 0.75, 2), ("29000", 2.0, 4)])
 def test_what_idefics_did_is_a_recipe(tmp_path: Path, name: str, factor: float, step: int) -> None:
     root = tmp_path / "run"
     accelerator, adam, schedule = accelerated()
@@ -247,7 +247,7 @@ def test_what_idefics_did_is_a_recipe(tmp_path: Path, name: str, factor: float, 
         if done % 2 == 0:
             accelerator.save_state(str(root / f"checkpoint_{done}"))
     before = snapshot(root)
-    recipe = from_data(dict(settings(REPO / "recipes" / "accelerate" / f"idefics-{name}.yaml")))
+    recipe = load(REPO / "recipes" / "history" / f"idefics-{name}.yaml", [f"rollback.to={step}"])
     surgery.apply(Run.open(root), surgery.plan(Run.open(root), recipe))
     accelerator, adam, schedule = accelerated()
     accelerator.load_state(str(root / f"checkpoint_{step}"))

@@ -37,6 +37,7 @@ GLM: dict[str, Any] = {
     "decay": 180_000_000,
 }  # fmt: skip
 OPT: dict[str, dict[str, Any]] = {
+    "opt-3": {"weight_decay": 0.01, "betas": (0.9, 0.98)},
     "opt-11.7": {"weight_decay": 0.05, "betas": (0.9, 0.98)},
     "opt-11.8": {},
     "opt-11.9": {"weight_decay": 0.05},
@@ -109,6 +110,7 @@ CASES: dict[str, tuple[Megatron | Idefics, dict[str, Any]]] = {
     ),
 }
 PROMISED: dict[str, dict[str, Any]] = {
+    "opt-3": {"weight_decay": (0.1,), "betas": (0.9, 0.95), "eps": 1e-6},
     "opt-11.7": {"weight_decay": (0.1,), "betas": (0.9, 0.95)},
     "opt-11.8": {"weight_decay": (0.05,), "betas": (0.9, 0.95)},
     "opt-11.9": {"weight_decay": (0.1,), "betas": (0.9, 0.95)},
