@@ -39,6 +39,7 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
         ["set.decay_style=constant"],
         {"step": 9, "betas": [0.0, 0.95], "eps": 1.0, "lr": 9e-3},
     ),
+    "real-sgd": (["set.decay_style=constant"], {"step": 9, "lr": 9e-3, "adam_step": 8}),
     "lower-clip": ([], {"step": 9, "clip_grad": 0.3}),
     "change-seed": (["rollback.to=4"], {"step": 5, "seed": 43}),
 }

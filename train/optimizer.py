@@ -8,6 +8,7 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import logger
 from torch import nn
 
 from .config import Config
@@ -20,6 +21,9 @@ from .lamb import LAMB, Fragment
 from .microbatches import BatchSizes
 from .schedule import AnnealingLR
 from .sgdw import SGDW
+
+logger.addFilter(lambda record: "untested optimizer" not in record.getMessage())
+"""DeepSpeed warns of every optimizer that is not on its list; the tests hold ours at each stage."""
 
 
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     if data[0] != opcodes.PROTO or not 2 <= data[1] <= 5:
         raise out.damaged(0, "no pickle of protocol 2 to 5 starts here")
     out.protocol = data[1]
-    if native.shards is not None and _asked(out):
+    if native.shards is not None and not whole and _asked(out):
         return out
     with collector_paused():
         if len(data) >= MIN_RUNS and not whole:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,14 +36,13 @@ def on_terminal(answer: str, *words: object) -> tuple[int, str]:
     keeper, terminal = pty.openpty()
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "ckptsurgeon", *map(str, words)],
+        [sys.executable, "-c", OWN_TERMINAL, *map(str, words)],
         cwd=Path(__file__).parent.parent.parent,
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
         env=environment,
         start_new_session=True,
-        preexec_fn=_own_terminal,
     )
     os.close(terminal)
     output, asked = b"", False
@@ -63,10 +61,11 @@ def on_terminal(answer: str, *words: object) -> tuple[int, str]:
     return process.wait(timeout=60), output.decode().replace("\r\n", "\n")
 
 
-def _own_terminal() -> None:
-    import fcntl
-    import termios
-
-    # A test suite that was started in the background ignores Ctrl-C, and so would its children.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+# In the process itself, not between fork and exec: a suite that has trained in this process is too
+# large to be forked. One that was started in the background ignores Ctrl-C, and so would this.
+OWN_TERMINAL = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, "-m", "ckptsurgeon", *sys.argv[1:]])
+"""

@@ -14,19 +14,19 @@ RULES = ("strict", "ext4")
 
 
 def test_every_state_of_every_cut() -> None:
-    _sound(reports(*((scenario, cuts, rules) for scenario in SCENARIOS for rules in RULES)), 1500)
+    _sound(reports(*((scenario, cuts, rules) for scenario in SCENARIOS for rules in RULES)), 1400)
 
 
 def test_cut_during_the_recovery_from_a_kill() -> None:
     found = reports(
-        (ROLLBACK, cuts_in_recovery, "strict", 17),
-        (SET_LR, cuts_in_recovery, "strict", 17),
-        (UNDO, cuts_in_recovery, "strict", 9),
-        (UNDO_SET, cuts_in_recovery, "strict", 9),
-        (ROLLBACK, cuts_in_recovery, "ext4", 17),
-        (UNDO, cuts_in_recovery, "ext4", 9),
+        (ROLLBACK, cuts_in_recovery, "strict", 16),
+        (SET_LR, cuts_in_recovery, "strict", 16),
+        (UNDO, cuts_in_recovery, "strict", 8),
+        (UNDO_SET, cuts_in_recovery, "strict", 8),
+        (ROLLBACK, cuts_in_recovery, "ext4", 16),
+        (UNDO, cuts_in_recovery, "ext4", 8),
     )
-    _sound(found, 3500)
+    _sound(found, 3600)
 
 
 @pytest.mark.slow
