@@ -26,8 +26,8 @@ STAGES = [
     ["zero_stage=0", "dtype=bf16"], ["zero_stage=1", "dtype=bf16"], ["zero_stage=1", "dtype=fp16"],
 ]  # fmt: skip
 DIGITS = 5e-6  # half a unit of the fifth digit
-# One weight that is rounded the other way changes by 2^-8 of itself, or by 2^-11: in these losses by
-# up to 7e-5 at iteration 4, where another update of the same size moves them by 4e-2.
+# One weight that is rounded the other way changes by 2^-8 of itself, or by 2^-11: that moved these
+# losses by up to 7e-5 of themselves.
 SIXTEEN = 2e-4
 
 
