@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.process import disk_usage, forget, python
 from bench.row import Row, ratio
 
-SIZES: dict[int, tuple[int, float]] = {1: (3, 100), 4: (3, 100), 8: (2, 1000)}
+SIZES: dict[int, tuple[int, float]] = {1: (3, 100), 4: (1, 100), 8: (1, 1000)}
 """GiB → repetitions, and how many times faster we must be."""
 EDITS = ("set-lr", "set-beta2", "reset")
 OURS = 3

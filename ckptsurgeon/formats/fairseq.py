@@ -33,6 +33,7 @@ class Fairseq:
         "clip_grad": "--clip-norm",
         "seed": "--seed",
         "skip_list": "--skip-batches",
+        "no_optimizer": "--reset-optimizer",
     }
 
     def recognizes(self, run: Path) -> bool:

@@ -36,6 +36,7 @@ class Megatron:
         "clip_grad": "--clip-grad",
         "seed": "--seed",
         "skip_each": "--iterations-to-skip",
+        "no_optimizer": "--no-load-optim --load-main-params-from-ckpt",
     }
 
     def recognizes(self, run: Path) -> bool:

@@ -33,10 +33,11 @@ def swap_optimizer(
     except KeyError:
         named = []
     if not named:
+        flag = run.format.flags.get("no_optimizer", "without optimizer state")
         raise SurgeryError(
             f"{checkpoint.path.name} does not say which optimizer its state is of, so its trainer "
             "would load one's state into the other",
-            next="start the trainer with the new optimizer and without optimizer state",
+            next=f"start the trainer with the new optimizer and {flag}",
         )
     if all(place.value == wanted.to for place in named):
         return [], []
