@@ -26,6 +26,7 @@ from tests.formats import (
     megatron_engine,
     megatron_legacy,
     test_dcp,
+    test_nanotron,
     test_universal,
 )
 from tests.train.in_process import InProcess, one_rank
@@ -94,6 +95,7 @@ FORMATS: dict[str, tuple[Maker, str]] = {
     "torchtitan (DCP)": (test_dcp.torchtitan, "torch"),
     "OLMo-core (DCP)": (test_dcp.olmo, "torch"),
     "metaseq, fairseq": (fairseq_files.make_run, "torch"),
+    "nanotron": (test_nanotron.make, "torch"),
     "Hugging Face": (_hugging_face, "transformers, accelerate"),
 }
 """Format → how a run of at least two steps is made, and whose own loader reads the edited one in

@@ -43,7 +43,11 @@ def named(rank: int) -> str:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    root = tmp_path / "run"
+    return make(tmp_path / "run")
+
+
+def make(root: Path) -> Path:
+    """A run with steps 2, 4 and 6 of two data-parallel ranks."""
     for rank in range(RANKS):
         adam, schedule = built(rank)
         for step in range(1, 7):
