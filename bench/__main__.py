@@ -20,6 +20,7 @@ from pathlib import Path
 from bench import (
     bloom,
     event_files,
+    kernels,
     layers,
     shards,
     small_tensors,
@@ -38,6 +39,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "shards": shards.measure,
     "layers": layers.measure,
     "training": training.measure,
+    "kernels": kernels.measure,
     "event_files": event_files.measure,  # last: it makes this process larger
 }
 
