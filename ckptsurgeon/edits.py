@@ -239,7 +239,8 @@ class Plan:
     """The changes, the edits they render to, the fingerprints they assume, and the promise.
 
     `id` is the receipt that it will become; `edits` are in the order in which the disk gets them,
-    such that a reader of the pointers sees the state before or the state after."""
+    such that a reader of the pointers sees the state before or the state after. `logs` are the
+    event files that are there now: an undo knows by them which the trainer wrote since."""
 
     id: str
     run: str
@@ -252,6 +253,7 @@ class Plan:
     before: Promise | None = None
     warnings: tuple[str, ...] = ()
     undoes: str | None = None
+    logs: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -275,6 +277,7 @@ class Receipt:
     promise: Promise | None
     before: Promise | None = None
     undoes: str | None = None
+    logs: tuple[str, ...] = ()
 
 
 # --- JSON ----------------------------------------------------------------------------------------

@@ -265,8 +265,8 @@ def _finish(root: Path, entry: Entry, jobs: int, progress: Progress) -> None:
     for staged, final in staging.records(entry.id).items():
         if (root / staged).exists():
             disk.rename(root / staged, root / final)
-        # Not only after our own rename: that of an attempt which was killed may not be durable.
-        disk.fsync_directory((root / final).parent)
+    # Not only after our own renames: those of an attempt which was killed may not be durable.
+    disk.fsync_directory((root / _receipt_file(entry.id)).parent)
     staging.remove(root, entry.files, entry.directories)
     _remove_journal(root)
 
@@ -305,6 +305,7 @@ def _receipt(plan: Plan) -> Receipt:
         promise=plan.promise,
         before=plan.before,
         undoes=plan.undoes,
+        logs=plan.logs,
     )
 
 

@@ -247,6 +247,15 @@ class Run:
                     found[here] = None
         return list(found)
 
+    def event_files(self) -> list[str]:
+        """The files in those folders, but the notes of surgeries, relative to the root."""
+        return [
+            self.relative(item)
+            for folder in self.logdirs()
+            for item in sorted(folder.glob("*tfevents*"))
+            if not item.name.endswith(NOTE)
+        ]
+
     def writers(self) -> list[str]:
         """Evidence of trainers that are alive and write to this run.
 

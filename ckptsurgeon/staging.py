@@ -81,10 +81,11 @@ def directories(root: Path, plan: Plan) -> tuple[str, ...]:
 
 def make_directories(root: Path, names: Iterable[str]) -> None:
     """Make the missing ones, and every name on the way to them durable."""
-    for name in names:
-        if not (root / name).is_dir():
-            disk.make_directory(root / name)
-            disk.fsync_directory((root / name).parent)
+    missing = [root / name for name in names if not (root / name).is_dir()]
+    for path in missing:
+        disk.make_directory(path)
+    for parent in sorted({path.parent for path in missing}):
+        disk.fsync_directory(parent)
 
 
 def write(root: Path, plan: Plan, receipt: Receipt, jobs: int) -> None:

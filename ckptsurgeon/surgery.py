@@ -97,6 +97,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         promise=after.promise,
         before=before.promise,
         warnings=tuple(warnings),
+        logs=tuple(run.event_files()) if recipe.rollback is not None else (),
     )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import replace
-from pathlib import Path
 
 from ckptsurgeon import journal
 from ckptsurgeon.attic import pruned
@@ -12,7 +10,7 @@ from ckptsurgeon.edits import Aside, Edit, Move, Plan, Receipt, Replace
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.lock import HOME
 from ckptsurgeon.render import touched
-from ckptsurgeon.run import NOTE, Run
+from ckptsurgeon.run import Run
 
 
 def plan_undo(run: Run, id: str | None = None) -> Plan:
@@ -83,19 +81,7 @@ def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
         return []
     newer = [step for step in run.steps() if step > rollback["to"]]
     out = [run.relative(path) for step in newer for path in run.entries(step)]
-    before = {edit.src if isinstance(edit, Move) else edit.file for edit in receipt.inverse}
-    for folder in run.logdirs():
-        for item in sorted(folder.glob("*tfevents*")):
-            file = run.relative(item)
-            if item.name.endswith(NOTE) or file in before:
-                continue
-            if _newer(item, receipt.when):
-                out.append(file)
+    ours = {edit.src if isinstance(edit, Move) else edit.file for edit in receipt.inverse}
+    known = {*receipt.logs, *ours}
+    out += [file for file in run.event_files() if file not in known]
     return [Move(file, run.attic(file, id)) for file in out]
-
-
-def _newer(path: Path, when: str) -> bool:
-    """Whether an event file was opened after `when`, by the seconds in its name."""
-    born = path.name.partition("tfevents.")[2].partition(".")[0]
-    moment = datetime.datetime.fromisoformat(when).timestamp()
-    return born.isdigit() and int(born) >= int(moment)

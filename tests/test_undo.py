@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 
 import pytest
 
@@ -74,3 +76,25 @@ def test_undo_of_a_rollback_with_a_kept_branch_removes_the_branch(trained: Train
     assert folders == sorted(
         p for p in root.rglob("*") if p.is_dir() and ".ckptsurgeon" not in p.parts
     )
+
+
+@pytest.mark.parametrize("shift_s", [-3600, 0, 3600])
+def test_no_clock_says_which_event_files_are_new(trained: Trained, shift_s: int) -> None:
+    """The trainer's host may be an hour behind or ahead of the surgeon's."""
+    root = trained()
+    logs = root / "tensorboard"
+    (first,) = logs.glob("*tfevents*")
+    moved = first.rename(logs / f"events.out.tfevents.{int(time.time()) + shift_s}.elsewhere.1.0")
+    os.utime(moved, (first_time := moved.stat().st_mtime - 3600, first_time))
+    before = tree(root)
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data({"rollback": {"to": 8}, "set": {"beta2": 0.9}})))
+    since = logs / f"events.out.tfevents.{int(time.time()) - shift_s}.elsewhere.2.0"
+    since.write_bytes(moved.read_bytes())
+    os.utime(since, (first_time, first_time))
+
+    surgery.apply(run, surgery.plan_undo(run))
+
+    assert tree(root) == before
+    kept = [path.name for path in (root / ".ckptsurgeon/attic/0002").rglob("*events.*")]
+    assert since.name.replace("tfevents", "tf-events") in kept
