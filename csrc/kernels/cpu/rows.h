@@ -92,11 +92,12 @@ class ColumnSums {
   // Columns `from` to `from + n` of the total, rounded once.
   template <typename T>
   void total(int64_t from, int64_t n, T* out) const {
-    for (int64_t i = 0; i < n; ++i) {
-      float sum = 0;
-      for (int64_t block = 0; block < blocks_; ++block) sum += sums_[block * width_ + from + i];
-      from_float(sum, out[i]);
+    std::vector<float> total(static_cast<size_t>(n), 0.0f);
+    for (int64_t block = 0; block < blocks_; ++block) {
+      const float* const sums = sums_.data() + block * width_ + from;
+      for (int64_t i = 0; i < n; ++i) total[i] += sums[i];
     }
+    for (int64_t i = 0; i < n; ++i) from_float(total[i], out[i]);
   }
 
  private:
