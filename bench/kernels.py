@@ -28,7 +28,8 @@ def _optimizer(elements: int, rounds: int) -> list[Row]:
         ("AdamW(fused) + glue", "torch", "ours", 2.3),
         ("DeepSpeedCPUAdam + glue", "deepspeed", "ours", 2.3),
         ("AdamW(fused) + glue, from bf16 gradients", "torch", "ours, bf16 gradients", None),
-        ("norm, inf and nan check", "norm, torch", "norm, ours", 2.0),
+        ("norm, inf and nan check, torch", "norm, torch", "norm, ours", 2.0),
+        ("norm, inf and nan check, DeepSpeed", "norm, deepspeed", "norm, ours", 2.0),
     ):
         rows.append(_row(f"{what}, {millions}", times[slow], times[fast], target))
     shares = ratios(times["read"], times["norm, ours"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,8 @@ from train import distributed
 from train.config import load_config
 from train.indexed_dataset import IndexedDatasetWriter
 
-# The model of the tokens/s target: a vocabulary of GPT-2's size on a small body.
-MODEL = {
+# A vocabulary of GPT-2's size on a small body: the output matrix is most of the work.
+LARGE_VOCABULARY = {
     "num_layers": 6,
     "hidden_size": 256,
     "num_attention_heads": 4,
@@ -25,6 +26,17 @@ MODEL = {
     "vocab_size": 50304,
     "global_batch_size": 4,
     "micro_batch_size": 4,
+}
+# Bytes for tokens: the matrices of the layers are most of the work.
+BYTES = {
+    **LARGE_VOCABULARY,
+    "hidden_size": 384,
+    "num_attention_heads": 6,
+    "vocab_size": 256,
+    "global_batch_size": 8,
+    "micro_batch_size": 8,
+}
+ENDLESS = {
     "lr": 1e-3,
     "lr_decay_style": "constant",
     "save_interval": 10**6,
@@ -32,12 +44,12 @@ MODEL = {
 }
 
 
-def write_corpus(folder: Path, vocabulary: int) -> None:
-    """Random tokens of this vocabulary, and the config that trains on them."""
-    tokens = np.random.default_rng(0).integers(0, vocabulary, 300_000)
-    with IndexedDatasetWriter(folder / "corpus", vocabulary) as writer:
+def write_corpus(folder: Path, model: Mapping[str, int]) -> None:
+    """Random tokens for this model, and the config that trains it on them."""
+    tokens = np.random.default_rng(0).integers(0, model["vocab_size"], 300_000)
+    with IndexedDatasetWriter(folder / "corpus", model["vocab_size"]) as writer:
         writer.add_document(tokens)
-    lines = [f"{key}: {value}" for key, value in {**MODEL, "vocab_size": vocabulary}.items()]
+    lines = [f"{key}: {value}" for key, value in {**model, **ENDLESS}.items()]
     (folder / "bench.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
