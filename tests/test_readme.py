@@ -77,10 +77,23 @@ def test_every_command_is_in_the_readme() -> None:
     assert [name for name in sorted(names, key=str) if f"`{name}" not in README] == []
 
 
-def test_every_file_that_the_readme_names_is_there() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README)
-    assert links
-    assert [link for link in links if not (REPO / link).exists()] == []
+def test_every_file_that_a_page_links_to_is_there() -> None:
+    pages = [*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md")]
+    links = [
+        page.parent / link
+        for page in pages
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8"))
+        if "://" not in link
+    ]
+    assert len(links) > 10
+    assert [str(link) for link in links if not link.exists()] == []
+
+
+def test_decisions_are_counted_through() -> None:
+    files = sorted((REPO / "docs" / "decisions").iterdir())
+    assert [file.name[:4] for file in files] == [f"{n:04d}" for n in range(1, len(files) + 1)]
+    for number, file in enumerate(files, 1):
+        assert file.read_text("utf-8").startswith(f"# {number}. "), file
 
 
 def test_the_recipe_in_the_readme_loads(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
@@ -11,12 +12,12 @@ from ckptsurgeon.errors import SurgeryError
 NUMBERED = re.compile(r"(?P<name>.*?)(?P<number>\d{1,18})")
 
 
-class StepFolders:
+class StepFolders(ABC):
     """A format says by `is_step` which folders are steps."""
 
+    @abstractmethod
     def is_step(self, folder: Path) -> bool:
         """Whether a folder with a number at the end of its name is one saved step."""
-        raise NotImplementedError
 
     def recognizes(self, run: Path) -> bool:
         """True with a folder that is such a step."""
