@@ -76,8 +76,8 @@ def wide(argument: Any) -> Any:
     return argument.double() if argument.is_floating_point() else argument.clone()
 
 
-def clones(arguments: Sequence[Any]) -> list[Any]:
-    return [a.clone() if isinstance(a, Tensor) else a for a in arguments]
+def clone(argument: Any) -> Any:
+    return argument.clone() if isinstance(argument, Tensor) else argument
 
 
 def assert_close(ours: Tensor, exact: Tensor, tolerance: float) -> None:
@@ -87,3 +87,16 @@ def assert_close(ours: Tensor, exact: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(
         ours.detach().cpu().double(), exact.double(), rtol=0, atol=tolerance * max(scale, 1e-30)
     )
+
+
+def check(case: Case, dtype: torch.dtype, backend: str, laid: Callable[[Any], Any]) -> None:
+    """The op gives what its formula gives, in every shape; `laid` puts an argument into memory."""
+    device = skip_without(backend)
+    for shape in case.shapes:
+        arguments = case.inputs(shape, dtype, 1)
+        exact = [wide(argument) for argument in arguments]
+        expected = [*case.reference(*exact), *(exact[i] for i in case.mutated)]
+        ours = moved([laid(argument) for argument in arguments], device)
+        results = [*call(case.op, backend, ours), *(ours[i] for i in case.mutated)]
+        for result, wanted in zip(results, expected, strict=True):
+            assert_close(result, wanted, case.tolerance[dtype])

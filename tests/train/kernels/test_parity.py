@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.train.kernels.case import (
-    BACKENDS,
-    Case,
-    assert_close,
-    call,
-    clones,
-    moved,
-    skip_without,
-    wide,
-)
+from tests.train.kernels.case import BACKENDS, Case, check, clone, skip_without
 from tests.train.kernels.table import CASES
 from train.kernels.library import FALLBACKS
 
@@ -25,16 +16,7 @@ NAMES = [f"{case.op}-{str(dtype).removeprefix('torch.')}" for case, dtype in ROW
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("case", "dtype"), ROWS, ids=NAMES)
 def test_an_op_gives_what_its_formula_gives(case: Case, dtype: torch.dtype, backend: str) -> None:
-    device = skip_without(backend)
-    for shape in case.shapes:
-        arguments = case.inputs(shape, dtype, 1)
-        exact = [wide(argument) for argument in arguments]
-        expected = [*case.reference(*exact), *(exact[i] for i in case.mutated)]
-        ours = moved(clones(arguments), device)
-        results = [*call(case.op, backend, ours), *(ours[i] for i in case.mutated)]
-        for result, wanted in zip(results, expected, strict=True):
-            tolerance = case.tolerance[dtype]
-            assert_close(result, wanted, tolerance)
+    check(case, dtype, backend, clone)
 
 
 @pytest.mark.parametrize(("case", "dtype"), ROWS, ids=NAMES)

@@ -1,0 +1,99 @@
+"""The CUDA kernels give what their formulas give, run thread by thread on a CPU: in any order of
+the threads of a block, and within the memory that they were given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+from tests.train.kernels.cuda_on_cpu.build import build
+from tests.train.kernels.table import CASES
+from train.kernels.build import CannotBuildError, Toolchain, find_toolchain, source_folder
+
+ROWS = sum(len(case.dtypes) for case in CASES)
+# Kernel, a line of its sources, and what a mistake would make of it.
+BUGS = {
+    "a block does not wait before it reads its sums": (
+        "causal_softmax",
+        "parts[threadIdx.x / 32] = x;\n  __syncthreads();",
+        "parts[threadIdx.x / 32] = x;",
+    ),
+    "a block does not wait before it writes its sums anew": (
+        "bias_dropout_add_layer_norm",
+        "__syncthreads();  // `parts` of an earlier call has been read",
+        "",
+    ),
+    "half of a warp is left out of a sum": ("grad_norm_check", "int i = 16;", "int i = 8;"),
+    "the tail is left out": ("adamw_flat", "i = 4 * fours + thread;", "i = 4 * fours + threads;"),
+    "four at once where they are not aligned": ("grad_norm_check", "aligned ? n / 4 : 0", "n / 4"),
+    "the last four go over the end": ("adamw_flat", "? n / 4 :", "? (n + 3) / 4 :"),
+    "the row goes one too far": ("causal_softmax", "queries + 1 +", "queries + 2 +"),
+    "a column too many": ("bias_gelu", "if (column >= columns)", "if (column > columns)"),
+}
+IN_MAKE_TEST = ("a block does not wait before it reads its sums", "the last four go over the end")
+
+
+def toolchain() -> Toolchain:
+    try:
+        return find_toolchain()
+    except CannotBuildError as e:
+        pytest.skip(str(e))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(source_folder(), toolchain(), tmp_path_factory.mktemp("cuda_on_cpu"))
+
+
+def run(library: Path, order: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.train.kernels.cuda_on_cpu", str(library), *options],
+        cwd=REPO,
+        env={**os.environ, "EMULATED_ORDER": order, "CKPTSURGEON_KERNELS": "require"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "options"),
+    [
+        ("forward", ["--guarded"]),
+        ("reverse", []),
+        pytest.param("shuffled", [], marks=pytest.mark.slow),
+    ],
+)
+def test_every_kernel_gives_what_its_formula_gives(
+    library: Path, order: str, options: list[str]
+) -> None:
+    done = run(library, order, *options)
+    assert done.stdout.splitlines()[-1:] == [f"{ROWS} rows, 0 failed"], done.stdout + done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [b if b in IN_MAKE_TEST else pytest.param(b, marks=pytest.mark.slow) for b in BUGS],
+)
+def test_a_bug_in_a_kernel_is_caught(bug: str, tmp_path: Path) -> None:
+    kernel, right, wrong = BUGS[bug]
+    changed = 0
+
+    def change(text: str) -> str:
+        nonlocal changed
+        changed += text.count(right)
+        return text.replace(right, wrong)
+
+    library = build(source_folder(), toolchain(), tmp_path, kernel, change)
+    assert changed
+    outcomes = [
+        run(library, order, *options).returncode
+        for order, options in (("forward", ["--guarded"]), ("reverse", []))
+    ]
+    assert any(outcomes)
