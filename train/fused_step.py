@@ -148,4 +148,5 @@ def _clip(engine: Any, grid: Grid) -> None:
     """float32 without ZeRO: what the engine does before it steps. A norm that is not finite makes
     the weights nan, as it does in DeepSpeed."""
     norm = raw_grad_norm(engine.module, grid)
-    engine.optimizer.grad_mul = min(1.0, engine.gradient_clipping() / (norm + EPSILON))
+    ratio = engine.gradient_clipping() / (norm + EPSILON)
+    engine.optimizer.grad_mul = 1.0 if ratio >= 1 else ratio  # nan stays

@@ -13,6 +13,7 @@ from .library import define, differentiate, runs_natively
 
 TWO_K0 = 2 * math.sqrt(2 / math.pi)
 K1 = 0.044715
+FLAT = 16  # beyond it the gate is 0 or 1, whatever power of x it is multiplied with
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
@@ -34,7 +35,8 @@ def _fallback(x: Tensor, bias: Tensor) -> Tensor:
 def _fallback_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     t = x + bias
     gate = torch.sigmoid(TWO_K0 * t * (1 + K1 * t * t))
-    dx = grad * (gate + t * gate * (1 - gate) * TWO_K0 * (1 + 3 * K1 * t * t))
+    bent = t.clamp(-FLAT, FLAT)
+    dx = grad * (gate + bent * gate * (1 - gate) * TWO_K0 * (1 + 3 * K1 * bent * bent))
     return dx, dx.reshape(-1, bias.numel()).sum(0)
 
 

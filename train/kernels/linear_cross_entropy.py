@@ -12,14 +12,16 @@ from .library import define, runs_natively
 from .linear import linear, multiply, uses_onednn
 
 CHUNK_BYTES = 64 * 2**20
+MOST_SUMMED = 4096  # x of up to 16 in every row is then no more than 65504
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy, a float32 scalar, of x [..., h] times weightᵀ [h, v] against `targets`.
 
     Natively the gradients are made in the forward, where the chunk of logits is at hand: no more
-    than CHUNK_BYTES of logits exist, or one row. In float16 they are made unscaled, so that they
-    do not vanish before the loss scale reaches them. Every target must be in [0, v).
+    than CHUNK_BYTES of logits exist, or one row. In float16 they are made of the sum, not of the
+    mean, so that they do not vanish before the loss scale reaches them; of MOST_SUMMED rows at the
+    most, so that they do not overflow. Every target must be in [0, v).
     """
     rows, wanted = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
     if not runs_natively("softmax_cross_entropy_", x):
@@ -100,7 +102,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         count = max(x.shape[0], 1)
-        ctx.scale = count if x.dtype == torch.float16 else 1
+        ctx.scale = min(count, MOST_SUMMED) if x.dtype == torch.float16 else 1
         losses, dx, dweight = _chunks(x, weight, targets, ctx.scale / count)
         ctx.save_for_backward(dx, dweight)
         return losses.mean()

@@ -7,6 +7,7 @@ namespace {
 
 constexpr float kTwoK0 = 2 * 0.7978845608028654f;  // 2 sqrt(2 / pi)
 constexpr float kK1 = 0.044715f;
+constexpr float kFlat = 16;
 
 CKPT_INLINE float gate(float t) {
   return 1.0f / (1.0f + exp_float(-kTwoK0 * t * (1 + kK1 * t * t)));
@@ -30,7 +31,9 @@ CKPT_INLINE void backward(const T* __restrict grad, const T* __restrict x,
   for (int64_t i = 0; i < n; ++i) {
     const float t = to_float(x[i]) + to_float(bias[i]);
     const float s = gate(t);
-    const float slope = s + t * s * (1 - s) * kTwoK0 * (1 + 3 * kK1 * t * t);
+    // Beyond kFlat s is 0 or 1 and t may be as large as it likes: a clamped exp times t^3 is not 0.
+    const float b = t < -kFlat ? -kFlat : t > kFlat ? kFlat : t;
+    const float slope = s + b * s * (1 - s) * kTwoK0 * (1 + 3 * kK1 * b * b);
     const float d = to_float(grad[i]) * slope;
     from_float(d, dx[i]);
     dbias[i] += d;

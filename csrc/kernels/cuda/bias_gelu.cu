@@ -9,6 +9,7 @@ namespace {
 
 constexpr float kTwoK0 = 2 * 0.7978845608028654f;  // 2 sqrt(2 / pi)
 constexpr float kK1 = 0.044715f;
+constexpr float kFlat = 16;
 
 __device__ __forceinline__ float gate(float t) {
   return 1.0f / (1.0f + __expf(-kTwoK0 * t * (1 + kK1 * t * t)));
@@ -52,9 +53,9 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t i = row * columns + column;
     const float t = to_float(x[i]) + b;
     const float s = gate(t);
-    // Where the gate is shut or open t * t may overflow, and 0 * inf is nan.
-    const float bend = s * (1 - s);
-    const float slope = s + (bend == 0 ? 0 : t * bend * kTwoK0 * (1 + 3 * kK1 * t * t));
+    // Beyond kFlat s is 0 or 1, and t * t may overflow: 0 * inf is nan.
+    const float bent = t < -kFlat ? -kFlat : t > kFlat ? kFlat : t;
+    const float slope = s + bent * s * (1 - s) * kTwoK0 * (1 + 3 * kK1 * bent * bent);
     const float d = to_float(grad[i]) * slope;
     from_float(d, dx[i]);
     sum += d;

@@ -70,6 +70,17 @@ def test_a_nonfinite_element_shows_in_its_row_and_in_no_other(
             assert torch.equal(ours.view(rows, -1)[others], wanted.view(rows, -1)[others])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_far_from_zero_gelu_is_flat(backend: str) -> None:
+    """A diverging run's activations: a rest of the gate times their third power is no gradient."""
+    device = skip_without(backend)
+    far = torch.tensor([[-1e20, -1e16, -1e13, -1e4, -17, 17, 1e4, 1e13, 1e16, 1e20]], device=device)
+    bias = torch.zeros(10, device=device)
+    dx, dbias = call("bias_gelu_backward", backend, [torch.ones_like(far), far, bias])
+    for found in (dx[0], dbias):
+        assert found.tolist() == pytest.approx([0.0] * 5 + [1.0] * 5, abs=1e-30)
+
+
 def test_the_gradients_of_the_formulas_are_those_of_finite_differences() -> None:
     names = sorted(set(FORWARD) - {"softmax_cross_entropy_"})  # it makes its gradient itself
     done = subprocess.run(

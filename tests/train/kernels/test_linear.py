@@ -89,6 +89,23 @@ def test_a_float16_gradient_does_not_vanish_before_the_loss_scale_reaches_it() -
     assert_close(half.grad.double() / 2**16, x.grad.double(), 5e-3)
 
 
+@pytest.mark.parametrize("chunk", [2**30, 2**18])
+def test_a_float16_gradient_of_many_rows_does_not_overflow(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row pulls the same weights the same way; the mean of it is 1, the sum 262144."""
+    skip_without("cpu")
+    monkeypatch.setattr(LOSS, "CHUNK_BYTES", chunk)
+    rows, vocabulary = 2**18, 8
+    x, targets = torch.ones(rows, 2).half(), torch.zeros(rows).long()
+    weight = torch.zeros(vocabulary, 2).half().requires_grad_()
+    linear_cross_entropy(x, weight, targets).backward()
+    wanted = torch.full((vocabulary, 2), 1 / vocabulary)
+    wanted[0] -= 1
+    assert weight.grad is not None
+    assert_close(weight.grad, wanted, 1e-3)
+
+
 def test_without_gradients_the_loss_alone_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LOSS, "_chunks", None)  # what would make them
     monkeypatch.setattr(LOSS, "CHUNK_BYTES", 2 * 9 * 4)
