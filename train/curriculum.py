@@ -59,7 +59,10 @@ def check_curriculum(curriculum: Curriculum, seq_length: int) -> None:
                 raise _wrong(key, getattr(c, key), "at least 1")
         if c.min_difficulty % c.difficulty_step:
             raise _wrong("min_difficulty", c.min_difficulty, "a multiple of difficulty_step")
-        lengths = [c.min_difficulty, c.max_difficulty or seq_length]
+        most = c.max_difficulty or seq_length
+        if c.min_difficulty > most:
+            raise _wrong("min_difficulty", c.min_difficulty, f"at most {most}")
+        lengths = [c.min_difficulty, most]
     for length in lengths:
         if not 1 <= length <= seq_length:
             raise _wrong("difficulty", length, f"in 1 … seq_length {seq_length}")

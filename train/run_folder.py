@@ -115,7 +115,8 @@ def live_marker(root: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        marker.unlink(missing_ok=True)
+        if _recorded(marker) == mine:  # on another machine nobody could see that this one lived
+            marker.unlink()
 
 
 def _recorded(marker: Path) -> dict[str, Any] | None:
@@ -152,10 +153,11 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> int | None:
-    """Clock ticks from boot to the start of `pid`; None when it does not run."""
+    """Clock ticks from boot to the start of `pid`; None when it does not run, or no more."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
     # The command name, in parentheses, may itself hold spaces and parentheses.
-    return int(stat.rpartition(")")[2].split()[19])
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else int(fields[18])

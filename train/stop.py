@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,8 +21,9 @@ KILL_SWITCH = 1
 class StopRequest:
     """Whether the run should stop, the same answer on every rank.
 
-    A signal to any rank counts for all of them: the iteration is finished and saved first. A second
-    one ends the process at once. The file is looked for by rank 0 alone.
+    A signal to any rank counts for all of them: the iteration is finished and saved first. More of
+    them change nothing, since a launcher may pass on what its ranks have got already. The file is
+    looked for by rank 0 alone.
     """
 
     def __init__(self, kill_switch_path: str | None, device: Any) -> None:
@@ -50,6 +50,4 @@ class StopRequest:
         return f"{signal.Signals(int(answer)).name} received"
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if self._received:
-            sys.exit(128 + number)
         self._received = number

@@ -41,6 +41,7 @@ def test_every_length_is_deepspeeds(case: dict[str, Any]) -> None:
         ({"schedule_type": "custom"}, "schedule_type is custom"),
         ({"min_difficulty": 12}, "a multiple of difficulty_step"),
         ({"max_difficulty": 200}, r"in 1 … seq_length 128"),
+        ({"min_difficulty": 64, "max_difficulty": 32}, "min_difficulty is 64; it must be at most"),
         ({"total_curriculum_step": 0}, "total_curriculum_step is 0"),
         ({"schedule_type": "fixed_discrete", "difficulty": [8]}, None),
         ({"schedule_type": "fixed_discrete", "difficulty": [8], "max_step": [1]}, "one longer"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,28 @@ def test_a_marker_of_a_dead_trainer_is_taken_over(tmp_path: Path, stale: dict[st
     (tmp_path / "trainer.pid").write_text(json.dumps({**recorded, **stale}))
     with live_marker(tmp_path):
         assert json.loads((tmp_path / "trainer.pid").read_text()) == recorded
+
+
+def test_a_marker_of_a_killed_trainer_that_nobody_reaped_is_taken_over(tmp_path: Path) -> None:
+    """A container without an init keeps it as a zombie."""
+    with live_marker(tmp_path):
+        recorded = json.loads((tmp_path / "trainer.pid").read_text())
+    zombie = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    stat = Path(f"/proc/{zombie.pid}/stat").read_text()
+    found = {"pid": zombie.pid, "start_time": int(stat.split()[21])}
+    (tmp_path / "trainer.pid").write_text(json.dumps({**recorded, **found}))
+    refuse_live_trainer(tmp_path)
+    zombie.wait()
+
+
+def test_another_trainers_marker_is_not_removed_at_the_end(tmp_path: Path) -> None:
+    """On another machine it could not see that this one was alive."""
+    marker = tmp_path / "trainer.pid"
+    with live_marker(tmp_path):
+        theirs = json.dumps({**json.loads(marker.read_text()), "host": "another"})
+        marker.write_text(theirs)
+    assert marker.read_text() == theirs
 
 
 def test_a_torn_marker_is_taken_over(tmp_path: Path) -> None:

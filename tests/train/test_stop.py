@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,20 @@ def test_a_signal_to_one_rank_stops_and_saves_all(
     assert f" {number.name} received: stopping after iteration" in rest
     shards = list((run / (run / "latest").read_text()).glob("*optim_states.pt"))
     assert len(shards) == ranks
+
+
+def test_a_signal_that_comes_again_does_not_cut_the_save_short(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """scancel and systemd signal every process, and torchrun passes on what it got."""
+    run = tmp_path / "run"
+    process = start(run, corpus, 1)
+    for _ in range(5000):  # to its end
+        process.send_signal(signal.SIGTERM)
+        if process.poll() is not None:
+            break
+        time.sleep(0.02)
+    saved_at_the_end(process, run)
 
 
 def test_while_the_kill_switch_is_there_no_job_trains(trained: Trained, tmp_path: Path) -> None:

@@ -71,8 +71,11 @@ def source_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "ckptsurgeon"
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as e:
+        raise CannotBuildError(f"no XDG_CACHE_HOME is set, and no home directory: {e}") from e
+    return base / "ckptsurgeon"
 
 
 def find_toolchain() -> Toolchain:

@@ -95,6 +95,23 @@ def test_switched_off_kernels_are_not_built_and_not_mentioned(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_user_without_a_home_gets_plain_torch_and_a_reason(tmp_path: Path) -> None:
+    """A container that runs under a number which its /etc/passwd does not have."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    become = "import os, train.kernels; os.setuid(54321)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{become}\n{PROBE}"],
+        cwd=REPO,
+        env={k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    reason, result = json.loads(done.stdout)
+    assert "home directory" in reason and result == [5.0, 0.0]
+
+
 def test_a_changed_source_is_another_library(tmp_path: Path) -> None:
     toolchain = compiler()
     copy = Path(shutil.copytree(source_folder(), tmp_path / "kernels"))
