@@ -188,7 +188,7 @@ def _build_kernels(arguments: Sequence[str]) -> int:
     ).parse_args(arguments)
     try:
         print(build())
-    except CannotBuildError as e:
+    except (CannotBuildError, OSError) as e:
         raise TrainError(
             f"the native kernels can't be built: {e}",
             next="training works without them, slower: plain torch computes",

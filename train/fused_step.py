@@ -67,8 +67,9 @@ def _zero_step(zero: Any, grid: Grid) -> bool:
     groups = range(len(zero.bit16_groups))
     feeds = [_zero_feed(zero, i, grid) for i in groups]
     pieces = [pair for feed in feeds for pair in zip(feed.pieces, feed.counted, strict=True)]
-    check = norm_check([piece for piece, counted in pieces if counted])
-    check[1] += norm_check([piece for piece, counted in pieces if not counted])[1]
+    device = zero.single_partition_of_fp32_groups[0].device
+    check = norm_check([piece for piece, counted in pieces if counted], device)
+    check[1] += norm_check([piece for piece, counted in pieces if not counted], device)[1]
     dist.all_reduce(check, group=zero.dp_process_group)
     zero._model_parallel_all_reduce(tensor=check, op=dist.ReduceOp.SUM)
     squared, nonfinite = check.tolist()
@@ -121,7 +122,7 @@ def _unfused_step(wrapper: Any) -> bool:
     low = [p for group in wrapper.fp16_groups for p in group]
     masters = [p for group in wrapper.fp32_groups for p in group]
     gradients = [p.grad for p in low if p.grad is not None]
-    squared, nonfinite = norm_check(gradients).tolist()
+    squared, nonfinite = norm_check(gradients, masters[0].device).tolist()
     if nonfinite or len(gradients) < len(low):
         return False
     optimizer = wrapper.optimizer

@@ -12,17 +12,18 @@ from .grid import Grid
 from .kernels import grad_norm_check
 
 
-def norm_check(gradients: Sequence[Tensor]) -> Tensor:
-    """[sum of squares, number of inf and nan] of all of them, float64."""
+def norm_check(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """[sum of squares, number of inf and nan] of all of them, float64, on their device."""
     if not gradients:
-        return torch.zeros(2, dtype=torch.float64)
+        return torch.zeros(2, dtype=torch.float64, device=device)
     return torch.stack([grad_norm_check(g.detach().contiguous()) for g in gradients]).sum(0)
 
 
 def raw_grad_norm(model: nn.Module, grid: Grid) -> float:
     """The 2-norm of the gradients that lie in the model now, over all ranks that share it."""
-    gradients = [p.grad for p in model.parameters() if grid.counts(p)]
-    total = norm_check([g for g in gradients if g is not None])[0]
+    parameters = list(model.parameters())
+    gradients = [p.grad for p in parameters if grid.counts(p)]
+    total = norm_check([g for g in gradients if g is not None], parameters[0].device)[0]
     if grid.model_size > 1:
         dist.all_reduce(total, group=grid.model_group)
     return float(total.sqrt())

@@ -18,9 +18,11 @@ from .checkpoint import LAUNCH, load_checkpoint, read_client_state, restore_rng,
 from .config import Config
 from .course import Course, course_of, saved_course
 from .data import SampleStream, split_documents
+from .errors import TrainError
 from .first_line import agreed_line, read_live
 from .grid import Grid, arrange
 from .indexed_dataset import IndexedDataset
+from .kernels import load
 from .log import EventLog, Report, loss_line, mean, skipped_line, validation_line
 from .microbatches import BatchSizes
 from .model import GPT
@@ -70,6 +72,7 @@ class Training:
 
 def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     """Build the engine and, with a checkpoint, let it win over the config. Raises TrainError."""
+    _same_kernels()
     grid = arrange(config, distributed.world_size())
     sizes = BatchSizes(
         config.global_batch_size, config.micro_batch_size, grid.data_size, config.rampup_batch_size
@@ -109,6 +112,18 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
         config, grid, engine, Step(engine, config, grid), device, stream, held_out, sizes, progress,
         course, 6 * without_embeddings, parameters, None if state is None else state["args"],
     )  # fmt: skip
+
+
+def _same_kernels() -> None:
+    """Refuse ranks of which only some have native kernels: each kind of step waits for messages
+    that the other does not send."""
+    reasons = distributed.gather(load())
+    rank, reason = next(((r, why) for r, why in enumerate(reasons) if why is not None), (0, None))
+    if reason is not None and None in reasons:
+        raise TrainError(
+            f"rank {rank} has no native kernels and others have: {reason}",
+            next=("install there what it lacks", "or CKPTSURGEON_KERNELS=off for all ranks"),
+        )
 
 
 def differences(training: Training) -> list[str]:

@@ -66,3 +66,25 @@ def test_a_compiled_model_gives_the_same_loss(in_process: InProcess, tmp_path: P
     assert {i: float(loss) for i, loss in compiled.items()} == {
         i: pytest.approx(float(loss), rel=5e-6) for i, loss in plain.items()
     }
+
+
+def test_ranks_of_which_some_lack_the_kernels_are_refused(tmp_path: Path, corpus: Path) -> None:
+    """A node without a compiler: one kind of step would wait for the other for ever."""
+    if load() is not None:
+        pytest.skip(f"no native kernels: {load()}")
+    script = '[ "$RANK" = 1 ] && export CKPTSURGEON_KERNELS=off; exec "$@"'
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+            "--no-python", "bash", "-c", script, "rank", sys.executable, "-m", "train",
+            "--config=train/configs/tiny.yaml", "--from-scratch", f"save={tmp_path / 'run'}",
+            f"data={corpus}",
+        ],
+        cwd=REPO,
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )  # fmt: skip
+    said = "error: rank 1 has no native kernels and others have: CKPTSURGEON_KERNELS=off"
+    assert done.returncode != 0 and done.stderr.count(said) == 1

@@ -184,5 +184,7 @@ def test_the_statistics_of_a_step_are_logged(
     assert told == pytest.approx([found["variance_l1"], found["variance_abs_max"]], rel=1e-4)
 
 
-def test_a_norm_over_no_gradients_is_zero() -> None:
-    assert norm_check([]).tolist() == [0, 0]
+def test_a_norm_over_no_gradients_is_zero_on_the_device_of_the_others() -> None:
+    """NCCL sums what lies on a GPU only. `meta` is a device that is not the CPU, everywhere."""
+    assert norm_check([], torch.device("cpu")).tolist() == [0, 0]
+    assert norm_check([], torch.device("meta")).device.type == "meta"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..errors import TrainError, UsageError
+from ..errors import RankError, UsageError
 from .build import CannotBuildError, build
 
 MODES = ("auto", "require", "off")
@@ -73,7 +73,7 @@ def load() -> str | None:
     """Load the native kernels once, built first if need be; None, or why they are not there.
 
     $CKPTSURGEON_KERNELS is `auto` (the default: one warning names the reason, and plain torch
-    computes), `require` (TrainError instead) or `off`.
+    computes), `require` (RankError instead) or `off`.
     """
     mode = os.environ.get("CKPTSURGEON_KERNELS", "auto")
     if mode not in MODES:
@@ -87,7 +87,7 @@ def load() -> str | None:
         torch.ops.load_library(str(build()))  # type: ignore[no-untyped-call]
     except (CannotBuildError, OSError) as e:
         if mode == "require":
-            raise TrainError(
+            raise RankError(
                 f"the native kernels can't be used: {e}",
                 next=(
                     "install a C++ compiler, and torch 2.10 or newer",

@@ -8,8 +8,13 @@
 namespace ckptsurgeon {
 namespace {
 
+bool is_like(const Tensor& t, const Tensor& p) {
+  return t.is_contiguous() && t.numel() == p.numel() &&
+         t.get_device_index() == p.get_device_index();
+}
+
 bool is_master(const Tensor& t, const Tensor& p) {
-  return t.scalar_type() == ScalarType::Float && t.is_contiguous() && t.numel() == p.numel();
+  return t.scalar_type() == ScalarType::Float && is_like(t, p);
 }
 
 float* floats(const Tensor& t) { return static_cast<float*>(t.mutable_data_ptr()); }
@@ -18,11 +23,11 @@ Tensor adamw_flat_(Tensor p, Tensor m, Tensor v, const Tensor& g, std::optional<
                    const Tensor& grad_mul, double lr, double beta1, double beta2, double eps,
                    double weight_decay, int64_t step) {
   STD_TORCH_CHECK(is_master(p, p) && is_master(m, p) && is_master(v, p),
-                  "adamw_flat_: p, m and v must be contiguous float32 of one length");
-  STD_TORCH_CHECK(g.is_contiguous() && g.numel() == p.numel(),
-                  "adamw_flat_: g must be contiguous and as long as p");
-  STD_TORCH_CHECK(!out || (out->is_contiguous() && out->numel() == p.numel()),
-                  "adamw_flat_: out must be contiguous and as long as p");
+                  "adamw_flat_: p, m and v must be contiguous float32 of one length and device");
+  STD_TORCH_CHECK(is_like(g, p),
+                  "adamw_flat_: g must be contiguous, as long as p and on its device");
+  STD_TORCH_CHECK(!out || is_like(*out, p),
+                  "adamw_flat_: out must be contiguous, as long as p and on its device");
   STD_TORCH_CHECK(grad_mul.scalar_type() == ScalarType::Float && grad_mul.numel() == 1 &&
                       grad_mul.get_device_index() == p.get_device_index(),
                   "adamw_flat_: grad_mul must be one float32 on the device of p");

@@ -75,12 +75,11 @@ __global__ void __launch_bounds__(kThreads)
     sum_columns(const T* __restrict__ grad_out, const T* __restrict__ sum,
                 const float* __restrict__ stats, const T* __restrict__ dx, float* sums,
                 int64_t rows, int64_t columns) {
-  const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const Strip strip(rows, columns);
+  const int64_t column = strip.column;
   if (column >= columns) return;
-  const int64_t first = int64_t{blockIdx.y} * kRowsPerSum;
-  const int64_t end = first + kRowsPerSum < rows ? first + kRowsPerSum : rows;
   float dbias = 0, dweight = 0, dshift = 0;
-  for (int64_t row = first; row < end; ++row) {
+  for (int64_t row = strip.first; row < strip.end; ++row) {
     const int64_t i = row * columns + column;
     const float g = to_float(grad_out[i]);
     dbias += to_float(dx[i]);

@@ -43,13 +43,12 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     backward(const T* __restrict__ grad, const T* __restrict__ x, const T* __restrict__ bias,
              T* __restrict__ dx, float* sums, int64_t rows, int64_t columns) {
-  const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const Strip strip(rows, columns);
+  const int64_t column = strip.column;
   if (column >= columns) return;
-  const int64_t first = int64_t{blockIdx.y} * kRowsPerSum;
-  const int64_t end = first + kRowsPerSum < rows ? first + kRowsPerSum : rows;
   const float b = to_float(bias[column]);
   float sum = 0;
-  for (int64_t row = first; row < end; ++row) {
+  for (int64_t row = strip.first; row < strip.end; ++row) {
     const int64_t i = row * columns + column;
     const float t = to_float(x[i]) + b;
     const float s = gate(t);

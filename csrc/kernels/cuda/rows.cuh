@@ -39,10 +39,23 @@ __device__ __forceinline__ float block_max(float x) {
 // Rows that one block of threads adds up before it adds its sums to the total.
 constexpr int kRowsPerSum = 32;
 
+// All blocks in x, which alone may have more than 65535: `Strip` tells each its place.
 inline dim3 column_grid(int64_t rows, int64_t columns) {
-  return dim3(static_cast<unsigned>((columns + kThreads - 1) / kThreads),
-              static_cast<unsigned>((rows + kRowsPerSum - 1) / kRowsPerSum));
+  const int64_t across = (columns + kThreads - 1) / kThreads;
+  return dim3(static_cast<unsigned>(across * ((rows + kRowsPerSum - 1) / kRowsPerSum)));
 }
+
+// The rows from `first` to `end` of the column that a thread adds up; past the last column for none.
+struct Strip {
+  int64_t column, first, end;
+
+  __device__ __forceinline__ Strip(int64_t rows, int64_t columns) {
+    const int64_t across = (columns + kThreads - 1) / kThreads;
+    column = blockIdx.x % across * kThreads + threadIdx.x;
+    first = blockIdx.x / across * kRowsPerSum;
+    end = first + kRowsPerSum < rows ? first + kRowsPerSum : rows;
+  }
+};
 
 // Call `launch` with a null pointer of the format's element type.
 template <typename Launch>

@@ -86,7 +86,7 @@ def test_required_kernels_that_cannot_be_built_stop_the_start(tmp_path: Path) ->
     process = start(tmp_path, **environment)
     _, err = process.communicate(timeout=300)
     assert process.returncode != 0
-    assert "TrainError: the native kernels can't be used: no C++ compiler on PATH" in err
+    assert "RankError: the native kernels can't be used: no C++ compiler on PATH" in err
 
 
 def test_switched_off_kernels_are_not_built_and_not_mentioned(tmp_path: Path) -> None:
@@ -119,6 +119,23 @@ def test_a_changed_source_is_another_library(tmp_path: Path) -> None:
     assert before == cache_key(source_folder(), toolchain)
     (copy / "common.h").write_text("// changed")
     assert cache_key(copy, toolchain) != before
+
+
+@pytest.mark.skipif(NVCC is None, reason="no nvcc on PATH")
+def test_the_grid_of_four_million_rows_can_be_launched(tmp_path: Path) -> None:
+    """CUDA has 2^31 - 1 blocks in x, but 65535 in y. It is computed on the host: no GPU needed."""
+    source = tmp_path / "grid.cu"
+    source.write_text(
+        '#include <cstdio>\n#include "rows.cuh"\nint main() {\n'
+        "  const dim3 g = ckptsurgeon::column_grid(int64_t{1} << 22, 1000);\n"
+        '  std::printf("%u %u %u", g.x, g.y, g.z);\n}\n'
+    )
+    words = [NVCC, "-std=c++20", f"-I{source_folder() / 'cuda'}", str(source), "-o", "grid"]
+    subprocess.run([word for word in words if word], cwd=tmp_path, check=True)
+    told = subprocess.run([tmp_path / "grid"], capture_output=True, text=True, check=True)
+    x, y, z = map(int, told.stdout.split())
+    assert (x < 2**31, y < 2**16, z) == (True, True, 1)
+    assert x * y == 4 * 2**22 // 32
 
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc on PATH")
