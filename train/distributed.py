@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import defaultdict
 from typing import Any, NoReturn
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -49,8 +50,8 @@ def start(threads: int) -> Any:
         torch.cuda.set_device(local_rank())
     else:
         # On a CPU DeepSpeed would compile its shared-memory all-reduce at the first start (40 s,
-        # a compiler needed). Only inference calls that op; an empty table says "not available".
-        deepspeed.ops.__compatible_ops__ = {}
+        # a compiler needed). Only inference calls that op; this table says "not available" of all.
+        deepspeed.ops.__compatible_ops__ = defaultdict(bool)
     deepspeed.init_distributed("nccl" if on_gpu else "gloo", verbose=False)
     return torch.device("cuda", local_rank()) if on_gpu else torch.device("cpu")
 

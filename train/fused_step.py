@@ -55,7 +55,8 @@ def _replace(wrapper: Any, fused: Callable[[], bool]) -> None:
 def _plain_zero(zero: Any) -> bool:
     return (
         not (zero.cpu_offload or zero.has_moe_layers or zero.zenflow)
-        and zero.compute_grad_norm
+        and getattr(zero, "compute_grad_norm", True)  # 0.19.6 always does
+        and hasattr(zero, "_release_preflattened_grad_buffers")  # 0.19.0 has none
         and zero.torch_autocast_gradscaler is None
         and all(flat.dtype == torch.float32 for flat in zero.single_partition_of_fp32_groups)
     )

@@ -16,7 +16,9 @@ from tests.train.conftest import losses, step_back
 from tests.train.in_process import InProcess
 from train import trainer
 from train.fused_adamw import FusedAdamW, statistics
+from train.fused_step import fuse
 from train.grad_norm import norm_check
+from train.grid import ALONE
 from train.kernels import load
 from train.optimizer import live_optimizer
 
@@ -105,6 +107,17 @@ def test_another_deepspeed_keeps_its_own_step_and_the_losses(
     ours = in_process.train(tmp_path / "known", FUSED)
     monkeypatch.setattr("train.fused_step.KNOWN", "0.18.")
     assert near(in_process.train(tmp_path / "unknown", FUSED), ours, [])
+
+
+def test_earlier_releases_of_the_known_deepspeed_can_be_started(
+    in_process: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What 0.19.6 and 0.19.0 were found to lack."""
+    engine = in_process.prepare(tmp_path / "run", FUSED).engine
+    monkeypatch.delattr(engine.optimizer, "compute_grad_norm")
+    assert fuse(engine, ALONE)
+    monkeypatch.delattr(type(engine.optimizer), "_release_preflattened_grad_buffers")
+    assert not fuse(engine, ALONE)
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
