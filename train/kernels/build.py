@@ -87,7 +87,7 @@ def find_toolchain() -> Toolchain:
     if cxx is None:
         raise CannotBuildError("no C++ compiler on PATH (g++, c++, clang++)")
     versions = [_output([cxx, "--version"]).partition("\n")[0]]
-    nvcc = shutil.which("nvcc") if torch.version.cuda else None
+    nvcc = find_nvcc() if torch.version.cuda else None
     if nvcc is not None:
         said = _output([nvcc, "--version"])
         if f"release {str(torch.version.cuda).partition('.')[0]}." in said:
@@ -95,6 +95,13 @@ def find_toolchain() -> Toolchain:
         else:
             nvcc = None
     return Toolchain(cxx, nvcc, tuple(versions))
+
+
+def find_nvcc() -> str | None:
+    """nvcc on PATH, in $CUDA_HOME, or where CUDA installs it by itself."""
+    homes = (os.environ.get("CUDA_HOME"), "/usr/local/cuda")
+    names = ("nvcc", *(f"{home}/bin/nvcc" for home in homes if home))
+    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def cache_key(sources: Path, toolchain: Toolchain) -> str:

@@ -68,6 +68,14 @@ def _has_native(name: str, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"ckptsurgeon::{name}", key))
 
 
+def check_code_for(device: str) -> None:
+    """Raise CannotBuildError when what was loaded has no code for this kind of device."""
+    if not _has_native("adamw_flat_", device.upper()):
+        raise CannotBuildError(
+            f"no nvcc of CUDA {torch.version.cuda} was found (on PATH, in $CUDA_HOME)"
+        )
+
+
 @cache
 def load() -> str | None:
     """Load the native kernels once, built first if need be; None, or why they are not there.
@@ -85,6 +93,7 @@ def load() -> str | None:
         return "CKPTSURGEON_KERNELS=off"
     try:
         torch.ops.load_library(str(build()))  # type: ignore[no-untyped-call]
+        check_code_for("cuda" if torch.cuda.is_available() else "cpu")
     except (CannotBuildError, OSError) as e:
         if mode == "require":
             raise RankError(

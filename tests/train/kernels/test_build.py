@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import REPO
 from train.kernels.build import (
@@ -19,9 +20,11 @@ from train.kernels.build import (
     cache_key,
     compile_commands,
     cuda_files,
+    find_nvcc,
     find_toolchain,
     source_folder,
 )
+from train.kernels.library import check_code_for, load
 
 PROBE = """
 import json, sys, torch
@@ -110,6 +113,24 @@ def test_a_user_without_a_home_gets_plain_torch_and_a_reason(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     reason, result = json.loads(done.stdout)
     assert "home directory" in reason and result == [5.0, 0.0]
+
+
+def test_a_library_without_code_for_the_gpu_is_not_taken_for_native() -> None:
+    """Where torch finds a GPU and no nvcc is, what `auto` chooses must not be slower than torch."""
+    if load() is not None or torch.version.cuda:
+        pytest.skip("needs native kernels of a torch for CPUs")
+    check_code_for("cpu")
+    with pytest.raises(CannotBuildError, match="no nvcc of CUDA"):
+        check_code_for("cuda")
+
+
+def test_nvcc_is_found_in_cuda_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert find_nvcc() == str(nvcc)
 
 
 def test_a_changed_source_is_another_library(tmp_path: Path) -> None:
