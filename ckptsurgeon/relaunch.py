@@ -104,7 +104,11 @@ def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, ou
         argv = [*argv, "--exit-after-first-line" if check else "--confirm"]
     told = False
     with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="backslashreplace",  # no byte that a trainer prints is worth its run
     ) as trainer:
         assert trainer.stdin is not None and trainer.stdout is not None
         try:

@@ -65,6 +65,14 @@ def test_a_trainer_that_prints_no_object_is_not_stopped_and_that_is_said(
     assert "nothing was compared" in capsys.readouterr().err
 
 
+def test_bytes_that_are_no_text_do_not_stop_a_trainer(trained: Trained) -> None:
+    code = r"""import sys; sys.stdout.buffer.write(b"loss \xff\n"); sys.exit(7)"""
+    run = own_trainer(trained(), code)
+    out = io.StringIO()
+    assert relaunch(run, surgery.inspect(run).promise, command(run), check=False, out=out) == 7
+    assert out.getvalue() == "loss \\xff\n"
+
+
 def test_every_kind_of_difference_is_named(trained: Trained) -> None:
     promise = replace(surgery.inspect(Run.open(trained())).promise, skip=((9, 12),))
     told = json.loads(
