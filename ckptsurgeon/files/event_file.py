@@ -10,7 +10,7 @@ import importlib
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ KINDS: Any = "QqdiB"
 """Type codes of the columns of an index."""
 CHUNK = 1 << 20
 """Bytes of a file that are renamed at once."""
+LATEST = float(1 << 37)
+"""The wall time that no event reaches: the year 6325."""
+FURTHEST = 1 << 60
+"""The step that no event reaches: what is computed from two of them stays an int64."""
 
 Piece = bytes | tuple[int, int]
 """New bytes, or (start, end) of bytes that stay."""
@@ -114,9 +118,30 @@ def scan(path: Path, *, salvage: bool = False) -> Index:
     """Read and check every record of `path`, whole file, both checksums.
 
     Raises DamagedFile with the offset of a bad record that is not the last one. With `salvage` it
-    is left out instead: alone when its length can be trusted, else up to the next good record."""
+    is left out instead: alone when its length can be trusted, else up to the next good record. An
+    event of a time or step that no clock and no counter gives is bad, too."""
     with Opened(path) as (data, mtime_ns):
-        return index(data, path, mtime_ns, salvage=salvage)
+        found = index(data, path, mtime_ns, salvage=salvage)
+    return _believed(found, salvage)
+
+
+def _believed(found: Index, salvage: bool) -> Index:
+    import numpy as np
+
+    steps, walls = np.asarray(found.steps, np.int64), np.asarray(found.walls, np.float64)
+    good = (np.abs(walls) < LATEST) & (np.abs(steps.clip(-FURTHEST)) < FURTHEST)
+    if good.all():
+        return found
+    bad = np.flatnonzero(~good)
+    first = int(bad[0])
+    if not salvage:
+        what = f"an event of step {steps[first]} and time {walls[first]:g}"
+        raise damaged(found.path, found.offsets[first], what)
+    steps, walls = steps.copy(), walls.copy()
+    tags, kinds = np.array(found.tags, np.int32), np.array(found.kinds, np.uint8)
+    for i in bad.tolist():
+        walls[i], steps[i], tags[i], kinds[i] = walls[i - 1] if i else 0.0, 0, -1, DROPPED
+    return replace(found, steps=steps.data, walls=walls.data, tags=tags.data, kinds=kinds.data)
 
 
 def index(data: Data, path: Path, mtime_ns: int = 0, *, salvage: bool = False) -> Index:

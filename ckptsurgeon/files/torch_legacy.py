@@ -15,6 +15,8 @@ from ckptsurgeon.files.zip_directory import STORED, Read, Record
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
+BLOCK = 512
+"""Bytes of a tar header."""
 WINDOW = 1 << 16
 """Bytes in which the end of a pickle is looked for first; eight times as many next."""
 
@@ -22,6 +24,8 @@ WINDOW = 1 << 16
 def read_records(path: str, size: int, read_at: Read) -> dict[str, Record]:
     """The object as `data.pkl` and the storages as `data/<key>`: a record's offset is that of its
     first byte. Raises DamagedFile if the file is not of this format, whole, and nothing more."""
+    if _is_tar(read_at(0, min(BLOCK, size))):
+        raise DamagedFile(path, 0, "torch takes this for a tar archive, the format before this one")
     position = 0
     values: list[Any] = []
     records: dict[str, Record] = {}
@@ -53,6 +57,18 @@ def read_records(path: str, size: int, read_at: Read) -> dict[str, Record]:
     if position != size:
         raise DamagedFile(path, position, f"{size - position} bytes follow the last storage")
     return records
+
+
+def _is_tar(block: bytes) -> bool:
+    """Whether `torch.load` would unpickle a member of a tar archive instead: it asks `tarfile`
+    first, and a pickle can begin with a string that is a tar header."""
+    import tarfile
+
+    try:
+        tarfile.TarInfo.frombuf(block, tarfile.ENCODING, "surrogateescape")
+    except tarfile.TarError:
+        return False
+    return True
 
 
 def _record(name: str, offset: int, size: int) -> Record:

@@ -154,7 +154,7 @@ def _clock(members: Sequence[Events]) -> tuple[str | None, list[Series]]:
     totals: dict[str, dict[Series, int]] = {}
     for events in members:
         for name, axis, count in zip(events.index.names, events.axes, events.counts, strict=True):
-            if axis in TRAINING:
+            if axis in TRAINING and count:  # salvage may have left out all that a tag had
                 series = totals.setdefault(axis, {})
                 series[name] = series.get(name, 0) + count
     for axis in TRAINING:

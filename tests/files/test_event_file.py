@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.files import crc32c, event_file
+from ckptsurgeon.files import crc32c, event_file, event_message
 from ckptsurgeon.files.event_file import DROPPED, Index
 from tests.operations.training_log import START, Job, points, write
 
@@ -164,6 +164,27 @@ def test_a_record_that_is_no_event_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DamagedFile, match="not an event"):
         event_file.scan(path)
     assert len(event_file.spans(event_file.scan(path, salvage=True), [1, 1])) == 1
+
+
+@pytest.mark.parametrize(
+    ("wall", "step"),
+    [(float("nan"), 3), (float("-inf"), 3), (1e300, 3), (START, -1 << 63), (START, (1 << 63) - 1)],
+)
+def test_an_event_of_an_impossible_time_or_step_is_refused_or_left_out(
+    log: tuple[Path, bytes, Index], tmp_path: Path, wall: float, step: int
+) -> None:
+    """Nothing may be computed from it: it would decide which of two branches is the newer one."""
+    _, data, index = log
+    path = tmp_path / "events.out.tfevents.1"
+    start = index.span(20)[0]
+    bad = event_file.frame(event_message.text_event(wall, step % (1 << 64), "note", "x"))
+    path.write_bytes(data[:start] + bad + data[start:])
+    with pytest.raises(DamagedFile, match=f"byte {start}: an event of step {step}"):
+        event_file.scan(path)
+    found = event_file.scan(path, salvage=True)
+    assert found.dropped() == [(start, start + len(bad))]
+    assert read(found) == read(index)
+    assert np.isfinite(found.walls).all()
 
 
 def test_spans_join_neighbours(log: tuple[Path, bytes, Index]) -> None:

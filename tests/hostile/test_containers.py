@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import pickle
+import pickletools
 import re
 import struct
+import tarfile
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -166,6 +169,44 @@ def test_code_in_the_header_of_a_legacy_file_is_refused(trained: Trained) -> Non
     shard.write_bytes(whole[:2] + code + whole[2:])
     refused(root, "show", 8, says="a header pickle names posix.system", offset=True)
     assert not Path("CANARY").exists()
+
+
+def member(name: str, content: bytes) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    return info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+
+
+def also_a_tar(whole: bytes) -> bytes:
+    """A legacy file whose third pickle, about the system, is a string that makes the file a tar
+    archive, too, with the members of torch's oldest format, whose object is {"lr": 666.0}."""
+    stream, ends = io.BytesIO(whole), []
+    for _ in range(3):
+        for _ in pickletools.genops(stream):
+            pass
+        ends.append(stream.tell())
+    info, rest = ends[1], whole[ends[2] :]
+    none, number = pickle.dumps([], 2), pickle.dumps(0, 2)
+    members = member("storages", number + none) + member("tensors", number)
+    members += member("pickle", pickle.dumps({"lr": 666.0}, 2)) + bytes(2 * tarfile.BLOCKSIZE)
+    start = info + 7
+    head = bytearray(tarfile.TarInfo("x" * 90).tobuf(tarfile.USTAR_FORMAT))
+    length = tarfile.BLOCKSIZE + len(members) - start
+    head[:start] = whole[:info] + b"\x80\3B" + struct.pack("<I", length)
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head) + members + b"." + rest
+
+
+def test_a_legacy_file_that_torch_takes_for_a_tar_archive_is_refused(trained: Trained) -> None:
+    """torch asks `tarfile` first: it would unpickle what the surgeon has never looked at."""
+    root = trained()
+    shard = root / "global_step8" / OPTIM
+    whole = legacy(shard)
+    shard.write_bytes(also_a_tar(whole))
+    assert torch.load(shard, weights_only=False) == {"lr": 666.0}
+    refused(root, "show", 8, says="for a tar archive", offset=True)
+    refused(root, "set", "eps=1e-6", says="for a tar archive", offset=True)
 
 
 def test_a_damaged_step_does_not_stand_in_the_way_of_a_rollback_to_another(
