@@ -24,6 +24,7 @@ once more, with the new bytes, after the others. A file that a plan names twice 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections import Counter
@@ -112,14 +113,23 @@ def each(
             call(item)
             done(1)
         return
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor, wait
 
     pool = ThreadPoolExecutor(min(jobs, len(items)))
+    asked: list[Future[object]] = []
     try:
-        for _ in pool.map(call, items):
+        for item in items:
+            asked.append(pool.submit(call, item))
+        for future in asked:
+            future.result()
             done(1)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        over = False
+        while not over:
+            with contextlib.suppress(KeyboardInterrupt):  # a second one while the first one waits
+                pool.shutdown(wait=False, cancel_futures=True)
+                wait([future for future in asked if not future.cancelled()])
+                over = True
 
 
 def _groups(steps: Sequence[Step]) -> Iterator[list[Step]]:

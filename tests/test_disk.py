@@ -170,6 +170,23 @@ def test_a_span_is_copied_with_and_without_the_kernel(tmp_path: Path) -> None:
     assert refused
 
 
+def test_a_kernel_that_copies_nothing_is_not_the_end_of_the_source(tmp_path: Path) -> None:
+    """copy_file_range(2) answers 0, and no error, on some network file systems."""
+    source, path = tmp_path / "source", tmp_path / "new"
+    source.write_bytes(b"0123456789")
+    asked = 0
+
+    def nothing(operation: str, path: str, details: Mapping[str, Any]) -> int | None:
+        nonlocal asked
+        asked += operation == "copy"
+        return 0 if operation == "copy" and asked == 1 else None
+
+    with hooked(nothing), disk.created(path) as descriptor:
+        disk.copy_at(descriptor, path, 0, source, 2, 9)
+    assert asked == 2
+    assert path.read_bytes() == b"2345678"
+
+
 def test_a_span_past_the_end_is_an_error(tmp_path: Path) -> None:
     source, path = tmp_path / "source", tmp_path / "new"
     source.write_bytes(b"0123456789")

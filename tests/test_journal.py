@@ -7,6 +7,9 @@ import errno
 import functools
 import json
 import os
+import signal
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 from ckptsurgeon import journal
 from ckptsurgeon.edits import Content, Move, Plan, Replace
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from ckptsurgeon.redo import each
 from tests.faults import toy
 from tests.faults.inject import Fault, count_calls, hooked, outcome
 from tests.faults.world import HOME, Snapshot, differs, snapshot, workplace
@@ -254,6 +258,44 @@ def test_without_hard_links_the_old_file_is_copied(world: Path) -> None:
         assert (kept.stat().st_mtime_ns, kept.stat().st_mode & 0o777) == (toy.TIME, 0o600)
         toy.act_undo(world)
     assert visible(world) == before
+
+
+def test_another_users_files_get_their_bytes_back_and_keep_their_times(world: Path) -> None:
+    """Whoever may write to a file may cut it; its time only its owner may set (utimensat(2))."""
+
+    def of_another_user(operation: str, path: str, details: Mapping[str, Any]) -> None:
+        if operation == "set_times":
+            raise OSError(errno.EPERM, "Operation not permitted", path)
+
+    before = visible(world)
+    with hooked(of_another_user):
+        journal.commit(world / "run", toy.set_lr(world))
+        journal.commit(world / "run", toy.undo(world))
+        assert journal.recover(world / "run").outcome == "nothing"
+    assert differs(visible(world), before, times=False) is None
+
+
+def test_a_second_ctrl_c_waits_for_what_has_begun() -> None:
+    """Or a thread would write on while the surgery is taken back, and after the lock is gone."""
+    main = threading.main_thread().ident
+    assert main is not None
+    begun: list[int] = []
+    over: list[int] = []
+
+    def work(item: int) -> None:
+        begun.append(item)
+        if item == 0:
+            for _ in range(3):
+                time.sleep(0.1)
+                signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.5)
+        over.append(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        each(work, range(40), jobs=4)
+    assert begun
+    assert sorted(over) == sorted(begun)
+    assert len(begun) < 40
 
 
 def test_a_symbolic_link_is_replaced_and_brought_back(world: Path) -> None:
