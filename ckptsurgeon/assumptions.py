@@ -122,7 +122,7 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
                 used.append(edit.file)
         else:
             _check_file(root / edit.file, in_place=True)
-            _check_size(root / edit.file, edit)
+            check_size(root / edit.file, edit)
             in_place.append(edit.file)
     clash = _twice(made + in_place) | _twice(used)
     clash |= set(made) & {*used, *replaced} | set(in_place) & {*used, *replaced}
@@ -181,7 +181,8 @@ def _check_file(path: Path, *, in_place: bool) -> None:
             raise SurgeryError(f"{path}: {error.strerror}: no edit in place", next=RIGHTS) from None
 
 
-def _check_size(path: Path, edit: Append | Truncate) -> None:
+def check_size(path: Path, edit: Append | Truncate) -> None:
+    """Check that the file ends as the edit needs it; for `Truncate`, in the bytes that go."""
     expected = edit.old_size if isinstance(edit, Append) else edit.new_size
     size = _size(path)
     if size != expected:

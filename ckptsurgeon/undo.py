@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ckptsurgeon import journal
+from ckptsurgeon import assumptions, journal
 from ckptsurgeon.attic import pruned
-from ckptsurgeon.edits import Aside, Edit, Move, Plan, Receipt, Replace
+from ckptsurgeon.edits import (
+    Aside,
+    Content,
+    Edit,
+    Move,
+    Plan,
+    Receipt,
+    Replace,
+    Span,
+    Truncate,
+)
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.lock import HOME
 from ckptsurgeon.render import touched
@@ -47,7 +58,11 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     gone = [edit.src for edit in since]
     # What the surgery had staged is not needed again, but it is kept: this undo's attic gets it.
     staging, attic = f"{HOME}/staging/{chosen.id}/", f"{HOME}/attic/{new}/"
+    linked: list[Truncate] = []
     for edit in chosen.inverse:
+        if isinstance(edit, Truncate) and _has_links(run, edit):
+            linked.append(edit)
+            continue
         if isinstance(edit, Replace):
             edit = replace(edit, kept=edit.kept.replace(staging, attic))
         elif isinstance(edit, Move):
@@ -55,6 +70,8 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
                 continue
             edit = replace(edit, dst=edit.dst.replace(staging, attic))
         edits.append(edit)
+    before, after = _replaced(run, linked, new)
+    edits = [*before, *edits, *after]
     return Plan(
         id=new,
         run=str(run.root),
@@ -67,6 +84,27 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
         warnings=(f"written since {chosen.id}, to the attic: {', '.join(gone)}",) if gone else (),
         undoes=chosen.id,
     )
+
+
+def _has_links(run: Run, edit: Truncate) -> bool:
+    path = run.root / edit.file
+    return path.is_file() and path.stat().st_nlink > 1
+
+
+def _replaced(run: Run, linked: Sequence[Truncate], id: str) -> tuple[list[Replace], list[Replace]]:
+    """A file that got another name since (a branch that shares it, a backup) is not cut, which
+    would cut them all: one with its old bytes takes its place. What is first and what is last:
+    until the last is done the first file is empty, so that no reader of all takes a mix."""
+    news = []
+    for edit in linked:
+        assumptions.check_size(run.root / edit.file, edit)
+        old = Content((Span(edit.file, 0, edit.old_size),), edit.mtime_ns)
+        news.append(Replace(edit.file, run.staging(edit.file, id), run.attic(edit.file, id), old))
+    if not news:
+        return [], []
+    mark = f"{news[0].file}.empty"
+    empty = replace(news[0], staged=run.staging(mark, id), content=Content(()))
+    return [empty, *news[1:]], [replace(news[0], kept=run.attic(mark, id))]
 
 
 def _kind(run: Run, file: str) -> str:

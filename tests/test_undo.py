@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from pathlib import Path
 
 import pytest
 
 from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.edits import Content, Replace
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.recipe_file import from_data
 from tests.conftest import Trained, launch
@@ -76,6 +78,32 @@ def test_undo_of_a_rollback_with_a_kept_branch_removes_the_branch(trained: Train
     assert folders == sorted(
         p for p in root.rglob("*") if p.is_dir() and ".ckptsurgeon" not in p.parts
     )
+
+
+@pytest.mark.parametrize("linked", ["one", "all"])
+def test_undo_of_shards_that_got_another_name_since(
+    trained: Trained, tmp_path: Path, linked: str
+) -> None:
+    """A branch or a backup shares them: they keep the surgery, and the run gets its bytes back."""
+    root = trained(ranks=2)
+    before = tree(root)
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data({"set": {"lr": 1e-4}})))
+    shards = sorted((root / "global_step8").glob("*.pt"))[: 1 if linked == "one" else None]
+    for path in shards:
+        os.link(path, tmp_path / path.name)
+    kept = tree(tmp_path)
+    wanted = surgery.plan_undo(run)
+    first, last = wanted.edits[0], wanted.edits[-1]
+    assert isinstance(first, Replace) and isinstance(last, Replace)
+    assert first.file == last.file  # meanwhile it is an empty file, which no reader takes
+    assert first.content == Content(())
+    surgery.apply(run, wanted)
+    assert tree(root) == before
+    assert {name: kept[name] for name in kept if "/" not in name} == {
+        path.name: tree(tmp_path)[path.name] for path in shards
+    }
+    assert surgery.verify(run).findings == ()
 
 
 @pytest.mark.parametrize("shift_s", [-3600, 0, 3600])
