@@ -18,14 +18,14 @@ from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import crc32
 from ckptsurgeon.files.archive import Archive
 from ckptsurgeon.files.pickle_reader import ITEM_BYTES, tensors
-from ckptsurgeon.files.zip_directory import DESCRIPTOR, Record
+from ckptsurgeon.files.zip_directory import DESCRIPTOR
 from ckptsurgeon.formats import Blob, Checkpoint, Format
 
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
 CHUNK = 1 << 19
+"""Bytes that are read at once: what `jobs` threads hold in memory is a small multiple of them."""
 TORCH = (".pt", ".pth", ".bin")
 """How the names of torch files end."""
-"""Bytes that are read at once: what `jobs` threads hold in memory is a small multiple of them."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 """What a tree that no trainer saved makes of the code that expects one."""
@@ -244,7 +244,7 @@ def _crcs(shard: Shard, archive: Archive) -> None:
                 f"{shard.where}: byte {start}: the record {record.name!r} of {record.size} bytes "
                 f"has CRC {crc:08x}, not {record.crc:08x}"
             )
-        if record.flags & DESCRIPTOR and not _described(archive, record, end):
+        if record.flags & DESCRIPTOR and not archive.descriptor(record.name):
             shard.findings.append(
                 f"{shard.where}: byte {end}: the data descriptor of {record.name!r} differs"
             )
@@ -262,18 +262,6 @@ def _sha(path: Path, wanted: str) -> list[str]:
     if found == wanted:
         return []
     return [f"{path}: its sha256 is {found[:16]}…, and the integrity manifest has {wanted[:16]}…"]
-
-
-def _described(archive: Archive, record: Record, at: int) -> bool:
-    """Whether the bytes after the payload repeat CRC and sizes, which take 4 or 8 bytes each."""
-    found = archive.read_at(at, 24)
-    head = b"PK\7\x08" + record.crc.to_bytes(4, "little")
-    sizes = [
-        record.packed.to_bytes(width, "little") + record.size.to_bytes(width, "little")
-        for width in (4, 8)
-        if record.size < 1 << 8 * width
-    ]
-    return any(found.startswith(head + size) for size in sizes)
 
 
 def _checksum() -> Callable[[bytes, int], int]:

@@ -11,6 +11,8 @@ import torch
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.edits import Append, Replace
+from ckptsurgeon.files.archive import Archive
+from ckptsurgeon.files.archive_compact import compact
 from ckptsurgeon.recipe_file import from_data
 from tests.conftest import Trained
 from tests.test_contract import first_line, tree
@@ -85,6 +87,22 @@ def test_a_compacted_shard_can_be_operated_on_again(trained: Trained) -> None:
 
 def test_a_run_without_dead_bytes_has_nothing_to_compact(trained: Trained) -> None:
     assert surgery.plan_compact(Run.open(trained(ranks=2))).empty
+
+
+def test_a_file_over_4_gib_has_no_dead_bytes_until_it_is_edited(tmp_path: Path) -> None:
+    """From there on torch's data descriptors have 24 bytes, whatever the size of the record."""
+    path = tmp_path / "shard.pt"
+    with torch.serialization.skip_data():
+        tree = {"big": torch.empty((1 << 30) + 5), "small": torch.ones(3), "none": torch.empty(0)}
+        torch.save(tree, path)
+    archive = Archive.open(path)
+    assert compact(archive, "shard.pt") is None
+    assert max(record.offset for record in archive.records.values()) > 1 << 32
+    ends = [record.offset for record in archive.records.values()]
+    assert archive.directory is not None
+    for name, end in zip(archive.records, [*ends[1:], archive.directory.offset], strict=True):
+        record = archive.record(name)
+        assert archive.payload(name) + record.size + archive.descriptor(name) == end
 
 
 def test_a_hard_linked_backup_keeps_its_bytes(trained: Trained, tmp_path: Path) -> None:

@@ -170,6 +170,20 @@ class Archive:
         except KeyError:
             raise DamagedFile(self.where, self.size, f"no record {name!r}") from None
 
+    def descriptor(self, name: str) -> int:
+        """Bytes of the data descriptor behind a record, which repeats its CRC and sizes: 16, or 24
+        where the sizes take 8 bytes each (torch: from 4 GiB on, of the size or of the offset). 0:
+        there is none, or none that says the same."""
+        record = self.record(name)
+        found = self.read_at(self.payload(name) + record.size, 24)
+        head = b"PK\7\x08" + record.crc.to_bytes(4, "little")
+        for width in (4, 8):
+            if record.size < 1 << 8 * width:
+                sizes = [size.to_bytes(width, "little") for size in (record.packed, record.size)]
+                if found.startswith(head + b"".join(sizes)):
+                    return len(head) + 2 * width
+        return 0
+
     def pickle(self) -> bytes:
         """The bytes of data.pkl, checked by their CRC (0 stands for "not computed")."""
         record, start = self.record(PICKLE), self.payload(PICKLE)
@@ -243,7 +257,7 @@ class Archive:
             for t in tensors
             if t.storage_numel == 1 and not t.size and not t.offset and t.storage.isascii()
         ]
-        if not isinstance(self.records, Records) or not wanted:
+        if not isinstance(self.records, Records) or self.start or not wanted:
             return
         names = [f"data/{tensor.storage}" for tensor in wanted]
         widths = [ITEM_BYTES[tensor.dtype] for tensor in wanted]

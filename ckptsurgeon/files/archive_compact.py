@@ -6,7 +6,7 @@ import zlib
 
 from ckptsurgeon.edits import Content, Span
 from ckptsurgeon.files.archive import Archive
-from ckptsurgeon.files.zip_directory import DESCRIPTOR, FULL_32
+from ckptsurgeon.files.zip_directory import DESCRIPTOR
 from ckptsurgeon.files.zip_tail import Moved, directory, end_records, local_header
 
 VERSION = ".format_version"
@@ -50,7 +50,5 @@ def compact(archive: Archive, file: str) -> Content | None:
 def _extent(archive: Archive, name: str) -> int:
     """Bytes from a record's local header to the end of its descriptor."""
     record = archive.record(name)
-    length = archive.payload(name) - record.offset + record.size
-    if record.flags & DESCRIPTOR:
-        length += 24 if record.size >= FULL_32 else 16
-    return length
+    described = archive.descriptor(name) if record.flags & DESCRIPTOR else 0
+    return archive.payload(name) - record.offset + record.size + described

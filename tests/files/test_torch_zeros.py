@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 import zlib
 from pathlib import Path
@@ -137,3 +138,22 @@ def test_ranges_are_the_bytes_that_zero_touches(data: st.DataObject) -> None:
         assert start % 4 == end % 4 == 0
         touched |= set(range(start // 4, end // 4))
     assert touched == {i for i in range(100) if storage[i] == 0}
+
+
+def test_numbers_of_an_archive_inside_a_larger_file_are_its_own(tmp_path: Path) -> None:
+    """As in a `.distcp` file; the first archive in it has records of the same names and places."""
+    both = io.BytesIO()
+    ends = [0]
+    for number in (1.0, 2.0):
+        alone = io.BytesIO()
+        torch.save({"step": torch.tensor(number)}, alone)
+        both.write(alone.getvalue())
+        ends.append(both.tell())
+    path = tmp_path / "both"
+    path.write_bytes(both.getvalue())
+    for start, end, wanted in ((0, ends[1], 1.0), (ends[1], ends[2], 2.0)):
+        archive = Archive.open(path, start, end - start)
+        step = archive.tree()["step"]
+        with archive.reading():
+            archive.fetch([step])
+        assert archive.value(step) == wanted
