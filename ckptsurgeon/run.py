@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -27,6 +28,10 @@ NOTE = ".ckptsurgeon"
 """How the names of event files end that hold a note about a surgery."""
 FLUSH_S = 120
 """Seconds after which torch's writer has flushed what it holds."""
+AHEAD_S = 3600
+"""Seconds by which the clock of another host, or of a file server, may be ahead of this one's."""
+MOUNTS = Path("/proc/self/mountinfo")
+REMOTE = ("nfs", "nfs4", "cifs", "smb3")
 EVENT_WRITER = re.compile(r"tfevents\.(?P<born>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.\d+")
 
 
@@ -295,12 +300,11 @@ class Run:
                 if not item.is_file() or item.is_symlink():
                     continue
                 saved = item.stat().st_mtime
-                age = time.time() - saved
                 if _is_open(item):
                     found.append(f"{self.relative(item)}: somebody has it open for writing")
-                elif step > max(named) and saved > pointed and 0 <= age < FLUSH_S:
+                elif step > max(named) and saved > pointed and (fresh := _fresh(saved)):
                     found.append(
-                        f"{self.relative(item)}: written {age:.0f} s ago and newer than what the "
+                        f"{self.relative(item)}: written {fresh} and newer than what the "
                         f"pointers name: a trainer may be saving it; it must be quiet {FLUSH_S} s"
                     )
         return found
@@ -317,25 +321,44 @@ def _written(item: Path) -> str | None:
         pid = int(match["pid"])
         if pid != os.getpid() and _born_before(pid, int(match["born"])):
             return f"its writer, process {pid}, is running"
-    elif host is not None:
-        age = time.time() - item.stat().st_mtime
-        if 0 <= age < FLUSH_S:
-            return f"written from {host} {age:.0f} s ago; it must be quiet for {FLUSH_S} s"
+    elif host is not None and (fresh := _fresh(item.stat().st_mtime)):
+        return f"written from {host} {fresh}; it must be quiet for {FLUSH_S} s"
     return "somebody has it open for writing" if _is_open(item) else None
+
+
+def _fresh(written: float) -> str:
+    """How long ago a file was written to, if it may have been within the flush interval, else the
+    empty text. The time may be by a clock that is ahead of this host's."""
+    age = time.time() - written
+    if not -AHEAD_S <= age < FLUSH_S:
+        return ""
+    return f"{age:.0f} s ago" if age >= 0 else f"{-age:.0f} s ahead of this host's clock"
 
 
 def _is_open(item: Path) -> bool:
     """Whether anybody on this host has the file open for writing: a read lease is refused then,
-    fcntl(2)."""
+    fcntl(2). On a network file system one is also refused where the server has delegated nothing
+    (`nfs4_add_lease`, `cifs_setlease` in Linux), so there it is no evidence."""
     descriptor = os.open(item, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not wait
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
-        return error.errno == errno.EAGAIN
+        return error.errno == errno.EAGAIN and _file_system(descriptor) not in REMOTE
     finally:
         os.close(descriptor)
     return False
+
+
+def _file_system(descriptor: int) -> str:
+    """The kind of the mount that an open file is on (proc(5)); empty where /proc does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text("ascii").split()
+        mount = told[told.index("mnt_id:") + 1]
+        for line in MOUNTS.read_text("utf-8", "surrogateescape").splitlines():
+            if line.startswith(f"{mount} "):
+                return line.partition(" - ")[2].split()[0]
+    return ""
 
 
 def _settings(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from ckptsurgeon import Run, disk, journal, plan, surgery
+from ckptsurgeon import run as run_module
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.recipe_file import from_data
 from tests.conftest import Trained
@@ -105,6 +107,35 @@ def test_a_trainer_that_has_a_shard_open_for_writing_is_refused(trained: Trained
     root = trained()
     with (root / "global_step8" / MODEL).open("r+b"):
         refused(root, "set", "eps=1e-6", says="somebody has it open for writing")
+
+
+def test_a_lease_that_a_network_file_system_refuses_is_no_evidence(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux refuses one on NFS wherever the server has delegated nothing, so nearly everywhere."""
+    root = trained()
+    mounts = run_module.MOUNTS.read_text()
+    for kind, refusal in (("nfs4", False), ("cifs", False), ("ext4", True)):
+        (tmp_path / "mounts").write_text(re.sub(r" - \S+ ", f" - {kind} ", mounts))
+        monkeypatch.setattr(run_module, "MOUNTS", tmp_path / "mounts")
+        with (root / "global_step8" / MODEL).open("r+b"):
+            assert bool(Run.open(root).writers()) is refusal, kind
+
+
+@pytest.mark.parametrize("ahead_s", [0, 30, 3000])
+def test_the_clock_of_another_host_may_be_ahead(trained: Trained, ahead_s: int) -> None:
+    root = trained()
+    (log,) = (root / "tensorboard").iterdir()
+    log = log.rename(log.with_name("events.out.tfevents.1700000000.elsewhere.1.0"))
+    moment = time.time() + ahead_s
+    os.utime(log, (moment, moment))
+    refused(root, "set", "eps=1e-6", says="written from elsewhere")
+    log.unlink()
+    half = root / "global_step10"
+    half.mkdir()
+    (half / MODEL).write_bytes(b"PK\3\4 half of it")
+    os.utime(half / MODEL, (moment, moment))
+    refused(root, "rollback", "--to", 6, says="a trainer may be saving it")
 
 
 def test_a_step_that_is_newer_than_latest_and_fresh_is_being_saved(trained: Trained) -> None:
