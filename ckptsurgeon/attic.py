@@ -63,6 +63,8 @@ def pruned(id: str) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for inner, _, names in os.walk(folder):
-        for name in sorted(names):
+    """All that is no folder of its own, so links to folders too."""
+    for inner, folders, names in os.walk(folder):
+        links = [name for name in folders if (Path(inner) / name).is_symlink()]
+        for name in sorted([*names, *links]):
             yield Path(inner) / name

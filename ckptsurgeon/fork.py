@@ -103,7 +103,7 @@ def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:
 
 def _share(source: Path, target: Path, how: str) -> None:
     if how == "hard-link":
-        disk.link(source, target)
+        disk.link(source.resolve(), target)  # a symbolic link may lead nowhere from there
         return
     with disk.created(target) as descriptor:
         if how == "reflink":

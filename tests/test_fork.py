@@ -50,6 +50,17 @@ def test_an_edit_of_hard_linked_shards_leaves_the_parent(trained: Trained, tmp_p
     assert Run.open(root).receipts() == []
 
 
+def test_a_hard_link_is_to_the_shard_that_a_symbolic_link_leads_to(
+    trained: Trained, tmp_path: Path
+) -> None:
+    root = trained()
+    shard = root / "global_step8/mp_rank_00_model_states.pt"
+    shard.rename(root / "elsewhere.pt")
+    shard.symlink_to("../elsewhere.pt")
+    fork(Run.open(root), 8, tmp_path / "branch", from_data({}), "hard-link")
+    assert (root / "elsewhere.pt").samefile(tmp_path / "branch" / shard.relative_to(root))
+
+
 def test_where_blocks_can_not_be_shared_the_choice_is_the_users(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,14 @@ def prune(
     if not common.as_json:
         common.answer(lambda: report.attic(chosen, common.look), dict)
     _confirm(run, f"{len(chosen)} attics", common, named=common.run_dir is not None)
-    attic.prune(run, chosen)
+    try:
+        attic.prune(run, chosen)
+    except (OSError, KeyboardInterrupt) as error:
+        raise SurgeryError(
+            f"cut off: {error or 'Ctrl-C'}",
+            untouched="the run itself; of these attics a part may be gone",
+            next="the same command again    remove the rest",
+        ) from error
     common.answer(
         lambda: f"removed for good: the attics of {', '.join(item.id for item in chosen)}",
         lambda: report.attic_json(chosen, True),

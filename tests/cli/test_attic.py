@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from ckptsurgeon import disk
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
+from tests.faults.inject import Fault
 from tests.test_contract import tree
 
 
@@ -62,6 +65,35 @@ def test_prune_that_was_cut_off_goes_on(surgeon: Surgeon, trained: Trained) -> N
     surgeon("rollback", "--to", 4, "--yes", "-C", root)
     (root / ".ckptsurgeon" / "receipts" / "0001" / "pruned").touch()
     assert surgeon("undo", "--yes", "-C", root).exit_code == 1
+    assert surgeon("prune", "--yes", "-C", root).exit_code == 0
+    assert not (root / ".ckptsurgeon" / "attic" / "0001").exists()
+
+
+def test_links_in_the_attic_are_pruned_and_what_they_lead_to_is_not(
+    surgeon: Surgeon, trained: Trained, tmp_path: Path
+) -> None:
+    root = trained()
+    other = tmp_path / "other"
+    (root / "global_step8").rename(other)
+    (root / "global_step8").symlink_to(other)
+    (root / "global_step6" / "link").symlink_to(other)
+    before = tree(other)
+    assert surgeon("rollback", "--to", 4, "--yes", "-C", root).exit_code == 0
+    assert surgeon("prune", "--yes", "-C", root).exit_code == 0
+    assert not (root / ".ckptsurgeon" / "attic" / "0001").exists()
+    assert tree(other) == before
+
+
+def test_prune_that_is_cut_off_says_what_is_gone(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = trained()
+    surgeon("rollback", "--to", 4, "--yes", "-C", root)
+    monkeypatch.setattr(disk, "hook", Fault("EIO", 12))
+    result = surgeon("prune", "--yes", "-C", root)
+    assert result.exit_code == 1
+    assert "of these attics a part may be gone" in result.stderr
+    monkeypatch.setattr(disk, "hook", None)
     assert surgeon("prune", "--yes", "-C", root).exit_code == 0
     assert not (root / ".ckptsurgeon" / "attic" / "0001").exists()
 
