@@ -273,8 +273,10 @@ def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = No
 
 
 def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
-    found = run.checkpoint(run.latest()).state().promise
-    differing = differences(promise, found)
+    try:
+        differing = differences(promise, run.checkpoint(run.latest()).state().promise)
+    except (SurgeryError, OSError) as error:
+        differing = [str(error)]
     if differing:
         raise VerificationFailed(
             f"receipt {receipt.id} is not what was promised: {'; '.join(differing)}",

@@ -14,6 +14,7 @@ from ckptsurgeon import surgery
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.recipe import Hyperparameters, Recipe
 from ckptsurgeon.run import Run
+from ckptsurgeon import disk
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.test_contract import tree
@@ -153,3 +154,20 @@ def test_a_missing_file_is_an_error_and_no_traceback(
     result = surgeon("plan", recipe, "-o", absent, "-C", root)
     assert result.exit_code == 1
     assert str(absent) in result.stderr
+
+
+def test_a_done_surgery_that_can_not_be_verified_is_exit_4(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not said that the run is as it was."""
+    root = trained()
+
+    def meddle(operation: str, path: str, details: object) -> None:
+        if operation == "remove_file" and path.endswith("/journal"):
+            (root / "latest").write_text("global_step2")
+
+    monkeypatch.setattr(disk, "hook", meddle)
+    result = surgeon("set", "beta1=0.8", "--yes", "-C", root)
+    assert result.exit_code == 4
+    assert "the pointers disagree" in result.stderr
+    assert "ckptsurgeon undo 0001" in result.stderr
