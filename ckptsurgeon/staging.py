@@ -253,7 +253,8 @@ def _pretty(document: Mapping[str, Any]) -> bytes:
         if text.startswith('[{"kind"'):  # a quote in a string has a backslash before it
             text = "[\n  " + text[1:-1].replace('}, {"kind": ', '},\n  {"kind": ') + "\n ]"
         fields.append(f" {json.dumps(key)}: {text}")
-    return ("{\n" + ",\n".join(fields) + "\n}\n").encode()
+    # A file name that is not UTF-8 has surrogates in it, which JSON escapes in the same way.
+    return ("{\n" + ",\n".join(fields) + "\n}\n").encode(errors="backslashreplace")
 
 
 def _spans(edit: Append) -> tuple[tuple[int, int], ...]:

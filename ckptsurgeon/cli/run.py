@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -116,7 +117,7 @@ def _script(
     text = script(job)
     if output is not None and not common.dry_run:
         try:
-            disk.write_new(output, text.encode())
+            disk.write_new(output, os.fsencode(text))
         except FileExistsError:
             raise UsageError(
                 f"{output} is there already", next="remove it, or name another"

@@ -45,7 +45,7 @@ def text_event(wall: float, step: int, tag: str, content: str) -> bytes:
     """An event that the text dashboard shows at `step` under `tag`, as Markdown."""
     plugin = delimited(0x0A, delimited(0x0A, b"text"))
     shape = delimited(0x12, delimited(0x12, b"\x08\x01"))  # one string
-    tensor = b"\x08\x07" + shape + delimited(0x42, content.encode())
+    tensor = b"\x08\x07" + shape + delimited(0x42, content.encode(errors="replace"))
     value = delimited(0x0A, encoded(tag)) + delimited(0x42, tensor) + delimited(0x4A, plugin)
     position = b"\x10" + varint_of(step) if step else b""
     return b"\x09" + _DOUBLE.pack(wall) + position + delimited(0x2A, delimited(0x0A, value))

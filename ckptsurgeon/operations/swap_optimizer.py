@@ -103,7 +103,8 @@ def _config(run: Run, wanted: SwapOptimizer) -> list[AnyChange]:
     path = run.root / CONFIG
     if not path.is_file():
         return []
-    text = path.read_text("utf-8")
+    text = path.read_text("utf-8", "surrogateescape")
+    text += "" if text.endswith("\n") else "\n"
     values = {"optimizer": wanted.to}
     if wanted.to == "sgdw":
         values["sgd_momentum"] = repr(wanted.momentum)
@@ -111,4 +112,5 @@ def _config(run: Run, wanted: SwapOptimizer) -> list[AnyChange]:
         line = f"{key}: {value}"
         text, count = re.subn(rf"^{key}:.*$", line, text, flags=re.MULTILINE)
         text += "" if count else f"{line}\n"
-    return [Rewrite(CONFIG, "config", Content((text.encode(),)), f"optimizer {wanted.to}")]
+    content = Content((text.encode(errors="surrogateescape"),))
+    return [Rewrite(CONFIG, "config", content, f"optimizer {wanted.to}")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,28 @@ def test_a_rollback_is_done_shown_and_undone(surgeon: Surgeon, trained: Trained)
     assert "why: by mistake" in log
     assert "(undone by 0002)" in log
     assert surgeon("undo", "--yes", "-C", root).exit_code == 2
+
+
+def test_names_and_reasons_that_are_not_utf_8(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    why = os.fsdecode(b"caf\xe9")
+    job = root / "job.sh"
+    assert surgeon("relaunch", "--slurm", "-o", job, "-C", root, f"name={why}").exit_code == 0
+    assert b"name=caf\xe9" in job.read_bytes()
+    (root / "tensorboard").rename(root / os.fsdecode(b"log\xe9"))
+    config = root / "train.yaml"
+    lines = config.read_bytes().splitlines()
+    kept = [line for line in lines if not line.startswith(b"sgd_momentum")]
+    config.write_bytes(b"\n".join([b"# caf\xe9", *kept]))
+    before = tree(root)
+    words = ("--keep-tb", why, "--why", why, "--yes", "-C", root)
+    assert surgeon("rollback", "--to", 4, *words).exit_code == 0
+    assert surgeon("swap-optimizer", "sgdw", "--why", why, "--yes", "-C", root).exit_code == 0
+    assert config.read_bytes().startswith(b"# caf\xe9\n")
+    assert b"\nsgd_momentum: 0.9\n" in config.read_bytes()
+    for _ in range(2):
+        assert surgeon("undo", "--yes", "-C", root).exit_code == 0
+    assert tree(root) == before
 
 
 def test_looking_leaves_the_run_alone(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> None:
