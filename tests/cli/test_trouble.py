@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon import surgery
+from ckptsurgeon import disk, surgery
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.recipe import Hyperparameters, Recipe
 from ckptsurgeon.run import Run
-from ckptsurgeon import disk
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.test_contract import tree
