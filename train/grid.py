@@ -36,11 +36,6 @@ class Grid:
         return self.tensor_size * self.pipeline_size
 
     @property
-    def model_rank(self) -> int:
-        """The number in DeepSpeed's file names, mp_rank_<MM>."""
-        return self.pipeline_rank * self.tensor_size + self.tensor_rank
-
-    @property
     def tensor_group(self) -> Any:
         """The ranks that hold slices of the same matrices."""
         return None if self.mpu is None else self.mpu.get_slice_parallel_group()

@@ -90,7 +90,8 @@ class Step:
         try:
             yield
         except Exception as e:
-            if "minimum" not in str(e):  # DeepSpeed has no class of its own for it
+            # DeepSpeed has no class of its own for it.
+            if "loss scale already at minimum" not in str(e):
                 raise
             raise TrainError(
                 f"the fp16 gradients overflow at the smallest loss scale, {self._scale:g}: "
@@ -121,11 +122,14 @@ class Step:
 
 
 def take_statistics(engine: Any, grid: Grid) -> Statistics | None:
-    """Of the last step over all ranks, which must all call it; None for another optimizer."""
+    """Of the last step over all ranks, which must all call it. None for another optimizer, and with
+    ZeRO 3 on tensor ranks: its flat slices do not tell which weights another rank holds too."""
     optimizer = live_optimizer(engine)
     if not isinstance(optimizer, FusedAdamW):
         return None
     sums = optimizer.take_sums().to(engine.device)
+    if engine.zero_optimization_stage() == 3 and grid.tensor_size > 1:
+        return None
     group = dist.group.WORLD if engine.zero_optimization_stage() else grid.model_group
     if group is not None and dist.get_world_size(group) > 1:
         rows = [torch.empty_like(sums) for _ in range(dist.get_world_size(group))]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.recipe_file import load
@@ -17,6 +18,7 @@ from tests.conftest import REPO
 from tests.train.conftest import edit, step_back
 from tests.train.in_process import InProcess, one_rank
 from tests.train.many_ranks import TINY, UNIVERSAL, Ran, run_all, train_one
+from train import kernels
 from train.config import Config, load_config
 from train.errors import TrainError
 from train.model import GPT
@@ -100,6 +102,33 @@ def same(ran: Ran, wanted: Ran) -> bool:
     """The same losses to five digits, in the iterations that `ran` has."""
     parts = {i: abs(loss / wanted.losses[i] - 1) for i, loss in ran.losses.items()}
     return bool(parts) and max(parts.values()) < 5e-6
+
+
+def statistics(run: Path) -> dict[str, list[float]]:
+    """What the fused optimizer logged: tag → the value of each iteration."""
+    events = EventAccumulator(str(run / "tensorboard"), {"tensors": 0})
+    events.Reload()
+    tags = [f"optimizer/{tag}" for tag in ("variance_l1", "variance_abs_max", "weight_l2",
+                                           "update_l2")]  # fmt: skip
+    return {
+        tag: [event.tensor_proto.float_val[0] for event in events.Tensors(tag)]
+        for tag in tags
+        if tag in events.Tags()["tensors"]
+    }
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_the_statistics_of_two_ranks_count_each_weight_once(trained: Trained, name: str) -> None:
+    if (reason := kernels.load()) is not None:
+        pytest.skip(f"no native kernels: {reason}")
+    alone = statistics(trained.folder / ("one-untied" if "untied" in name else "one"))
+    assert len(alone["optimizer/weight_l2"]) == 4
+    found = statistics(trained.folder / name)
+    # A flat slice of ZeRO 3 does not tell which weights the other tensor rank holds too.
+    wanted = {} if name == "tensor-zero-3" else alone
+    assert found.keys() == wanted.keys()
+    for tag, values in wanted.items():
+        assert found[tag] == pytest.approx(values, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", TWO)
