@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def live_marker(root: Path) -> Iterator[None]:
             except FileExistsError:
                 refuse_live_trainer(root)
                 _say_if_elsewhere(marker)
-                marker.unlink(missing_ok=True)
+                _set_aside(marker)
         else:
             raise TrainError(
                 f"{marker}: another trainer has just started in this run", next="stop one of them"
@@ -133,6 +133,18 @@ def _alive(recorded: dict[str, Any]) -> bool:
         and recorded.get("boot_id") == _boot_id()
         and recorded.get("start_time") == _start_time(recorded["pid"])
     )
+
+
+def _set_aside(marker: Path) -> None:
+    """Take a dead trainer's marker away; one that has come since it was looked at is put back."""
+    aside = marker.with_name(f".{MARKER}.{os.getpid()}.old")
+    with suppress(FileNotFoundError):
+        marker.rename(aside)
+        recorded = _recorded(aside)
+        if recorded is not None and _alive(recorded):
+            with suppress(FileExistsError):
+                os.link(aside, marker)
+        aside.unlink()
 
 
 def _say_if_elsewhere(marker: Path) -> None:

@@ -88,6 +88,22 @@ def test_a_marker_of_a_killed_trainer_that_nobody_reaped_is_taken_over(tmp_path:
     zombie.wait()
 
 
+def test_of_two_that_find_a_dead_trainers_marker_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one takes it over between this one's look at it and its removal."""
+    marker = tmp_path / "trainer.pid"
+    with live_marker(tmp_path):
+        recorded = json.loads(marker.read_text())
+    marker.write_text(json.dumps({**recorded, "start_time": 1}))
+    start = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19])
+    theirs = json.dumps({**recorded, "pid": os.getppid(), "start_time": start})
+    monkeypatch.setattr("train.run_folder._say_if_elsewhere", lambda path: path.write_text(theirs))
+    with pytest.raises(TrainError, match="writing to this run"), live_marker(tmp_path):
+        pass
+    assert [path.read_text() for path in tmp_path.iterdir()] == [theirs]
+
+
 def test_another_trainers_marker_is_not_removed_at_the_end(tmp_path: Path) -> None:
     """On another machine it could not see that this one was alive."""
     marker = tmp_path / "trainer.pid"

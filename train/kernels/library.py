@@ -15,6 +15,7 @@ from .build import CannotBuildError, build
 
 MODES = ("auto", "require", "off")
 FALLBACKS: dict[str, Callable[..., Any]] = {}
+OLDEST_GPU = (8, 0)  # of the -gencode flags
 NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LIBRARY = torch.library.Library("ckptsurgeon", "DEF")  # type: ignore[no-untyped-call]
 
@@ -69,11 +70,13 @@ def _has_native(name: str, key: str) -> bool:
 
 
 def check_code_for(device: str) -> None:
-    """Raise CannotBuildError when what was loaded has no code for this kind of device."""
+    """Raise CannotBuildError when what was loaded has no code for this machine's kind of device."""
     if not _has_native("adamw_flat_", device.upper()):
         raise CannotBuildError(
             f"no nvcc of CUDA {torch.version.cuda} was found (on PATH, in $CUDA_HOME)"
         )
+    if device == "cuda" and torch.cuda.get_device_capability() < OLDEST_GPU:
+        raise CannotBuildError(f"{torch.cuda.get_device_name()} is older than an A100")
 
 
 @cache
