@@ -239,8 +239,10 @@ class Plan:
     """The changes, the edits they render to, the fingerprints they assume, and the promise.
 
     `id` is the receipt that it will become; `edits` are in the order in which the disk gets them,
-    such that a reader of the pointers sees the state before or the state after. `logs` are the
-    event files that are there now: an undo knows by them which the trainer wrote since."""
+    such that a reader of the pointers sees the state before or the state after. `step` is the saved
+    step whose checkpoint is edited, None where none is. `steps` are those that are there once the
+    surgery is done, and `logs` the event files from before it: an undo knows by them what the
+    trainer wrote since."""
 
     id: str
     run: str
@@ -253,6 +255,8 @@ class Plan:
     before: Promise | None = None
     warnings: tuple[str, ...] = ()
     undoes: str | None = None
+    step: int | None = None
+    steps: tuple[int, ...] = ()
     logs: tuple[str, ...] = ()
 
     @property
@@ -277,6 +281,8 @@ class Receipt:
     promise: Promise | None
     before: Promise | None = None
     undoes: str | None = None
+    step: int | None = None
+    steps: tuple[int, ...] = ()
     logs: tuple[str, ...] = ()
 
 

@@ -305,6 +305,8 @@ def _receipt(plan: Plan) -> Receipt:
         promise=plan.promise,
         before=plan.before,
         undoes=plan.undoes,
+        step=plan.step,
+        steps=plan.steps,
         logs=plan.logs,
     )
 

@@ -40,12 +40,12 @@ def render(
         elif isinstance(change, Rewrite) and change.field == "latest":
             copies[change.file] = change.content
         elif isinstance(change, Rewrite):
-            logs.append(_rewrite(run, change.file, change.content, id, new=change.new_file))
+            logs.append(rewrite(run, change.file, change.content, id, new=change.new_file))
         elif change.path or (checkpoint and run.root / change.file in checkpoint.archives):
             shards.setdefault(change.file, []).append(change)
         else:
             text = Content((str(change.new).encode(),))
-            pointers.append(_rewrite(run, change.file, text, id, new=change.old is None))
+            pointers.append(rewrite(run, change.file, text, id, new=change.old is None))
     rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
     copied = {file: _copied(content, rendered) for file, content in copies.items()}
     shards_first = [*_shards(run, rendered, id), *_shards(run, copied, id)]
@@ -75,8 +75,8 @@ def _shards(run: Run, rendered: Mapping[str, Append | Content], id: str) -> list
     contents = {file: item for file, item in rendered.items() if isinstance(item, Content)}
     appends = [item for item in rendered.values() if isinstance(item, Append)]
     made = [file for file in contents if not (run.root / file).exists()]
-    news = [_rewrite(run, file, contents.pop(file), id, new=True) for file in made]
-    replaces = [_rewrite(run, file, item, id, new=False) for file, item in contents.items()]
+    news = [rewrite(run, file, contents.pop(file), id, new=True) for file in made]
+    replaces = [rewrite(run, file, item, id, new=False) for file, item in contents.items()]
     if len(replaces) > 1 and not appends:
         file = next(iter(contents))
         mark = f"{file}.empty"
@@ -86,7 +86,8 @@ def _shards(run: Run, rendered: Mapping[str, Append | Content], id: str) -> list
     return [*news, *replaces, *appends]
 
 
-def _rewrite(run: Run, file: str, content: Content, id: str, *, new: bool) -> Edit:
+def rewrite(run: Run, file: str, content: Content, id: str, *, new: bool) -> Edit:
+    """`file` gets `content`; what it was goes to the attic, unless it is a new one."""
     staged = run.staging(file, id)
     if new:
         return Move(staged, file, content)

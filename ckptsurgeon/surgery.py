@@ -82,6 +82,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     after = checkpoint.after(changes, run.root).state()
     warnings = [*after.notes, *warnings]
     title = _title(run, recipe, step)
+    edited = any(change.field != "tensorboard" for change in changes)
     if changes:
         changes += note(run, recipe, step, title, time.time())
     edits = render(run, checkpoint, changes, id)
@@ -97,7 +98,9 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         promise=after.promise,
         before=before.promise,
         warnings=tuple(warnings),
-        logs=tuple(run.event_files()) if recipe.rollback is not None else (),
+        step=step if edited else None,
+        steps=tuple(s for s in run.steps() if recipe.rollback is None or s <= step),
+        logs=tuple(run.event_files()) if edited else (),
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ckptsurgeon import assumptions, journal
 from ckptsurgeon.attic import pruned
 from ckptsurgeon.edits import (
     Aside,
+    Change,
     Content,
     Edit,
     Move,
@@ -20,7 +22,7 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.lock import HOME
-from ckptsurgeon.render import touched
+from ckptsurgeon.render import rewrite, touched
 from ckptsurgeon.run import Run
 
 
@@ -28,7 +30,8 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     """The inverse of receipt `id`, or of the newest surgery that is not undone yet.
 
     What the trainer wrote since goes to the attic: nothing is lost, and the run is byte for byte
-    what it was before that surgery."""
+    what it was before that surgery. If that edited no checkpoint, what was trained since stays, and
+    only the files that it changed are brought back."""
     run.refuse_busy()
     receipts = run.receipts()
     undone = {receipt.undoes for receipt in receipts}
@@ -52,6 +55,14 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
             f"the attic of receipt {chosen.id} was pruned: what it moved aside is gone",
             next="ckptsurgeon log",
         )
+    edited = [edit.file for edit in chosen.inverse if not isinstance(edit, Move)]
+    lost = [file for file in edited if not (run.root / file).exists()]
+    if lost and chosen.step is not None and chosen.step not in run.steps():
+        raise SurgeryError(
+            f"{lost[0]}, which receipt {chosen.id} changed, is not there any more (a trainer with "
+            "keep_last removes old checkpoints)",
+            next="ckptsurgeon rollback --to STEP    of those that `ckptsurgeon status` lists",
+        )
     new = journal.next_id(run.root)
     since = _since(run, chosen, new)
     edits: list[Edit] = [*since]
@@ -71,18 +82,20 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
             edit = replace(edit, dst=edit.dst.replace(staging, attic))
         edits.append(edit)
     before, after = _replaced(run, linked, new)
-    edits = [*before, *edits, *after]
+    pointed, pointers = _pointers(run, chosen, new)
+    edits = [*before, *edits, *after, *pointers]
     return Plan(
         id=new,
         run=str(run.root),
         title=f"undo {chosen.id} ({chosen.title})",
         recipe={},
-        changes=tuple(Aside(edit.src, _kind(run, edit.src)) for edit in since),
+        changes=(*pointed, *(Aside(edit.src, _kind(run, edit.src)) for edit in since)),
         edits=tuple(edits),
         assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(touched(edits))),
         promise=None,
         warnings=(f"written since {chosen.id}, to the attic: {', '.join(gone)}",) if gone else (),
         undoes=chosen.id,
+        step=chosen.step,
     )
 
 
@@ -112,14 +125,31 @@ def _kind(run: Run, file: str) -> str:
 
 
 def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
-    """Moves of what a trainer wrote since: checkpoints past the step, new event files. The step is
-    that of the folder: the promised one is another if the recipe set the iteration."""
-    rollback = receipt.recipe.get("rollback")
-    if rollback is None or receipt.promise is None:
+    """Moves of what a trainer wrote since: checkpoints and event files that were not there."""
+    if receipt.step is None:
         return []
-    newer = [step for step in run.steps() if step > rollback["to"]]
+    newer = [step for step in run.steps() if step not in receipt.steps]
     out = [run.relative(path) for step in newer for path in run.entries(step)]
-    ours = {edit.src if isinstance(edit, Move) else edit.file for edit in receipt.inverse}
-    known = {*receipt.logs, *ours}
+    known = {*receipt.logs, *_ours(receipt)}
     out += [file for file in run.event_files() if file not in known]
     return [Move(file, run.attic(file, id)) for file in out]
+
+
+def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[Change], list[Edit]]:
+    """Pointers that named the edited step, and that only the trainer has set since."""
+    if receipt.step is None:
+        return [], []
+    changes: list[Change] = []
+    edits: list[Edit] = []
+    for path, text in run.format.pointers(run.root, receipt.step).items():
+        file, named = run.relative(path), run.format.pointed(path)
+        if isinstance(text, Path) or named == receipt.step or file in _ours(receipt):
+            continue
+        old = path.read_text("utf-8", "replace") if path.exists() else None
+        changes.append(Change(file, "latest", old, text))
+        edits.append(rewrite(run, file, Content((text.encode(),)), id, new=old is None))
+    return changes, edits
+
+
+def _ours(receipt: Receipt) -> set[str]:
+    return {edit.src if isinstance(edit, Move) else edit.file for edit in receipt.inverse}

@@ -6,13 +6,15 @@ import hashlib
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Run, plan, report, surgery
 from ckptsurgeon.edits import Content, Replace
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.report.look import Look
 from tests.conftest import Trained, launch
 from tests.test_contract import tree
 
@@ -47,6 +49,56 @@ def test_undo_after_the_trainer_went_on_keeps_what_it_wrote(trained: Trained) ->
         digest = value.split()[0]
         if "global_step6" in name or "global_step8" in name or "global_step10" in name:
             assert digest in kept, name
+
+
+@pytest.mark.parametrize(
+    "data", [{"set": {"lr": 5e-4}}, {"rollback": {"to": 8}, "set": {"beta2": 0.9}}]
+)
+def test_what_was_trained_on_an_edited_step_goes_when_its_edit_goes(
+    trained: Trained, data: dict[str, Any]
+) -> None:
+    """No pointer changes in these surgeries; the trainer alone moves them on."""
+    root = trained()
+    before = tree(root)
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data(data)))
+    launch(f"--config={root / 'train.yaml'}", "train_iters=10")
+    assert run.latest() == 10
+
+    undone = surgery.apply(run, surgery.plan_undo(run))
+
+    assert run.latest() == 8
+    after = tree(root)
+    for pointer in ("latest", "latest_checkpointed_iteration.txt"):
+        for found in (before, after):
+            found[pointer] = found[pointer].split()[0]  # its time is that of the undo
+    for own in OF_THE_TRAINER:
+        del before[own], after[own]
+    assert after == before
+    assert (root / f".ckptsurgeon/attic/{undone.id}/global_step10").is_dir()
+    assert "the run is byte for byte" in report.done(undone, Look(width=200))
+
+
+def test_undo_of_renamed_tags_leaves_what_was_trained_since(trained: Trained) -> None:
+    root = trained()
+    run = Run.open(root)
+    (log,) = (root / "tensorboard").iterdir()
+    before = log.read_bytes()
+    recipe = {"tensorboard": {"rename": {"lm-loss-training/lm loss": "loss"}}}
+    surgery.apply(run, plan(run, from_data(recipe)))
+    launch(f"--config={root / 'train.yaml'}", "train_iters=10")
+    undone = surgery.apply(run, surgery.plan_undo(run))
+    assert (run.latest(), run.steps(), log.read_bytes()) == (10, [2, 4, 6, 8, 10], before)
+    assert "what it changed is byte for byte" in report.done(undone, Look(width=200))
+
+
+def test_a_step_that_retention_took_is_said(trained: Trained) -> None:
+    root = trained()
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data({"rollback": {"to": 4}, "set": {"beta2": 0.9}})))
+    (root / "global_step4").rename(root / "removed")
+    with pytest.raises(SurgeryError, match="which receipt 0001 changed, is not there any more"):
+        surgery.plan_undo(run)
 
 
 def test_surgeries_are_undone_newest_first(trained: Trained) -> None:

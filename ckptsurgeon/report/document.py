@@ -43,7 +43,7 @@ def plan_json(plan: Plan, format: str, receipt: Receipt | None = None) -> dict[s
         "schema": SCHEMA,
         "run": plan.run,
         "title": plan.title,
-        "step": _step(plan.promise),
+        "step": _step(plan.before),
         "format": format,
         "promise": plain(plan.promise),
         "before": plain(plan.before),
