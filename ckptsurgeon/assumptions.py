@@ -183,14 +183,16 @@ def _check_file(path: Path, *, in_place: bool) -> None:
 
 def check_size(path: Path, edit: Append | Truncate) -> None:
     """Check that the file ends as the edit needs it; for `Truncate`, in the bytes that go."""
-    expected = edit.old_size if isinstance(edit, Append) else edit.new_size
     size = _size(path)
-    if size != expected:
-        raise SurgeryError(f"{path} has {size} bytes, and {expected} were expected", next=AGAIN)
-    if isinstance(edit, Truncate) and tail_digest(path, edit.spans) != edit.digest:
+    if isinstance(edit, Append):
+        if size != edit.old_size:
+            what = f"{path} has {size} bytes, and {edit.old_size} were expected"
+            raise SurgeryError(what, next=AGAIN)
+    elif size != edit.new_size or tail_digest(path, edit.spans) != edit.digest:
         raise SurgeryError(
-            f"{path}: the bytes after {edit.old_size} are not those that this surgery wrote",
-            next="ckptsurgeon verify    find out what changed the file",
+            f"{path}: the bytes after {edit.old_size} are not those that this surgery wrote: the "
+            "file was changed since, or saved anew",
+            next="ckptsurgeon verify    what is wrong with it now, if anything",
         )
 
 

@@ -235,13 +235,10 @@ class Run:
     def logdirs(self) -> list[Path]:
         """Folders with event files of this run: in those that the settings name, or else in the
         root, at any depth. One that a surgery made to keep a cut branch is not among them."""
-        kept = {
-            Path(os.path.normpath(self.root / edit.src)).parent
-            for receipt in journal.receipts(self.root, mentioning="tfevents")
-            for edit in receipt.inverse
-            if isinstance(edit, Move) and "tfevents" in edit.src and "tfevents" not in edit.dst
-            if not edit.src.endswith(NOTE)
-        }
+        kept: set[Path] = set()
+        for receipt in journal.receipts(self.root, mentioning="tfevents"):
+            if receipt.undoes is None:
+                kept |= self._kept_branches(receipt)
         checkpoints = {path for step in self.steps() for path in self.entries(step)}
         found: dict[Path, None] = {}
         for root in self.log_roots():
@@ -251,6 +248,20 @@ class Run:
                 if here not in kept and any("tfevents" in name for name in files):
                     found[here] = None
         return list(found)
+
+    def _kept_branches(self, receipt: Receipt) -> set[Path]:
+        """Folders that a surgery made for cut branches. Where it also replaced a file or moved one
+        aside, the run writes its logs: a cut file may get another name there."""
+        made, written = set(), set()
+        for edit in receipt.inverse:
+            if isinstance(edit, Move) and "tfevents" in edit.src and not edit.src.endswith(NOTE):
+                made.add(edit.src)
+            elif "tfevents" in (file := edit.dst if isinstance(edit, Move) else edit.file):
+                written.add(file)
+        return {self._folder(file) for file in made} - {self._folder(file) for file in written}
+
+    def _folder(self, file: str) -> Path:
+        return Path(os.path.normpath(self.root / file)).parent
 
     def event_files(self) -> list[str]:
         """The files in those folders, but the notes of surgeries, relative to the root."""

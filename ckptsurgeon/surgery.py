@@ -83,6 +83,13 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     warnings = [*after.notes, *warnings]
     title = _title(run, recipe, step)
     edited = any(change.field != "tensorboard" for change in changes)
+    stay = [s for s in run.steps() if recipe.rollback is None or s <= step]
+    ahead = [str(s) for s in stay if s >= after.promise.step]
+    if edited and ahead:
+        warnings.append(
+            f"saved already, and ahead of the next step: {' '.join(ahead)}; what the trainer saves "
+            "again is written over, and no undo brings it back"
+        )
     if changes:
         changes += note(run, recipe, step, title, time.time())
     edits = render(run, checkpoint, changes, id)
@@ -99,7 +106,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         before=before.promise,
         warnings=tuple(warnings),
         step=step if edited else None,
-        steps=tuple(s for s in run.steps() if recipe.rollback is None or s <= step),
+        steps=tuple(stay),
         logs=tuple(run.event_files()) if edited else (),
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ckptsurgeon import Run, plan, report, surgery
-from ckptsurgeon.edits import Content, Replace
+from ckptsurgeon.edits import Aside, Content, Replace
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe_file import from_data
 from ckptsurgeon.report.look import Look
@@ -90,6 +90,34 @@ def test_undo_of_renamed_tags_leaves_what_was_trained_since(trained: Trained) ->
     undone = surgery.apply(run, surgery.plan_undo(run))
     assert (run.latest(), run.steps(), log.read_bytes()) == (10, [2, 4, 6, 8, 10], before)
     assert "what it changed is byte for byte" in report.done(undone, Look(width=200))
+
+
+def test_the_log_folder_stays_one_after_an_undo(trained: Trained) -> None:
+    """The undo puts event files back that the rollback had set aside: they are the run's."""
+    root = trained()
+    launch(f"--config={root / 'train.yaml'}", "train_iters=10")
+    run = Run.open(root)
+    recipe = from_data({"rollback": {"to": 8}})
+    wanted = plan(run, recipe)
+    assert any(isinstance(c, Aside) and c.field == "tensorboard" for c in wanted.changes)
+    surgery.apply(run, wanted)
+    surgery.apply(run, surgery.plan_undo(run))
+    assert run.logdirs() == [root / "tensorboard"]
+    told = [(type(change), change.field) for change in wanted.changes]
+    assert [(type(change), change.field) for change in plan(run, recipe).changes] == told
+
+
+def test_a_shard_that_was_saved_anew_is_not_cut(trained: Trained) -> None:
+    root = trained()
+    run = Run.open(root)
+    made = plan(run, from_data({"set": {"beta2": 0.9, "iteration": 6}}))
+    assert "ahead of the next step: 8; what the trainer saves again" in made.warnings[-1]
+    surgery.apply(run, made)
+    launch(f"--config={root / 'train.yaml'}", "train_iters=8")
+    before = tree(root)
+    with pytest.raises(SurgeryError, match="changed since, or saved anew"):
+        surgery.apply(run, surgery.plan_undo(run))
+    assert tree(root) == before
 
 
 def test_a_step_that_retention_took_is_said(trained: Trained) -> None:
