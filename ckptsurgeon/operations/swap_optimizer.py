@@ -6,10 +6,12 @@ OPT-175B did it at restart 12.41, after faking it for six restarts with values t
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ckptsurgeon.edits import ABSENT, AnyChange, Change, Content, Renamed, Rewrite
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats.sane import is_number
 from ckptsurgeon.recipe import OPTIMIZERS, Recipe, SwapOptimizer
 from ckptsurgeon.run import Run
 
@@ -24,14 +26,17 @@ def swap_optimizer(
 
     To SGDW: exp_avg_sq goes, and exp_avg becomes the momentum or goes too. To AdamW: the momentum
     goes and Adam starts at step 0. Refused for a trainer whose checkpoints do not name their
-    optimizer: its loader would take one's state for the other's, or assert the class."""
+    optimizer: its loader would take one's state for the other's, or assert the class.
+
+    A rollback to a step from before an earlier swap brings the config back with it."""
     wanted = recipe.swap_optimizer
-    if wanted is None:
-        return [], []
     try:
         named = checkpoint.locate("optimizer")
     except KeyError:
         named = []
+    if wanted is None:
+        back = named and (recipe.rollback is not None or recipe.repair_latest is not None)
+        return (_config(run, *_saved(checkpoint)) if back else []), []
     if not named:
         flag = run.format.flags.get("no_optimizer", "without optimizer state")
         raise SurgeryError(
@@ -40,7 +45,7 @@ def swap_optimizer(
             next=f"start the trainer with the new optimizer and {flag}",
         )
     if all(place.value == wanted.to for place in named):
-        return [], []
+        return _config(run, *_saved(checkpoint)), []
     if any(place.value not in OPTIMIZERS for place in named):
         raise SurgeryError(
             f"the run's optimizer is {named[0].value}, and only adamw and sgdw can be swapped",
@@ -54,7 +59,14 @@ def swap_optimizer(
     else:
         changes += _to_adamw(run, checkpoint)
         warnings = ["Adam starts at step 0: the first update is 1.0 × lr in every weight"]
-    return [*changes, *_config(run, wanted)], warnings
+    momentum = wanted.momentum if wanted.to == "sgdw" else None
+    return [*changes, *_config(run, wanted.to, momentum)], warnings
+
+
+def _saved(checkpoint: Checkpoint) -> tuple[Any, Any]:
+    """The optimizer that the checkpoint names, and its momentum, which only SGDW has."""
+    momentum = [place.value for place in checkpoint.locate("sgd_momentum")]
+    return checkpoint.locate("optimizer")[0].value, momentum[0] if momentum else None
 
 
 def _set(run: Run, field: str, place: Place, value: object) -> AnyChange:
@@ -98,19 +110,21 @@ def _to_adamw(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
     return changes
 
 
-def _config(run: Run, wanted: SwapOptimizer) -> list[AnyChange]:
-    """The bundled trainer's config in the run, so that a relaunch builds the new optimizer."""
+def _config(run: Run, optimizer: str, momentum: float | None) -> list[AnyChange]:
+    """The bundled trainer's config in the run, so that a relaunch builds this optimizer."""
     path = run.root / CONFIG
-    if not path.is_file():
+    if optimizer not in OPTIMIZERS or not path.is_file():
         return []
     text = path.read_text("utf-8", "surrogateescape")
+    if re.search(rf"^optimizer: *{optimizer} *$", text, re.MULTILINE):
+        return []
     text += "" if text.endswith("\n") else "\n"
-    values = {"optimizer": wanted.to}
-    if wanted.to == "sgdw":
-        values["sgd_momentum"] = repr(wanted.momentum)
+    values = {"optimizer": optimizer}
+    if is_number(momentum):
+        values["sgd_momentum"] = repr(momentum)
     for key, value in values.items():
         line = f"{key}: {value}"
         text, count = re.subn(rf"^{key}:.*$", line, text, flags=re.MULTILINE)
         text += "" if count else f"{line}\n"
     content = Content((text.encode(errors="surrogateescape"),))
-    return [Rewrite(CONFIG, "config", content, f"optimizer {wanted.to}")]
+    return [Rewrite(CONFIG, "config", content, f"optimizer {optimizer}")]

@@ -69,6 +69,21 @@ def test_adamw_becomes_sgdw_and_adamw_again(trained: Trained, keep: bool) -> Non
     }
 
 
+def test_a_step_from_before_the_swap_is_resumed_with_its_own_optimizer(trained: Trained) -> None:
+    root = trained()
+    run = Run.open(root)
+    surgery.apply(run, plan(run, swap("sgdw", momentum=0.8)))
+    back = plan(run, from_data({"rollback": {"to": 4}}))
+    assert back.promise is not None
+    surgery.apply(run, back)
+    assert compare(back.promise, first_line(root)) == []
+    assert plan(run, from_data({"rollback": {"to": 4}})).empty
+    surgery.apply(run, surgery.plan_undo(run))
+    assert json.loads(first_line(root))["betas"] == [0.9, 0.95]  # kept for a swap back
+    surgery.apply(run, plan(run, swap("adamw")))
+    assert "optimizer: adamw\n" in (root / "train.yaml").read_text()
+
+
 def test_what_can_not_be_swapped_is_refused(trained: Trained) -> None:
     root = trained()
     with pytest.raises(UsageError, match="unknown key `sgd2`"):
