@@ -177,6 +177,29 @@ def test_the_window_is_as_long_as_the_iterations_of_the_trainer(
     assert samples_of(iterations, state, consumed, skip) == trained
 
 
+def test_a_window_opens_where_the_same_recipe_sets_the_counters(trained: Trained) -> None:
+    """Seen from where the run goes on, not from where it stood: ramp-up and skips included."""
+    root = trained()
+
+    def ramped(content: dict[str, Any]) -> None:
+        content["args"].rampup_batch_size = [4, 4, 16]
+
+    edit(root / "global_step8" / "mp_rank_00_model_states.pt", ramped)
+    run = Run.open(root)
+    window = {"rewarm": {"iterations": 2}}
+
+    def opened(recipe: dict[str, Any]) -> tuple[Any, ...]:
+        promise = plan(run, from_data({**window, **recipe})).promise
+        assert promise is not None and promise.rewarm is not None
+        return promise.rewarm
+
+    assert opened({}) == ("hold", 64, 80)
+    assert opened({"set": {"position": 400}}) == ("hold", 400, 416)
+    assert opened({"set": {"consumed_samples": 0}}) == ("hold", 64, 72)
+    skipped = {"consumed_samples": 0, "iteration": 99}
+    assert opened({"set": skipped, "skip": ["100-102"]}) == ("hold", 64, 76)
+
+
 def test_another_trainer_gets_the_three_launches_of_bigscience(trained: Trained) -> None:
     """tr8b-104B, Embed-Norm 6: 7_594_208 samples, 100 iterations of 2048, stop at 7_799_008."""
     root = trained()

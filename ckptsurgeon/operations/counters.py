@@ -27,8 +27,8 @@ def counters(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[Any
         samples = _skipped(run, recipe, state)
         wanted["consumed_samples"] = samples
         warnings.append(
-            f"iteration {state.step + 1} trains on sample {samples}: numbers of iterations are "
-            "not skipped, so the next skip counts from there"
+            f"iteration {iteration(recipe, state) + 1} trains on sample {samples}: numbers of "
+            "iterations are not skipped, so the next skip counts from there"
         )
     changes: list[AnyChange] = []
     for key, value in wanted.items():
@@ -52,6 +52,19 @@ def counters(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[Any
             f"{wanted['iteration'] + 1}"
         )
     return changes, warnings
+
+
+def iteration(recipe: Recipe, state: State) -> int:
+    """The last iteration that counts as done once `recipe` is carried out."""
+    return state.step if recipe.set.iteration is None else recipe.set.iteration
+
+
+def consumed(run: Run, recipe: Recipe, state: State) -> int:
+    """The sample at which the data goes on once `recipe` is carried out."""
+    if recipe.skip_by_counters:
+        return _skipped(run, recipe, state)
+    wanted = recipe.set.consumed_samples
+    return (state.promise.consumed_samples or 0) if wanted is None else wanted
 
 
 def _skipped(run: Run, recipe: Recipe, state: State) -> int:

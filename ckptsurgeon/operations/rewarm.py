@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.rewarm import HOLD
-from ckptsurgeon.operations.counters import batch_size
+from ckptsurgeon.operations.counters import batch_size, consumed, iteration
 from ckptsurgeon.operations.skip import merge
 from ckptsurgeon.recipe import Recipe, Rewarm, ranges
 from ckptsurgeon.run import Run
 
 
 def rewarm(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:
-    """Changes for the recipe's `rewarm`: the window opens at the position of the schedule and ends
-    after `iterations` trained iterations, skipped and overflowed ones not counted.
+    """Changes for the recipe's `rewarm`: the window opens at the position of the schedule, the one
+    that the recipe sets if it sets one, and ends after `iterations` trained iterations, skipped and
+    overflowed ones not counted.
 
     Only the bundled trainer keeps a window. For another one the error says by which launches its
     flags do the same."""
@@ -30,11 +32,12 @@ def rewarm(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyCh
     state = checkpoint.state()
     if not places or state.schedule is None or state.batch_size is None:
         raise _by_flags(checkpoint.path.name, state, wanted)
-    start = int(state.schedule["num_steps"])
+    position = recipe.set.position
+    start = int(state.schedule["num_steps"]) if position is None else position
     kept = () if recipe.clear_skip else state.promise.skip or ()
     skip = merge([*kept, *([] if recipe.skip_by_counters else ranges(recipe.skip))])
-    consumed = recipe.set.consumed_samples or state.promise.consumed_samples or 0
-    end = start + samples_of(wanted.iterations, state, consumed, skip)
+    begin = replace(state, step=iteration(recipe, state))
+    end = start + samples_of(wanted.iterations, begin, consumed(run, recipe, state), skip)
     new = [wanted.kind, start, end] if wanted.iterations else []
     changes: list[AnyChange] = [
         Change(run.relative(place.file), "rewarm", place.value, new, place.path)
@@ -44,15 +47,13 @@ def rewarm(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyCh
     return changes, _warnings(recipe, checkpoint, wanted)
 
 
-def samples_of(
-    iterations: int, state: State, consumed: int, skip: Sequence[tuple[int, int]]
-) -> int:
+def samples_of(iterations: int, state: State, sample: int, skip: Sequence[tuple[int, int]]) -> int:
     """The samples that `iterations` trained iterations after the step of `state` take, the first
-    one from sample `consumed` on. Skipped ones move the batch-size ramp-up, and are not counted."""
+    one from `sample` on. Skipped ones move the batch-size ramp-up, and are not counted."""
     full, step, trained = state.batch_size or 0, state.step, 0
-    while iterations and 0 < (size := batch_size(state, consumed)) < full:
+    while iterations and 0 < (size := batch_size(state, sample)) < full:
         step += 1
-        consumed += size
+        sample += size
         if not any(first <= step <= last for first, last in skip):
             trained += size
             iterations -= 1
@@ -85,9 +86,9 @@ def _by_flags(name: str, state: State, wanted: Rewarm) -> SurgeryError:
             ),
         )
     stop = f"CONSUMED_SAMPLES + {wanted.iterations} × GLOBAL_BATCH_SIZE"
-    consumed = state.promise.consumed_samples
-    if consumed is not None and state.batch_size is not None:
-        stop = str(consumed + samples_of(wanted.iterations, state, consumed, ()))
+    done = state.promise.consumed_samples
+    if done is not None and state.batch_size is not None:
+        stop = str(done + samples_of(wanted.iterations, state, done, ()))
     return SurgeryError(
         what,
         next=(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.operations.counters import iteration
 from ckptsurgeon.recipe import Recipe, ranges
 from ckptsurgeon.run import Run
 
@@ -27,10 +28,11 @@ def skip(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChan
                 "ckptsurgeon skip --by-counters    advance its samples instead",
             ),
         )
+    done = iteration(recipe, checkpoint.state())
     warnings = [
-        f"skip {first}-{last} ends before step {checkpoint.step + 1}: it has no effect"
-        for first, last in wanted
-        if last <= checkpoint.step
+        f"skip {first}-{last} ends before step {done + 1}: it has no effect"
+        for first, last in merge(wanted)
+        if last <= done
     ]
     changes: list[AnyChange] = []
     for place in places:
