@@ -98,6 +98,11 @@ def reschedule(
             "the decay of this run counts tokens, so its position in samples decides nothing",
             next="set tokens, which the next step's rate comes from",
         )
+    if wanted.get("position", 0) < 0:
+        raise UsageError(
+            f"position {wanted['position']} is below 0, and this schedule counts samples from 0",
+            next="ckptsurgeon set position=0    the start of the schedule",
+        )
     settings: list[Setting] = []
     new = dict(present)
     for key, value in wanted.items():

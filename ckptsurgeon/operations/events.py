@@ -69,9 +69,11 @@ def _marks(checkpoint: Checkpoint | None, step: int, samples: int | None) -> Mar
 
 
 def note(run: Run, recipe: Recipe, step: int, title: str, when: float) -> list[AnyChange]:
-    """The surgery as a text in the run's first log folder, unless the recipe says no."""
-    folders = run.logdirs()
+    """The surgery as a text in the run's first log folder, unless the recipe says no; not behind a
+    cut that it makes, where the same cut would find it."""
+    folders, cut_at = run.logdirs(), recipe.tensorboard.after
     if not recipe.tensorboard.note or not folders:
         return []
     text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
-    return [tensorboard.note(folders[0], run.root, step, text, when)]
+    at = step if cut_at is None else min(step, cut_at)
+    return [tensorboard.note(folders[0], run.root, at, text, when)]

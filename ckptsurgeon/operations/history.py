@@ -252,8 +252,10 @@ def _check_counters(head: Segment, point: int, marks: Marks) -> None:
                 raise SurgeryError(
                     f"{head.events.index.path}: at step {point} the checkpoint counts "
                     f"{value:.0f} {word}, the log {near} (tag {tag})",
-                    next="ckptsurgeon truncate-tb-events --tb DIR --after N    "
-                    "rely on the log alone",
+                    next=(
+                        "ckptsurgeon rollback --to STEP --no-truncate    leave the logs alone",
+                        "ckptsurgeon truncate-tb-events --tb DIR --after N    trust the log alone",
+                    ),
                 )
 
 

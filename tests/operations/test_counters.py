@@ -86,3 +86,23 @@ def test_the_ramp_up_is_that_of_the_104b_run(trained: Trained) -> None:
         at += batch_size(state, at)
         seen[iteration] = at
     assert [seen[i] for i in (13_251, 14_000, 16_800)] == [2_333_840, 3_014_320, 7_594_208]
+
+
+def test_a_skip_is_seen_from_the_iteration_that_is_set(trained: Trained) -> None:
+    run = Run.open(trained())
+    recipe = {"set": {"iteration": 99}, "skip": ["7-8", "8-9", "101"]}
+    told = [w for w in plan(run, from_data(recipe)).warnings if "no effect" in w]
+    assert told == ["skip 7-9 ends before step 100: it has no effect"]
+
+
+def test_a_position_before_the_start_is_refused(trained: Trained) -> None:
+    with pytest.raises(UsageError, match="position -5 is below 0"):
+        plan(Run.open(trained()), from_data({"set": {"position": -5}}))
+
+
+def test_events_are_cut_once(trained: Trained) -> None:
+    """The note about the cut lies before it, so the same cut does not find it."""
+    run = Run.open(trained())
+    recipe = from_data({"tensorboard": {"after": 4, "keep": False}})
+    surgery.apply(run, plan(run, recipe))
+    assert plan(run, recipe).empty
