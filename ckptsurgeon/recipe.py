@@ -19,6 +19,9 @@ STATES = ("moments", "loss_scale")
 OPTIMIZERS = ("adamw", "sgdw")
 REWARMS = ("hold", "ramp")
 MAX_ITERATIONS = 1_000_000_000
+MAX_SEED = (1 << 32) - 1
+"""Of numpy, which trainers draw the order of their data with."""
+MAX_COUNT = (1 << 63) - 1
 DECAY_STYLES = ("constant", "linear", "cosine")
 SYNONYMS = {
     "learning_rate": "lr", "max_lr": "lr", "peak_lr": "lr", "lr_warmup_samples": "warmup",
@@ -226,6 +229,8 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
         if match is None:
             raise UsageError(f"skip range {text!r} is not A-B", next="for example: 6900-7010")
         first, last = int(match[1]), int(match[2] or match[1])
+        if last > MAX_COUNT:
+            raise UsageError(f"skip range {text!r} is too large", next=f"at most {MAX_COUNT}")
         if first < 1 or last < first:
             raise UsageError(
                 f"skip range {text!r} is empty", next="iterations count from 1, and A is at most B"
@@ -296,6 +301,14 @@ def _check(recipe: Recipe) -> None:
         value = getattr(wanted, key)
         if isinstance(value, (int, float)) and value < 0:
             raise UsageError(f"`set.{key}` is {value}", next=f"{key} is never below 0")
+    for key in ("warmup", "decay", "seed", "consumed_samples", "tokens", "iteration", "position"):
+        value, bound = getattr(wanted, key), MAX_SEED if key == "seed" else MAX_COUNT
+        if value is not None and value > bound:
+            raise UsageError(f"`set.{key}` is {value}", next=f"{key} is at most {bound}")
+    if recipe.tensorboard.after is not None and recipe.tensorboard.after < 0:
+        raise UsageError(
+            f"`tensorboard.after` is {recipe.tensorboard.after}", next="a step, 0 or more"
+        )
     for key in ("eps", "loss_scale"):
         value = getattr(wanted, key)
         if isinstance(value, float) and value <= 0:
