@@ -11,6 +11,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import State
+from ckptsurgeon.formats.megatron_deepspeed import scheduler_name
 from ckptsurgeon.run import Run
 
 ADAM = {
@@ -23,7 +24,7 @@ SCHEDULE = {
 }  # fmt: skip
 LAUNCHERS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
     "deepspeed": (
-        ("--load", "{root}", "--use-checkpoint-lr-scheduler"),
+        ("--load", "{root}", "--use-checkpoint-{scheduler}"),
         {**SCHEDULE, **ADAM},
     ),
     "megatron": (
@@ -53,7 +54,11 @@ def launch_flags(run: Run) -> list[str]:
             ),
         )
     fixed, flags = launcher
-    words = {"root": str(run.root), "file": str(run.entries(step)[0])}
+    words = {
+        "root": str(run.root),
+        "file": str(run.entries(step)[0]),
+        "scheduler": scheduler_name(state.schedule),
+    }
     out = [text.format(**words) for text in fixed]
     for key, value in _values(state).items():
         if key in flags and value is not None:

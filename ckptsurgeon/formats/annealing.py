@@ -1,7 +1,8 @@
 """Megatron's AnnealingLR as the surgeon computes it, on its own, from the saved state.
 
-Source of the rule: `megatron/learning_rates.py` of Megatron-DeepSpeed. The trainer has another
-implementation; the contract test compares the two.
+Source of the rule: `megatron/learning_rates.py` of BigScience's Megatron-DeepSpeed, and
+`megatron/optimizer_param_scheduler.py` of DeepSpeed's. The trainer has another implementation; the
+contract test compares the two.
 """
 
 from __future__ import annotations
@@ -11,34 +12,45 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import Checkpoint, Setting
+from ckptsurgeon.formats import Checkpoint, Place, Setting
 
-KEYS = frozenset({"max_lr", "min_lr", "warmup_steps", "num_steps", "decay_steps", "decay_style"})
-LEGACY = {
-    "start_lr": "max_lr", "warmup_iter": "warmup_steps", "num_iters": "num_steps",
-    "end_iter": "decay_steps",
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "max_lr": ("start_lr", "max_lr"),
+    "min_lr": ("min_lr",),
+    "decay_style": ("decay_style", "lr_decay_style"),
+    "warmup": ("warmup_iter", "warmup_steps", "lr_warmup_steps"),
+    "decay": ("end_iter", "decay_steps", "lr_decay_steps"),
+    "position": ("num_iters", "num_steps"),
+}
+"""Recipe key → the names that a state has had for it; the loader reads the first that is there."""
+PLAIN = {
+    "max_lr": "max_lr", "min_lr": "min_lr", "decay_style": "decay_style",
+    "warmup": "warmup_steps", "decay": "decay_steps", "position": "num_steps",
 }  # fmt: skip
-"""Older names of keys. Where a state has both, the loader reads the older one."""
-NAMES = {
-    "max_lr": ("max_lr", "start_lr"), "min_lr": ("min_lr", ""), "decay_style": ("decay_style", ""),
-    "warmup": ("warmup_steps", "warmup_iter"), "decay": ("decay_steps", "end_iter"),
-    "position": ("num_steps", "num_iters"),
-}  # fmt: skip
-"""Recipe key → key of the state, and its older name."""
+"""Recipe key → AnnealingLR's name."""
+KEYS = frozenset(PLAIN.values())
 
 
 def is_annealing(schedule: Any) -> bool:
-    """Whether a saved scheduler state has AnnealingLR's keys, by their new or older names."""
-    return isinstance(schedule, Mapping) and {LEGACY.get(k, k) for k in schedule} >= KEYS
+    """Whether a saved scheduler state has AnnealingLR's keys, by any of their names: that is also
+    OptimizerParamScheduler's, which took its place and has the weight decay too."""
+    return isinstance(schedule, Mapping) and all(
+        any(name in schedule for name in names) for names in NAMES.values()
+    )
 
 
 def normal(schedule: Any, decay_tokens: int | None = None) -> dict[str, Any] | None:
-    """The state by its new names, or None if it is no AnnealingLR. `decay_tokens` is the end of
-    the decay where that counts tokens: a flag of the trainer that no state keeps."""
+    """The state by AnnealingLR's names, or None if it is neither. `decay_tokens` is the end of
+    the decay where that counts tokens: a flag of the trainer that AnnealingLR does not save."""
     if not is_annealing(schedule):
         return None
-    out = {key: value for key, value in schedule.items() if key not in LEGACY}
-    out |= {new: schedule[old] for old, new in LEGACY.items() if old in schedule}
+    known = {name for names in NAMES.values() for name in names}
+    out = {key: value for key, value in schedule.items() if key not in known}
+    for key, names in NAMES.items():
+        out[PLAIN[key]] = next(schedule[name] for name in names if name in schedule)
+    if "lr_decay_tokens" in out:
+        decay_tokens = out.pop("lr_decay_tokens")
+        out["warmup_tokens"] = out.get("lr_warmup_tokens")
     if decay_tokens is not None and "num_tokens" in out:
         out["decay_tokens"] = decay_tokens
     return out
@@ -48,21 +60,26 @@ def learning_rate(schedule: Mapping[str, Any]) -> float:
     """The rate at the saved position: all three step counts are in samples.
 
     Linear warm-up to `max_lr`, then the decay to `min_lr`, which holds past `decay_steps`. With
-    `decay_tokens` the decay is from `warmup_tokens` to it, at `num_tokens`."""
+    `decay_tokens` the decay is from `warmup_tokens` to it, at `num_tokens`; with
+    `lr_warmup_tokens` the warm-up counts tokens too."""
     peak, floor = float(schedule["max_lr"]), float(schedule["min_lr"])
-    warmup, now, end = (schedule[key] for key in ("warmup_steps", "num_steps", "decay_steps"))
+    steps = tuple(schedule[key] for key in ("warmup_steps", "num_steps", "decay_steps"))
+    tokens = tuple(schedule.get(f"{key}_tokens") or 0 for key in ("warmup", "num", "decay"))
+    by_tokens = schedule.get("lr_warmup_tokens") is not None
+    warmup, now, _ = tokens if by_tokens else steps
     if warmup > 0 and now <= warmup:
         return peak * float(now) / float(warmup)
     style = schedule["decay_style"]
     if style == "constant":
         return peak
-    if schedule.get("decay_tokens") is not None:
-        warmup, now, end = (schedule[f"{key}_tokens"] for key in ("warmup", "num", "decay"))
-    if now > end:
+    start, at, end = steps if schedule.get("decay_tokens") is None else tokens
+    if at > end:
         return floor
     if style == "inverse_sqrt":
-        return peak / math.sqrt(max(now - warmup, 1))
-    ratio = float(now - warmup) / float(end - warmup)
+        return peak / math.sqrt(max(at - start, 1))
+    if style == "inverse-square-root":
+        return max(floor, peak * math.sqrt(max(warmup, 1)) / math.sqrt(max(now, 1)))
+    ratio = float(at - start) / float(end - start)
     if style == "linear":
         return floor + (1.0 - ratio) * (peak - floor)
     if style == "cosine":
@@ -89,9 +106,15 @@ def reschedule(
         return _rates(checkpoint, wanted["lr"], wanted["lr"]), []
     if "decay" in wanted and present.get("decay_tokens") is not None:
         raise SurgeryError(
-            f"the decay of this run ends at token {present['decay_tokens']}, and no checkpoint "
-            "keeps that number",
+            f"the decay of this run ends at token {present['decay_tokens']}, a number that the "
+            "command line says at each start",
             next="relaunch the trainer with --lr-decay-tokens",
+        )
+    if "warmup" in wanted and present.get("lr_warmup_tokens") is not None:
+        raise SurgeryError(
+            f"the warm-up of this run ends at token {present['lr_warmup_tokens']}, a number that "
+            "the command line says at each start",
+            next="relaunch the trainer with --lr-warmup-tokens",
         )
     if "position" in wanted and present.get("decay_tokens") is not None:
         raise SurgeryError(
@@ -107,7 +130,7 @@ def reschedule(
     new = dict(present)
     for key, value in wanted.items():
         name = "max_lr" if key == "lr" else key
-        new[NAMES[name][0]] = value
+        new[PLAIN[name]] = value
         settings += [Setting(key, place, value) for place in checkpoint.locate(name)]
     if new["max_lr"] < new["min_lr"]:
         raise UsageError(
@@ -128,6 +151,13 @@ def reschedule(
 
 def _rates(checkpoint: Checkpoint, rate: float, peak: float) -> list[Setting]:
     return [
-        *(Setting("lr", place, rate) for place in checkpoint.locate("lr")),
+        *(Setting("lr", p, rate * _share(checkpoint, p)) for p in checkpoint.locate("lr")),
         *(Setting("lr", place, peak) for place in checkpoint.locate("initial_lr")),
     ]
+
+
+def _share(checkpoint: Checkpoint, place: Place) -> float:
+    """What OptimizerParamScheduler multiplies the rate of a param group by."""
+    schedule = checkpoint.state().schedule or {}
+    mult = checkpoint.value(place.file, (*place.path[:-1], "lr_mult"))
+    return float(mult) if "start_wd" in schedule and mult is not None else 1.0

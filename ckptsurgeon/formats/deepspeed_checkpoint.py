@@ -92,12 +92,18 @@ class DeepSpeedCheckpoint(Shards):
             keys = ("last_epoch", deepspeed_schedulers.KEY)
             return [place for key in keys for place in self._in_models("lr_scheduler", key)]
         if name in annealing.NAMES:
-            new, old = annealing.NAMES[name]
-            legacy = self._in_models("lr_scheduler", old) if old else []
-            return legacy + self._in_models("lr_scheduler", new, wins=not legacy)
+            found: list[Place] = []
+            for key in annealing.NAMES[name]:
+                found += self._in_models("lr_scheduler", key, wins=not found)
+            return found
         if name in ("lr", "initial_lr", "betas", "eps", "weight_decay"):
             wins = name != "lr" or self.groups_win or not is_annealing(self._schedule())
-            return [p for i in items for p in deepspeed_optimizer.groups(self, i, name, wins)]
+            own = [p for i in items for p in deepspeed_optimizer.groups(self, i, name, wins)]
+            # OptimizerParamScheduler writes these into the groups after each step.
+            coupled = ["start_wd", "end_wd"] if name == "weight_decay" else []
+            return own + [
+                p for k in coupled for p in self._in_models("lr_scheduler", k, wins=False)
+            ]
         if name == "adam_step":
             return [place for item in items for place in deepspeed_optimizer.steps(self, item)]
         if name in ("exp_avg", "exp_avg_sq"):
@@ -254,6 +260,7 @@ class DeepSpeedCheckpoint(Shards):
         if annealed is not None and not self.groups_win:
             lr = learning_rate(annealed)
         notes += self._of_universal_copy()
+        notes += megatron_deepspeed.notes(self) if self._megatron() else ()
         if any(item.elastic for item in self._optimizers):
             notes.append(
                 "an elastic checkpoint keeps no param groups: betas, eps and weight decay are on "

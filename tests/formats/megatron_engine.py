@@ -22,9 +22,10 @@ BATCH, LENGTH = 2, 4
 DEFAULT: dict[str, Any] = {
     "lr": 6e-5, "min_lr": 6e-6, "lr_warmup_samples": 8, "lr_decay_samples": 80,
     "lr_decay_style": "cosine", "lr_decay_tokens": None, "override_lr_scheduler": False,
-    "use_checkpoint_lr_scheduler": False,
+    "use_checkpoint_lr_scheduler": False, "lr_warmup_tokens": None, "weight_decay": 0.1,
+    "newer": False,
 }  # fmt: skip
-"""The command line."""
+"""The command line; `newer` is the scheduler of deepspeedai/Megatron-DeepSpeed."""
 
 
 class AnnealingLR:
@@ -83,6 +84,55 @@ class AnnealingLR:
         self.step(position, state.get("num_tokens", self.num_tokens))
 
 
+class OptimizerParamScheduler(AnnealingLR):
+    """Other names in the file, a rate and a weight decay for each group, a warm-up in tokens; a
+    flag that is loaded too late for the weight decay of the position that it sets."""
+
+    NAMES = {  # noqa: RUF012
+        "max_lr": "max_lr", "min_lr": "min_lr", "lr_warmup_steps": "warmup_steps",
+        "lr_decay_steps": "decay_steps", "lr_decay_style": "decay_style",
+        "lr_warmup_tokens": "warmup_tokens", "lr_decay_tokens": "decay_tokens",
+        "num_steps": "num_steps", "num_tokens": "num_tokens", "start_wd": "start_wd",
+        "end_wd": "end_wd", "wd_incr_style": "wd_incr_style", "wd_incr_steps": "wd_incr_steps",
+    }  # fmt: skip
+
+    def __init__(self, optimizer: Any, args: Namespace) -> None:
+        self.start_wd = self.end_wd = args.weight_decay
+        self.wd_incr_style, self.wd_incr_steps = "constant", 1000
+        self.decay_tokens = args.lr_decay_tokens
+        super().__init__(optimizer, args)
+        self.warmup_tokens = args.lr_warmup_tokens
+        self.step(0)
+
+    def get_lr(self) -> float:
+        if not self.warmup_tokens or self.num_tokens > self.warmup_tokens:
+            return super().get_lr()
+        return float(self.max_lr * self.num_tokens / self.warmup_tokens)
+
+    def step(self, increment: int, token_num: int | None = None) -> None:
+        super().step(increment, token_num)
+        for group in self.optimizer.param_groups:
+            group["lr"] *= group["lr_mult"]
+            group["weight_decay"] = self.end_wd * group["wd_mult"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: getattr(self, name) for key, name in self.NAMES.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        late = ("start_wd", "end_wd", "wd_incr_style", "wd_incr_steps")
+        for early in (True, False):
+            for key, name in self.NAMES.items():
+                if key.startswith("num_") or (key in late) is early:
+                    continue
+                if self.args.override_opt_param_scheduler:
+                    continue
+                if not self.args.use_checkpoint_opt_param_scheduler:
+                    assert getattr(self, name) == state[key], f"{key} is {state[key]}"
+                setattr(self, name, state[key])
+            if early:
+                self.step(state["num_steps"], state["num_tokens"])
+
+
 class PositionEmbeddingType(enum.Enum):
     alibi = 3
 
@@ -112,12 +162,18 @@ def megatron() -> Iterator[None]:
 def arguments(**command_line: Any) -> Namespace:
     """What `args` of a fresh start hold."""
     alibi = PositionEmbeddingType.alibi
+    line = {**DEFAULT, **command_line}
+    if line["newer"]:
+        for flag in ("override", "use_checkpoint"):
+            del line[f"{flag}_lr_scheduler"]
+            line.setdefault(f"{flag}_opt_param_scheduler", False)
+        line |= dict.fromkeys(("start_weight_decay", "end_weight_decay"), line["weight_decay"])
     return Namespace(
-        **{**DEFAULT, **command_line}, consumed_train_samples=0, consumed_valid_samples=0,
+        **line, consumed_train_samples=0, consumed_valid_samples=0,
         consumed_train_tokens=0, gigaflos_no_embeds=0.0, iteration=0, seed=42, clip_grad=1.0,
         global_batch_size=BATCH, rampup_batch_size=None, position_embedding_type=alibi,
         skip_train_iteration_range=deque([[2, 2]]), tensor_model_parallel_size=1,
-        pipeline_model_parallel_size=1, adam_beta1=0.9, adam_beta2=0.95, weight_decay=0.1,
+        pipeline_model_parallel_size=1, adam_beta1=0.9, adam_beta2=0.95,
     )  # fmt: skip
 
 
@@ -139,10 +195,13 @@ def build(args: Namespace) -> Any:
         loss_fn=lambda out, label: (out.float() - label.float()).pow(2).mean(),
     )
     groups = [
-        {"params": [layers[0].weight], "weight_decay": 0.1},
-        {"params": [layers[2].weight], "weight_decay": 0.1},
+        {"params": [layers[0].weight], "weight_decay": args.weight_decay},
+        {"params": [layers[2].weight], "weight_decay": args.weight_decay},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
+    for group in groups if args.newer else ():
+        group |= {"wd_mult": float(group["weight_decay"] != 0), "lr_mult": 1.0}
+    scheduler = OptimizerParamScheduler if args.newer else AnnealingLR
     optimizer = ApexAdam(groups, lr=args.lr, betas=(0.9, 0.95), eps=1e-8)
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
@@ -154,7 +213,7 @@ def build(args: Namespace) -> Any:
         "steps_per_print": 10**9,
     }
     engine, _, _, _ = deepspeed.initialize(
-        model=model, optimizer=optimizer, lr_scheduler=AnnealingLR(optimizer, args), config=config
+        model=model, optimizer=optimizer, lr_scheduler=scheduler(optimizer, args), config=config
     )
     return engine
 
@@ -174,6 +233,11 @@ def train(engine: Any, args: Namespace, steps: int) -> list[float]:
         args.consumed_train_tokens += BATCH * LENGTH
         engine.train_batch(iter([batch]))
     return rates
+
+
+def decays(engine: Any) -> tuple[float, ...]:
+    """The weight decay of each group."""
+    return tuple(group["weight_decay"] for group in engine.optimizer.optimizer.param_groups)
 
 
 def save(root: Path, engine: Any, args: Namespace) -> None:
@@ -217,7 +281,7 @@ def resume(root: Path, steps: int = 4, **command_line: Any) -> dict[str, Any]:
         "consumed_samples": args.consumed_train_samples,
         "betas": {tuple(group["betas"]) for group in inner.param_groups},
         "eps": {group["eps"] for group in inner.param_groups},
-        "weight_decay": tuple(group["weight_decay"] for group in inner.param_groups),
+        "weight_decay": decays(engine),
         "steps": {group.get("step", 0) for group in inner.param_groups},
         "clip_grad": engine.optimizer.clip_grad,
         "moments": sum(
@@ -227,4 +291,5 @@ def resume(root: Path, steps: int = 4, **command_line: Any) -> dict[str, Any]:
         ),
     }
     held["rates"] = train(engine, args, steps)
+    held["later_weight_decay"] = decays(engine)
     return held

@@ -45,7 +45,7 @@ def command_line(warning: str) -> dict[str, Any]:
     """The flags that the plan prints, as the trainer's arguments."""
     words = warning.split()
     pairs = {a: b.rstrip(":") for a, b in itertools.pairwise(words) if a.startswith("--")}
-    kinds = {"lr": float, "min_lr": float, "lr_decay_style": str}
+    kinds = {"lr": float, "min_lr": float, "weight_decay": float, "lr_decay_style": str}
     out: dict[str, Any] = {}
     for flag, value in pairs.items():
         name = flag.strip("-:,").replace("-", "_")
@@ -156,6 +156,61 @@ def test_the_older_names_of_the_keys_win(tmp_path: Path) -> None:
         "max_lr": 3e-5, "min_lr": 1e-6, "warmup_steps": 6, "decay_steps": 160, "num_steps": 12,
         "decay_style": "linear", "num_tokens": 48, "warmup_tokens": 0,
     }  # fmt: skip
+
+
+# --- DeepSpeed's own Megatron-DeepSpeed ----------------------------------------------------------
+
+
+NEWER = {"newer": True}
+KEEP = {**NEWER, "use_checkpoint_opt_param_scheduler": True}
+
+
+@pytest.mark.parametrize("changed", [{"lr": 3e-5}, SCHEDULE, {"weight_decay": 0.3}])
+def test_a_weight_decay_or_a_schedule_lasts_under_the_newer_scheduler(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    """It writes the weight decay of every group after each step, from its own state."""
+    make(tmp_path, **NEWER)
+    assert resume(tmp_path, **NEWER)["weight_decay"] == (0.1, 0.1, 0.0)
+    made = operate(tmp_path, set=changed)
+    (warning,) = made.warnings
+    assert "--use-checkpoint-opt_param-scheduler" in warning
+    assert made.promise is not None and made.promise.weight_decay is not None
+    said = command_line(warning)
+    for line in (KEEP, {**NEWER, **said}):
+        held = resume(tmp_path, **line)
+        assert held["rates"][0] == rate(made)
+        assert held["weight_decay"] == made.promise.weight_decay == held["later_weight_decay"]
+    with pytest.raises(AssertionError):
+        resume(tmp_path, **NEWER)
+
+
+def test_the_newer_schedule_is_as_if_born_with_it(tmp_path: Path) -> None:
+    make(tmp_path / "run", **NEWER)
+    operate(tmp_path / "run", set=SCHEDULE)
+    born = {**NEWER, "lr": 3e-5, "min_lr": 1e-6, "lr_warmup_samples": 6, "lr_decay_samples": 160}
+    born["lr_decay_style"] = "linear"
+    make(tmp_path / "born", **born)
+    edited = resume(tmp_path / "run", **KEEP)["rates"]
+    assert edited == pytest.approx(resume(tmp_path / "born", **born)["rates"], rel=1e-12)
+
+
+def test_a_warm_up_by_tokens(tmp_path: Path) -> None:
+    line = {**NEWER, "lr_warmup_tokens": 80}
+    make(tmp_path, **line)
+    before = resume(tmp_path, **line)["rates"]
+    assert surgery.inspect(Run.open(tmp_path)).promise.lr == before[0]
+    with pytest.raises(SurgeryError, match="token 80") as refused:
+        plan(Run.open(tmp_path), from_data({"set": {"warmup": 6}}))
+    assert "--lr-warmup-tokens" in refused.value.next[0]
+    made = operate(tmp_path, set={"lr": 3e-5, "min_lr": 3e-6})
+    after = resume(tmp_path, **KEEP, lr_warmup_tokens=80)["rates"]
+    assert after == pytest.approx([rate / 2 for rate in before]) and after[0] == rate(made)
+
+
+def test_a_run_whose_flags_drop_the_optimizer_is_told_so(tmp_path: Path) -> None:
+    make(tmp_path, finetune=True)
+    assert any("--finetune" in note for note in surgery.inspect(Run.open(tmp_path)).notes)
 
 
 # --- the rest ------------------------------------------------------------------------------------
