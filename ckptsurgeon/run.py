@@ -176,19 +176,14 @@ class Run:
         }
 
     def latest(self) -> int:
-        """The step that every pointer names, or, for a trainer that has none, the highest complete
-        one. Raises when they disagree or name no saved step, and when no step is complete."""
+        """The step that every pointer names, or, for a trainer that has none, the one that it would
+        resume. Raises when they disagree or name no saved step, when no step is complete, and when
+        such a trainer would resume one that is not."""
         if self.bare:
             self.format.open(self.root, 0)
         named = self.pointers()
         if not named:
-            complete = [step for step in self.steps() if self.complete(step)]
-            if complete:
-                return complete[-1]
-            raise SurgeryError(
-                f"no complete checkpoint in {self.root}",
-                next="ckptsurgeon status    what is missing",
-            )
+            return self._found()
         fix = "ckptsurgeon repair-latest    point them at the newest complete step"
         for file, step in named.items():
             if step is None:
@@ -199,6 +194,25 @@ class Run:
             told = ", ".join(f"{file} → {step}" for file, step in named.items())
             raise SurgeryError(f"the pointers disagree: {told}", next=fix)
         return next(step for step in named.values() if step is not None)
+
+    def _found(self) -> int:
+        """What a trainer without pointers takes."""
+        complete = [step for step in self.steps() if self.complete(step)]
+        found = self.format.pointed(self.root)
+        if not complete:
+            told = [n for step in self.steps()[-1:] for n in self.format.missing(self.root, step)]
+            raise SurgeryError(
+                f"no complete checkpoint in {self.root}" + (f": no {told[0]}" if told else ""),
+                next="ckptsurgeon status    what is missing",
+            )
+        if found is not None and found > complete[-1]:
+            missing = ", ".join(self.format.missing(self.root, found)[:3])
+            raise SurgeryError(
+                f"step {found} is incomplete (no {missing}), and its trainer, which keeps no "
+                "pointer, would resume it",
+                next=f"ckptsurgeon rollback --to {complete[-1]}    moves it to the attic",
+            )
+        return complete[-1]
 
     # --- surgeries -------------------------------------------------------------------------------
 

@@ -235,7 +235,10 @@ class Format(Protocol):
         ...
 
     def pointed(self, pointer: Path) -> int | None:
-        """The step that a pointer file names, or None when it is missing or names nothing."""
+        """The step that a pointer file names, or None when it is missing or names nothing.
+
+        Of a trainer that keeps none, and is asked with its run, the step that it finds there by its
+        own rule; None where that is the highest complete one."""
         ...
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> Checkpoint:

@@ -1,7 +1,7 @@
 """Runs that save plain torch.distributed.checkpoint folders: torchtitan and OLMo-core.
 
-Neither has a pointer: both resume from the highest step that is there. Source: torchtitan's
-`components/checkpointer/dcp.py`, OLMo-core's `train/checkpoint.py`.
+Neither has a pointer: both resume from the highest step that has certain files. Source:
+torchtitan's `components/checkpointer/dcp.py`, OLMo-core's `train/checkpoint.py`.
 """
 
 from __future__ import annotations
@@ -81,16 +81,27 @@ class Torchtitan:
         return absent(self._saved(run, step))
 
     def strays(self, run: Path, step: int) -> list[str]:
-        """None can be told: a file that `.metadata` does not name is not read."""
-        return []
+        """Folders whose names only contain a step's: torchtitan takes them for that step's."""
+        return [
+            f"{item.name}: is taken for step {match[1]} by the trainer, which then looks for "
+            f"{self.folder_name.format(match[1])}"
+            for item in sorted(run.iterdir())
+            if (match := re.search(r"step-(\d{1,18})", item.name))
+            and not re.fullmatch(r"step-\d+", item.name)
+            and _marked(item)
+        ]
 
     def pointers(self, run: Path, step: int) -> dict[Path, str]:
         """None: the highest step is loaded."""
         return {}
 
     def pointed(self, pointer: Path) -> int | None:
-        """None."""
-        return None
+        """The highest step that the trainer takes for one: it does not look for the files."""
+        return max((s for s in self.steps(pointer) if self.taken(pointer, s)), default=None)
+
+    def taken(self, run: Path, step: int) -> bool:
+        """By `.metadata`, or the index of weights that were saved for Hugging Face."""
+        return _marked(self.directory(run, step))
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> DcpCheckpoint:
         """Read `.metadata` and the torch files beside it; values are read when asked for."""
@@ -148,6 +159,20 @@ class OlmoCore(Torchtitan):
         ranks = (f"train/rank{rank}.pt" for rank in range(size))
         return [*found, *(name for name in ranks if not (folder / name).is_file())]
 
+    def strays(self, run: Path, step: int) -> list[str]:
+        """None: a step's name has nothing around it."""
+        return []
+
+    def taken(self, run: Path, step: int) -> bool:
+        """By three files; a rank that lacks its own reads that of rank 0."""
+        folder = self.directory(run, step)
+        names = ("train/rank0.pt", f"{self.inner}/{METADATA}", ".metadata.json")
+        return (folder / METADATA).is_file() or all((folder / name).is_file() for name in names)
+
     def torch_files(self, folder: Path) -> list[Path]:
         """The trainer state of each rank."""
         return sorted((folder / "train").glob("rank*.pt"))
+
+
+def _marked(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (METADATA, "model.safetensors.index.json"))

@@ -31,6 +31,8 @@ class _Saved(StepFolders):
 
     name = "huggingface"
     flags: Mapping[str, str] = {}
+    besides: tuple[str, ...] = ()
+    """Files without which no optimizer is loaded, or nothing at all."""
 
     def missing(self, run: Path, step: int) -> list[str]:
         """The optimizer's or scheduler's file, and shards of an engine inside."""
@@ -44,7 +46,8 @@ class _Saved(StepFolders):
                 "here",
                 next="save once with fsdp_state_dict_type FULL_STATE_DICT",
             )
-        return [] if _matching(folder, OPTIMIZER) else ["optimizer.pt"]
+        lacking = [] if _matching(folder, OPTIMIZER) else ["optimizer.pt"]
+        return lacking + [name for name in self.besides if not (folder / name).is_file()]
 
     def strays(self, run: Path, step: int) -> list[str]:
         """Shards of an engine inside that belong to no rank; copies of a registered state."""
@@ -64,8 +67,8 @@ class _Saved(StepFolders):
         return {}
 
     def pointed(self, pointer: Path) -> int | None:
-        """Never asked."""
-        return None
+        """The highest number, whatever the folder holds."""
+        return max(self.steps(pointer), default=None)
 
     def open(
         self, run: Path, step: int, without: Collection[Path] = ()
@@ -105,12 +108,21 @@ class Transformers(_Saved):
     name = "transformers"
     flags: Mapping[str, str] = {"clip_grad": "--max_grad_norm", "seed": "--seed"}
 
+    besides = ("scheduler.pt", STATE)
+
+    def recognizes(self, run: Path) -> bool:
+        """True with a folder of such a name where the Trainer's state or an optimizer is."""
+        folders = (run / name for name in listed(run) if self.is_step(run / name))
+        return any(
+            (folder / STATE).is_file()
+            or (folder / "optimizer.pt").is_file()
+            or _engine(folder) is not None
+            for folder in folders
+        )
+
     def is_step(self, folder: Path) -> bool:
-        """By its name, and that the Trainer's state or an optimizer is there."""
-        if not re.fullmatch(r"checkpoint-\d+", folder.name):
-            return False
-        kept = any((folder / name).is_file() for name in (STATE, "optimizer.pt"))
-        return kept or _engine(folder) is not None
+        """By its name alone, as the Trainer finds it."""
+        return re.fullmatch(r"checkpoint-\d+", folder.name) is not None
 
 
 class Accelerate(_Saved):

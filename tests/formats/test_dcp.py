@@ -190,12 +190,29 @@ def test_the_highest_step_is_the_latest_and_must_be_complete(tmp_path: Path) -> 
     root = torchtitan(tmp_path)
     (root / "step-6" / ".metadata").unlink()
     run = Run.open(root)
-    assert run.steps() == [2, 4, 6] and run.latest() == 4
+    assert run.steps() == [2, 4, 6] and run.latest() == 4  # as torchtitan: it wants .metadata
     assert any(".metadata" in text for text in surgery.verify(run, 6).findings)
     (root / "step-4" / "__0_0.distcp").write_bytes(b"PK")
-    assert run.latest() == 2
+    with pytest.raises(SurgeryError, match=r"step 4 is incomplete .* would resume it") as error:
+        run.latest()
+    assert "rollback --to 2" in error.value.next[0]
     with pytest.raises(SurgeryError, match="cut short"):
         run.checkpoint(4)
+    with pytest.raises(SurgeryError, match="would resume it"):
+        surgery.plan(run, from_data({"set": {"eps": 1e-6}}))
+    operate(root, {"rollback": {"to": 2}, "set": {"eps": 1e-6}})
+    assert run.latest() == 2
+
+
+def test_weights_for_hugging_face_and_near_names_are_what_torchtitan_takes(tmp_path: Path) -> None:
+    root = torchtitan(tmp_path)
+    (root / "step-6").rename(root / "step-6.bak")
+    told = surgery.verify(Run.open(root)).findings
+    assert any("step-6.bak: is taken for step 6" in text for text in told)
+    (root / "step-8").mkdir()
+    (root / "step-8" / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(SurgeryError, match="step 8 is incomplete"):
+        Run.open(root).latest()
 
 
 def test_olmo_core_is_operated_on_and_its_lr_is_refused(tmp_path: Path) -> None:
@@ -229,6 +246,9 @@ def test_olmo_cores_ranks_and_counters_are_checked(tmp_path: Path) -> None:
     findings = surgery.verify(Run.open(root)).findings
     assert any("disagree on iteration" in text for text in findings)
     (root / "step6" / "train" / "rank1.pt").unlink()
+    with pytest.raises(SurgeryError, match="step 6 is incomplete"):
+        Run.open(root).latest()  # OLMo-core gives such a rank the state of rank 0
+    (root / "step6" / ".metadata.json").unlink()
     assert Run.open(root).latest() == 4
 
 

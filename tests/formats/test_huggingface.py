@@ -179,6 +179,30 @@ def test_what_the_trainer_takes_from_its_arguments_is_refused(run: Callable[[str
         assert flag in " ".join(error.value.next)
 
 
+@pytest.mark.parametrize("lost", ["optimizer.pt", "scheduler.pt"])
+def test_a_folder_whose_optimizer_the_trainer_would_not_load_is_no_place_for_a_surgery(
+    run: Callable[[str], Path], lost: str
+) -> None:
+    """It resumes the highest number, and takes neither file without the other, in silence."""
+    root = run("linear")
+    (root / "checkpoint-6" / lost).unlink()
+    assert resumed(Path(shutil.copytree(root, root.parent / "as it is")))[0]["moment"] is None
+    for step in (None, 6):
+        with pytest.raises(SurgeryError, match="step 6 is incomplete") as error:
+            surgery.inspect(Run.open(root), step)
+        assert lost in error.value.what
+    operate(root, {"rollback": {"to": 4}, "set": {"lr": PEAK / 2}})
+    seen = resumed(Path(shutil.copytree(root, root.parent / "resumed")))
+    assert seen[0]["step"] == 4 and seen[0]["moment"] > 0
+
+
+def test_a_folder_without_anything_is_resumed_too(run: Callable[[str], Path]) -> None:
+    root = run("linear")
+    (root / "checkpoint-8").mkdir()
+    with pytest.raises(SurgeryError, match="step 8 is incomplete"):
+        Run.open(root).latest()
+
+
 # --- Accelerate ----------------------------------------------------------------------------------
 
 
