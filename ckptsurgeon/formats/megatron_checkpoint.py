@@ -334,7 +334,8 @@ class MegatronCheckpoint(Shards):
         iteration = self.agreed("iteration")
         step = int(iteration[0]) if iteration else self.step
         main = next((i for i, g in enumerate(groups) if g.get("default_config")), 0)
-        size = args.get("global_batch_size")
+        # a list of sizes by samples is not understood here
+        size = None if args.get("step_batch_size_schedule") else args.get("global_batch_size")
         notes = known_globals.notes(self.shallow_globals())
         notes += megatron_flags.notes(self, main)
         promise = Promise(

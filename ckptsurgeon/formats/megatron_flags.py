@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FIELDS = ("iteration", "checkpoint_version", "opt_param_scheduler", "lr_scheduler")
 PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+USE = "--use-checkpoint-opt_param-scheduler"
+NEVER = (("finetune", "--finetune"), ("no_load_optim", "--no-load-optim"))
 CKPT_STEP = (
     "distrib_optim.pt is read through the tracker: resuming with --ckpt-step would pair weights of "
     "one step with the moments of another, so let the tracker name the step instead"
@@ -65,12 +67,18 @@ def notes(checkpoint: MegatronCheckpoint, main: int) -> list[str]:
         flags = list(_flags(args, schedule, groups[main]))
         if flags:
             out.append(
-                f"relaunch with {' '.join(flags)}: the trainer asserts that they agree with the "
-                "checkpoint (or add --use-checkpoint-opt_param-scheduler, and set --lr and "
+                f"relaunch with {' '.join(dict.fromkeys(flags))}: the trainer asserts that they "
+                f"agree with the checkpoint (or add {USE}, and set --lr and "
                 "--min-lr all the same; never --override-opt_param-scheduler)"
             )
     if any(path.name == "distrib_optim.pt" for path in checkpoint.trees):
         out.append(CKPT_STEP)
+    for name, flag in NEVER:
+        if args.get(name):
+            out.append(
+                f"the run was started with {flag}: relaunch without it, or the trainer loads "
+                "neither the optimizer nor the schedule"
+            )
     if args.get("override_opt_param_scheduler"):
         out.append(
             "the run was started with --override-opt_param-scheduler: with it, the schedule in the "
@@ -93,14 +101,7 @@ def _flags(
     ):
         if name in args and args[name] is not None and args[name] != now:
             yield f"{flag} {now:g}" if isinstance(now, float) else f"{flag} {now}"
-    batch = args.get("global_batch_size")
-    for name, now in (("warmup", held["warmup_steps"]), ("decay", held["decay_steps"])):
-        samples, iterations = args.get(f"lr_{name}_samples"), args.get(f"lr_{name}_iters")
-        if samples and samples != now:
-            yield f"--lr-{name}-samples {now}"
-        elif not samples and iterations and batch and iterations * batch != now:
-            whole = now % batch == 0
-            yield f"--lr-{name}-iters {now // batch if whole else now / batch:g}"
+    yield from _counts(args, held["warmup_steps"], held["decay_steps"])
     if "wd_incr_style" not in schedule:
         return
     start, end = schedule["start_wd"], schedule["end_wd"]
@@ -109,6 +110,29 @@ def _flags(
             yield f"--weight-decay {end:g}"
     elif (args.get("start_weight_decay"), args.get("end_weight_decay")) != (start, end):
         yield f"--start-weight-decay {start:g} --end-weight-decay {end:g}"
+
+
+def _counts(args: Mapping[str, Any], warmup: float, decay: float) -> Iterator[str]:
+    """The flags of both step counts, which `megatron/training/training.py` multiplies: in samples
+    or in iterations, the warm-up perhaps as a fraction of the decay."""
+    by_samples = any(args.get(f"{n}_samples") for n in ("train", "lr_decay", "lr_warmup"))
+    unit, size = ("samples", 1) if by_samples else ("iters", args.get("global_batch_size"))
+    told = args.get(f"lr_decay_{unit}") or args.get(f"train_{unit}")
+    fraction = args.get("lr_warmup_fraction")
+    early = args.get(f"lr_warmup_{unit}")
+    if not size:
+        return
+    if told and told * size != decay:
+        yield _count("decay", unit, decay, size)
+    if fraction is None and early is not None and early * size != warmup:
+        yield _count("warmup", unit, warmup, size)
+    elif fraction is not None and fraction * decay != warmup:
+        yield f"{_count('warmup', unit, warmup, size)} (in place of --lr-warmup-fraction)"
+
+
+def _count(name: str, unit: str, now: float, size: int) -> str:
+    whole = now % size == 0
+    return f"--lr-{name}-{unit} {now // size:.0f}" if whole else USE
 
 
 def contradictions(checkpoint: MegatronCheckpoint) -> list[str]:

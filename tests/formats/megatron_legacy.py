@@ -67,6 +67,7 @@ def save(
     pipeline: int = 2,
     chained: int = 1,
     old: bool = False,
+    **command_line: Any,
 ) -> Path:
     """A run with these steps; its tracker names the last one."""
     args = argparse.Namespace(
@@ -77,6 +78,7 @@ def save(
         seed=1234, lr_warmup_init=0.0, hysteresis=2, initial_loss_scale=2**16,
         params_dtype=torch.bfloat16,
     )  # fmt: skip
+    vars(args).update(command_line)
     for step in steps:
         for t in range(tensor):
             for p in range(pipeline):

@@ -79,6 +79,48 @@ def test_the_plan_names_the_flags_that_must_follow(tmp_path: Path) -> None:
     assert "resuming with --ckpt-step would pair weights" in told
 
 
+IN_ITERATIONS = {
+    "lr_warmup_samples": 0, "lr_decay_samples": None, "train_samples": None, "train_iters": 1000,
+    "lr_decay_iters": 1000, "lr_warmup_iters": 10, "lr_warmup_fraction": None,
+}  # fmt: skip
+IN_FRACTIONS = {**IN_ITERATIONS, "lr_warmup_iters": 0, "lr_warmup_fraction": 0.01}
+NO_WARMUP = {"lr_warmup_samples": 0, "train_samples": 16_000, "train_iters": 1000}
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted", "flags"),
+    [
+        (IN_ITERATIONS, {"decay": 8000}, "--lr-decay-iters 500:"),
+        (
+            IN_ITERATIONS,
+            {"warmup": 320, "decay": 8000},
+            "--lr-decay-iters 500 --lr-warmup-iters 20:",
+        ),
+        (IN_ITERATIONS, {"warmup": 321}, "relaunch with --use-checkpoint-opt_param-scheduler:"),
+        (IN_FRACTIONS, {"warmup": 320}, "--lr-warmup-iters 20 (in place of --lr-warmup-fraction):"),
+        (IN_FRACTIONS, {"decay": 8000}, "--lr-decay-iters 500 --lr-warmup-iters 10 (in place of"),
+        (NO_WARMUP, {"warmup": 320}, "--lr-warmup-samples 320:"),
+    ],
+)
+def test_a_step_count_is_told_in_the_runs_own_unit(
+    tmp_path: Path, line: dict[str, Any], wanted: dict[str, Any], flags: str
+) -> None:
+    """Each is what Megatron-LM multiplies: a warm-up of 0 or as a fraction counts as well."""
+    assert flags in warned(save(tmp_path, **line), {"set": wanted})
+
+
+def test_a_run_in_fractions_is_told_nothing_when_the_schedule_stays(tmp_path: Path) -> None:
+    assert "relaunch" not in warned(save(tmp_path, **IN_FRACTIONS), {"set": {"eps": 1e-6}})
+
+
+@pytest.mark.parametrize("name", ["finetune", "no_load_optim"])
+def test_a_flag_that_drops_the_optimizer_is_told(tmp_path: Path, name: str) -> None:
+    root = save(tmp_path, **{name: True})
+    assert f"--{name.replace('_', '-')}: relaunch without it" in warned(
+        root, {"set": {"eps": 1e-6}}
+    )
+
+
 def test_what_the_checkpoint_does_not_decide_is_refused_with_the_flag(tmp_path: Path) -> None:
     root = save(tmp_path)
     for recipe, flag in (
@@ -107,6 +149,12 @@ def test_data_is_skipped_by_counters(tmp_path: Path) -> None:
     promise = operate(root, {"skip": ["31-40"], "skip_by_counters": True}).promise
     assert promise is not None and promise.consumed_samples == 40 * 16
     assert {state["args"].consumed_train_samples for state, _ in loaded(root, 30)} == {640}
+
+
+def test_batches_of_a_schedule_of_sizes_are_not_counted(tmp_path: Path) -> None:
+    root = save(tmp_path, step_batch_size_schedule="0:8 1000:16")
+    with pytest.raises(SurgeryError, match="no batch size"):
+        surgery.plan(Run.open(root), from_data({"skip": ["31-40"], "skip_by_counters": True}))
 
 
 def test_the_loss_scale_goes_back_to_the_saved_flags(tmp_path: Path) -> None:
