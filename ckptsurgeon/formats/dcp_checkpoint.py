@@ -16,6 +16,7 @@ from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Place, Setting, State
 from ckptsurgeon.formats.dcp_shards import DcpShards
+from ckptsurgeon.formats.moments import ALSO
 from ckptsurgeon.formats.sane import UnknownField, understood
 from ckptsurgeon.formats.shards import agree
 
@@ -65,8 +66,11 @@ class DcpCheckpoint(DcpShards):
         if name == "adam_step":
             steps = re.compile(re.escape(self.prefix) + r"state\..+\.step")
             return [p for fqn in self.saved.items if steps.fullmatch(fqn) for p in self.scalar(fqn)]
-        if name in ("exp_avg", "exp_avg_sq"):
-            return [p for p in self.moments(name) if str(p.path[0]).startswith(self.prefix)]
+        if name in ("exp_avg", "exp_avg_sq", *ALSO):
+            inside = f"{self.prefix}state."
+            names = [name, "momentum"] if name == "momentum_buffer" else [name]  # Dion's Muon
+            found = [place for each in names for place in self.moments(each)]
+            return [place for place in found if str(place.path[0]).startswith(inside)]
         if name in COUNTERS:
             value, key = COUNTERS[name]
             files = [place for file in self.archives for place in self.at(file, (key,))]
@@ -109,7 +113,8 @@ class DcpCheckpoint(DcpShards):
             return settings, []
         return settings, [
             f"this version of {self.trainer} saves no base_lrs: the next step uses the new lr, "
-            f"and from the one after it only {self.flags['lr']} {new:g} does"
+            f"and from the one after it only {self.flags['lr']} {new:g} does (where its config has "
+            "optimizer.param_groups: the lr there)"
         ]
 
     def _peak(self) -> float:

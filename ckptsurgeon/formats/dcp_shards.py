@@ -48,11 +48,11 @@ class DcpShards(Shards):
         return self.at(self.saved.path, (name,) if found[0].offset is None else (name, 0), wins)
 
     def moments(self, name: str) -> list[Place]:
-        """Every chunk of every tensor that `kind` calls `name`."""
+        """Every chunk of every tensor with `name` in its own."""
         return [
             place
             for fqn, found in self.saved.items.items()
-            if found[0].offset is not None and kind(fqn) == name
+            if found[0].offset is not None and name in fqn.split(".")
             for chunk in range(len(found))
             for place in self.at(self.saved.path, (fqn, chunk))
         ]

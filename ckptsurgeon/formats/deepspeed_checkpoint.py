@@ -38,6 +38,7 @@ from ckptsurgeon.formats import (
 )
 from ckptsurgeon.formats.annealing import is_annealing, learning_rate
 from ckptsurgeon.formats.deepspeed_optimizer import OPTIM, Optimizer
+from ckptsurgeon.formats.moments import ALSO
 from ckptsurgeon.formats.rewarm import factor, open_window
 from ckptsurgeon.formats.sane import UnknownField, understood
 from ckptsurgeon.formats.shards import Shards, agree
@@ -106,7 +107,7 @@ class DeepSpeedCheckpoint(Shards):
             ]
         if name == "adam_step":
             return [place for item in items for place in deepspeed_optimizer.steps(self, item)]
-        if name in ("exp_avg", "exp_avg_sq"):
+        if name in ("exp_avg", "exp_avg_sq", *ALSO):
             return [p for item in items for p in deepspeed_optimizer.moment(self, item, name)]
         if name == "clip_grad":
             shards = [p for i in items for p in self.at(i.file, (*i.outer, name), i.loaded)]
@@ -116,13 +117,6 @@ class DeepSpeedCheckpoint(Shards):
             return self._in_models("args", name) if self._ours() else []
         if name == "momentum":
             return [p for i in items for p in deepspeed_optimizer.groups(self, i, name)]
-        if name == "momentum_buffer":
-            return [
-                Place(item.file, (*path, name), state[name])
-                for item in items
-                for path, state in deepspeed_optimizer.states(self, item)
-                if name in state
-            ]
         if name == "seed":
             return self._in_models("args", name, wins=self._ours())
         if name == "skip":

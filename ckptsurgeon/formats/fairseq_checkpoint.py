@@ -27,8 +27,15 @@ class FairseqCheckpoint(TorchCheckpoint):
 
     @property
     def groups_win(self) -> bool:
-        """The lr of the groups is never used: a load sets it from the flags and num_updates."""
-        return False
+        """The lr of the groups is not used where a load sets it from the flags and num_updates."""
+        return self.keeps_lr()
+
+    def keeps_lr(self) -> bool:
+        """Whether a load leaves the lr of the groups: with fairseq's reduce_lr_on_plateau, once
+        its warm-up is over."""
+        name = self.argument("lr_scheduler", "_name") or self.argument("", "lr_scheduler")
+        warmup = self.argument("lr_scheduler", "warmup_updates")
+        return name == "reduce_lr_on_plateau" and (not warmup or self.iteration() > warmup)
 
     def iteration(self) -> int:
         """`num_updates` of the last entry of optimizer_history."""
@@ -52,7 +59,9 @@ class FairseqCheckpoint(TorchCheckpoint):
         return [(place, start) for place in self.locate("loss_scale")]
 
     def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """Refused: the schedule is a function of the flags and of num_updates alone."""
+        """Refused where the schedule is a function of the flags and of num_updates alone."""
+        if self.keeps_lr() and set(wanted) == {"lr"}:
+            return [Setting("lr", place, wanted["lr"]) for place in self.locate("lr")], []
         flags = " ".join(f"{FLAGS[key]} {value}" for key, value in wanted.items())
         raise SurgeryError(
             "this trainer computes its learning rate from its flags at every load; what the "
@@ -75,8 +84,20 @@ class FairseqCheckpoint(TorchCheckpoint):
         return f"{', '.join(words) or 'a schedule'}: by the flags of each start", None
 
     def notes(self) -> Iterator[str]:
-        """The lr is not the checkpoint's."""
-        yield "lr is what the saved run used next; the flags of the relaunch decide (--lr)"
+        """The lr is not the checkpoint's; nor is what a flag of the saved run replaces."""
+        if not self.keeps_lr():
+            yield "lr is what the saved run used next; the flags of the relaunch decide (--lr)"
+        if self.argument("checkpoint", "reset_optimizer"):
+            yield (
+                "the run was started with --reset-optimizer: relaunch without it, or nothing of "
+                "the optimizer is loaded"
+            )
+        overrides = self.argument("checkpoint", "optimizer_overrides")
+        if isinstance(overrides, str) and overrides.strip() not in ("", "{}"):
+            yield (
+                f"the run was started with --optimizer-overrides {overrides[:80]!r}: a load writes "
+                "that into every param group, so relaunch without it or with the wanted values"
+            )
 
     def contradictions(self) -> list[str]:
         """Also shards of different numbers of updates."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 NESTED = "__bnb_optimizer_quant_state__"
 NUMBERS = {"exp_avg": "1", "exp_avg_sq": "2"}
+ALSO = ("max_exp_avg_sq", "momentum_buffer")
+"""What AMSGrad keeps besides, and what Muon keeps of the parameters that are not Adam's."""
 SCALES = ("absmax", "max", "new_max")
 """What the codes of a moment are multiplied by: of each block, or (older) of the whole tensor."""
 
@@ -33,11 +35,13 @@ def places(
     name: str,
     wins: bool = True,
 ) -> Iterator[Place]:
-    """Every tensor that makes up the moment `name`, exp_avg or exp_avg_sq, in one state.
+    """Every tensor that makes up the moment `name`: exp_avg, exp_avg_sq or one of ALSO.
 
     Each place says by `zero` what its tensor holds where the moment is 0."""
     if name in state:
         yield Place(file, (*path, name), state[name], wins)
+        return
+    if name not in NUMBERS:
         return
     inner = state
     if isinstance(state.get(NESTED), Mapping):

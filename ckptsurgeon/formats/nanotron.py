@@ -46,7 +46,8 @@ class NanotronCheckpoint(TorchCheckpoint):
         if self.schedulers:
             yield (
                 "nanotron steps its schedule once when it loads: the next lr is that of one step "
-                "later, from the same base_lrs"
+                "later, from the same base_lrs; with a min_decay_lr above 0 it decays to base_lr × "
+                "min_decay_lr / (the groups' lr at the load), as it divides by that lr"
             )
 
     def fragments(self, name: str) -> list[Fragment]:

@@ -8,6 +8,7 @@ import re
 from ckptsurgeon.edits import ZEROS, AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats.moments import ALSO
 from ckptsurgeon.recipe import Moments, Recipe
 from ckptsurgeon.run import Run
 
@@ -15,9 +16,9 @@ from ckptsurgeon.run import Run
 def reset(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:
     """Changes for the recipe's `reset`; fp32 masters, schedule and counters are not touched.
 
-    Moments means exp_avg, exp_avg_sq and step together, unless `recipe.moments` confines it:
-    zeroing only exp_avg_sq makes the first update up to 79,500 times lr and is refused, and keeping
-    step makes it (1 - β1)/√(1 - β2) times lr, which is said."""
+    Moments means exp_avg, exp_avg_sq and step together, with what AMSGrad and Muon keep, unless
+    `recipe.moments` confines it: zeroing only exp_avg_sq makes the first update up to 79,500 times
+    lr and is refused, and keeping step makes it (1 - β1)/√(1 - β2) times lr, which is said."""
     changes: list[AnyChange] = []
     warnings: list[str] = []
     if "moments" in recipe.reset and recipe.moments != Moments():
@@ -27,6 +28,8 @@ def reset(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyCha
     elif "moments" in recipe.reset:
         changes += _moments(run, checkpoint)
         zeroed = any(isinstance(change, Change) and change.new == ZEROS for change in changes)
+        if any(change.field == "momentum_buffer" for change in changes):
+            warnings.append("the momentum of parameters that are not Adam's (Muon) begins anew too")
         if zeroed and (recipe.rewarm is None or recipe.rewarm.iterations == 0):
             warnings.append("after a moment reset the first update is 1.0 × lr in every weight")
     if "loss_scale" in recipe.reset:
@@ -36,8 +39,10 @@ def reset(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyCha
 
 def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
     """exp_avg alone, or the moments of some parameters; the step stays, as others share it."""
-    names = (part.only,) if part.only else ("exp_avg", "exp_avg_sq")
+    also = [name for name in ALSO if not part.only and checkpoint.locate(name)]
+    names = (part.only,) if part.only else ("exp_avg", "exp_avg_sq", *also)
     changes: list[AnyChange] = []
+    known: set[str] = set()
     for name in names:
         if part.params is None:
             changes += [
@@ -47,22 +52,22 @@ def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
             ]
             continue
         fragments = checkpoint.fragments(name)
-        matching = [f for f in fragments if re.search(part.params, f.parameter)]
-        if not matching:
-            known = sorted({fragment.parameter for fragment in fragments})
-            raise UsageError(
-                f"no parameter matches {part.params!r}: the {len(known)} names are "
-                f"{', '.join(known[:4])} …",
-                next="ckptsurgeon reset moments --params REGEX    that matches some",
-            )
+        known |= {fragment.parameter for fragment in fragments}
         changes += [
             Change(
                 run.relative(place.file), f"{name} of {parameter}", "values", ZEROS, place.path,
                 (start, end),
             )
-            for parameter, place, start, end in matching
+            for parameter, place, start, end in fragments
+            if re.search(part.params, parameter)
             if start < end and not checkpoint.is_zero(place, (start, end))
         ]  # fmt: skip
+    if part.params is not None and not any(re.search(part.params, name) for name in known):
+        raise UsageError(
+            f"no parameter matches {part.params!r}: the {len(known)} names are "
+            f"{', '.join(sorted(known)[:4])} …",
+            next="ckptsurgeon reset moments --params REGEX    that matches some",
+        )
     return changes
 
 
@@ -94,8 +99,8 @@ def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
 
 def _moments(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
     changes: list[AnyChange] = []
-    for name in ("exp_avg", "exp_avg_sq"):
-        for place in _tensors(checkpoint, name):
+    for name in ("exp_avg", "exp_avg_sq", *ALSO):
+        for place in checkpoint.locate(name) if name in ALSO else _tensors(checkpoint, name):
             if not checkpoint.is_zero(place):
                 file = run.relative(place.file)
                 changes.append(Change(file, name, "values", place.zero, place.path))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import shutil
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,7 @@ def make_run(
     fused: bool = False,
     folders: bool = False,
     arguments: bool = False,
+    command_line: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     """A run with the files of every step, and `checkpoint_last*` as copies of the last one.
     `folders`: a folder a step and no copies. `arguments`: the flags as an argparse.Namespace."""
@@ -101,6 +102,8 @@ def make_run(
             if update not in steps:
                 continue
             document = saved(adam, update, fused=fused, world=len(suffixes))
+            for section, flags in (command_line or {}).items():
+                document["cfg"].setdefault(section, {}).update(flags)
             if arguments:
                 flat = {k: v for part in document["cfg"].values() if part for k, v in part.items()}
                 document |= {"cfg": None, "args": Namespace(**flat)}

@@ -31,7 +31,7 @@ STEPS = (2, 4, 6)
 class Trainer:
     """AdamW on two linear layers; biases do not decay, and the lr falls by a LambdaLR."""
 
-    def __init__(self, lr: float = 1e-3) -> None:
+    def __init__(self, lr: float = 1e-3, amsgrad: bool = False) -> None:
         torch.manual_seed(5)
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
         named = dict(self.model.named_parameters())
@@ -39,7 +39,7 @@ class Trainer:
             {"params": [p for n, p in named.items() if "weight" in n], "weight_decay": 0.1},
             {"params": [p for n, p in named.items() if "bias" in n], "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
+        self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), amsgrad=amsgrad)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 1 / (n + 1))
 
     def update(self) -> None:
@@ -184,6 +184,32 @@ def test_the_moments_of_some_parameters_become_zero(tmp_path: Path) -> None:
     }
     assert sums["0.weight"] == sums["0.bias"] == 0
     assert sums["1.weight"] > 0 and sums["1.bias"] > 0
+
+
+def test_what_amsgrad_and_muon_keep_is_reset_too(tmp_path: Path) -> None:
+    """torchtitan's DistMuon keeps a momentum of the matrices, beside AdamW of the rest."""
+    trainer = Trainer(amsgrad=True)
+    trainer.update()
+    state = _titan_state(trainer, 2, old=False)
+    muon = torch.optim.Muon([torch.nn.Parameter(torch.ones(4, 4))])
+    muon.param_groups[0]["params"][0].grad = torch.ones(4, 4)
+    muon.step()
+    (momentum,) = (held["momentum_buffer"] for held in muon.state.values())
+    state["optimizer"]["state.2.weight.momentum_buffer"] = momentum.clone()
+    dcp.save(state, checkpoint_id=tmp_path / "step-2", no_dist=True)
+    before = snapshot(tmp_path)
+    plan = operate(tmp_path, {"reset": ["moments"]})
+    assert any("Muon" in warning for warning in plan.warnings)
+    names = [name for name in state["optimizer"] if name.startswith("state.")]
+    assert sum("max_exp_avg_sq" in name for name in names) == 4
+    wanted = {f"optimizer.{name}": torch.ones_like(state["optimizer"][name]) for name in names}
+    dcp.load(wanted, checkpoint_id=tmp_path / "step-2", no_dist=True)
+    assert not any(tensor.any() for tensor in wanted.values())
+    take_back(tmp_path, before)
+    operate(tmp_path, {"reset": ["moments"], "moments": {"params": "^2"}})
+    dcp.load(wanted, checkpoint_id=tmp_path / "step-2", no_dist=True)
+    assert not wanted["optimizer.state.2.weight.momentum_buffer"].any()
+    assert wanted["optimizer.state.1.weight.max_exp_avg_sq"].any()
 
 
 def test_the_highest_step_is_the_latest_and_must_be_complete(tmp_path: Path) -> None:

@@ -201,3 +201,32 @@ def test_a_shard_that_points_to_the_first_one_keeps_no_optimizer(run: Path) -> N
     assert held(run / f"checkpoint_last{NAMES[0]}.pt", "betas") == (0.9, 0.97)
     assert torch.load(run / f"checkpoint_last{NAMES[1]}.pt")["last_optimizer_state"] == -1
     take_back(run, before)
+
+
+def test_flags_of_the_saved_run_that_would_undo_a_surgery_are_told(tmp_path: Path) -> None:
+    line = {"reset_optimizer": True, "optimizer_overrides": "{'betas': (0.9, 0.98)}"}
+    root = make_run(tmp_path / "run", command_line={"checkpoint": line})
+    plan = surgery.plan(Run.open(root), from_data({"set": {"beta2": 0.99}}))
+    told = "\n".join(plan.warnings)
+    assert "--reset-optimizer: relaunch without it" in told
+    assert "--optimizer-overrides \"{'betas': (0.9, 0.98)}\"" in told
+    line = {"reset_optimizer": False, "optimizer_overrides": "{}"}
+    root = make_run(tmp_path / "other", command_line={"checkpoint": line})
+    plan = surgery.plan(Run.open(root), from_data({"set": {"beta2": 0.99}}))
+    assert "--reset-optimizer" not in str(plan.warnings) and "overrides" not in str(plan.warnings)
+
+
+@pytest.mark.parametrize(("warmup", "kept"), [(0, True), (10, True), (100, False)])
+def test_a_plateau_keeps_the_lr_of_the_groups(tmp_path: Path, warmup: int, kept: bool) -> None:
+    """fairseq's reduce_lr_on_plateau sets an lr in its warm-up alone: a load leaves it."""
+    flags = {"_name": "reduce_lr_on_plateau", "warmup_updates": warmup, "total_num_update": None}
+    root = make_run(tmp_path / "run", command_line={"lr_scheduler": flags})
+    if not kept:
+        with pytest.raises(SurgeryError, match="from its flags at every load"):
+            surgery.plan(Run.open(root), from_data({"set": {"lr": 3e-5}}))
+        return
+    plan = operate(root, {"set": {"lr": 3e-5}})
+    assert plan.promise is not None and plan.promise.lr == 3e-5
+    for suffix in NAMES:
+        document = torch.load(root / f"checkpoint_last{suffix}.pt", weights_only=False)
+        assert {g["lr"] for g in document["last_optimizer_state"]["param_groups"]} == {3e-5}
