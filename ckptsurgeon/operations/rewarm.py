@@ -8,6 +8,7 @@ from dataclasses import replace
 from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, State
+from ckptsurgeon.formats.megatron_deepspeed import scheduler_name
 from ckptsurgeon.formats.rewarm import HOLD
 from ckptsurgeon.operations.counters import batch_size, consumed, iteration
 from ckptsurgeon.operations.skip import merge
@@ -31,7 +32,7 @@ def rewarm(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyCh
         places = []
     state = checkpoint.state()
     if not places or state.schedule is None or state.batch_size is None:
-        raise _by_flags(checkpoint.path.name, state, wanted)
+        raise _by_flags(run, checkpoint.path.name, state, wanted)
     position = recipe.set.position
     start = int(state.schedule["num_steps"]) if position is None else position
     kept = () if recipe.clear_skip else state.promise.skip or ()
@@ -74,9 +75,20 @@ def _warnings(recipe: Recipe, checkpoint: Checkpoint, wanted: Rewarm) -> list[st
     ]
 
 
-def _by_flags(name: str, state: State, wanted: Rewarm) -> SurgeryError:
-    """What BigScience did by hand in three job scripts (tr8b-104B, Embed-Norm experiment 6)."""
+def _by_flags(run: Run, name: str, state: State, wanted: Rewarm) -> SurgeryError:
+    """What BigScience did by hand in three job scripts (tr8b-104B, Embed-Norm experiment 6), where
+    the trainer has such flags. Megatron-LM's finds no param group again under another --lr."""
     what = f"{name} keeps no re-warm window: only the bundled trainer does"
+    if run.format.name != "deepspeed" or state.schedule is None:
+        return SurgeryError(
+            what,
+            next=(
+                "ckptsurgeon reset moments    without re-warm",
+                "and a small rate until the moments have filled: ckptsurgeon set-lr, and back "
+                "at a later checkpoint",
+            ),
+        )
+    override = f"--override-{scheduler_name(state.schedule)}"
     if wanted.kind != HOLD:
         return SurgeryError(
             what,
@@ -93,8 +105,8 @@ def _by_flags(name: str, state: State, wanted: Rewarm) -> SurgeryError:
         what,
         next=(
             "ckptsurgeon reset moments    without re-warm; then three launches of your trainer:",
-            f"1. --lr 0 --min-lr 0 --override-lr-scheduler --train-samples {stop}",
-            "2. --lr, --min-lr and --train-samples as ever, and --override-lr-scheduler",
-            "3. from then on the same without --override-lr-scheduler",
+            f"1. --lr 0 --min-lr 0 {override} --train-samples {stop}",
+            f"2. --lr, --min-lr and --train-samples as ever, and {override}",
+            f"3. from then on the same without {override}",
         ),
     )

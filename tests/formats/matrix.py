@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -143,7 +144,7 @@ def _general(error: SurgeryError, run: Run) -> SurgeryError:
     checkpoint = run.checkpoint(run.latest())
     what = error.what
     for path in (*sorted(checkpoint.archives, reverse=True), checkpoint.path):
-        what = what.replace(path.name, "the checkpoint")
+        what = re.sub(rf"(?<!\w){re.escape(path.name)}(?!\w)", "the checkpoint", what)
     return SurgeryError(what, next=error.next)
 
 

@@ -135,6 +135,14 @@ def test_what_the_checkpoint_does_not_decide_is_refused_with_the_flag(tmp_path: 
         surgery.plan(Run.open(root), from_data({"set": {"lr": 1e-6}}))
 
 
+def test_a_rewarm_names_no_flag_that_megatron_lm_lacks(tmp_path: Path) -> None:
+    """It has no --override-lr-scheduler, and under --lr 0 finds none of the groups again."""
+    recipe = {"reset": ["moments"], "rewarm": {"iterations": 5}}
+    with pytest.raises(SurgeryError, match="keeps no re-warm window") as error:
+        surgery.plan(Run.open(save(tmp_path)), from_data(recipe))
+    assert "--" not in " ".join(error.value.next) and "set-lr" in " ".join(error.value.next)
+
+
 def test_the_schedule_moves_to_another_position(tmp_path: Path) -> None:
     root = save(tmp_path)
     promise = operate(root, {"set": {"position": 8000}}).promise
