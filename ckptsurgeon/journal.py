@@ -98,6 +98,17 @@ def interrupted(root: Path) -> str | None:
     return None if entry is None else entry.title
 
 
+def refuse_waiting(root: Path) -> None:
+    """Raise InterruptedSurgery while a surgery waits for `recover`."""
+    title = interrupted(root)
+    if title is not None:
+        raise InterruptedSurgery(
+            f"a surgery was interrupted: {title}",
+            untouched="nothing was touched by this command",
+            next=RECOVER,
+        )
+
+
 # --- commit --------------------------------------------------------------------------------------
 
 
@@ -111,13 +122,13 @@ def commit(root: Path, plan: Plan, *, jobs: int = 8, progress: Progress | None =
         if interrupted(root) is not None:
             # Under the lock: a surgery that is alive is named as such.
             with lock.hold(root, plan.title):
-                _refuse_waiting(root)
+                refuse_waiting(root)
         _refuse_other_id(root, plan)
         listings = assumptions.check_files(root, plan.assumes)
         assumptions.check_edits(root, plan.edits)
         assumptions.check_space(root, plan.edits, HOME)
         with lock.hold(root, plan.title):
-            _refuse_waiting(root)
+            refuse_waiting(root)
             _refuse_other_id(root, plan)
             assumptions.check_files_again(root, plan.assumes, listings, [HOME])
             return _commit(root, plan, listings, jobs, progress or _silent)
@@ -161,16 +172,6 @@ def _cut_off(root: Path, entry: Entry, error: BaseException) -> BaseException:
     except (OSError, SurgeryError, KeyboardInterrupt) as second:
         return _waiting(entry.title, second)
     return _failed(error) if isinstance(error, OSError) else error
-
-
-def _refuse_waiting(root: Path) -> None:
-    title = interrupted(root)
-    if title is not None:
-        raise InterruptedSurgery(
-            f"a surgery was interrupted: {title}",
-            untouched="nothing was touched by this command",
-            next=RECOVER,
-        )
 
 
 def _refuse_other_id(root: Path, plan: Plan) -> None:

@@ -10,14 +10,14 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import journal, recipe_file
 from ckptsurgeon.edits import Fingerprint, Move, Receipt
-from ckptsurgeon.errors import InterruptedSurgery, SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Format, detect
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.lock import HOME
@@ -226,13 +226,7 @@ class Run:
 
     def refuse_interrupted(self) -> None:
         """Raise InterruptedSurgery while a surgery waits for `recover`."""
-        title = self.interrupted()
-        if title is not None:
-            raise InterruptedSurgery(
-                f"a surgery was interrupted: {title}",
-                untouched="nothing was touched by this command",
-                next="ckptsurgeon recover    finish it or take it back",
-            )
+        journal.refuse_waiting(self.root)
 
     def refuse_busy(self) -> None:
         """Raise when a surgery waits for `recover`, or a trainer is alive in this run."""
@@ -253,15 +247,31 @@ class Run:
         for receipt in journal.receipts(self.root, mentioning="tfevents"):
             if receipt.undoes is None:
                 kept |= self._kept_branches(receipt)
+        found = {
+            here: None
+            for here, _, files in self._log_folders()
+            if here not in kept and any("tfevents" in name for name in files)
+        }
+        return list(found)
+
+    def linked_logs(self) -> list[str]:
+        """Links to folders with event files: nothing follows them, as they may lead anywhere."""
+        found = []
+        for here, inner, _ in self._log_folders():
+            for link in (here / name for name in inner):
+                with contextlib.suppress(OSError):
+                    if link.is_symlink() and any("tfevents" in n.name for n in link.iterdir()):
+                        found.append(self.relative(link))
+        return found
+
+    def _log_folders(self) -> Iterator[tuple[Path, list[str], list[str]]]:
+        """Folder, folders in it and files in it, wherever logs may be."""
         checkpoints = {path for step in self.steps() for path in self.entries(step)}
-        found: dict[Path, None] = {}
         for root in self.log_roots():
             for folder, inner, files in os.walk(root):
                 here = Path(folder)
                 inner[:] = sorted(n for n in inner if n != HOME and here / n not in checkpoints)
-                if here not in kept and any("tfevents" in name for name in files):
-                    found[here] = None
-        return list(found)
+                yield here, inner, files
 
     def _kept_branches(self, receipt: Receipt) -> set[Path]:
         """Folders that a surgery made for cut branches. Where it also replaced a file or moved one

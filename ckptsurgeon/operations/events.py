@@ -29,6 +29,12 @@ def events(
             "a cut and a rename of the same event files in one recipe",
             next="do the rollback first, then ckptsurgeon rename-tb-events",
         )
+    if cut_at is not None or wanted.rename:
+        warnings += [
+            f"{link}/ is a link, so its event files stay as they are; name it in "
+            f"ckptsurgeon.yaml if they are this run's: tensorboard: [{link}]"
+            for link in run.linked_logs()
+        ]
     for folder in run.logdirs():
         if cut_at is not None:
             keep = (wanted.keep_as or f"cut-{len(run.receipts()) + 1:04d}") if wanted.keep else None

@@ -208,10 +208,15 @@ def last_step(logdir: Path) -> int | None:
 def note(logdir: Path, root: Path, step: int, text: str, when: float) -> Rewrite:
     """A small event file that shows `text` (Markdown) at `step` in TensorBoard's text dashboard, as
     `ckptsurgeon/surgery`: whoever looks at the curves sees what was done to them. It is cut like
-    everything else when the run goes back to before that step."""
-    born = int(when)
-    while (path := logdir / f"events.out.tfevents.{born}.ckptsurgeon").exists():
-        born += 1
+    everything else when the run goes back to before that step.
+
+    By name it comes after the files that are there and before those of the next trainer, whose
+    clock may be behind: TensorBoard never shows what a file gets whose name is not the last."""
+    names = (_BORN.search(path.name) for path in files(logdir))
+    born = max((int(name[0]) for name in names if name), default=int(when))
+    number = 1
+    while (path := logdir / f"events.out.tfevents.{born}.~{number}.ckptsurgeon").exists():
+        number += 1
     event = event_message.text_event(when, step, NOTE, text)
     data = event_file.version_record(when) + frame(event)
     content = Content((data,), int(when * 1e9))

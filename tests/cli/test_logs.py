@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
+from ckptsurgeon.files import event_file, event_message
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.test_contract import tree
@@ -64,6 +67,32 @@ def test_a_note_is_written_for_whoever_looks_at_the_curves(
     assert len(log.Tensors("lm-loss-training/lm loss")) == 8
 
 
+@pytest.mark.parametrize("behind_s", [0, 1800])
+def test_a_note_does_not_hide_what_the_next_trainer_writes(
+    surgeon: Surgeon, trained: Trained, behind_s: int
+) -> None:
+    """TensorBoard follows the file whose name is the last one; the clock in the names is the
+    trainer's, and may be behind the one here."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    root = trained()
+    (first,) = (root / "tensorboard").iterdir()
+    moment = int(time.time()) - behind_s
+    first.rename(first.with_name(re.sub(r"\d{10}", str(moment - 60), first.name)))
+    surgeon("set", "beta1=0.8", "--yes", "-C", root)
+    surgeon("set", "beta1=0.7", "--yes", "-C", root)
+    log = EventAccumulator(str(root / "tensorboard"))
+    log.Reload()
+    assert len(log.Tensors("ckptsurgeon/surgery/text_summary")) == 2
+    with (root / "tensorboard" / f"events.out.tfevents.{moment + 5}.vm.2.0").open("wb") as file:
+        for count in (1, 2):
+            event = event_message.text_event(moment + 5, 8 + count, "new", "text")
+            file.write(event_file.frame(event))
+            file.flush()
+            log.Reload()
+            assert len(log.Tensors("new")) == count
+
+
 @pytest.mark.parametrize("words", [["set-lr", "1e-3"], ["rollback", "--to", "4"]])
 def test_logs_have_no_checkpoint(surgeon: Surgeon, logs: list[Path], words: list[str]) -> None:
     surgeon("truncate-tb-events", "--after", 5, "--tb", logs[0], "--yes")
@@ -82,3 +111,20 @@ def test_an_axis_is_one_of_four(surgeon: Surgeon, logs: list[Path]) -> None:
     words = ["truncate-tb-events", "--after", 5, "--tb", logs[0], "--yes"]
     assert surgeon(*words, "--axis", "loss=hours").exit_code == 2
     assert surgeon(*words, "--axis", "lm-loss-training/lm loss=iteration").exit_code == 0
+
+
+def test_a_link_to_logs_is_not_followed_and_that_is_said(
+    surgeon: Surgeon, trained: Trained, tmp_path: Path
+) -> None:
+    root = trained()
+    (root / "tensorboard").rename(tmp_path / "elsewhere")
+    (root / "tensorboard").symlink_to(tmp_path / "elsewhere")
+    before = tree(tmp_path / "elsewhere")
+    result = surgeon("rollback", "--to", 4, "--yes", "-C", root)
+    assert "tensorboard: [tensorboard]" in result.stdout
+    assert tree(tmp_path / "elsewhere") == before
+    assert surgeon("undo", "--yes", "-C", root).exit_code == 0
+    (root / "ckptsurgeon.yaml").write_text("tensorboard: [tensorboard]")
+    result = surgeon("rollback", "--to", 4, "--yes", "-C", root)
+    assert "is a link" not in result.stdout
+    assert tree(tmp_path / "elsewhere") != before
