@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
-import re
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import journal, recipe_file
+from ckptsurgeon import journal, recipe_file, writers
 from ckptsurgeon.edits import Fingerprint, Move, Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Format, detect
@@ -26,13 +22,6 @@ from ckptsurgeon.recipe import unknown_key
 SETTINGS = "ckptsurgeon.yaml"
 NOTE = ".ckptsurgeon"
 """How the names of event files end that hold a note about a surgery."""
-FLUSH_S = 120
-"""Seconds after which torch's writer has flushed what it holds."""
-AHEAD_S = 3600
-"""Seconds by which the clock of another host, or of a file server, may be ahead of this one's."""
-MOUNTS = Path("/proc/self/mountinfo")
-REMOTE = ("nfs", "nfs4", "cifs", "smb3")
-EVENT_WRITER = re.compile(r"tfevents\.(?P<born>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.\d+")
 
 
 @dataclass(frozen=True)
@@ -310,11 +299,11 @@ class Run:
                 here = data["host"] == socket.gethostname()
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 here = False
-            if here and _ticks(pid) == start:
+            if here and writers.ticks(pid) == start:
                 found.append(f"trainer.pid: process {pid} is running")
         for folder in self.logdirs():
-            for item in sorted(i for i in folder.glob("*tfevents*") if i.is_file()):
-                sign = _written(item) if item.is_file() else None
+            for item in sorted(folder.glob("*tfevents*")):
+                sign = writers.written(item) if item.is_file() else None
                 if sign:
                     found.append(f"{self.relative(item)}: {sign}")
         return found + self._saving()
@@ -335,65 +324,15 @@ class Run:
                 if not item.is_file() or item.is_symlink():
                     continue
                 saved = item.stat().st_mtime
-                if _is_open(item):
+                if writers.is_open(item):
                     found.append(f"{self.relative(item)}: somebody has it open for writing")
-                elif step > max(named) and saved > pointed and (fresh := _fresh(saved)):
+                elif step > max(named) and saved > pointed and (fresh := writers.fresh(saved)):
                     found.append(
-                        f"{self.relative(item)}: written {fresh} and newer than what the "
-                        f"pointers name: a trainer may be saving it; it must be quiet {FLUSH_S} s"
+                        f"{self.relative(item)}: written {fresh} and newer than what the pointers "
+                        "name: a trainer may be saving it; it must be quiet for "
+                        f"{writers.FLUSH_S} s"
                     )
         return found
-
-
-def _written(item: Path) -> str | None:
-    """Why an event file may still be written to, or None.
-
-    Its writer's process is alive here; or somebody here has it open for writing (a read lease is
-    refused then, fcntl(2)); or it came from another host and grew within the flush interval."""
-    match = EVENT_WRITER.search(item.name)
-    host = match["host"] if match else None
-    if match and host == socket.gethostname():
-        pid = int(match["pid"])
-        if pid != os.getpid() and _born_before(pid, int(match["born"])):
-            return f"its writer, process {pid}, is running"
-    elif host is not None and (fresh := _fresh(item.stat().st_mtime)):
-        return f"written from {host} {fresh}; it must be quiet for {FLUSH_S} s"
-    return "somebody has it open for writing" if _is_open(item) else None
-
-
-def _fresh(written: float) -> str:
-    """How long ago a file was written to, if it may have been within the flush interval, else the
-    empty text. The time may be by a clock that is ahead of this host's."""
-    age = time.time() - written
-    if not -AHEAD_S <= age < FLUSH_S:
-        return ""
-    return f"{age:.0f} s ago" if age >= 0 else f"{-age:.0f} s ahead of this host's clock"
-
-
-def _is_open(item: Path) -> bool:
-    """Whether anybody on this host has the file open for writing: a read lease is refused then,
-    fcntl(2). On a network file system one is also refused where the server has delegated nothing
-    (`nfs4_add_lease`, `cifs_setlease` in Linux), so there it is no evidence."""
-    descriptor = os.open(item, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not wait
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError as error:
-        return error.errno == errno.EAGAIN and _file_system(descriptor) not in REMOTE
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _file_system(descriptor: int) -> str:
-    """The kind of the mount that an open file is on (proc(5)); empty where /proc does not say."""
-    with contextlib.suppress(OSError, ValueError):
-        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text("ascii").split()
-        mount = told[told.index("mnt_id:") + 1]
-        for line in MOUNTS.read_text("utf-8", "surrogateescape").splitlines():
-            if line.startswith(f"{mount} "):
-                return line.partition(" - ")[2].split()[0]
-    return ""
 
 
 def _settings(file: Path) -> dict[str, Any]:
@@ -402,22 +341,3 @@ def _settings(file: Path) -> dict[str, Any]:
         if key not in ("name", "tensorboard", "relaunch"):
             raise unknown_key(key, ("name", "tensorboard", "relaunch"), str(file))
     return data
-
-
-def _ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot (proc(5), stat field 22)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
-    except OSError:
-        return None
-    return int(stat.rsplit(")", 1)[1].split()[19])
-
-
-def _born_before(pid: int, moment: int) -> bool:
-    """Whether `pid` is alive and was started before `moment` (Unix time), so that it can have
-    made a file then: a number that was given anew since is no evidence."""
-    ticks = _ticks(pid)
-    if ticks is None:
-        return False
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return boot + ticks / os.sysconf("SC_CLK_TCK") <= moment + 2

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import Run, disk, journal, plan, surgery
-from ckptsurgeon import run as run_module
+from ckptsurgeon import Run, disk, journal, plan, surgery, writers
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.recipe_file import from_data
 from tests.conftest import Trained
@@ -114,10 +113,10 @@ def test_a_lease_that_a_network_file_system_refuses_is_no_evidence(
 ) -> None:
     """Linux refuses one on NFS wherever the server has delegated nothing, so nearly everywhere."""
     root = trained()
-    mounts = run_module.MOUNTS.read_text()
+    mounts = writers.MOUNTS.read_text()
     for kind, refusal in (("nfs4", False), ("cifs", False), ("ext4", True)):
         (tmp_path / "mounts").write_text(re.sub(r" - \S+ ", f" - {kind} ", mounts))
-        monkeypatch.setattr(run_module, "MOUNTS", tmp_path / "mounts")
+        monkeypatch.setattr(writers, "MOUNTS", tmp_path / "mounts")
         with (root / "global_step8" / MODEL).open("r+b"):
             assert bool(Run.open(root).writers()) is refusal, kind
 
