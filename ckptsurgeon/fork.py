@@ -19,7 +19,6 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe import Recipe, to_dict
 from ckptsurgeon.run import SETTINGS, Run
 
-HOW = ("reflink", "hard-link", "copy")
 LAUNCH = (SETTINGS, "train.yaml")
 """Files beside the checkpoints that say how the run is started; the branch gets copies."""
 CANNOT_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS)

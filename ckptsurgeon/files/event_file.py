@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from ckptsurgeon.files.event_frame import (
     Records,
     check,
     damaged,
-    first_good,
     frame,
     header,
 )
@@ -220,25 +219,6 @@ def spans(index: Index, kept: Any) -> list[tuple[int, int]]:
 
     starts, ends = np.flatnonzero(steps == 1).tolist(), np.flatnonzero(steps == -1).tolist()
     return [(border(a), border(b)) for a, b in zip(starts, ends, strict=True)]
-
-
-def last_events(path: Path, window: int = 1 << 18) -> Iterator[tuple[float, int, int, list[str]]]:
-    """(wall time, step, kind, tags) of the records in the last `window` bytes of `path`.
-
-    For a quick look: it starts at the first record border it finds there and stops at the first
-    bad one, without an error."""
-    with Opened(path) as (data, _):
-        start = 0 if len(data) <= window else first_good(data, len(data) - window)
-        read = event_message.Reader()
-        for _, message in Records(path, data, True, start):
-            if message is None:
-                return
-            try:
-                wall, step, kind, found = read(message)
-            except ValueError:
-                return
-            group = () if found is None else (found,) if isinstance(found, bytes) else found
-            yield wall, step, kind, [event_message.text(tag) for tag in group]
 
 
 # --- rename --------------------------------------------------------------------------------------

@@ -51,8 +51,6 @@ def splice(
     *,
     delete: Sequence[tuple[Key, ...]] = (),
     rename: Mapping[tuple[Key, ...], str] | None = None,
-    where: str = "",
-    base: int = 0,
     scanned: Scan | None = None,
 ) -> bytes:
     """`data` with the value under each path of `edits` set, each path of `delete` gone, and the
@@ -67,8 +65,7 @@ def splice(
 
     Raises KeyError with the path if it leads nowhere, SurgeryError if edits overlap or a path goes
     into a tuple that others share, DamagedFile as `scan` does."""
-    if scanned is None:
-        scanned = scan(data, where=where, base=base)
+    scanned = scanned or scan(data)
     try:
         return _spliced(scanned, edits, delete, rename or {})
     except InRun:

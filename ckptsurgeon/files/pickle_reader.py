@@ -215,9 +215,10 @@ class _Unpickler(pickle.Unpickler):
     """`tensors` are those that the native scan has found: a persistent id is the number of one, or
     else a tuple that the file holds."""
 
-    def __init__(self, data: bytes, scanned: Scan) -> None:
+    def __init__(self, scanned: Scan) -> None:
+        data = scanned.data
         self.tensors: list[Tensor] = []
-        if scanned.native is not None and data is scanned.data:
+        if scanned.native is not None:
             data, self.tensors = scanned.native.shortened(STORAGES, Tensor)
         # Through a buffer the unpickler peeks ahead instead of asking for one byte at a time.
         super().__init__(io.BufferedReader(io.BytesIO(data), 1 << 16), encoding="utf-8")
@@ -245,33 +246,32 @@ class _Unpickler(pickle.Unpickler):
         return made
 
 
-def read(data: bytes, *, where: str = "", base: int = 0, scanned: Scan | None = None) -> Any:
+def read(data: bytes) -> Any:
     """The tree of `data`: dict, list, tuple, set, scalars, `Tensor`, `Object`, `Global`.
 
-    `scan` goes over the bytes first, so what it guarantees holds here; `scanned` is its result if
-    it is there already. `base` is the offset of `data` in the file `where`.
+    `scan` goes over the bytes first, so what it guarantees holds here.
     Raises DamagedFile; nothing that the file names is imported or called, whatever it holds."""
-    return _load(data, scanned or scan(data, where=where, base=base))[0]
+    return _load(scan(data))[0]
 
 
 def read_with_globals(scanned: Scan) -> tuple[Any, frozenset[str]]:
     """The tree, and every `module.name` that a load would import, also where the tree does not
     hold it. Raises DamagedFile."""
-    tree, unpickler = _load(scanned.data, scanned)
+    tree, unpickler = _load(scanned)
     return tree, frozenset(".".join(name) for name in unpickler.globals)
 
 
-def read_storages(data: bytes, scanned: Scan) -> set[Storage]:
-    """The storages that `data` refers to. Raises DamagedFile."""
-    unpickler = _load(data, scanned)[1]
+def read_storages(scanned: Scan) -> set[Storage]:
+    """The storages that the pickle refers to. Raises DamagedFile."""
+    unpickler = _load(scanned)[1]
     found = {Storage(t.dtype, t.storage, t.storage_numel) for t in unpickler.tensors}
     return found.union(unpickler.storages)
 
 
-def _load(data: bytes, scanned: Scan) -> tuple[Any, _Unpickler]:
+def _load(scanned: Scan) -> tuple[Any, _Unpickler]:
     with collector_paused():
         try:
-            unpickler = _Unpickler(data, scanned)
+            unpickler = _Unpickler(scanned)
             return unpickler.load(), unpickler
         except Exception as error:
             # Placeholders meet values that no trainer writes: any kind of error can come of it.

@@ -34,7 +34,7 @@ def read_records(path: str, size: int, read_at: Read) -> dict[str, Record]:
         scanned = _scan(path, size, position, read_at)
         if part == 3:
             records["data.pkl"] = _record("data.pkl", position, scanned.stop)
-            storages = read_storages(scanned.data, scanned)
+            storages = read_storages(scanned)
             elements = {item.key: ITEM_BYTES[item.dtype] for item in storages}
         else:
             value, globals = read_with_globals(scanned)

@@ -18,7 +18,6 @@ from ckptsurgeon.files.event_frame import frame
 from ckptsurgeon.files.event_graft import grafts
 from ckptsurgeon.files.event_message import FILE_VERSION
 from ckptsurgeon.operations import lineage
-from ckptsurgeon.operations.axis import ITERATION, axis
 from ckptsurgeon.operations.lineage import Lineage, Marks
 
 if TYPE_CHECKING:
@@ -190,19 +189,6 @@ def _check_name(keep_as: str) -> None:
 
 def _relative(path: Path, root: Path) -> str:
     return Path(os.path.relpath(path, root)).as_posix()
-
-
-def last_step(logdir: Path) -> int | None:
-    """The highest iteration in the last events of the files in `logdir`, without reading all of
-    them; None when no event there counts iterations."""
-    found: list[int] = []
-    for path in files(logdir):
-        found += [
-            step
-            for _, step, _, tags in event_file.last_events(path)
-            if any(axis(tag, {}) == ITERATION for tag in tags)
-        ]
-    return max(found, default=None)
 
 
 def note(logdir: Path, root: Path, step: int, text: str, when: float) -> Rewrite:

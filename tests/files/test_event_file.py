@@ -197,17 +197,6 @@ def test_spans_join_neighbours(log: tuple[Path, bytes, Index]) -> None:
     ]
 
 
-def test_the_last_events_of_a_file_are_found_from_its_end(
-    log: tuple[Path, bytes, Index],
-) -> None:
-    path, _, _ = log
-    tail = list(event_file.last_events(path, 3000))
-    everything = list(event_file.last_events(path))
-    assert 5 < len(tail) < len(everything)
-    assert everything[-len(tail) :] == tail
-    assert max(step for _, step, _, tags in tail if tags == ["grad-norm/grad-norm"]) == 30
-
-
 def test_the_record_that_starts_an_archive_is_one_for_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 

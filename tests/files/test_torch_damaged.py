@@ -16,7 +16,8 @@ import torch
 from ckptsurgeon.edits import ZEROS
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.pickle_program import splice
-from ckptsurgeon.files.pickle_reader import read
+from ckptsurgeon.files.pickle_reader import read, read_with_globals
+from ckptsurgeon.files.pickle_scan import scan
 from ckptsurgeon.files.torch_archive import Archive, render
 from tests.files.torch_files import GROUPS, change, plain_shard, save
 
@@ -93,7 +94,7 @@ def test_bad_pickles_are_refused_where_they_go_wrong(name: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(DamagedFile) as error:
-            read(data, where="shard.pt", base=1000)
+            read_with_globals(scan(data, where="shard.pt", base=1000))
         assert tracemalloc.get_traced_memory()[1] < 200 << 20
     finally:
         tracemalloc.stop()

@@ -19,7 +19,6 @@ from tests.operations.training_log import (
     Job,
     all_points,
     apply,
-    deepspeed_monitor,
     marks,
     points,
     tf1,
@@ -159,14 +158,6 @@ def test_the_name_of_the_cut_branch_is_checked(tmp_path: Path) -> None:
         tensorboard.truncate(tmp_path, tmp_path, marks(20, a.wall(20)), keep_as="taken")
 
 
-def test_the_last_step_is_told_from_the_tails(tmp_path: Path) -> None:
-    assert tensorboard.last_step(tmp_path) is None
-    write(tmp_path, Job(1, 3, START, logged=deepspeed_monitor))
-    assert tensorboard.last_step(tmp_path) is None
-    three(tmp_path)
-    assert tensorboard.last_step(tmp_path) == 90
-
-
 def test_the_23_tags_of_the_chronicles(tmp_path: Path) -> None:
     pairs = yaml.safe_load(RECIPE.read_text())
     assert len(pairs) == len(set(pairs.values())) == 23
@@ -269,4 +260,3 @@ def test_a_note_stays_with_its_step_and_leaves_with_it(tmp_path: Path) -> None:
     left = [point[1] for point in all_points(tmp_path) if point[0] == tensorboard.NOTE]
     moved = [point[1] for point in all_points(tmp_path / "older") if point[0] == tensorboard.NOTE]
     assert (left, moved) == ([20], [30, 30])
-    assert tensorboard.last_step(tmp_path) == 25
