@@ -318,6 +318,9 @@ def from_json(document: Any) -> Any:
             return base64.b64decode(document["base64"])
         if "kind" in document and document["kind"] in _KINDS:
             kind = _KINDS[document["kind"]]
-            return kind(**{k: from_json(v) for k, v in document.items() if k != "kind"})
+            # A recipe is the user's own words: a tag in it may be called "kind".
+            made = {k: v if k == "recipe" else from_json(v) for k, v in document.items()}
+            del made["kind"]
+            return kind(**made)
         return {key: from_json(item) for key, item in document.items()}
     return document

@@ -128,3 +128,15 @@ def test_a_link_to_logs_is_not_followed_and_that_is_said(
     result = surgeon("rollback", "--to", 4, "--yes", "-C", root)
     assert "is a link" not in result.stdout
     assert tree(tmp_path / "elsewhere") != before
+
+
+def test_a_tag_may_be_called_as_a_word_of_our_own_files(
+    surgeon: Surgeon, logs: list[Path], tmp_path: Path
+) -> None:
+    before = tree(logs[0])
+    names = tmp_path / "map.yaml"
+    names.write_text("lm-loss-training/lm loss: loss\nkind: Move\n")
+    words = ("rename-tb-events", "--map", names, "--tb", logs[0], "--yes")
+    assert surgeon(*words).exit_code == 0
+    assert surgeon("undo", "-C", logs[0], "--yes").exit_code == 0
+    assert tree(logs[0]) == before
