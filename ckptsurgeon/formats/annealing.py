@@ -8,7 +8,7 @@ contract test compares the two.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -103,7 +103,7 @@ def reschedule(
             raise SurgeryError(
                 "this checkpoint keeps no lr", next="set lr on the trainer's command line"
             )
-        return _rates(checkpoint, wanted["lr"], wanted["lr"]), []
+        return list(unscheduled(checkpoint, wanted["lr"])), []
     if "decay" in wanted and present.get("decay_tokens") is not None:
         raise SurgeryError(
             f"the decay of this run ends at token {present['decay_tokens']}, a number that the "
@@ -147,6 +147,17 @@ def reschedule(
     if new["num_steps"] < new["warmup_steps"]:
         warnings.append(f"still warming up: sample {new['num_steps']} of {new['warmup_steps']}")
     return settings + _rates(checkpoint, learning_rate(new), new["max_lr"]), warnings
+
+
+def unscheduled(checkpoint: Checkpoint, lr: float) -> Iterator[Setting]:
+    """Where no scheduler is kept: groups of different rates keep their proportions (as those of
+    Muon and of Adam beside it), and the largest gets `lr`."""
+    for name in ("lr", "initial_lr"):
+        places = checkpoint.locate(name)
+        top = max((place.value for place in places), default=0.0)
+        for place in places:
+            same = place.value == top or not top
+            yield Setting("lr", place, lr if same else place.value * (lr / top))
 
 
 def _rates(checkpoint: Checkpoint, rate: float, peak: float) -> list[Setting]:

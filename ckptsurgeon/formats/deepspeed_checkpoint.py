@@ -231,7 +231,9 @@ class DeepSpeedCheckpoint(Shards):
             config = self._config()
             words = deepspeed_schedulers.words(schedule, config)
             return words, deepspeed_schedulers.peak(config)
-        return "" if schedule is None or is_annealing(schedule) else "an unknown schedule", None
+        if schedule is None:
+            return "", max((float(place.value) for place in self.locate("lr")), default=None)
+        return "" if is_annealing(schedule) else "an unknown schedule", None
 
     def state(self) -> State:
         """The promise of this checkpoint. Raises Disagreement with the files that differ."""

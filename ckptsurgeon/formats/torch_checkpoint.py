@@ -150,7 +150,9 @@ class TorchCheckpoint(Shards):
         if torch_schedulers.is_torch(schedule):
             peak = torch_schedulers.peak(self) if self.locate("lr") else None
             return torch_schedulers.words(schedule), peak
-        return "" if schedule is None else "an unknown schedule", None
+        if schedule is None:
+            return "", max((float(place.value) for place in self.locate("lr")), default=None)
+        return "an unknown schedule", None
 
     def state(self) -> State:
         """The promise of this checkpoint. Raises Disagreement with the files that differ."""

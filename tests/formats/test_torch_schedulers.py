@@ -11,6 +11,7 @@ import pytest
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe_file import from_data
+from tests.formats import deepspeed_engine
 from tests.formats.deepspeed_engine import PEAK, Options, make, process_group, resume, schedulers
 
 MORE = 8
@@ -55,6 +56,27 @@ def test_a_halved_lr_halves_every_rate_to_come(tmp_path: Path, name: str, stage:
 def floor(name: str, share: float) -> dict[str, float]:
     """The end of a cosine is absolute: half of everything includes it."""
     return {"min_lr": 1e-5 * share} if name in ("CosineAnnealingLR", "SequentialLR") else {}
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_without_a_scheduler_groups_keep_their_proportions(
+    tmp_path: Path, stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the two halves of Muon have: the first group's rate is the smaller one here."""
+    plain = deepspeed_engine._groups
+
+    def two_rates(model: Any, options: Options) -> list[dict[str, Any]]:
+        first, second = plain(model, options)
+        return [{**first, "lr": PEAK / 10}, second]
+
+    monkeypatch.setattr(deepspeed_engine, "_groups", two_rates)
+    options = Options(stage=stage)
+    make(tmp_path, options)
+    edited(tmp_path, lr="0.5x")
+    halves = pytest.approx([PEAK / 20, PEAK / 2])
+    assert resume(tmp_path, options)["rates"] == [halves] * 3
+    edited(tmp_path, lr=2e-3)
+    assert resume(tmp_path, options)["rates"] == [pytest.approx([2e-4, 2e-3])] * 3
 
 
 def test_the_peak_is_what_a_recipe_sets(tmp_path: Path) -> None:
