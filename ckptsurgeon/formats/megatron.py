@@ -23,6 +23,8 @@ from ckptsurgeon.formats.shards import opened
 TRACKER = "latest_checkpointed_iteration.txt"
 OTHER = "non_persistent"
 """A folder of the same layout, whose checkpoint is loaded instead if it is not older."""
+BRIDGE = "train_state.pt"
+"""Megatron-Bridge saves Megatron-core's checkpoints too, and its own counters and pointer."""
 STEP = re.compile(r"iter_(\d{7,18})")
 RANK = re.compile(r"mp_rank_(?P<tp>\d{2,})(?:_(?P<a>\d{3,}))?(?:_(?P<b>\d{3,}))?")
 SHARD = re.compile(r"model_optim_rng\.pt|distrib_optim\.pt|layer_wise_optimizer_\d+\.pt")
@@ -133,6 +135,12 @@ class Megatron:
     ) -> MegatronCheckpoint | MegatronDistCheckpoint:
         """Read the trees of all ranks, or those of a torch_dist checkpoint that are asked for."""
         folder = self.directory(run, step)
+        if (folder / BRIDGE).is_file() or (run / f"latest_{BRIDGE}").is_file():
+            raise SurgeryError(
+                f"{folder.name} was saved by Megatron-Bridge (NeMo), which counts in {BRIDGE} and "
+                f"resumes what latest_{BRIDGE} names: neither can be edited here",
+                next="ckptsurgeon status    which steps are complete",
+            )
         if _is_dist(folder):
             return opened_dist(folder, step, without)
         if (folder / METADATA).exists() and not _ranks(folder):
