@@ -240,9 +240,9 @@ class Plan:
 
     `id` is the receipt that it will become; `edits` are in the order in which the disk gets them,
     such that a reader of the pointers sees the state before or the state after. `step` is the saved
-    step whose checkpoint is edited, None where none is. `steps` are those that are there once the
-    surgery is done, and `logs` the event files from before it: an undo knows by them what the
-    trainer wrote since."""
+    step whose files are edited, None where none are. If the trainer then goes on from another
+    state, `steps` are those that are there once the surgery is done, and `logs` the event files
+    from before it: an undo knows by them what the trainer wrote since."""
 
     id: str
     run: str

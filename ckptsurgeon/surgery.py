@@ -106,7 +106,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         before=before.promise,
         warnings=tuple(warnings),
         step=step if edited else None,
-        steps=tuple(stay),
+        steps=tuple(stay) if edited else (),
         logs=tuple(run.event_files()) if edited else (),
     )
 
@@ -192,6 +192,7 @@ def _plan_rewrites(
         assumes=tuple(run.fingerprint(file) for file in touched(edits)),
         promise=promise,
         before=promise,
+        step=checkpoint.step,
     )
 
 
@@ -283,8 +284,9 @@ def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = No
 
 
 def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
-    try:
-        differing = differences(promise, run.checkpoint(run.latest()).state().promise)
+    try:  # compact and shrink rewrite any step, and nothing goes on from it
+        step = run.latest() if receipt.steps or receipt.step is None else receipt.step
+        differing = differences(promise, run.checkpoint(step).state().promise)
     except (SurgeryError, OSError) as error:
         differing = [str(error)]
     if differing:

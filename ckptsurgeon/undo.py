@@ -30,8 +30,8 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     """The inverse of receipt `id`, or of the newest surgery that is not undone yet.
 
     What the trainer wrote since goes to the attic: nothing is lost, and the run is byte for byte
-    what it was before that surgery. If that edited no checkpoint, what was trained since stays, and
-    only the files that it changed are brought back."""
+    what it was before that surgery. If that only renamed or compacted, what was trained since
+    stays, and only the files that it changed are brought back."""
     run.refuse_busy()
     receipts = run.receipts()
     undone = {receipt.undoes for receipt in receipts}
@@ -96,6 +96,7 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
         warnings=(f"written since {chosen.id}, to the attic: {', '.join(gone)}",) if gone else (),
         undoes=chosen.id,
         step=chosen.step,
+        steps=chosen.steps,
     )
 
 
@@ -126,7 +127,7 @@ def _kind(run: Run, file: str) -> str:
 
 def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
     """Moves of what a trainer wrote since: checkpoints and event files that were not there."""
-    if receipt.step is None:
+    if not receipt.steps:
         return []
     newer = [step for step in run.steps() if step not in receipt.steps]
     out = [run.relative(path) for step in newer for path in run.entries(step)]
@@ -137,7 +138,7 @@ def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
 
 def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[Change], list[Edit]]:
     """Pointers that named the edited step, and that only the trainer has set since."""
-    if receipt.step is None:
+    if receipt.step is None or not receipt.steps:
         return [], []
     changes: list[Change] = []
     edits: list[Edit] = []

@@ -14,7 +14,7 @@ from ckptsurgeon.edits import Append, Replace
 from ckptsurgeon.files.archive import Archive
 from ckptsurgeon.files.archive_compact import compact
 from ckptsurgeon.recipe_file import from_data
-from tests.conftest import Trained
+from tests.conftest import Trained, launch
 from tests.test_contract import first_line, tree
 
 QUIET = {"tensorboard": {"note": False}}
@@ -83,6 +83,20 @@ def test_a_compacted_shard_can_be_operated_on_again(trained: Trained) -> None:
     assert '"betas": [0.8, 0.9]' in first_line(root)
     surgery.apply(run, surgery.plan_undo(run))
     assert tree(root) == compacted
+
+
+def test_a_step_that_is_not_the_latest_is_compacted(trained: Trained) -> None:
+    """The promise is that of the step, and not that of the latest one."""
+    root = trained()
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data({"rollback": {"to": 4}, "reset": ["moments"]})))
+    launch(f"--config={root / 'train.yaml'}", "train_iters=6")
+    grown = tree(root)
+    receipt = surgery.apply(run, surgery.plan_compact(run, 4))
+    assert receipt.promise is not None and receipt.promise.step == 5
+    assert surgery.plan_compact(run, 4).empty
+    surgery.apply(run, surgery.plan_undo(run))
+    assert tree(root) == grown
 
 
 def test_a_run_without_dead_bytes_has_nothing_to_compact(trained: Trained) -> None:

@@ -184,7 +184,7 @@ def done(receipt: Receipt, look: Look) -> str:
     """What was done, and the two commands that come next."""
     text = f"receipt {receipt.id}"
     if receipt.undoes is not None:
-        what = "the run is" if receipt.step is not None else "what it changed is"
+        what = "the run is" if receipt.steps else "what it changed is"
         text += f"; {what} byte for byte what it was before {receipt.undoes}"
     if receipt.promise is not None:
         text += f"; verified: step {receipt.promise.step} uses {promise(receipt.promise)[0]}"
