@@ -62,6 +62,9 @@ def _pointers(run: Run) -> list[Row]:
     if not named:
         complete = [step for step in run.steps() if run.complete(step)]
         highest = str(complete[-1]) if complete else "none"
+        found = run.format.pointed(run.root)
+        if complete and found is not None and found > complete[-1]:
+            return [Row("latest", str(found), "incomplete, and what its trainer would resume")]
         return [Row("latest", highest, "the highest complete step: its trainer keeps no pointer")]
     told = set(named.values())
     if len(told) == 1 and None not in told:

@@ -17,8 +17,10 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from typer.testing import CliRunner
 
 from ckptsurgeon import surgery
+from ckptsurgeon.cli import app
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe_file import from_data
 from ckptsurgeon.run import Run
@@ -222,6 +224,8 @@ def test_the_highest_step_is_the_latest_and_must_be_complete(tmp_path: Path) -> 
     with pytest.raises(SurgeryError, match=r"step 4 is incomplete .* would resume it") as error:
         run.latest()
     assert "rollback --to 2" in error.value.next[0]
+    shown = CliRunner().invoke(app, ["status", "-C", str(root)]).stdout
+    assert "incomplete, and what its trainer would resume" in shown
     with pytest.raises(SurgeryError, match="cut short"):
         run.checkpoint(4)
     with pytest.raises(SurgeryError, match="would resume it"):
