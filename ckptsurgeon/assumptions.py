@@ -263,7 +263,10 @@ def _check_rename(root: Path, source: str, target: str) -> None:
     """Both names lie on one mount, in directories that this user may change. A rename does not
     cross mounts, not even two of one file system; after the commit point it would be too late."""
     folders = [_existing((root / name).parent) for name in (source, target)]
-    for folder in folders:
+    moved = root / source
+    # A folder that gets another parent is written to as well: its `..` changes.
+    entered = [moved] if moved.is_dir() and not moved.is_symlink() else []
+    for folder in [*folders, *entered]:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise SurgeryError(f"{folder}: this user may not write here", next=RIGHTS)
     if _mount(folders[0]) != _mount(folders[1]):

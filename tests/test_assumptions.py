@@ -200,6 +200,24 @@ def test_missing_rights_are_found_before_the_commit(world: Path, locked: str) ->
     assert snapshot(world) == before
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed")
+def test_a_folder_that_this_user_may_not_move_is_found_before_the_commit(world: Path) -> None:
+    """To get another parent a folder is written to itself: its `..` changes."""
+    for path in [world, *world.rglob("*")]:
+        os.chown(path, 65534, 65534)
+    os.chown(world / "run/step200", 0, 0)
+    before = snapshot(world)
+
+    def as_another_user() -> None:
+        os.setuid(65534)
+        plan = planned(world, Move("step200", f"{HOME}/attic/0001/step200"))
+        journal.commit(world / "run", plan, jobs=1)
+
+    ended = outcome(as_another_user, Fault("KILL", 10**6))
+    assert ended.code == 1, ended.told
+    assert snapshot(world) == before
+
+
 # --- space ---------------------------------------------------------------------------------------
 
 
