@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ MAX_SEED = (1 << 32) - 1
 """Of numpy, which trainers draw the order of their data with."""
 MAX_COUNT = (1 << 63) - 1
 DECAY_STYLES = ("constant", "linear", "cosine")
+ORDERS = ("wall", "mtime", "name")
+AXES = ("iteration", "samples", "tokens", "gigaflos")
 SYNONYMS = {
     "learning_rate": "lr", "max_lr": "lr", "peak_lr": "lr", "lr_warmup_samples": "warmup",
     "warmup_steps": "warmup", "warmup_samples": "warmup", "lr_decay_samples": "decay",
@@ -192,7 +195,7 @@ def _sparse(value: Any) -> dict[str, Any]:
 
 def unknown_key(key: str, known: Sequence[str], where: str) -> UsageError:
     """The error for a key that does not exist, with the nearest one that does."""
-    word = key.rpartition(".")[2].replace("-", "_").removeprefix("adam_")
+    word = key.rpartition(".")[2].lower().replace("-", "_").removeprefix("adam_")
     words = {name.rpartition(".")[2]: name for name in known}
     meant = SYNONYMS.get(word)
     if meant not in words:
@@ -200,6 +203,12 @@ def unknown_key(key: str, known: Sequence[str], where: str) -> UsageError:
     near = [words[meant]] if meant is not None else []
     hint = f"did you mean `{near[0]}`?" if near else f"the keys are: {', '.join(known)}"
     return UsageError(f"{where}: unknown key `{key}`", next=hint)
+
+
+def _unknown_value(text: str, known: Sequence[str], key: str) -> UsageError:
+    near = difflib.get_close_matches(text, known, n=1, cutoff=0.5)
+    hint = f"did you mean `{near[0]}`?" if near else f"one of: {', '.join(known)}"
+    return UsageError(f"`{key}` is {text!r}", next=hint)
 
 
 def absolute(recipe: Recipe, present: Mapping[str, float | None]) -> Recipe:
@@ -232,8 +241,9 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
         if last > MAX_COUNT:
             raise UsageError(f"skip range {text!r} is too large", next=f"at most {MAX_COUNT}")
         if first < 1 or last < first:
+            wrong = "starts before iteration 1" if first < 1 else "ends before it starts"
             raise UsageError(
-                f"skip range {text!r} is empty", next="iterations count from 1, and A is at most B"
+                f"skip range {text!r} {wrong}", next="iterations count from 1, and A is at most B"
             )
         out.append((first, last))
     return out
@@ -249,7 +259,7 @@ def _check_moments(recipe: Recipe) -> None:
             next="reset moments, or reset moments --only exp_avg",
         )
     if only not in (None, "exp_avg"):
-        raise unknown_key(str(only), ("exp_avg",), "moments.only")
+        raise _unknown_value(str(only), ("exp_avg",), "moments.only")
     _check_pattern("moments.params", params or "")
     if recipe.sync_replicas is not None:
         _check_pattern("sync_replicas.params", recipe.sync_replicas.params)
@@ -262,17 +272,43 @@ def _check_pattern(key: str, pattern: str) -> None:
         raise UsageError(f"`{key}`: {error}", next="a regular expression") from None
 
 
+def _check_tensorboard(wanted: TensorBoard) -> None:
+    if wanted.order is not None and wanted.order not in ORDERS:
+        raise _unknown_value(wanted.order, ORDERS, "tensorboard.order")
+    for tag, axis in wanted.axes.items():
+        if axis not in AXES:
+            raise _unknown_value(axis, AXES, f"tensorboard.axes.{tag}")
+    for key in ("after", "samples"):
+        value = getattr(wanted, key)
+        if value is not None and value < 0:
+            raise UsageError(f"`tensorboard.{key}` is {value}", next=f"{key} is never below 0")
+
+
+def _check_texts(recipe: Recipe) -> None:
+    """A word of the command line that is not UTF-8 could be kept in no receipt and no log."""
+    try:
+        json.dumps(to_dict(recipe), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        text = error.object[error.start : error.end]
+        raise UsageError(
+            f"a text is not UTF-8: {text!a}",
+            next="type it in a UTF-8 terminal, for example with LC_ALL=C.UTF-8",
+        ) from None
+
+
 def _check(recipe: Recipe) -> None:
     if recipe.version != 1:
         raise UsageError(f"recipe version {recipe.version} is not known", next="version: 1")
+    _check_texts(recipe)
     for state in recipe.reset:
         if state not in STATES:
-            raise unknown_key(state, STATES, "reset")
+            raise _unknown_value(state, STATES, "reset")
     ranges(recipe.skip)
     _check_moments(recipe)
+    _check_tensorboard(recipe.tensorboard)
     if recipe.swap_optimizer is not None:
         if recipe.swap_optimizer.to not in OPTIMIZERS:
-            raise unknown_key(recipe.swap_optimizer.to, OPTIMIZERS, "swap_optimizer.to")
+            raise _unknown_value(recipe.swap_optimizer.to, OPTIMIZERS, "swap_optimizer.to")
         if not 0 <= recipe.swap_optimizer.momentum < 1:
             raise UsageError(
                 f"`swap_optimizer.momentum` is {recipe.swap_optimizer.momentum}",
@@ -290,7 +326,7 @@ def _check(recipe: Recipe) -> None:
         _check_rewarm(recipe.rewarm)
     wanted = recipe.set
     if wanted.decay_style is not None and wanted.decay_style not in DECAY_STYLES:
-        raise unknown_key(wanted.decay_style, DECAY_STYLES, "set.decay_style")
+        raise _unknown_value(wanted.decay_style, DECAY_STYLES, "set.decay_style")
     bounds = {"beta1": (0.0, 1.0), "beta2": (0.0, 1.0)}
     for key, (low, high) in bounds.items():
         value = getattr(wanted, key)
@@ -325,7 +361,7 @@ def _check(recipe: Recipe) -> None:
 
 def _check_rewarm(wanted: Rewarm) -> None:
     if wanted.kind not in REWARMS:
-        raise unknown_key(wanted.kind, REWARMS, "rewarm.kind")
+        raise _unknown_value(wanted.kind, REWARMS, "rewarm.kind")
     if not 0 <= wanted.iterations <= MAX_ITERATIONS:
         raise UsageError(
             f"`rewarm.iterations` is {wanted.iterations}",

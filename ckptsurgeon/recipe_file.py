@@ -24,6 +24,15 @@ MISREAD = re.compile(r"<<|[-+]?\d[\d_]*(:\d+)+(\.\d*)?|[-+]?0\d+")
 """Plain scalars that mean a merge, a number of base 60 (12:30 is 750) or of base 8 (010 is 8)."""
 
 
+FIXES = {
+    "duplicate key": "write each key once",
+    "'\\t'": "indent with spaces, not with tabs",
+    "another document": "keep one document in a file, without ---",
+    "expected ',' or": "close each { and [",
+}
+"""What helps against an error of the YAML reader, by a word of it."""
+
+
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe from YAML, then lay `section.key=value` overrides over it.
 
@@ -89,6 +98,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        fix = next((text for word, text in FIXES.items() if word in problem), fix)
         raise UsageError(f"{where}{line}: {problem}", next=fix) from None
     except RecursionError:
         raise UsageError(f"{where}: nested too deep", next="a recipe has two levels") from None

@@ -30,6 +30,31 @@ def test_the_documentation_lists_every_key_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("set: {lr: 1, lr: 2}", "write each key once"),
+        ("set:\n\tlr: 1", "indent with spaces, not with tabs"),
+        ("set: {lr: 1}\n---\nset: {lr: 2}", "keep one document in a file, without ---"),
+        ("set: {lr: 1", "close each { and ["),
+        ("set: {LR: 1}", "did you mean `set.lr`?"),
+        ("reset: [moment]", "did you mean `moments`?"),
+        ("set: {decay_style: exponential}", "one of: constant, linear, cosine"),
+    ],
+)
+def test_the_remedy_fits_the_mistake(tmp_path: Path, text: str, fix: str) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load(file)
+    assert caught.value.next == (fix,)
+
+
+def test_a_text_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(UsageError, match="a text is not UTF-8"):
+        from_data({"why": "a\udcff"})
+
+
+@pytest.mark.parametrize(
     ("text", "what"),
     [
         ("set: {lrr: 1}", "unknown key `set.lrr`"),
@@ -51,9 +76,9 @@ def test_the_documentation_lists_every_key_and_no_other() -> None:
         ("rollback: {}", "`rollback.to` is missing"),
         ("rollback: 6210", "`rollback` must be a mapping"),
         ("rollback: {to: 3}\nrepair_latest: {}", "`repair_latest` beside it"),
-        ("reset: [moment]", "unknown key `moment`"),
-        ("skip: [10-5]", "is empty"),
-        ("skip: [0-5]", "is empty"),
+        ("reset: [moment]", "`reset` is 'moment'"),
+        ("skip: [10-5]", "ends before it starts"),
+        ("skip: [0-5]", "starts before iteration 1"),
         ("skip: [five]", "is not A-B"),
         ("version: 2", "version 2"),
         ("- rollback", "a recipe is a mapping"),
@@ -67,6 +92,10 @@ def test_the_documentation_lists_every_key_and_no_other() -> None:
         ("why: " + "[" * 40 + "]" * 40, "nested deeper"),
         ("why: [1, 2", "expected"),
         ("tensorboard: {rename: {a: 1}}", "`tensorboard.rename`"),
+        ("tensorboard: {after: 5, order: size}", "`tensorboard.order` is 'size'"),
+        ("tensorboard: {after: 5, axes: {loss: hours}}", "`tensorboard.axes.loss` is 'hours'"),
+        ("tensorboard: {after: -1}", "`tensorboard.after` is -1"),
+        ("tensorboard: {after: 5, samples: -1}", "`tensorboard.samples` is -1"),
     ],
 )
 def test_what_can_not_be_meant_is_refused(tmp_path: Path, text: str, what: str) -> None:

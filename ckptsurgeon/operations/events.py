@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Checkpoint
@@ -35,6 +38,7 @@ def events(
             f"ckptsurgeon.yaml if they are this run's: tensorboard: [{link}]"
             for link in run.linked_logs()
         ]
+    branch = _branch(run, wanted.branch)
     for folder in run.logdirs():
         if cut_at is not None:
             keep = (wanted.keep_as or f"cut-{len(run.receipts()) + 1:04d}") if wanted.keep else None
@@ -44,7 +48,7 @@ def events(
                 _marks(checkpoint, cut_at, wanted.samples),
                 keep_as=keep,
                 salvage=wanted.salvage,
-                branch=wanted.branch,
+                branch=branch,
                 order=wanted.order,
                 axes=wanted.axes,
             )
@@ -58,6 +62,18 @@ def events(
         changes += done
         warnings += said
     return changes, warnings
+
+
+def _branch(run: Run, wanted: Sequence[str]) -> list[str]:
+    """The names of the event files of the branch that is meant, however they were reached. Raises
+    UsageError for one that is not there: it would decide nothing, silently."""
+    there = sorted({Path(file).name for file in run.event_files()}) if wanted else []
+    names = [Path(file).name for file in wanted]
+    for name in names:
+        if name not in there:
+            told = ", ".join(there[:3]) + (" …" if len(there) > 3 else "")
+            raise UsageError(f"branch: no event file is called {name}", next=f"there is: {told}")
+    return names
 
 
 def _marks(checkpoint: Checkpoint | None, step: int, samples: int | None) -> Marks:

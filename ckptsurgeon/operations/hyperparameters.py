@@ -12,6 +12,8 @@ from ckptsurgeon.recipe import Recipe
 from ckptsurgeon.run import Run
 
 SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style", "position")
+LEAP = 10.0
+"""A peak that becomes so many times larger is pointed out."""
 COUPLED = {"cur_iter": 0, "last_overflow_iter": -1, "_growth_tracker": 0}
 """Counters that a dynamic loss scaler takes its next growth from."""
 
@@ -41,6 +43,8 @@ def hyperparameters(
         surgeon.loss_scale(wanted["loss_scale"])
     if "beta2" in wanted and "moments" not in recipe.reset:
         surgeon.warn_young_moments(wanted["beta2"])
+    if "lr" in wanted:
+        surgeon.warn_leap(wanted["lr"])
     return list(surgeon.changes.values()), surgeon.warnings
 
 
@@ -136,7 +140,7 @@ class _Setter:
 
     def warn_young_moments(self, beta2: float) -> None:
         promise = self.checkpoint.state().promise
-        if promise.betas is None or promise.adam_step is None:
+        if promise.betas is None or promise.adam_step is None or promise.betas[1] == beta2:
             return
         horizon = 3 / (1 - max(beta2, promise.betas[1]))
         if promise.adam_step < horizon:
@@ -144,6 +148,16 @@ class _Setter:
                 f"exp_avg_sq has seen only {promise.adam_step} steps under beta2 "
                 f"{promise.betas[1]:g}; the bias correction of the new one is off until about "
                 f"step {horizon:.0f}"
+            )
+
+    def warn_leap(self, lr: float) -> None:
+        """3e5 where 3e-5 was meant is a rate like any other, to a format."""
+        state = self.checkpoint.state()
+        peak = (state.schedule or {}).get("max_lr", state.peak_lr)
+        if peak and lr >= LEAP * float(peak):
+            self.warnings.append(
+                f"the peak rises to {lr / float(peak):,.0f} times what it was: {float(peak):.3e} → "
+                f"{lr:.3e}"
             )
 
     def _places(self, name: str, advice: str) -> list[Place]:

@@ -259,7 +259,9 @@ def rename(
             continue
         for pair, count in renamed.counts.items():
             if not pair[1]:
-                raise UsageError(f"{path}: the new name of {pair[0]!r} would be empty")
+                raise UsageError(
+                    f"{path}: the new name of {pair[0]!r} would be empty", next="give it a name"
+                )
             totals[pair] = totals.get(pair, 0) + count
         if not allow_merge:
             _check_merge(path, renamed, name)
@@ -291,14 +293,17 @@ def _namer(pairs: Mapping[str, str], regex: bool) -> tuple[Callable[[str], str],
         try:
             patterns = [(re.compile(key), key, new) for key, new in pairs.items()]
         except re.error as error:
-            raise UsageError(f"{error.pattern!r} is not a regular expression: {error}") from None
+            raise UsageError(
+                f"{error.pattern!r} is not a regular expression: {error}",
+                next="without --regex a tag is taken as it is written",
+            ) from None
 
         def by_pattern(tag: str) -> str:
             for pattern, key, new in patterns:
                 match = pattern.fullmatch(tag)
                 if match:
                     used.add(key)
-                    return match.expand(new)
+                    return _expanded(match, new)
             return tag
 
         return by_pattern, used
@@ -314,6 +319,16 @@ def _namer(pairs: Mapping[str, str], regex: bool) -> tuple[Callable[[str], str],
         return tag
 
     return literal, used
+
+
+def _expanded(match: re.Match[str], new: str) -> str:
+    try:
+        return match.expand(new)
+    except (re.error, IndexError) as error:
+        raise UsageError(
+            f"{new!r} is no new name for what {match.re.pattern!r} finds: {error}",
+            next=f"groups in the pattern: {match.re.groups}; \\1 is the first, and \\\\ is one \\",
+        ) from None
 
 
 def _check_merge(path: Path, renamed: Renamed, name: Callable[[str], str]) -> None:
