@@ -30,14 +30,17 @@ def diagnose(run: Run) -> list[Diagnosis]:
     waiting = run.interrupted()
     if waiting is not None:
         return [Diagnosis(f"a surgery was interrupted: {waiting}", "ckptsurgeon recover")]
+    busy = run.under_way()
+    if busy is not None:
+        return [Diagnosis(f"a surgery is under way: {busy}", "wait until it ends")]
     found = surgery.verify(run)
-    out = [Diagnosis(text, _remedy(text)) for text in found.findings]
+    out = [Diagnosis(text, _remedy(run, found.step, text)) for text in found.findings]
     newer = [step for step in run.steps() if step > found.step]
     if newer and found.step in run.steps():
         out.append(
             Diagnosis(
-                f"{len(newer)} saved step(s) are newer than {found.step}, the last of them "
-                f"{newer[-1]}: a trainer that picks the highest goes on from there",
+                f"saved steps are newer than {found.step}, the last of them {newer[-1]}: a trainer "
+                "that picks the highest goes on from there",
                 f"ckptsurgeon rollback --to {found.step}    moves them aside",
             )
         )
@@ -55,12 +58,15 @@ def diagnose(run: Run) -> list[Diagnosis]:
     return out
 
 
-def _remedy(finding: str) -> str:
+def _remedy(run: Run, step: int, finding: str) -> str:
     if "names step" in finding or "names no step" in finding or "pointers disagree" in finding:
         return "ckptsurgeon repair-latest"
     if "promised" in finding:
         return "ckptsurgeon log    what was promised, and ckptsurgeon undo"
-    return "ckptsurgeon rollback    to a step that is sound (ckptsurgeon verify STEP)"
+    for older in reversed([other for other in run.steps() if other < step]):
+        if run.complete(older) and not surgery.verify(run, older).findings:
+            return f"ckptsurgeon rollback --to {older}    the newest sound step before it"
+    return "restore its files from a copy: no older step is sound"
 
 
 def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Diagnosis]:
@@ -103,8 +109,8 @@ def _replicas(checkpoint: Checkpoint) -> list[Diagnosis]:
     told = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
     return [
         Diagnosis(
-            f"{len(names)} parameter(s) differ between tensor-parallel ranks that each keep them "
-            f"whole: {told}",
+            f"tensor-parallel ranks that keep parameters whole differ in {len(names)} of them: "
+            f"{told}",
             "ckptsurgeon sync-replicas",
         )
     ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import safetensors_header
+from ckptsurgeon.fork import refuse_taken
 from ckptsurgeon.formats import Weight
 from ckptsurgeon.run import Run
 
@@ -48,8 +49,7 @@ def export(
 
     Raises UsageError if the directory exists, SurgeryError if the weights can't be consolidated."""
     folder = folder.parent.resolve() / folder.name
-    if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{folder} is there already", next="name a new directory")
+    refuse_taken(folder)
     weights = list(run.checkpoint(step).weights())
     files = _distributed(weights, shard_bytes)
     partial = folder.with_name(f"{folder.name}.partial")

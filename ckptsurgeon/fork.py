@@ -50,8 +50,7 @@ def fork(
     file in place (a trainer that saves this very step again) changes both; `copy` shares nothing.
     Raises UsageError if the folder exists, SurgeryError if the file system can't do it."""
     folder = folder.parent.resolve() / folder.name
-    if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{folder} is there already", next="name a new directory")
+    refuse_taken(folder)
     partial = folder.with_name(f"{folder.name}.partial")
     if partial.exists():
         raise UsageError(
@@ -74,6 +73,14 @@ def fork(
         raise
     disk.fsync_directory(folder.parent)
     return Fork(folder, step, len(files), sum(path.stat().st_size for path in files), receipt)
+
+
+def refuse_taken(folder: Path) -> None:
+    """Raise when the new directory's name is taken, or its parent is not there."""
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{folder} is there already", next="name a new directory")
+    if not folder.parent.is_dir():
+        raise UsageError(f"{folder.parent} is not a directory", next="make it first")
 
 
 def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:

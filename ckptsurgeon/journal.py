@@ -123,8 +123,7 @@ def commit(root: Path, plan: Plan, *, jobs: int = 8, progress: Progress | None =
             # Under the lock: a surgery that is alive is named as such.
             with lock.hold(root, plan.title):
                 refuse_waiting(root)
-        _refuse_other_id(root, plan)
-        listings = assumptions.check_files(root, plan.assumes)
+        listings = refuse_stale(root, plan)
         assumptions.check_edits(root, plan.edits)
         assumptions.check_space(root, plan.edits, HOME)
         with lock.hold(root, plan.title):
@@ -174,11 +173,18 @@ def _cut_off(root: Path, entry: Entry, error: BaseException) -> BaseException:
     return _failed(error) if isinstance(error, OSError) else error
 
 
+def refuse_stale(root: Path, plan: Plan) -> assumptions.Listings:
+    """Raise when another surgery was done since the plan was made, or a file of it was changed."""
+    _refuse_other_id(root, plan)
+    return assumptions.check_files(root, plan.assumes)
+
+
 def _refuse_other_id(root: Path, plan: Plan) -> None:
     expected = next_id(root)
     if plan.id != expected:
         raise SurgeryError(
-            f"the plan was made to be surgery {plan.id}, and the next one is {expected}",
+            f"the plan was made to be surgery {plan.id}, and the next one is {expected}: the run "
+            "was operated on since",
             next=assumptions.AGAIN,
         )
 

@@ -49,8 +49,8 @@ def launch_flags(run: Run) -> list[str]:
         raise SurgeryError(
             f"this trainer ({state.dialect}) takes no values from flags that are known here",
             next=(
-                "ckptsurgeon relaunch    if it is the bundled one",
-                "ckptsurgeon plan        says which key of its config must follow a change",
+                "ckptsurgeon relaunch       if it is the bundled one",
+                "ckptsurgeon plan RECIPE    says which key of its config must follow a change",
             ),
         )
     fixed, flags = launcher

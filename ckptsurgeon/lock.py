@@ -61,6 +61,19 @@ def holder(root: Path) -> Holder | None:
     return _read(root / HOME / "lock")
 
 
+def alive(root: Path) -> Holder | None:
+    """Who holds the lock now, unless it is a process of this machine that is provably gone."""
+    found = holder(root)
+    return None if found is None or _stale(found) else found
+
+
+def refuse_held(root: Path) -> None:
+    """Raise SurgeryError while another surgery holds the lock."""
+    found = alive(root)
+    if found is not None:
+        raise _held(root / HOME / "lock", found)
+
+
 @contextlib.contextmanager
 def hold(root: Path, title: str) -> Iterator[None]:
     """Hold the lock of the run at `root`; leave no trace of it, nor of a `.ckptsurgeon` that it

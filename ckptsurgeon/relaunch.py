@@ -38,20 +38,11 @@ def command(
     With `nodes` it is what starts the share of one of so many nodes, whose torchrun takes the
     rendezvous from its environment."""
     arguments = [*(wanted.args if wanted else []), *extra]
+    refuse_unknown(run)
     own = run.settings.get("relaunch")
     if own is not None:
-        if not isinstance(own, dict) or not isinstance(own.get("command"), list):
-            raise SurgeryError(
-                "ckptsurgeon.yaml: `relaunch.command` must be a list of arguments",
-                next="relaunch: {command: [torchrun, --nproc_per_node, '8', train.py]}",
-            )
         return [*map(str, own["command"]), *arguments]
     config = run.root / CONFIG
-    if not config.is_file():
-        raise SurgeryError(
-            f"how this run was started is not known: no {CONFIG} and no ckptsurgeon.yaml",
-            next="write `relaunch: {command: [...]}` to ckptsurgeon.yaml in the run",
-        )
     module = "ckptsurgeon_train" if importlib.util.find_spec("ckptsurgeon_train") else "train"
     state = run.checkpoint(run.latest()).state()
     ranks = state.data_parallel * state.model_parallel
@@ -68,6 +59,22 @@ def command(
         alone = ["--standalone"] if nodes is None else []
         launcher = [*torchrun, *alone, "--nproc_per_node", str(ranks // (nodes or 1))]
     return [*launcher, "-m", module, "--config", str(config), f"save={run.root}", *arguments]
+
+
+def refuse_unknown(run: Run) -> None:
+    """Raise when nothing in the run says how its trainer is started."""
+    own = run.settings.get("relaunch")
+    if own is not None:
+        if not isinstance(own, dict) or not isinstance(own.get("command"), list):
+            raise SurgeryError(
+                "ckptsurgeon.yaml: `relaunch.command` must be a list of arguments",
+                next="relaunch: {command: [torchrun, --nproc_per_node, '8', train.py]}",
+            )
+    elif not (run.root / CONFIG).is_file():
+        raise SurgeryError(
+            f"how this run was started is not known: no {CONFIG} and no ckptsurgeon.yaml",
+            next="write `relaunch: {command: [...]}` to ckptsurgeon.yaml in the run",
+        )
 
 
 def job(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import journal, recipe_file, writers
+from ckptsurgeon import journal, lock, recipe_file, writers
 from ckptsurgeon.edits import Fingerprint, Move, Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Format, detect
@@ -61,7 +61,13 @@ class Run:
         for folder, given in zip(there, folders, strict=True):
             if not folder.is_dir():
                 raise UsageError(f"{given} is not a directory", next="--tb DIR that is there")
-        return cls(there[0], Logs(), {"tensorboard": [str(folder) for folder in there]})
+        run = cls(there[0], Logs(), {"tensorboard": [str(folder) for folder in there]})
+        if not run.logdirs():
+            told = ", ".join(map(str, folders))
+            raise UsageError(
+                f"no event file in {told}, nor below", next="--tb DIR, with *tfevents* files in it"
+            )
+        return run
 
     @property
     def bare(self) -> bool:
@@ -149,11 +155,15 @@ class Run:
         missing = self.format.missing(self.root, step)
         if missing:
             complete = [other for other in steps if other < step and self.complete(other)]
-            hint = [f"step {complete[-1]} is the newest complete one before it"] if complete else []
-            names = ", ".join(missing[:3]) + (" …" if len(missing) > 3 else "")
+            back = [
+                f"ckptsurgeon rollback --to {s}    the newest complete one before it"
+                for s in complete[-1:]
+            ]
+            names = ", ".join(missing[:3])
+            names += f" … ({len(missing)})" if len(missing) > 3 else ""
             raise SurgeryError(
-                f"step {step} is incomplete: {len(missing)} shard(s) missing: {names}",
-                next=[*hint, "ckptsurgeon status    list the complete steps"],
+                f"step {step} is incomplete: missing: {names}",
+                next=[*back, "ckptsurgeon status    list the complete steps"],
             )
         return self.format.open(self.root, step)
 
@@ -209,12 +219,18 @@ class Run:
         """The surgeries done so far, oldest first."""
         return journal.receipts(self.root)
 
+    def under_way(self) -> str | None:
+        """What a surgery that is alive does, where and since when; or whose lock is not removed."""
+        found = lock.alive(self.root)
+        return None if found is None else str(found)
+
     def interrupted(self) -> str | None:
         """The title of a surgery that was cut off and waits for `recover`."""
-        return journal.interrupted(self.root)
+        return None if self.under_way() else journal.interrupted(self.root)
 
     def refuse_interrupted(self) -> None:
-        """Raise InterruptedSurgery while a surgery waits for `recover`."""
+        """Raise while a surgery is under way, InterruptedSurgery while one waits for `recover`."""
+        lock.refuse_held(self.root)
         journal.refuse_waiting(self.root)
 
     def refuse_busy(self) -> None:

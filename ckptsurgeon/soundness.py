@@ -132,7 +132,7 @@ def _names(format: Format, run: Path, step: int) -> list[str]:
     found = format.strays(run, step)
     if missing:
         name = format.directory(run, step).name
-        found.insert(0, f"{name}: {len(missing)} shard(s) missing: {', '.join(missing)}")
+        found.insert(0, f"{name}: missing: {', '.join(missing)}")
     return found
 
 

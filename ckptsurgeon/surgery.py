@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon import journal, soundness
+from ckptsurgeon.compaction import plan_compact, plan_shrink
 from ckptsurgeon.edits import (
     AnyChange,
     Change,
     Plan,
     Promise,
     Receipt,
-    Rewrite,
 )
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
-from ckptsurgeon.files import archive_shrink
-from ckptsurgeon.files.archive import Archive
 from ckptsurgeon.files.pickle_scan import collector_paused
-from ckptsurgeon.formats import Checkpoint, Disagreement, State
+from ckptsurgeon.formats import Disagreement, State
 from ckptsurgeon.journal import Recovery
 from ckptsurgeon.known_globals import refuse_unknown
 from ckptsurgeon.operations.counters import counters
@@ -81,6 +79,9 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         refuse_unknown(checkpoint.globals(), allow_globals)
     after = checkpoint.after(changes, run.root).state()
     warnings = [*after.notes, *warnings]
+    if recipe.repair_latest is not None and recipe.repair_latest.to is None:
+        over = [str(newer) for newer in run.steps() if newer > step]
+        warnings += [f"newer, incomplete or damaged: {', '.join(over)}"] if over else []
     title = _title(run, recipe, step)
     edited = any(change.field != "tensorboard" for change in changes)
     stay = [s for s in run.steps() if recipe.rollback is None or s <= step]
@@ -138,64 +139,6 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
     )
 
 
-def plan_compact(run: Run, step: int | None = None, *, allow_globals: Collection[str] = ()) -> Plan:
-    """Rewrite the shards of one step, by default the latest, without the bytes that surgeries left
-    behind. Values, tensors and the promise stay; the old files stay in the attic until `prune`."""
-    run.refuse_busy()
-    checkpoint = run.checkpoint(run.latest() if step is None else step)
-    changes = [
-        Rewrite(file, "shard", content, f"{freed} bytes of earlier surgeries go")
-        for file, content, freed in checkpoint.compact(run.root)
-    ]
-    return _plan_rewrites(
-        run, checkpoint, f"compact step {checkpoint.step}", changes, allow_globals
-    )
-
-
-def plan_shrink(run: Run, step: int | None = None, *, allow_globals: Collection[str] = ()) -> Plan:
-    """Rewrite the torch files of one step whose storages hold more than their tensors use.
-
-    Values, tensors and the promise stay, and which tensors share their bytes; the old files stay in
-    the attic until `prune`."""
-    run.refuse_busy()
-    checkpoint = run.checkpoint(run.latest() if step is None else step)
-    changes = []
-    for path in run.format.files(run.root, checkpoint.step):
-        if path.suffix != ".pt":
-            continue
-        archive = checkpoint.archives.get(path) or Archive.open(path)
-        content = archive_shrink.shrink(archive, run.relative(path))
-        if content is not None:
-            note = f"{archive.size - content.size} bytes that no tensor uses go"
-            changes.append(Rewrite(run.relative(path), "shard", content, note))
-    return _plan_rewrites(run, checkpoint, f"shrink step {checkpoint.step}", changes, allow_globals)
-
-
-def _plan_rewrites(
-    run: Run,
-    checkpoint: Checkpoint,
-    title: str,
-    changes: Sequence[Rewrite],
-    allow_globals: Collection[str],
-) -> Plan:
-    promise = checkpoint.state().promise
-    refuse_unknown(checkpoint.globals(), allow_globals)
-    id = journal.next_id(run.root)
-    edits = render(run, checkpoint, changes, id)
-    return Plan(
-        id=id,
-        run=str(run.root),
-        title=title,
-        recipe={},
-        changes=tuple(changes),
-        edits=tuple(edits),
-        assumes=tuple(run.fingerprint(file) for file in touched(edits)),
-        promise=promise,
-        before=promise,
-        step=checkpoint.step,
-    )
-
-
 def _target(run: Run, recipe: Recipe) -> int:
     """The step whose checkpoint is edited: of the rollback, of the repair, else the latest."""
     if recipe.rollback is not None:
@@ -203,14 +146,24 @@ def _target(run: Run, recipe: Recipe) -> int:
     if recipe.repair_latest is not None:
         if recipe.repair_latest.to is not None:
             return recipe.repair_latest.to
-        complete = [step for step in run.steps() if run.complete(step)]
-        if not complete:
-            raise SurgeryError(
-                f"no complete checkpoint in {run.root}",
-                next="ckptsurgeon status    what is missing",
-            )
-        return complete[-1]
+        return _newest(run)
     return run.latest()
+
+
+def _newest(run: Run) -> int:
+    """The newest step that is complete and can be read: a half-copied shard has its name, too."""
+    problem = SurgeryError(
+        f"no complete checkpoint in {run.root}", next="ckptsurgeon status    what is missing"
+    )
+    for step in reversed(run.steps()):
+        if run.complete(step):
+            try:
+                run.checkpoint(step).state()
+            except SurgeryError as error:
+                problem = error
+                continue
+            return step
+    raise problem
 
 
 def _present(state: State) -> dict[str, float | None]:
@@ -237,7 +190,7 @@ def _title(run: Run, recipe: Recipe, step: int) -> str:
         parts.append(f"repair latest → {step}")
     given = recipe.set.given()
     if given:
-        parts.append("set " + " ".join(f"{key}={value}" for key, value in given.items()))
+        parts.append("set " + " ".join(f"{key}={_short(value)}" for key, value in given.items()))
     part = " ".join(str(item) for item in (recipe.moments.only, recipe.moments.params) if item)
     parts += [f"reset {state}{f' ({part})' if part else ''}" for state in recipe.reset]
     if recipe.rewarm is not None:
@@ -254,8 +207,15 @@ def _title(run: Run, recipe: Recipe, step: int) -> str:
     if recipe.tensorboard.after is not None:
         parts.append(f"cut events after {recipe.tensorboard.after}")
     if recipe.tensorboard.rename:
-        parts.append(f"rename {len(recipe.tensorboard.rename)} tags")
+        tags = len(recipe.tensorboard.rename)
+        parts.append(f"rename {tags} tag{'s' if tags > 1 else ''}")
     return ", ".join(parts) or "nothing"
+
+
+def _short(value: object) -> str:
+    """A number without digits that say nothing, as it could have been typed: 300000, 1e-05."""
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)
 
 
 def _idle(change: AnyChange) -> bool:
@@ -271,16 +231,27 @@ def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = No
 
     Raises SurgeryError (the run is as it was), InterruptedSurgery (committed, not finished) or
     VerificationFailed (finished, and the disk does not hold what was promised)."""
-    if Path(plan.run) != run.root:
-        raise UsageError(
-            f"the plan was made for {plan.run}, and this run is {run.root}",
-            next="ckptsurgeon plan RECIPE -o plan.json    in this run",
-        )
+    _refuse_other_run(run, plan)
     run.refuse_busy()
     receipt = journal.commit(run.root, plan, jobs=jobs, progress=progress)
     if plan.promise is not None:
         _hold(run, receipt, plan.promise)
     return receipt
+
+
+def refuse_stale(run: Run, plan: Plan) -> None:
+    """Raise when a kept plan can't be applied any more: what `apply` would say. Reads only."""
+    _refuse_other_run(run, plan)
+    run.refuse_busy()
+    journal.refuse_stale(run.root, plan)
+
+
+def _refuse_other_run(run: Run, plan: Plan) -> None:
+    if Path(plan.run) != run.root:
+        raise UsageError(
+            f"the plan was made for {plan.run}, and this run is {run.root}",
+            next="ckptsurgeon plan RECIPE -o plan.json    in this run",
+        )
 
 
 def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
@@ -353,7 +324,10 @@ def verify(
             step = run.latest()
         except SurgeryError as error:
             findings.append(error.what)
-            step = max((s for s in run.steps() if run.complete(s)), default=0)
+            saved = run.steps()
+            step = max((s for s in saved if run.complete(s)), default=max(saved, default=None))
+            if step is None:
+                raise
     if step not in run.steps():
         run.checkpoint(step)
     sound = soundness.check(run.format, run.root, step, level, jobs=jobs, progress=progress)
@@ -397,5 +371,6 @@ __all__ = [
     "plan_shrink",
     "plan_undo",
     "recover",
+    "refuse_stale",
     "verify",
 ]

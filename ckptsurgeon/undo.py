@@ -36,14 +36,15 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     receipts = run.receipts()
     undone = {receipt.undoes for receipt in receipts}
     standing = [r for r in receipts if r.undoes is None and r.id not in undone]
-    if not standing:
-        raise UsageError("there is no surgery to undo", next="ckptsurgeon log")
+    if not standing and id is None:
+        raise UsageError(
+            "there is no surgery to undo" + (": all of them are undone" if receipts else ""),
+            next="ckptsurgeon log",
+        )
     wanted = id.zfill(4) if id is not None else standing[-1].id
     chosen = next((receipt for receipt in standing if receipt.id == wanted), None)
     if chosen is None:
-        raise UsageError(
-            f"receipt {wanted} is not there, or is undone, or is an undo", next="ckptsurgeon log"
-        )
+        raise UsageError(_why_not(wanted, receipts), next="ckptsurgeon log")
     later = [receipt.id for receipt in standing if receipt.id > chosen.id]
     if later:
         raise UsageError(
@@ -119,6 +120,15 @@ def _replaced(run: Run, linked: Sequence[Truncate], id: str) -> tuple[list[Repla
     mark = f"{news[0].file}.empty"
     empty = replace(news[0], staged=run.staging(mark, id), content=Content(()))
     return [empty, *news[1:]], [replace(news[0], kept=run.attic(mark, id))]
+
+
+def _why_not(id: str, receipts: Sequence[Receipt]) -> str:
+    for receipt in reversed(receipts):
+        if receipt.undoes == id:
+            return f"receipt {id} is undone already, by {receipt.id}"
+        if receipt.id == id:
+            return f"receipt {id} is itself an undo; do the surgery again instead"
+    return f"there is no receipt {id}"
 
 
 def _kind(run: Run, file: str) -> str:

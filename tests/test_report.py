@@ -296,11 +296,31 @@ def test_progress_in_a_log_is_one_plain_line_a_phase() -> None:
     stream = io.StringIO()
     with report.Progress(stream) as progress:
         progress("staging", 0, 2)
+        progress.started -= 60
         progress("staging", 2, 2)
         progress("editing", 0, 3)
-    lines = stream.getvalue().splitlines()
-    assert [line.split()[0] for line in lines] == ["staging", "editing"]
-    assert "\r" not in stream.getvalue()
+        progress.started -= 60
+    assert stream.getvalue() == "  staging     60.0 s\n  editing     60.0 s\n"
+
+
+def test_a_phase_that_is_over_at_once_is_not_told() -> None:
+    stream = io.StringIO()
+    with report.Progress(stream) as progress:
+        progress("staging", 2, 2)
+        progress("editing", 3, 3)
+    assert stream.getvalue() == ""
+
+
+def test_progress_that_nobody_reads_stops_no_surgery() -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with report.Progress(Broken()) as progress:
+        progress("staging", 0, 2)
+        progress.started -= 60
+        progress("editing", 0, 3)
+        progress.started -= 60
 
 
 def test_quiet_progress_is_silent() -> None:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from ckptsurgeon import __version__, report
 from ckptsurgeon.cli import attic, copies, look, one_liners, recipes, run
-from ckptsurgeon.cli.options import EDITS, LOOKS, command, exit_codes
+from ckptsurgeon.cli.options import EDITS, LOOKS, Nowhere, command, exit_codes
 from ckptsurgeon.errors import SurgeryError, UsageError
 
 COMMANDS: tuple[tuple[str, Any, str], ...] = (
@@ -59,8 +59,6 @@ class Surgeon(TyperGroup):
             status = super().main(words or ["--help"], prog_name="ckptsurgeon", **extra)
         except SurgeryError as error:
             sys.exit(_fail(error, words))
-        except OSError as error:
-            sys.exit(_fail(_from_disk(error), words))
         except Exception as error:
             # Click's own errors; their class is public neither in Click's nor in Typer's package.
             if not hasattr(error, "format_message"):
@@ -108,6 +106,9 @@ def ckptsurgeon(
 
 def main() -> None:
     """The console script."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this, as a daemon may do
+            setattr(sys, name, Nowhere())
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # an ASCII terminal gets ? for →, and no traceback
@@ -127,12 +128,3 @@ def _from_click(error: Any) -> SurgeryError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "ckptsurgeon"
     return UsageError(what[:1].lower() + what[1:], next=f"{path} --help")
-
-
-def _from_disk(error: OSError) -> SurgeryError:
-    where = f"{error.filename}: " if error.filename else ""
-    return SurgeryError(
-        f"{where}{error.strerror or error}",
-        untouched="nothing was committed",
-        next="ckptsurgeon status",
-    )

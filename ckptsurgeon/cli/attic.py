@@ -54,7 +54,10 @@ def shrink(
 
 def prune(
     keep: Annotated[
-        int, typer.Option("--keep", metavar="N", help="Keep the attics of the newest N surgeries.")
+        int,
+        typer.Option(
+            "--keep", metavar="N", min=0, help="Keep the attics of the newest N surgeries."
+        ),
     ] = 0,
     *,
     common: Common,
@@ -76,7 +79,7 @@ def prune(
         return
     if not common.as_json:
         common.answer(lambda: report.attic(chosen, common.look), dict)
-    _confirm(run, f"{len(chosen)} attics", common, named=common.run_dir is not None)
+    _confirm(run, report.count(len(chosen), "attic"), common, named=common.run_dir is not None)
     try:
         attic.prune(run, chosen)
     except (OSError, KeyboardInterrupt) as error:
@@ -85,7 +88,7 @@ def prune(
             untouched="the run itself; of these attics a part may be gone",
             next="the same command again    remove the rest",
         ) from error
-    common.answer(
+    common.report(
         lambda: f"removed for good: the attics of {', '.join(item.id for item in chosen)}",
         lambda: report.attic_json(chosen, True),
     )
@@ -108,7 +111,7 @@ def unlock(*, common: Common) -> None:
         return
     _confirm(run, f"the lock of {holder}", common, named=common.run_dir is not None)
     lock.unlock(run.root, holder)
-    common.answer(lambda: f"unlocked: it was held by {holder}", lambda: told)
+    common.report(lambda: f"unlocked: it was held by {holder}", lambda: told)
 
 
 def _confirm(run: Run, what: str, common: Common, *, named: bool) -> None:

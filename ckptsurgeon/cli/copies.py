@@ -52,12 +52,14 @@ def fork(
         recipe = from_data({})
     how = "hard-link" if hard_link else "copy" if copy else "reflink"
     if common.dry_run:
+        forking.refuse_taken(folder)
+        run.checkpoint(at)
         files = run.format.files(run.root, at)
         total = sum(path.stat().st_size for path in files)
         done = forking.Fork(folder, at, len(files), total, None)
     else:
         done = forking.fork(run, at, folder, recipe, how, allow_globals=allow_global or ())
-    common.answer(
+    common.report(
         lambda: report.fork(done, how, written=not common.dry_run),
         lambda: report.fork_json(done, how, written=not common.dry_run),
     )
@@ -79,9 +81,11 @@ def export(
     Files with an index, in a new directory. Weights of all ranks are consolidated: as they were
     saved, or the fp32 masters of ZeRO 3. No tensor is held in memory."""
     from ckptsurgeon import export as exporting
+    from ckptsurgeon.fork import refuse_taken
 
     run = common.open_run()
     if common.dry_run:
+        refuse_taken(output)
         tensors, size = exporting.preview(run, step)
         files: tuple[str, ...] = ()
     else:
@@ -90,7 +94,7 @@ def export(
                 run, step, output, shard_bytes=int(shard_size * 1e9), progress=progress
             )
         tensors, size, files = done.tensors, done.size, done.files
-    common.answer(
+    common.report(
         lambda: report.export(output, tensors, size, files),
         lambda: report.export_json(output, tensors, size, files),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -17,11 +18,12 @@ def status(*, common: Common) -> None:
     run = common.open_run()
     state, problem = None, None
     try:
-        state = run.checkpoint(run.latest()).state()
+        state = None if run.bare else run.checkpoint(run.latest()).state()
     except SurgeryError as error:
         problem = error
+        problem.next = tuple(common.here(hint) for hint in problem.next)
     common.answer(
-        lambda: report.status(run, state, problem, common.look),
+        lambda: common.here(report.status(run, state, problem, common.look)),
         lambda: report.status_json(run, state, problem),
     )
 
@@ -98,7 +100,7 @@ def doctor(*, common: Common) -> None:
     from ckptsurgeon.doctor import diagnose
 
     run = common.open_run()
-    found = diagnose(run)
+    found = [replace(item, next=common.here(item.next)) for item in diagnose(run)]
     common.answer(
         lambda: report.diagnoses(run, found, common.look),
         lambda: report.diagnoses_json(run, found),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import io
 import json
+import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -18,6 +22,15 @@ from ckptsurgeon.report import Look
 if TYPE_CHECKING:
     from ckptsurgeon.run import Run
 
+REMEDIES = {
+    errno.EACCES: "run as the user who owns it, or change its rights",
+    errno.EPERM: "run as the user who owns it, or change its rights",
+    errno.EROFS: "mount it writable, then run the same command again",
+    errno.ENOSPC: "free some space, then run the same command again",
+    errno.EDQUOT: "free some space, then run the same command again",
+    errno.ENOENT: "name one that is there",
+}
+"""What helps against an error of the operating system."""
 EXIT_CODES = {
     0: "done, or nothing to do",
     1: "failed or declined; the run is exactly as it was",
@@ -41,6 +54,14 @@ def exit_codes(codes: tuple[int, ...], more: str = "") -> str:
     """The last lines of a command's --help."""
     rows = [f"  {code:<4} {EXIT_CODES[code]}" for code in codes]
     return "\n".join(["\b", "Exit codes:", *rows, *([f"  {more}"] if more else [])])
+
+
+class Nowhere(io.TextIOBase):
+    """Stands for a stdout or stderr that is closed: takes every text, keeps none."""
+
+    def write(self, text: str) -> int:
+        """As if it was written."""
+        return len(text)
 
 
 class Cancelled(SurgeryError):
@@ -75,10 +96,34 @@ class Common:
         """What an answer may look like."""
         return Look.of(sys.stdout)
 
+    @property
+    def where(self) -> Path | None:
+        """What -C must name so that a command of the same run can be typed here, if anything."""
+        named = self.run_dir
+        return None if named is None or named.resolve() == Path.cwd() else named
+
+    def here(self, text: str) -> str:
+        """`text` with -C in each of its commands, where it is needed: a hint is typed as it is."""
+        if self.where is None:
+            return text
+        named = f"ckptsurgeon -C {shlex.quote(str(self.where))} "
+        return re.sub(r"\bckptsurgeon (?=[a-z])", lambda _: named, text)
+
     def answer(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]]) -> None:
         """Make and print the text, or with --json the document; with -q neither."""
         if not self.quiet:
             print(json.dumps(document(), ensure_ascii=False) if self.as_json else text())
+
+    def report(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]]) -> None:
+        """As `answer`, of what is done: a reader that has gone and a full disk do not undo it, so
+        stderr is told, and the exit code is that of the act."""
+        try:
+            self.answer(text, document)
+            sys.stdout.flush()
+        except OSError:
+            sys.stdout = Nowhere()
+            if not self.quiet:
+                print(text(), file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -127,6 +172,26 @@ class LogOneLiner(OneLiner):
 
         return Run.of_logs(self.tb) if self.tb else super().open_run()
 
+    @property
+    def where(self) -> Path | None:
+        """The first log folder has the receipts."""
+        return self.tb[0] if self.tb else super().where
+
+
+def _carry_out(function: Callable[..., None], given: Mapping[str, Any]) -> None:
+    try:
+        function(**given)
+    except KeyboardInterrupt:
+        raise Cancelled("stopped by Ctrl-C", next="run the same command again") from None
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # the reader of stdout has gone: Typer ends with 1, silently
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        remedy = REMEDIES.get(error.errno or 0, "ckptsurgeon status")
+        raise SurgeryError(
+            f"{where}{error.strerror or error}", untouched="nothing was committed", next=remedy
+        ) from None
+
 
 def saved_steps(ctx: typer.Context) -> list[str]:
     """What completes a step: the steps of the run, or nothing when there is no run."""
@@ -143,7 +208,8 @@ def saved_steps(ctx: typer.Context) -> list[str]:
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """`function` as Typer wants it: a parameter of a class above becomes the options in that class.
 
-    Ctrl-C inside `function` becomes Cancelled."""
+    Ctrl-C inside `function` becomes Cancelled, what the disk refuses a SurgeryError, and an error's
+    commands get the -C that they need."""
     hints = get_type_hints(function, include_extras=True)
     bundles: dict[str, type[Common]] = {}
     parameters: list[inspect.Parameter] = []
@@ -169,10 +235,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def invoke(**given: Any) -> None:
         for name, bundle in bundles.items():
             given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
+        common = next(given[name] for name in bundles)
         try:
-            function(**given)
-        except KeyboardInterrupt:
-            raise Cancelled("stopped by Ctrl-C", next="run the same command again") from None
+            _carry_out(function, given)
+        except SurgeryError as error:
+            error.next = tuple(common.here(hint) for hint in error.next)
+            raise
 
     invoke.__doc__ = function.__doc__
     invoke.__name__ = function.__name__

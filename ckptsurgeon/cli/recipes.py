@@ -13,9 +13,9 @@ import typer
 
 from ckptsurgeon import disk, report
 from ckptsurgeon.cli.options import AllowGlobal, Cancelled, Common, Editing, OneLiner
-from ckptsurgeon.cli.run import start
+from ckptsurgeon.cli.run import refuse_launch, start
 from ckptsurgeon.edits import Plan, from_json, to_json
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import UNTOUCHED, SurgeryError, UsageError
 
 if TYPE_CHECKING:
     from ckptsurgeon.recipe import Recipe, Relaunch
@@ -50,7 +50,7 @@ def plan(
     wanted = _because(recipe_file.load(recipe, overrides or ()), why)
     run = common.open_run()
     made = surgery.plan(run, wanted, allow_globals=allow_global or ())
-    if output is not None:
+    if output is not None and not common.dry_run:
         _keep(made, output)
     _show(run, made, common)
     if exit_code and not made.empty:
@@ -68,7 +68,7 @@ def apply(
     """Carry out a recipe or a kept plan.
 
     All of it is done, or nothing."""
-    from ckptsurgeon import recipe_file
+    from ckptsurgeon import recipe_file, surgery
 
     if source.suffix != ".json":
         operate(common, recipe_file.load(source, overrides or ()))
@@ -78,8 +78,10 @@ def apply(
             f"{source} is a finished plan; KEY=VALUE and --why belong to the recipe it came from",
             next=f"ckptsurgeon plan RECIPE KEY=VALUE -o {source}",
         )
-    kept = read_plan(source)
-    carry_out(common.open_run(), kept, common)
+    kept, run = read_plan(source), common.open_run()
+    if common.dry_run:
+        surgery.refuse_stale(run, kept)
+    carry_out(run, kept, common)
 
 
 def undo(
@@ -108,11 +110,13 @@ def recover(*, common: Common) -> None:
     run = common.open_run()
     if common.dry_run:
         waiting = run.interrupted()
-        text = f"would finish: {waiting}" if waiting else "nothing to recover"
+        text = f"would finish or take back: {waiting}" if waiting else "nothing to recover"
         common.answer(lambda: text, lambda: {"schema": report.SCHEMA, "interrupted": waiting})
         return
     done = surgery.recover(run)
-    common.answer(lambda: report.recovery(done, common.look), lambda: report.recovery_json(done))
+    common.report(
+        lambda: common.here(report.recovery(done, common.look)), lambda: report.recovery_json(done)
+    )
 
 
 def one_section(common: OneLiner, data: Mapping[str, Any], overrides: Sequence[str] = ()) -> None:
@@ -146,6 +150,8 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
     Raises SurgeryError when nobody says yes: without a terminal only --yes counts."""
     from ckptsurgeon import surgery
 
+    if common.relaunch:
+        refuse_launch(run)
     if common.dry_run:
         _show(run, plan, common)
         return
@@ -160,13 +166,18 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
                 receipt = surgery.apply(run, plan, jobs=common.jobs, progress=progress)
             except KeyboardInterrupt:
                 raise _stopped(run, plan) from None
-        common.answer(
-            lambda: report.done(receipt, common.look),
+        common.report(
+            lambda: common.here(report.done(receipt, common.look, resumes=not run.bare)),
             lambda: report.plan_json(plan, run.format.name, receipt),
         )
     if common.relaunch:
-        promise = plan.promise or surgery.inspect(run).promise
-        start(run, promise, launch, (), common)
+        try:
+            promise = plan.promise or surgery.inspect(run).promise
+            start(run, promise, launch, (), common)
+        except SurgeryError as error:
+            if not plan.empty and error.untouched == UNTOUCHED:
+                error.untouched = "the surgery stands; the trainer was not started"
+            raise
 
 
 def read_plan(path: Path) -> Plan:
@@ -188,6 +199,10 @@ def _keep(plan: Plan, path: Path) -> None:
         disk.write_new(real, json.dumps(plan, indent=1, default=to_json).encode())
     except FileExistsError:
         raise UsageError(f"{path} is there already", next="remove it, or name another") from None
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror}", next="-o FILE in a folder that is there"
+        ) from None
 
 
 _MAKE = "ckptsurgeon plan RECIPE -o plan.json"
@@ -231,5 +246,8 @@ def _confirm(plan: Plan, common: Common) -> None:
         )
     question = f"{plan.title}: apply? [y/N] " if common.quiet else "apply? [y/N] "
     print(question, end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):
+        print(file=sys.stderr)  # Ctrl-D leaves the cursor behind the question
+    if answer.strip().lower() not in ("y", "yes"):
         raise SurgeryError(f"{plan.title}: declined", next="the same command again, and answer y")

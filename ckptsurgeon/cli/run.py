@@ -129,6 +129,18 @@ def _script(
     )
 
 
+def refuse_launch(run: Run) -> None:
+    """Raise when it is known before a surgery that no trainer can be started after it."""
+    from ckptsurgeon import relaunch as launching
+
+    if run.bare:
+        raise UsageError(
+            f"{run.root} is a log directory without checkpoints: no trainer starts from it",
+            next="the same command without --relaunch",
+        )
+    launching.refuse_unknown(run)
+
+
 def start(
     run: Run,
     promise: Promise,

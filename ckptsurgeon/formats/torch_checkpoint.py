@@ -183,11 +183,12 @@ class TorchCheckpoint(Shards):
             seed=None,
         )
         words, peak = self.scheduler()
+        ranks = self.ranks[0] * self.ranks[1]
         return State(
             step=self.iteration(),
             promise=promise,
             schedule=None,
-            dialect=f"{self.family} · {self.ranks[0] * self.ranks[1]} rank(s)",
+            dialect=f"{self.family} · {ranks} rank{'s' if ranks > 1 else ''}",
             data_parallel=self.ranks[0],
             model_parallel=self.ranks[1],
             dynamic_loss_scale=bool(scale),

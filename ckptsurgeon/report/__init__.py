@@ -16,7 +16,7 @@ from ckptsurgeon.report.document import (
     status_json,
     verification_json,
 )
-from ckptsurgeon.report.look import Look
+from ckptsurgeon.report.look import Look, count
 from ckptsurgeon.report.plan import done, error, log, plan, recipe, recovery
 from ckptsurgeon.report.progress import Progress
 from ckptsurgeon.report.run import checkpoint, diagnoses, status, verification
@@ -29,6 +29,7 @@ __all__ = [
     "attic_json",
     "checkpoint",
     "checkpoint_json",
+    "count",
     "diagnoses",
     "diagnoses_json",
     "done",

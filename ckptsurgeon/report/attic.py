@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.report.document import SCHEMA
-from ckptsurgeon.report.look import Look, Row, size, table
+from ckptsurgeon.report.look import Look, Row, count, size, table
 
 if TYPE_CHECKING:
     from ckptsurgeon.attic import Kept
@@ -16,7 +16,7 @@ def attic(kept: Sequence[Kept], look: Look) -> str:
     """One line for each surgery whose attic would go."""
     if not kept:
         return "nothing to prune: no surgery keeps files"
-    rows = [Row(k.id, size(k.bytes), f"{k.files} files   {k.title}", ">") for k in kept]
+    rows = [Row(k.id, size(k.bytes), f"{count(k.files, 'file')}   {k.title}", ">") for k in kept]
     return "\n".join(table(rows, look))
 
 

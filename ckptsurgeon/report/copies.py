@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ def fork(done: Fork, how: str, *, written: bool) -> str:
     lines = [f"made {clean(str(done.folder))}: {what}"]
     if done.receipt is not None:
         lines.append(f"  receipt  {done.receipt.id} {done.receipt.title}")
-    where = clean(str(done.folder))
+    where = shlex.quote(str(done.folder))
     return "\n".join(
         [
             *lines,

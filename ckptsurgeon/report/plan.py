@@ -50,11 +50,12 @@ def plan(plan: Plan, name: str, look: Look, undone: Receipt | None = None) -> st
 
     `undone` is the receipt that an undo takes back: its changes are shown the other way round."""
     if plan.empty:
-        return "\n".join(
-            [f"nothing to do: {name} is so already ({plan.title})", *_notes(plan, look)]
-        )
+        why = f"{clean(name)} is so already ({plan.title})"
+        if plan.title == "nothing":
+            why = "the recipe asks for nothing"
+        return "\n".join([f"nothing to do: {why}", *_notes(plan, look)])
     rows = changes(plan.changes)
-    head = f"{name}   {plan.title}"
+    head = f"{clean(name)}   {clean(plan.title)}"
     if undone is not None:
         head = f"receipt {undone.id}   {undone.title}   by {undone.user}, {undone.when}"
         rows = [*changes(undone.changes, back=True), *rows]
@@ -101,7 +102,7 @@ def _changed(field: str, items: Sequence[Change], back: bool) -> list[Row]:
         ends = (group[0].old, group[0].new)
         old, new = reversed(ends) if back else ends
         sign, text = "~", arrow(field, old, new)
-        if old in (None, ABSENT, [], ()):
+        if old in (None, ABSENT, [], (), ""):
             sign, text = "+", value(field, new)
         if group[0].path:
             shards = len({item.file for item in group})
@@ -141,7 +142,7 @@ def _rewritten(field: str, items: Sequence[AnyChange], back: bool) -> list[Row]:
 def _about(item: AnyChange, back: bool) -> tuple[str, str]:
     """Sign of an event file's change, and what follows `1 file`."""
     if isinstance(item, Rewrite) and item.new_file:
-        folder = clean(PurePosixPath(item.file).parent.name)
+        folder = clean(PurePosixPath(item.file).parent.name) or "."
         return (">", " to the attic") if back else ("+", f" in {folder}/: {clean(item.note)}")
     if isinstance(item, Rewrite):
         return ("~", " as before") if back else ("~", f": {clean(item.note)}")
@@ -180,8 +181,8 @@ def cost(edits: Sequence[Edit]) -> str:
     return f"{size(written)} written, {shards}"
 
 
-def done(receipt: Receipt, look: Look) -> str:
-    """What was done, and the two commands that come next."""
+def done(receipt: Receipt, look: Look, *, resumes: bool = True) -> str:
+    """What was done, and the two commands that come next; bare logs are not resumed."""
     text = f"receipt {receipt.id}"
     if receipt.undoes is not None:
         what = "the run is" if receipt.steps else "what it changed is"
@@ -191,7 +192,7 @@ def done(receipt: Receipt, look: Look) -> str:
     lines = [f"{look.paint('done:', GREEN)} {text}"]
     if receipt.undoes is None:
         lines.append(f"  undo     ckptsurgeon undo {receipt.id}")
-    if receipt.undoes is not None or receipt.promise is not None:
+    if resumes:
         lines.append("  resume   ckptsurgeon relaunch")
     return "\n".join(lines)
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import TracebackType
 from typing import TextIO
 
 PATIENCE = 0.5
-"""Seconds before a terminal gets a bar: what is over sooner needs none."""
+"""Seconds before a phase is told: of what is over sooner nobody needs to know."""
 BAR = 24
 
 
 class Progress:
-    """One line a phase with its seconds when it is over; on a terminal a bar while it lasts.
+    """A line for each phase that took a while, when it is over; on a terminal a bar meanwhile.
 
-    Call it with a phase, how much is done, and of how much."""
+    Call it with a phase, how much is done, and of how much. A stream that nobody reads any more
+    stops no surgery: nothing is told then."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
         self.stream = stream
@@ -35,7 +37,7 @@ class Progress:
         if error is None:
             self._finish()
         elif self.bar and not self.quiet:
-            self.stream.write("\r\033[K")
+            self._write("\r\033[K")
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         if self.quiet:
@@ -45,13 +47,16 @@ class Progress:
             self.phase, self.started = phase, time.monotonic()
         if self.bar and time.monotonic() - self.started > PATIENCE:
             full = BAR * done // max(total, 1)
-            self.stream.write(f"\r  {phase:<11} {'#' * full:.<{BAR}} {done}/{total}\033[K")
-            self.stream.flush()
+            self._write(f"\r  {phase:<11} {'#' * full:.<{BAR}} {done}/{total}\033[K")
 
     def _finish(self) -> None:
-        if self.phase and not self.quiet:
+        took = time.monotonic() - self.started
+        if self.phase and not self.quiet and took >= PATIENCE:
             start = "\r\033[K" if self.bar else ""
-            took = time.monotonic() - self.started
-            self.stream.write(f"{start}  {self.phase:<11} {took:.1f} s\n")
+            self._write(f"{start}  {self.phase:<11} {took:.1f} s\n")
+        self.phase = ""
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self.stream.write(text)
             self.stream.flush()
-            self.phase = ""

@@ -37,6 +37,8 @@ FIELDS = (
 
 def status(run: Run, state: State | None, problem: SurgeryError | None, look: Look) -> str:
     """The run on one screen. `problem` is why the latest checkpoint can't be read."""
+    if run.bare:
+        return "\n".join([f"{clean(run.name)}   logs", "", *table(_logs(run), look)])
     at = f"at step {state.step}   {state.dialect}" if state else run.format.name
     rows = [_steps(run), *_pointers(run)]
     if problem is not None:
@@ -44,10 +46,12 @@ def status(run: Run, state: State | None, problem: SurgeryError | None, look: Lo
         rows += [Row("next", hint) for hint in problem.next]
     if state is not None:
         rows += _hyperparameters(state)
-    rows += _events(run)
-    rows += _surgery(run)
-    rows += [Row("live", clean(line)) for line in run.writers()]
-    return "\n".join([f"{run.name}   {at}", "", *table(rows, look)])
+    return "\n".join([f"{clean(run.name)}   {at}", "", *table([*rows, *_logs(run)], look)])
+
+
+def _logs(run: Run) -> list[Row]:
+    live = [Row("live", clean(line)) for line in run.writers()]
+    return [*_events(run), *_surgery(run), *live]
 
 
 def _steps(run: Run) -> Row:
@@ -122,7 +126,9 @@ def _events(run: Run) -> list[Row]:
 
 
 def _surgery(run: Run) -> list[Row]:
-    waiting = run.interrupted()
+    busy, waiting = run.under_way(), run.interrupted()
+    if busy is not None:
+        return [Row("surgery", f"under way: {clean(busy)}")]
     if waiting is not None:
         return [Row("surgery", f"interrupted: {waiting}", "ckptsurgeon recover")]
     receipts = run.receipts()
@@ -141,7 +147,7 @@ def checkpoint(run: Run, checkpoint: Checkpoint, look: Look) -> str:
     rows = [Row("dialect", state.dialect), Row("schedule", schedule(state))]
     rows += [Row(f"step {state.promise.step}", item) for item in promise(state.promise)]
     rows += [Row("note", clean(note)) for note in state.notes]
-    lines = [f"{run.name}   step {state.step}", "", *table(rows, look), ""]
+    lines = [f"{clean(run.name)}   step {state.step}", "", *table(rows, look), ""]
     kept: list[Row] = []
     for field in FIELDS:
         kept += _places(field, places(checkpoint, field))
@@ -193,8 +199,10 @@ def _next(held: Promise | None) -> list[str]:
 def diagnoses(run: Run, found: Sequence[Diagnosis], look: Look) -> str:
     """Healthy, or each thing that is wrong with what helps below it."""
     if not found:
-        return f"{look.paint('healthy:', GREEN)} {run.name}, {count(len(run.steps()), 'step')}"
-    lines = [f"{look.paint('ill:', RED)} {run.name}, {count(len(found), 'finding')}"]
+        return (
+            f"{look.paint('healthy:', GREEN)} {clean(run.name)}, {count(len(run.steps()), 'step')}"
+        )
+    lines = [f"{look.paint('ill:', RED)} {clean(run.name)}, {count(len(found), 'finding')}"]
     for item in found:
         lines += [f"  {clean(item.what)}", f"      next: {item.next}"]
     return "\n".join(lines)

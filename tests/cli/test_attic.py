@@ -114,3 +114,10 @@ def test_unlock_says_whose_lock_it_was(surgeon: Surgeon, trained: Trained) -> No
     assert result.exit_code == 0
     assert "rollback to 6210" in result.stdout
     assert surgeon("set", "beta1=0.7", "--yes", "-C", root).exit_code == 0
+
+
+def test_keep_is_never_below_0(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    surgeon("rollback", "--to", 4, "--yes", "-C", root)
+    assert surgeon("prune", "--keep", "-1", "--yes", "-C", root).exit_code == 2
+    assert (root / ".ckptsurgeon" / "attic" / "0001").is_dir()

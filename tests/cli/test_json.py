@@ -46,6 +46,7 @@ def printed(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> dict[str, dic
         "recover": told("recover"),
         "relaunch": told("relaunch", "--dry-run"),
         "prune": told("prune", "--dry-run"),
+        "unlock": told("unlock"),
         "export": told("export", 4, "-o", tmp_path / "weights"),
         "fork": told("fork", tmp_path / "branch", "--step", 4, "--copy", "--set", "seed=7"),
         "error": told("show", 5),

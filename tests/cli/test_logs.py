@@ -140,3 +140,29 @@ def test_a_tag_may_be_called_as_a_word_of_our_own_files(
     assert surgeon(*words).exit_code == 0
     assert surgeon("undo", "-C", logs[0], "--yes").exit_code == 0
     assert tree(logs[0]) == before
+
+
+def test_a_folder_without_logs_is_wrong_usage(surgeon: Surgeon, tmp_path: Path) -> None:
+    result = surgeon("truncate-tb-events", "--after", 5, "--tb", tmp_path)
+    assert result.exit_code == 2
+    assert f"no event file in {tmp_path}" in result.stderr
+
+
+def test_a_branch_is_named_by_its_path_and_must_be_there(
+    surgeon: Surgeon, logs: list[Path]
+) -> None:
+    words = ["truncate-tb-events", "--after", 5, "--tb", logs[0], "--dry-run"]
+    (file,) = logs[0].glob("*tfevents*")
+    assert surgeon(*words, "--branch", file).exit_code == 0
+    wrong = surgeon(*words, "--branch", file.with_name("events.out.tfevents.7.other"))
+    assert wrong.exit_code == 2
+    assert "no event file is called events.out.tfevents.7.other" in wrong.stderr
+
+
+@pytest.mark.parametrize("new", [r"x-\9", r"x-\q", r"x-\g<name>"])
+def test_a_new_name_that_the_pattern_can_not_fill_is_wrong_usage(
+    surgeon: Surgeon, logs: list[Path], new: str
+) -> None:
+    result = surgeon("rename-tb-events", "lm-(.*)", new, "--regex", "--tb", logs[0])
+    assert result.exit_code == 2
+    assert "groups in the pattern: 1" in result.stderr

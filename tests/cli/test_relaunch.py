@@ -23,7 +23,7 @@ def test_a_rollback_relaunches_the_bundled_trainer(trained: Trained) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    _, _, after = done.stdout.partition("ckptsurgeon relaunch\n")
+    _, _, after = done.stdout.partition(" relaunch\n")
     first = json.loads(after.splitlines()[0])
     assert (first["step"], first["betas"][0]) == (7, 0.8)
     assert (root / "latest").read_text() == "global_step8"
@@ -39,7 +39,7 @@ def test_a_trainer_that_breaks_the_promise_is_exit_4(surgeon: Surgeon, trained: 
     result = surgeon("relaunch", "-C", root)
     assert result.exit_code == 4
     assert "lr: promised" in result.stderr
-    assert "next: ckptsurgeon undo" in result.stderr
+    assert f"next: ckptsurgeon -C {root} undo" in result.stderr
 
 
 def test_the_status_of_the_trainer_is_the_exit_code(surgeon: Surgeon, trained: Trained) -> None:

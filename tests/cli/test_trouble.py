@@ -40,11 +40,11 @@ def test_status_works_with_a_broken_latest_and_repair_mends_it(
     breaks(root)
     told = surgeon("status", "-C", root)
     assert told.exit_code == 0
-    assert "ckptsurgeon repair-latest" in told.stdout
+    assert f"ckptsurgeon -C {root} repair-latest" in told.stdout
     assert json.loads(surgeon("status", "--json", "-C", root).stdout)["problem"]["exit_code"] == 1
     refused = surgeon("set-lr", "5e-4", "--yes", "-C", root)
     assert refused.exit_code == 1
-    assert "next: ckptsurgeon repair-latest" in refused.stderr
+    assert f"next: ckptsurgeon -C {root} repair-latest" in refused.stderr
     assert surgeon("verify", "-C", root).exit_code == 4
     mended = surgeon("repair-latest", "--no-tb-note", "--yes", "-C", root)
     assert mended.exit_code == 0, mended.stderr
@@ -74,7 +74,7 @@ def test_an_incomplete_checkpoint_names_the_missing_shards(
     result = surgeon("rollback", "--to", 6, "--yes", "-C", root)
     assert result.exit_code == 1
     assert shard.name in result.stderr
-    assert "step 4" in result.stderr
+    assert f"ckptsurgeon -C {root} rollback --to 4 " in result.stderr
     assert "incomplete: 6" in surgeon("status", "-C", root).stdout
     assert tree(root) == before
 
@@ -130,12 +130,12 @@ def test_an_interrupted_surgery_waits_for_recover(surgeon: Surgeon, trained: Tra
         surgery.apply(run, plan, progress=stop)
     told = surgeon("status", "-C", root)
     assert told.exit_code == 0
-    assert "interrupted: set lr=0.0005   ckptsurgeon recover" in told.stdout
+    assert f"interrupted: set lr=0.0005   ckptsurgeon -C {root} recover" in told.stdout
     for words in (["set-lr", "1e-4", "--yes"], ["rollback", "--to", 4, "-n"], ["undo", "--yes"]):
         refused = surgeon(*words, "-C", root)
         assert refused.exit_code == 5, words
-        assert "next: ckptsurgeon recover" in refused.stderr
-    assert surgeon("recover", "-n", "-C", root).stdout == "would finish: set lr=0.0005\n"
+        assert f"next: ckptsurgeon -C {root} recover" in refused.stderr
+    assert surgeon("recover", "-n", "-C", root).stdout.startswith("would finish or take back: set ")
     finished = surgeon("recover", "-C", root)
     assert finished.exit_code == 0
     assert "finished: set lr=0.0005; receipt 0001" in finished.stdout
@@ -151,7 +151,7 @@ def test_a_missing_file_is_an_error_and_no_traceback(
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("set: {lr: 5e-4}")
     result = surgeon("plan", recipe, "-o", absent, "-C", root)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert str(absent) in result.stderr
 
 
@@ -169,4 +169,27 @@ def test_a_done_surgery_that_can_not_be_verified_is_exit_4(
     result = surgeon("set", "beta1=0.8", "--yes", "-C", root)
     assert result.exit_code == 4
     assert "the pointers disagree" in result.stderr
-    assert "ckptsurgeon undo 0001" in result.stderr
+    assert "undo 0001" in result.stderr
+
+
+def test_a_surgery_that_is_alive_is_not_called_interrupted(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    root = trained()
+    run = Run.open(root)
+    plan = surgery.plan(run, Recipe(set=Hyperparameters(lr=5e-4)))
+    told: list[tuple[int, str]] = []
+
+    def meanwhile(phase: str, done: int, total: int) -> None:
+        if phase == "editing" and not told:
+            for words in (["status"], ["set-lr", "1e-4", "--yes"], ["doctor"]):
+                result = surgeon(*words, "-C", root)
+                told.append((result.exit_code, result.stdout + result.stderr))
+
+    surgery.apply(run, plan, progress=meanwhile)
+    (_, status), (code, refused), (_, doctor) = told
+    assert "under way: “set lr=0.0005”" in status
+    assert code == 1
+    assert "another surgery is under way: “set lr=0.0005”" in refused
+    assert "a surgery is under way" in doctor
+    assert not any("recover" in text for _, text in told)

@@ -1,0 +1,149 @@
+"""What a command prints as the next one works when it is typed as it stands, where it stood."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Surgeon
+from tests.conftest import Trained
+
+
+def hints(text: str) -> list[list[str]]:
+    """The commands in an output, each without what is said about it after four spaces."""
+    found = (line.partition("ckptsurgeon ")[2] for line in text.splitlines())
+    return [shlex.split(command.split("    ")[0]) for command in found if command]
+
+
+def away(trained: Trained, monkeypatch: pytest.MonkeyPatch, name: str = "a run") -> Path:
+    """A run with a space in its name, named relatively from the folder beside it."""
+    root = trained()
+    root = root.rename(root.with_name(name))
+    monkeypatch.chdir(root.parent)
+    return root
+
+
+def test_undo_and_resume_are_found_from_another_folder(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = away(trained, monkeypatch)
+    done = surgeon("set-lr", "5e-4", "--yes", "-C", root.name)
+    undo, relaunch = hints(done.stdout)
+    assert undo == ["-C", "a run", "undo", "0001"]
+    assert surgeon(*relaunch, "--dry-run").exit_code == 0
+    assert surgeon(*undo, "--yes").exit_code == 0
+    monkeypatch.chdir(root)
+    done = surgeon("set-lr", "5e-4", "--yes", "-C", ".")
+    assert "  undo     ckptsurgeon undo 0003\n" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["set-lr", "5e-4"], ["status"], ["doctor"]])
+def test_the_remedy_for_a_pointer_to_nothing(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch, words: Sequence[str]
+) -> None:
+    root = away(trained, monkeypatch)
+    (root / "latest").write_text("global_step99")
+    told = surgeon(*words, "-C", root.name)
+    (remedy,) = hints(told.stdout + told.stderr)
+    assert surgeon(*remedy, "--yes").exit_code == 0
+    assert (root / "latest").read_text() == "global_step8"
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_doctor_names_the_step_to_go_back_to(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch, half: bool
+) -> None:
+    root = away(trained, monkeypatch)
+    for step, cut in ((6, half), (8, True)):
+        shard = next((root / f"global_step{step}").glob("*optim_states.pt"))
+        if cut:
+            shard.write_bytes(shard.read_bytes()[:1000])
+    told = surgeon("doctor", "-C", root.name)
+    assert told.exit_code == 4
+    (remedy,) = hints(told.stdout)
+    assert remedy[2:] == ["rollback", "--to", "4" if half else "6"]
+    assert surgeon(*remedy, "--yes").exit_code == 0
+    assert surgeon("doctor", "-C", root.name).exit_code == 0
+
+
+def test_repair_passes_over_a_half_copied_shard(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    shard = next((root / "global_step8").glob("*optim_states.pt"))
+    shard.write_bytes(shard.read_bytes()[:1000])
+    done = surgeon("repair-latest", "--yes", "-C", root)
+    assert done.exit_code == 0, done.stderr
+    assert (root / "latest").read_text() == "global_step6"
+    assert "note  newer, incomplete or damaged: 8" in done.stdout
+
+
+def test_a_run_without_any_step_says_so(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    for folder in root.glob("global_step*"):
+        shutil.rmtree(folder)
+    for words in (["verify"], ["doctor"]):
+        told = surgeon(*words, "-C", root)
+        assert told.exit_code == 1
+        assert "step 0" not in told.stderr
+
+
+def test_a_branch_says_how_to_go_on_in_it(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = away(trained, monkeypatch)
+    made = surgeon("fork", "b run", "--copy", "-C", root.name)
+    look, start = hints(made.stdout)
+    assert surgeon(*look).exit_code == 0
+    assert surgeon(*start, "--dry-run").exit_code == 0
+    again = surgeon("fork", "b run", "--dry-run", "-C", root.name)
+    assert (again.exit_code, "is there already" in again.stderr) == (2, True)
+
+
+def test_logs_alone_are_undone_by_the_hint_and_not_relaunched(
+    surgeon: Surgeon, trained: Trained, tmp_path: Path
+) -> None:
+    logs = tmp_path / "logs of a run"
+    shutil.copytree(trained() / "tensorboard", logs)
+    cut = ["truncate-tb-events", "--after", 5, "--tb", logs, "--yes"]
+    refused = surgeon(*cut, "--relaunch")
+    assert (refused.exit_code, (logs / ".ckptsurgeon").exists()) == (2, False)
+    done = surgeon(*cut)
+    assert "+ 1 file in ./: a note at step 5" in done.stdout
+    (undo,) = hints(done.stdout)
+    told = surgeon("status", "-C", logs)
+    assert "problem" not in told.stdout
+    undone = surgeon(*undo, "--yes")
+    assert undone.exit_code == 0, undone.stderr
+    assert "relaunch" not in undone.stdout
+
+
+def test_no_surgery_before_a_relaunch_that_can_not_be(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    (root / "train.yaml").unlink()
+    refused = surgeon("set-lr", "5e-4", "--yes", "--relaunch", "-C", root)
+    assert refused.exit_code == 1
+    assert "how this run was started is not known" in refused.stderr
+    assert not (root / ".ckptsurgeon").exists()
+    (root / "ckptsurgeon.yaml").write_text("relaunch: {command: [/no/such/trainer]}")
+    failed = surgeon("set-lr", "5e-4", "--yes", "--relaunch", "-C", root)
+    assert failed.exit_code == 1
+    assert "the run is exactly as it was" not in failed.stderr
+    assert "undo 0001" in failed.stdout
+
+
+def test_undo_says_why_it_can_not(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    surgeon("set-lr", "5e-4", "--yes", "-C", root)
+    surgeon("undo", "--yes", "-C", root)
+    for id, why in (
+        ([], "there is no surgery to undo: all of them are undone"),
+        (["1"], "receipt 0001 is undone already, by 0002"),
+        (["0002"], "receipt 0002 is itself an undo"),
+        (["7"], "there is no receipt 0007"),
+    ):
+        told = surgeon("undo", *id, "--yes", "-C", root)
+        assert told.exit_code == 2
+        assert why in told.stderr

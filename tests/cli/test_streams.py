@@ -1,0 +1,56 @@
+"""stdout that is closed, full, or whose reader has gone: what was done is told as done."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO, Trained
+
+SURGEON = f"{shlex.quote(sys.executable)} -m ckptsurgeon"
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """What bash makes of `line`, with `surgeon` for the command; the status is the surgeon's."""
+    return subprocess.run(
+        ["bash", "-c", line.replace("surgeon", SURGEON) + "; exit ${PIPESTATUS[0]}"],
+        cwd=REPO,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def receipts(root: Path) -> list[str]:
+    folder = root / ".ckptsurgeon" / "receipts"
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_is_no_traceback(trained: Trained, closed: str) -> None:
+    root = trained()
+    done = shell(f"surgeon set-lr 5e-4 --yes -C {root} {closed}")
+    assert (done.returncode, receipts(root)) == (0, ["0001"])
+    assert "Traceback" not in done.stderr
+
+
+def test_a_surgery_that_is_done_is_0_though_nobody_reads_the_end(trained: Trained) -> None:
+    root = trained()
+    done = shell(f"surgeon set-lr 5e-4 --yes --json -C {root} > /dev/full")
+    assert (done.returncode, receipts(root)) == (0, ["0001"])
+    assert "done: receipt 0001" in done.stderr
+    done = shell(f"surgeon undo --yes --json -C {root} | true")
+    assert (done.returncode, receipts(root)) == (0, ["0001", "0002"])
+
+
+def test_a_plan_that_can_not_be_shown_is_not_applied(trained: Trained) -> None:
+    root = trained()
+    done = shell(f"surgeon set-lr 5e-4 --yes -C {root} > /dev/full")
+    assert (done.returncode, receipts(root)) == (1, [])
+    assert done.stderr.startswith("error: No space left on device\nuntouched: ")
