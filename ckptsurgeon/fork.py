@@ -51,6 +51,11 @@ def fork(
     Raises UsageError if the folder exists, SurgeryError if the file system can't do it."""
     folder = folder.parent.resolve() / folder.name
     refuse_taken(folder)
+    if folder.is_relative_to(run.root):
+        raise UsageError(
+            f"{folder} lies inside the run, which would take the logs of its branch for its own",
+            next=f"name a directory outside of {run.root}",
+        )
     partial = folder.with_name(f"{folder.name}.partial")
     if partial.exists():
         raise UsageError(

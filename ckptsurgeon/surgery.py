@@ -316,9 +316,10 @@ def verify(
     jobs: int = 8,
     progress: Progress | None = None,
 ) -> Verification:
-    """Read-only check: pointers, the shards up to `level` of `soundness`, and the promise of the
-    last surgery when the run still stands at its step."""
-    findings: list[str] = []
+    """Read-only check: pointers, the shards up to `level` of `soundness`, the promise of the last
+    surgery when the run still stands at its step, and that none is waiting for `recover`."""
+    waiting = run.interrupted()
+    findings = [f"a surgery was interrupted: {waiting}: ckptsurgeon recover"] if waiting else []
     if step is None:
         try:
             step = run.latest()

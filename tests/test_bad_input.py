@@ -47,7 +47,7 @@ def test_an_incomplete_checkpoint_names_its_missing_shards(trained: Trained) -> 
     (root / "global_step6" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
     said = refuse(root, "rollback", "--to", "6", code=1)
     assert "zero_pp_rank_1_mp_rank_00_optim_states.pt" in said
-    assert "step 4 is the newest complete one before it" in said
+    assert "rollback --to 4    the newest complete one before it" in said
 
 
 @pytest.mark.parametrize("text", ["global_step7", "", "../../etc/passwd", "global_step8\0"])

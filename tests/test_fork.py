@@ -105,3 +105,11 @@ def test_a_reflink_shares_the_blocks_on_xfs(trained: Trained, tmp_path: Path) ->
         assert surgery.verify(branch, level=3).findings == ()
         assert branch.checkpoint(8).state().promise.step == 1
         assert tree(disk_ / "run") == before
+
+
+def test_a_branch_inside_the_run_is_refused(trained: Trained) -> None:
+    root = trained()
+    before = tree(root)
+    with pytest.raises(UsageError, match="lies inside the run"):
+        fork(Run.open(root), 8, root / "branch", from_data({}), "copy")
+    assert tree(root) == before

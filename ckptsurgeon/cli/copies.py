@@ -46,6 +46,7 @@ def fork(
     if hard_link and copy:
         raise UsageError("both --hard-link and --copy were given", next="one of them")
     run = common.open_run()
+    run.refuse_interrupted()
     at = run.latest() if step is None else step
     recipe = from_data({"why": why} if why else {}, [f"set.{item}" for item in settings or ()])
     if not settings:
@@ -84,6 +85,7 @@ def export(
     from ckptsurgeon.fork import refuse_taken
 
     run = common.open_run()
+    run.refuse_interrupted()
     if common.dry_run:
         refuse_taken(output)
         tensors, size = exporting.preview(run, step)

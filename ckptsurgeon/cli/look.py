@@ -85,7 +85,7 @@ def verify(
     with report.Progress(sys.stderr, quiet=common.quiet or common.as_json or level < 3) as progress:
         found = surgery.verify(common.open_run(), step, level=level, jobs=jobs, progress=progress)
     common.answer(
-        lambda: report.verification(found, common.look),
+        lambda: common.here(report.verification(found, common.look)),
         lambda: report.verification_json(found),
     )
     if found.findings:

@@ -66,6 +66,7 @@ def relaunch(
 
     _check(slurm, nodes, options, output, whole, arguments)
     run = common.open_run()
+    run.refuse_interrupted()  # a trainer on half a surgery trains on neither of its sides
     if print_flags:
         from ckptsurgeon.launch_flags import launch_flags
 

@@ -131,10 +131,20 @@ def test_an_interrupted_surgery_waits_for_recover(surgeon: Surgeon, trained: Tra
     told = surgeon("status", "-C", root)
     assert told.exit_code == 0
     assert f"interrupted: set lr=0.0005   ckptsurgeon -C {root} recover" in told.stdout
-    for words in (["set-lr", "1e-4", "--yes"], ["rollback", "--to", 4, "-n"], ["undo", "--yes"]):
+    for words in (
+        ["set-lr", "1e-4", "--yes"],
+        ["rollback", "--to", 4, "-n"],
+        ["undo", "--yes"],
+        ["relaunch", "--check"],
+        ["fork", root.parent / "branch", "--copy"],
+        ["export", 4, "-o", root.parent / "weights"],
+    ):
         refused = surgeon(*words, "-C", root)
         assert refused.exit_code == 5, words
         assert f"next: ckptsurgeon -C {root} recover" in refused.stderr
+    verified = surgeon("verify", "-C", root)
+    assert verified.exit_code == 4
+    assert f"interrupted: set lr=0.0005: ckptsurgeon -C {root} recover" in verified.stdout
     assert surgeon("recover", "-n", "-C", root).stdout.startswith("would finish or take back: set ")
     finished = surgeon("recover", "-C", root)
     assert finished.exit_code == 0
