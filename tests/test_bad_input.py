@@ -55,7 +55,7 @@ def test_a_latest_that_names_nothing_is_repaired_first(trained: Trained, text: s
     root = trained()
     (root / "latest").write_text(text)
     said = refuse(root, "set-lr", "1e-3", code=1)
-    assert "ckptsurgeon repair-latest" in said
+    assert " repair-latest" in said
 
 
 def test_an_unknown_recipe_key_gets_the_nearest_one(trained: Trained, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_an_unknown_recipe_key_gets_the_nearest_one(trained: Trained, tmp_path: 
 def test_an_lr_below_min_lr_is_refused_with_the_command_that_works(trained: Trained) -> None:
     said = refuse(trained(), "set-lr", "1e-5", code=2)
     assert "below min_lr 0.0001" in said
-    assert "ckptsurgeon set-lr 1e-05 --min-lr 1e-06" in said
+    assert " set-lr 1e-05 --min-lr 1e-06" in said
 
 
 def test_an_lr_in_yaml_is_a_number_with_and_without_a_point(
