@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -284,22 +283,9 @@ def _check_tensorboard(wanted: TensorBoard) -> None:
             raise UsageError(f"`tensorboard.{key}` is {value}", next=f"{key} is never below 0")
 
 
-def _check_texts(recipe: Recipe) -> None:
-    """A word of the command line that is not UTF-8 could be kept in no receipt and no log."""
-    try:
-        json.dumps(to_dict(recipe), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        text = error.object[error.start : error.end]
-        raise UsageError(
-            f"a text is not UTF-8: {text!a}",
-            next="type it in a UTF-8 terminal, for example with LC_ALL=C.UTF-8",
-        ) from None
-
-
 def _check(recipe: Recipe) -> None:
     if recipe.version != 1:
         raise UsageError(f"recipe version {recipe.version} is not known", next="version: 1")
-    _check_texts(recipe)
     for state in recipe.reset:
         if state not in STATES:
             raise _unknown_value(state, STATES, "reset")

@@ -49,11 +49,6 @@ def test_the_remedy_fits_the_mistake(tmp_path: Path, text: str, fix: str) -> Non
     assert caught.value.next == (fix,)
 
 
-def test_a_text_that_is_not_utf8_is_refused() -> None:
-    with pytest.raises(UsageError, match="a text is not UTF-8"):
-        from_data({"why": "a\udcff"})
-
-
 @pytest.mark.parametrize(
     ("text", "what"),
     [
