@@ -106,11 +106,10 @@ def _replicas(checkpoint: Checkpoint) -> list[Diagnosis]:
     names = sorted({item.parameter for item in drifted(checkpoint, checkpoint.replicas())})
     if not names:
         return []
-    told = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+    told = ", ".join(names[:3]) + (f" … ({len(names)})" if len(names) > 3 else "")
     return [
         Diagnosis(
-            f"tensor-parallel ranks that keep parameters whole differ in {len(names)} of them: "
-            f"{told}",
+            f"parameters differ between tensor-parallel ranks that each keep them whole: {told}",
             "ckptsurgeon sync-replicas",
         )
     ]
