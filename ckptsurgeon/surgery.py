@@ -66,6 +66,9 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     if run.bare:
         return _plan_logs(run, recipe, id)
     step = _target(run, recipe)
+    # Before the first byte is read: what is changed from here on is found at the commit.
+    shards = [run.relative(path) for path in run.format.files(run.root, step)]
+    seen = {file: run.fingerprint(file) for file in shards}
     checkpoint = run.checkpoint(step)
     before = checkpoint.state()
     recipe = absolute(recipe, _present(before))
@@ -94,7 +97,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     if changes:
         changes += note(run, recipe, step, title, time.time())
     edits = render(run, checkpoint, changes, id)
-    shards = [run.relative(path) for path in run.format.files(run.root, step)] if edits else []
+    assumed = dict.fromkeys([*touched(edits), *shards] if edits else [])
     return Plan(
         id=id,
         run=str(run.root),
@@ -102,7 +105,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         recipe=to_dict(recipe),
         changes=tuple(changes),
         edits=tuple(edits),
-        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys([*touched(edits), *shards])),
+        assumes=tuple(seen.get(file) or run.fingerprint(file) for file in assumed),
         promise=after.promise,
         before=before.promise,
         warnings=tuple(warnings),

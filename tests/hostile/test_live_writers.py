@@ -69,6 +69,32 @@ def test_an_input_that_changes_at_any_call_before_the_commit_is_kept(
         assert difference is None, f"call {at} ({calls[at - 1]}): {difference}"
 
 
+def test_a_shard_that_changes_while_the_plan_is_made_is_kept(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same size, and its time goes on: what the plan has read is not what is there."""
+    root = trained()
+    (shard,) = root.glob("global_step8/*optim_states.pt")
+    render = surgery.render
+
+    def save_meanwhile(*arguments: Any) -> Any:
+        edits = render(*arguments)
+        data = bytearray(shard.read_bytes())
+        data[100_000] ^= 1
+        shard.write_bytes(data)
+        os.utime(shard, (time.time() - 3600,) * 2)
+        return edits
+
+    monkeypatch.setattr(surgery, "render", save_meanwhile)
+    run = Run.open(root)
+    wanted = plan(run, from_data({"set": {"lr": 5e-4}}))
+    saved = shard.read_bytes()
+    with pytest.raises(SurgeryError, match="changed since the plan was made"):
+        surgery.apply(run, wanted)
+    assert shard.read_bytes() == saved
+    assert not (root / ".ckptsurgeon").exists()
+
+
 def test_a_second_surgeon_is_refused_while_the_first_one_works(trained: Trained) -> None:
     root = trained()
     run = Run.open(root)
