@@ -67,8 +67,8 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         return _plan_logs(run, recipe, id)
     step = _target(run, recipe)
     # Before the first byte is read: what is changed from here on is found at the commit.
-    shards = [run.relative(path) for path in run.format.files(run.root, step)]
-    seen = {file: run.fingerprint(file) for file in shards}
+    files = run.format.files(run.root, step) if step in run.steps() else []
+    seen = {file: run.fingerprint(file) for file in map(run.relative, files)}
     checkpoint = run.checkpoint(step)
     before = checkpoint.state()
     recipe = absolute(recipe, _present(before))
@@ -97,7 +97,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     if changes:
         changes += note(run, recipe, step, title, time.time())
     edits = render(run, checkpoint, changes, id)
-    assumed = dict.fromkeys([*touched(edits), *shards] if edits else [])
+    assumed = dict.fromkeys([*touched(edits), *seen] if edits else [])
     return Plan(
         id=id,
         run=str(run.root),
