@@ -22,6 +22,9 @@ from .microbatches import BatchSizes
 from .schedule import AnnealingLR
 from .sgdw import SGDW
 
+BUCKET = 500_000_000
+"""DeepSpeed's own size of the buckets in which gradients are reduced, in elements."""
+
 logger.addFilter(lambda record: "untested optimizer" not in record.getMessage())
 """DeepSpeed warns of every optimizer that is not on its list; the tests hold ours at each stage."""
 
@@ -78,7 +81,7 @@ def build_engine(
         lr_scheduler=scheduler,
         mpu=grid.mpu if grid.pipeline_size == 1 else None,  # a pipeline has its own
         config={
-            **deepspeed_config(config, sizes),
+            **deepspeed_config(config, sizes, sum(p.numel() for p in model.parameters())),
             "checkpoint": {"load_universal": universal},
         },
     )
@@ -136,7 +139,8 @@ def tell_partitions(optimizer: LAMB, engine: Any, grid: Grid) -> None:
         ) from None
 
 
-def deepspeed_config(config: Config, sizes: BatchSizes) -> dict[str, Any]:
+def deepspeed_config(config: Config, sizes: BatchSizes, parameters: int) -> dict[str, Any]:
+    """What DeepSpeed is told of a model of so many parameters on this rank."""
     first = sizes.at(0)
     # DeepSpeed obeys the factor only where it reduces whole gradients: with reduce_scatter it
     # ignores it at stage 1 and asserts at 2 and 3.
@@ -145,7 +149,12 @@ def deepspeed_config(config: Config, sizes: BatchSizes) -> dict[str, Any]:
         "train_batch_size": first,
         "train_micro_batch_size_per_gpu": sizes.micro_batch_size,
         "gradient_accumulation_steps": sizes.micro_batches(first),
-        "zero_optimization": {"stage": config.zero_stage, "reduce_scatter": not whole},
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "reduce_scatter": not whole,
+            # DeepSpeed allocates a bucket whole; a small model needs one of its own size.
+            "reduce_bucket_size": min(BUCKET, parameters),
+        },
         "gradient_predivide_factor": config.gradient_predivide_factor,
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": config.clip_grad,
