@@ -149,7 +149,13 @@ def build(options: Options) -> Any:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": options.stage, **options.zero},
+        # By default each engine reserves buckets of 500 M elements: a process of many can't fork.
+        "zero_optimization": {
+            "stage": options.stage,
+            "reduce_bucket_size": 1_000_000,
+            "stage3_prefetch_bucket_size": 1_000_000,
+            **options.zero,
+        },
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
         **options.config,
