@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.pairs import ratios, summary
 from bench.process import python
 from bench.row import Row, ratio
 
@@ -27,12 +28,9 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
     rows = []
     for name, what, target in TIMED:
         answer = python("bench.layer_times", name, rounds).answer
-        pairs = [eager / ours for eager, ours in zip(answer["eager"], answer["ours"], strict=True)]
+        median, low, high = summary(ratios(answer["eager"], answer["ours"]))
         least = min(answer["eager"]), min(answer["ours"])
-        median = sorted(pairs)[len(pairs) // 2]
-        note = (
-            f"[{min(pairs):.2f}, {max(pairs):.2f}]  {least[0] * 1e3:.3g} / {least[1] * 1e3:.3g} ms"
-        )
+        note = f"[{low:.2f}, {high:.2f}]  {least[0] * 1e3:.3g} / {least[1] * 1e3:.3g} ms"
         rows.append(ratio(what, median, target, note))
         say(f"{name} {median:.2f}")
     eager, ours = (

@@ -34,7 +34,9 @@ def diagnose(run: Run) -> list[Diagnosis]:
     if busy is not None:
         return [Diagnosis(f"a surgery is under way: {busy}", "wait until it ends")]
     found = surgery.verify(run)
-    out = [Diagnosis(text, _remedy(run, found.step, text)) for text in found.findings]
+    damaged = [text for text in found.findings if _remedy(text) is None]
+    back = _way_back(run, found.step) if damaged else ""
+    out = [Diagnosis(text, _remedy(text) or back) for text in found.findings]
     newer = [step for step in run.steps() if step > found.step]
     if newer and found.step in run.steps():
         out.append(
@@ -58,11 +60,16 @@ def diagnose(run: Run) -> list[Diagnosis]:
     return out
 
 
-def _remedy(run: Run, step: int, finding: str) -> str:
+def _remedy(finding: str) -> str | None:
+    """What helps against a finding; None where the step itself is damaged."""
     if "names step" in finding or "names no step" in finding or "pointers disagree" in finding:
         return "ckptsurgeon repair-latest"
     if "promised" in finding:
         return "ckptsurgeon log    what was promised, and ckptsurgeon undo"
+    return None
+
+
+def _way_back(run: Run, step: int) -> str:
     for older in reversed([other for other in run.steps() if other < step]):
         if run.complete(older) and not surgery.verify(run, older).findings:
             return f"ckptsurgeon rollback --to {older}    the newest sound step before it"

@@ -10,26 +10,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import State
-from ckptsurgeon.formats.megatron_deepspeed import scheduler_name
+from ckptsurgeon.formats import State, megatron_deepspeed, megatron_flags
 from ckptsurgeon.run import Run
 
 ADAM = {
     "beta1": "--adam-beta1", "beta2": "--adam-beta2", "eps": "--adam-eps",
     "weight_decay": "--weight-decay", "clip_grad": "--clip-grad", "seed": "--seed",
 }  # fmt: skip
-SCHEDULE = {
-    "lr": "--lr", "min_lr": "--min-lr", "warmup": "--lr-warmup-samples",
-    "decay": "--lr-decay-samples", "decay_style": "--lr-decay-style",
-}  # fmt: skip
 LAUNCHERS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
     "deepspeed": (
-        ("--load", "{root}", "--use-checkpoint-{scheduler}"),
-        {**SCHEDULE, **ADAM},
+        ("--load", "{root}", megatron_deepspeed.USE.format("{scheduler}")),
+        {**megatron_deepspeed.FLAGS, **ADAM},
     ),
     "megatron": (
-        ("--load", "{root}", "--use-checkpoint-opt_param-scheduler"),
-        {**SCHEDULE, **ADAM},
+        ("--load", "{root}", megatron_flags.USE),
+        {**megatron_deepspeed.FLAGS, **ADAM},
     ),
     "fairseq": (("--restore-file", "{file}"), {"clip_grad": "--clip-norm", "seed": "--seed"}),
 }
@@ -57,7 +52,7 @@ def launch_flags(run: Run) -> list[str]:
     words = {
         "root": str(run.root),
         "file": str(run.entries(step)[0]),
-        "scheduler": scheduler_name(state.schedule),
+        "scheduler": megatron_deepspeed.scheduler_name(state.schedule),
     }
     out = [text.format(**words) for text in fixed]
     for key, value in _values(state).items():

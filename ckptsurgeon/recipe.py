@@ -327,10 +327,6 @@ def _check(recipe: Recipe) -> None:
         value, bound = getattr(wanted, key), MAX_SEED if key == "seed" else MAX_COUNT
         if value is not None and value > bound:
             raise UsageError(f"`set.{key}` is {value}", next=f"{key} is at most {bound}")
-    if recipe.tensorboard.after is not None and recipe.tensorboard.after < 0:
-        raise UsageError(
-            f"`tensorboard.after` is {recipe.tensorboard.after}", next="a step, 0 or more"
-        )
     for key in ("eps", "loss_scale"):
         value = getattr(wanted, key)
         if isinstance(value, float) and value <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ckptsurgeon.edits import (
     AnyChange,
@@ -76,22 +77,29 @@ def _shards(run: Run, rendered: Mapping[str, Append | Content], id: str) -> list
     appends = [item for item in rendered.values() if isinstance(item, Append)]
     made = [file for file in contents if not (run.root / file).exists()]
     news = [rewrite(run, file, contents.pop(file), id, new=True) for file in made]
-    replaces = [rewrite(run, file, item, id, new=False) for file, item in contents.items()]
+    replaces = [replaced(run, file, item, id) for file, item in contents.items()]
     if len(replaces) > 1 and not appends:
-        file = next(iter(contents))
-        mark = f"{file}.empty"
-        empty = Replace(file, run.staging(mark, id), run.attic(file, id), Content(()))
-        last = Replace(file, run.staging(file, id), run.attic(mark, id), contents[file])
-        return [*news, empty, *replaces[1:], last]
+        first, last = loud(run, replaces, id)
+        return [*news, *first, last]
     return [*news, *replaces, *appends]
+
+
+def loud(run: Run, replaces: Sequence[Replace], id: str) -> tuple[list[Replace], Replace]:
+    """The same replacements, with the first file empty until the last one: what comes first, and
+    that last one."""
+    mark = f"{replaces[0].file}.empty"
+    empty = replace(replaces[0], staged=run.staging(mark, id), content=Content(()))
+    return [empty, *replaces[1:]], replace(replaces[0], kept=run.attic(mark, id))
 
 
 def rewrite(run: Run, file: str, content: Content, id: str, *, new: bool) -> Edit:
     """`file` gets `content`; what it was goes to the attic, unless it is a new one."""
-    staged = run.staging(file, id)
-    if new:
-        return Move(staged, file, content)
-    return Replace(file, staged, run.attic(file, id), content)
+    return Move(run.staging(file, id), file, content) if new else replaced(run, file, content, id)
+
+
+def replaced(run: Run, file: str, content: Content, id: str) -> Replace:
+    """`file` gets `content`; what it was goes to the attic."""
+    return Replace(file, run.staging(file, id), run.attic(file, id), content)
 
 
 def touched(edits: Sequence[Edit]) -> list[str]:

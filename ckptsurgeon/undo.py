@@ -22,7 +22,7 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.lock import HOME
-from ckptsurgeon.render import rewrite, touched
+from ckptsurgeon.render import loud, replaced, rewrite, touched
 from ckptsurgeon.run import Run
 
 
@@ -114,12 +114,11 @@ def _replaced(run: Run, linked: Sequence[Truncate], id: str) -> tuple[list[Repla
     for edit in linked:
         assumptions.check_size(run.root / edit.file, edit)
         old = Content((Span(edit.file, 0, edit.old_size),), edit.mtime_ns)
-        news.append(Replace(edit.file, run.staging(edit.file, id), run.attic(edit.file, id), old))
+        news.append(replaced(run, edit.file, old, id))
     if not news:
         return [], []
-    mark = f"{news[0].file}.empty"
-    empty = replace(news[0], staged=run.staging(mark, id), content=Content(()))
-    return [empty, *news[1:]], [replace(news[0], kept=run.attic(mark, id))]
+    first, last = loud(run, news, id)
+    return first, [last]
 
 
 def _why_not(id: str, receipts: Sequence[Receipt]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -21,3 +22,9 @@ def text(path: Path) -> str | None:
         return None
     finally:
         os.close(descriptor)
+
+
+def number(path: Path) -> int | None:
+    """The whole number that is all of its text; None for any other text, and without a file."""
+    match = re.fullmatch(r"\d{1,18}", (text(path) or "").strip())
+    return int(match[0]) if match else None

@@ -6,19 +6,19 @@ torchtitan's `components/checkpointer/dcp.py`, OLMo-core's `train/checkpoint.py`
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archive import PICKLE
 from ckptsurgeon.files.dcp import METADATA, Saved, Values
 from ckptsurgeon.formats.dcp_checkpoint import DcpCheckpoint
 from ckptsurgeon.formats.dcp_shards import absent
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.shards import opened
+from ckptsurgeon.formats.step_folders import files_below, refuse_link
 
 
 class Torchtitan:
@@ -61,21 +61,12 @@ class Torchtitan:
 
     def files(self, run: Path, step: int) -> list[Path]:
         """All that lies in the folder, at any depth."""
-        found = []
-        for folder, inner, names in os.walk(self.directory(run, step)):
-            inner.sort()
-            found += [Path(folder, name) for name in names]
-        return sorted(found)
+        return files_below(self.directory(run, step))
 
     def missing(self, run: Path, step: int) -> list[str]:
         """`.metadata`, or the files that it names."""
         folder = self.directory(run, step)
-        if folder.is_symlink():
-            raise SurgeryError(
-                f"{folder} is a symbolic link to {folder.readlink()}: an edit would change a "
-                "folder outside the run",
-                next="move the real folder into the run, or work in the run that it belongs to",
-            )
+        refuse_link(folder)
         if not (self._saved(run, step) / METADATA).is_file():
             return [f"{self.inner}/{METADATA}".lstrip("/")]
         return absent(self._saved(run, step))

@@ -16,7 +16,7 @@ from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Place, Setting, State
 from ckptsurgeon.formats.dcp_shards import DcpShards
-from ckptsurgeon.formats.moments import ALSO
+from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.sane import UnknownField, understood
 from ckptsurgeon.formats.shards import agree
 
@@ -66,7 +66,7 @@ class DcpCheckpoint(DcpShards):
         if name == "adam_step":
             steps = re.compile(re.escape(self.prefix) + r"state\..+\.step")
             return [p for fqn in self.saved.items if steps.fullmatch(fqn) for p in self.scalar(fqn)]
-        if name in ("exp_avg", "exp_avg_sq", *ALSO):
+        if name in ALL:
             inside = f"{self.prefix}state."
             names = [name, "momentum"] if name == "momentum_buffer" else [name]  # Dion's Muon
             found = [place for each in names for place in self.moments(each)]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archive import PICKLE, Archive
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import deepspeed_universal
@@ -20,6 +20,7 @@ from ckptsurgeon.formats.deepspeed_optimizer import EXPERTS, OPTIM
 from ckptsurgeon.formats.deepspeed_parallel import absent_layers
 from ckptsurgeon.formats.sane import MAX_RANKS, is_count, problem, understood
 from ckptsurgeon.formats.shards import KEPT_SCANS, opened
+from ckptsurgeon.formats.step_folders import refuse_link
 
 STEP = re.compile(r"global_step(\d+)")
 
@@ -104,12 +105,7 @@ class DeepSpeed:
         models = sorted(name for name in names if MODEL.fullmatch(name))
         if not models:
             return ["mp_rank_00_model_states.pt"]
-        if checkpoint.is_symlink():
-            raise SurgeryError(
-                f"{checkpoint} is a symbolic link to {checkpoint.readlink()}: an edit would change "
-                "a folder outside the run",
-                next="move the real folder into the run, or work in the run that it belongs to",
-            )
+        refuse_link(checkpoint)
         self._first = Archive.open(checkpoint / models[0])
         if self._first.record(PICKLE).size <= KEPT_SCANS:
             self._first.scan(keep=True)

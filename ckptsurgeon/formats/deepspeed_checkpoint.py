@@ -38,7 +38,7 @@ from ckptsurgeon.formats import (
 )
 from ckptsurgeon.formats.annealing import is_annealing, learning_rate
 from ckptsurgeon.formats.deepspeed_optimizer import OPTIM, Optimizer
-from ckptsurgeon.formats.moments import ALSO
+from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.rewarm import factor, open_window
 from ckptsurgeon.formats.sane import UnknownField, understood
 from ckptsurgeon.formats.shards import Shards, agree
@@ -107,7 +107,7 @@ class DeepSpeedCheckpoint(Shards):
             ]
         if name == "adam_step":
             return [place for item in items for place in deepspeed_optimizer.steps(self, item)]
-        if name in ("exp_avg", "exp_avg_sq", *ALSO):
+        if name in ALL:
             return [p for item in items for p in deepspeed_optimizer.moment(self, item, name)]
         if name == "clip_grad":
             shards = [p for i in items for p in self.at(i.file, (*i.outer, name), i.loaded)]

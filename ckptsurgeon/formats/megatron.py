@@ -6,19 +6,19 @@ File names: `megatron/training/checkpointing.py`, `get_checkpoint_name`; a folde
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA
-from ckptsurgeon.files.text_file import text
+from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats.dcp_shards import absent
 from ckptsurgeon.formats.megatron_checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron_dist import COMMON, CONFIG, MegatronDistCheckpoint, opened_dist
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.shards import opened
+from ckptsurgeon.formats.step_folders import files_below, refuse_link
 
 TRACKER = "latest_checkpointed_iteration.txt"
 OTHER = "non_persistent"
@@ -58,7 +58,7 @@ class Megatron:
         """What the loader takes for `step` first."""
         name = f"iter_{step:07d}"
         there = [folder / name for folder in (run, run / OTHER) if (folder / name).is_dir()]
-        return there[::-1] if _number(run / OTHER / TRACKER) == step else there
+        return there[::-1] if number(run / OTHER / TRACKER) == step else there
 
     def directory(self, run: Path, step: int) -> Path:
         """`iter_<N>`, with 7 digits or more."""
@@ -68,20 +68,16 @@ class Megatron:
         """The folder; and with a checkpoint that is not persistent the tracker that names it."""
         out = self._folders(run, step)
         tracker = run / OTHER / TRACKER
-        return [*out, tracker] if _number(tracker) == step else out
+        return [*out, tracker] if number(tracker) == step else out
 
     def files(self, run: Path, step: int) -> list[Path]:
         """All that lies in the folder and in the folders of its ranks."""
-        found = []
-        for folder, inner, names in os.walk(self.directory(run, step)):
-            inner.sort()
-            found += [Path(folder, name) for name in names]
-        return sorted(found)
+        return files_below(self.directory(run, step))
 
     def missing(self, run: Path, step: int) -> list[str]:
         """Names of absent files: by the parallel sizes in the args, or by .metadata."""
         folder = self.directory(run, step)
-        _refuse_link(folder)
+        refuse_link(folder)
         if _is_dist(folder):
             there = {CONFIG, METADATA} - {item.name for item in folder.iterdir()}
             return sorted(there) or absent(folder)
@@ -126,8 +122,8 @@ class Megatron:
     def pointed(self, pointer: Path) -> int | None:
         """The step that is loaded: the tracker's, or that of a checkpoint that is not persistent
         and not older."""
-        named = _number(pointer)
-        other = _number(pointer.parent / OTHER / TRACKER)
+        named = number(pointer)
+        other = number(pointer.parent / OTHER / TRACKER)
         return other if named is not None and other is not None and other >= named else named
 
     def open(
@@ -166,17 +162,3 @@ def _ranks(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(item for item in folder.iterdir() if RANK.fullmatch(item.name) and item.is_dir())
-
-
-def _number(tracker: Path) -> int | None:
-    match = re.fullmatch(r"\d{1,18}", (text(tracker) or "").strip())
-    return int(match[0]) if match else None
-
-
-def _refuse_link(folder: Path) -> None:
-    if folder.is_symlink():
-        raise SurgeryError(
-            f"{folder} is a symbolic link to {folder.readlink()}: an edit would change a folder "
-            "outside the run",
-            next="move the real folder into the run, or work in the run that it belongs to",
-        )

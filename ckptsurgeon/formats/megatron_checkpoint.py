@@ -19,7 +19,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickle_reader import Tensor, get, tensors
 from ckptsurgeon.formats import Place, Setting, State, megatron_flags, megatron_scheduler
 from ckptsurgeon.formats.megatron_scheduler import is_param_scheduler
-from ckptsurgeon.formats.moments import ALSO
+from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.moments import places as in_state
 from ckptsurgeon.formats.sane import UnknownField, understood
 from ckptsurgeon.formats.shards import Shards, agree
@@ -165,7 +165,7 @@ class MegatronCheckpoint(Shards):
             return self._steps()
         if name == "group_step":
             return []
-        if name in ("exp_avg", "exp_avg_sq", *ALSO):
+        if name in ALL:
             return self.moments(name)
         if name in ARGS:
             return self.in_roots("args", ARGS[name], wins=name == "consumed_samples")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.formats import Setting
+from ckptsurgeon.formats.megatron_flags import NEVER
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
@@ -23,7 +24,6 @@ FLAGS = {
 """Key of the schedule in a recipe → flag."""
 USE, OVERRIDE = "--use-checkpoint-{}", "--override-{}"
 """With the name of the scheduler's class, as the trainer's flags spell it."""
-NEVER = (("finetune", "--finetune"), ("no_load_optim", "--no-load-optim"))
 
 
 def scheduler_name(schedule: Mapping[str, Any] | None) -> str:

@@ -20,6 +20,7 @@ FIELDS = ("iteration", "checkpoint_version", "opt_param_scheduler", "lr_schedule
 PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 USE = "--use-checkpoint-opt_param-scheduler"
 NEVER = (("finetune", "--finetune"), ("no_load_optim", "--no-load-optim"))
+"""Saved argument → the flag, of every Megatron, with which a load leaves a surgery out."""
 CKPT_STEP = (
     "distrib_optim.pt is read through the tracker: resuming with --ckpt-step would pair weights of "
     "one step with the moments of another, so let the tracker name the step instead"

@@ -23,6 +23,7 @@ NESTED = "__bnb_optimizer_quant_state__"
 NUMBERS = {"exp_avg": "1", "exp_avg_sq": "2"}
 ALSO = ("max_exp_avg_sq", "momentum_buffer")
 """What AMSGrad keeps besides, and what Muon keeps of the parameters that are not Adam's."""
+ALL = (*NUMBERS, *ALSO)
 SCALES = ("absmax", "max", "new_max")
 """What the codes of a moment are multiplied by: of each block, or (older) of the whole tensor."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickle_reader import Tensor
-from ckptsurgeon.files.text_file import text
+from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats import Fragment
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.shards import opened
@@ -119,8 +119,7 @@ class Nanotron(StepFolders):
 
     def pointed(self, pointer: Path) -> int | None:
         """The step in it; None for a missing file or any other text."""
-        match = re.fullmatch(r"\d{1,18}", (text(pointer) or "").strip())
-        return int(match[0]) if match else None
+        return number(pointer)
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> NanotronCheckpoint:
         """Read the trees of every optimizer shard and of the scheduler."""

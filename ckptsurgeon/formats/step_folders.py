@@ -1,4 +1,4 @@
-"""A folder for each step, numbered by the end of its name: what formats of that layout share."""
+"""A folder for each step: what formats of that layout share."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ class StepFolders(ABC):
 
     def files(self, run: Path, step: int) -> list[Path]:
         """All that lies in the folder and below it."""
-        found = []
-        for folder, inner, names in os.walk(self.directory(run, step)):
-            inner.sort()
-            found += [Path(folder, name) for name in names]
-        return sorted(found)
+        return files_below(self.directory(run, step))
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Every file in the folder and in those inside it, ascending; links to folders lead nowhere."""
+    return sorted(Path(here, name) for here, _, names in os.walk(folder) for name in names)
 
 
 def listed(folder: Path) -> list[str]:

@@ -23,7 +23,7 @@ from ckptsurgeon.formats import (
     torch_schedulers,
 )
 from ckptsurgeon.formats.deepspeed_optimizer import Optimizer
-from ckptsurgeon.formats.moments import ALSO
+from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.sane import UnknownField, understood
 from ckptsurgeon.formats.shards import Shards, agree
 
@@ -83,7 +83,7 @@ class TorchCheckpoint(Shards):
             ]
         if name == "adam_step":
             return [p for item in self._optimizers for p in deepspeed_optimizer.steps(self, item)]
-        if name in ("exp_avg", "exp_avg_sq", *ALSO):
+        if name in ALL:
             return [
                 p for item in self._optimizers for p in deepspeed_optimizer.moment(self, item, name)
             ]

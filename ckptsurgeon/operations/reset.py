@@ -8,7 +8,7 @@ import re
 from ckptsurgeon.edits import ZEROS, AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
-from ckptsurgeon.formats.moments import ALSO
+from ckptsurgeon.formats.moments import ALL, ALSO
 from ckptsurgeon.recipe import Moments, Recipe
 from ckptsurgeon.run import Run
 
@@ -99,7 +99,7 @@ def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
 
 def _moments(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
     changes: list[AnyChange] = []
-    for name in ("exp_avg", "exp_avg_sq", *ALSO):
+    for name in ALL:
         for place in checkpoint.locate(name) if name in ALSO else _tensors(checkpoint, name):
             if not checkpoint.is_zero(place):
                 file = run.relative(place.file)
