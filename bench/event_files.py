@@ -15,9 +15,9 @@ from pathlib import Path
 from bench.process import REPO, python
 from bench.row import Row, ratio
 from ckptsurgeon import disk
-from ckptsurgeon.files import event_file, event_frame
-from ckptsurgeon.files.event_file import Piece
-from ckptsurgeon.recipe_file import settings
+from ckptsurgeon.logs.tensorboard import event_file, frame
+from ckptsurgeon.logs.tensorboard.event_file import Piece
+from ckptsurgeon.recipe.file import settings
 
 RECIPE = REPO / "recipes" / "tags" / "bigscience-23.yaml"
 NAME = "events.out.tfevents.1600000000.host.1.0"
@@ -44,7 +44,7 @@ def make_log(path: Path, iterations: int) -> None:
                     step=x.get(tag.rpartition(" ")[2], iteration),
                     summary=Summary(value=[Summary.Value(tag=tag, simple_value=1 / iteration)]),
                 )
-                rows.append(event_frame.frame(event.SerializeToString()))
+                rows.append(frame.frame(event.SerializeToString()))
             file.write(b"".join(rows))
 
 
@@ -85,7 +85,7 @@ def cut(source: Path, target: Path) -> None:
 
 def rename(source: Path, target: Path) -> None:
     pairs = settings(RECIPE)
-    with event_frame.Opened(source) as (data, _), target.open("wb", buffering=0) as out:
+    with frame.Opened(source) as (data, _), target.open("wb", buffering=0) as out:
 
         def emit(piece: Piece) -> None:
             out.write(piece if isinstance(piece, bytes) else data[slice(*piece)])

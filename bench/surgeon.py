@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-import ckptsurgeon.formats.deepspeed  # noqa: F401
+import ckptsurgeon.formats.deepspeed.layout  # noqa: F401
 from ckptsurgeon import Hyperparameters, Recipe, Run, apply, plan, plan_undo
 
 RECIPES = {

@@ -9,20 +9,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ckptsurgeon.version import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
     from ckptsurgeon.edits import Plan, Promise, Receipt
-    from ckptsurgeon.recipe import Hyperparameters, Recipe, Rollback
-    from ckptsurgeon.run import Run
-    from ckptsurgeon.surgery import apply, plan, plan_undo, recover, verify
+    from ckptsurgeon.look.verify import inspect, verify
+    from ckptsurgeon.recipe.recipe import Hyperparameters, Recipe, Rollback
+    from ckptsurgeon.run.run import Run
+    from ckptsurgeon.surgery.apply import apply, recover
+    from ckptsurgeon.surgery.plan import plan
+    from ckptsurgeon.surgery.undo import plan_undo
 
 _HOMES = {
     "Plan": "edits", "Promise": "edits", "Receipt": "edits",
-    "Hyperparameters": "recipe", "Recipe": "recipe", "Rollback": "recipe",
-    "Run": "run",
-    "apply": "surgery", "plan": "surgery", "plan_undo": "surgery", "recover": "surgery",
-    "verify": "surgery",
+    "Hyperparameters": "recipe.recipe", "Recipe": "recipe.recipe", "Rollback": "recipe.recipe",
+    "Run": "run.run",
+    "plan": "surgery.plan", "apply": "surgery.apply", "recover": "surgery.apply",
+    "plan_undo": "surgery.undo",
+    "inspect": "look.verify", "verify": "look.verify",
 }  # fmt: skip
 
 __all__ = [
@@ -34,6 +40,7 @@ __all__ = [
     "Rollback",
     "Run",
     "apply",
+    "inspect",
     "plan",
     "plan_undo",
     "recover",

@@ -201,6 +201,24 @@ Edit: TypeAlias = Move | Replace | Append | Truncate
 
 
 @dataclass(frozen=True)
+class Tail:
+    """An Append whose bytes lie in the staged tails file, from `at` on. `spans` are [start, end)
+    in `file`; `anchor` is the sha256 of the bytes right before `old_size`."""
+
+    file: str
+    old_size: int
+    spans: tuple[tuple[int, int], ...]
+    at: int
+    digest: str
+    anchor: str
+
+    @property
+    def cut(self) -> int:
+        """The size at which a reader finds no end record."""
+        return self.spans[-1][0]
+
+
+@dataclass(frozen=True)
 class Fingerprint:
     """A file (or directory) as it was when the plan was made; compared right before the commit."""
 
@@ -232,6 +250,15 @@ class Promise:
     skip: tuple[tuple[int, int], ...] | None
     seed: int | None
     rewarm: tuple[str, int, int] | tuple[()] | None = None
+
+
+def differences(promised: Promise, found: Promise) -> list[str]:
+    """The fields in which two promises differ, one sentence each."""
+    return [
+        f"{name}: promised {value!r}, found {getattr(found, name)!r}"
+        for name, value in vars(promised).items()
+        if value != getattr(found, name)
+    ]
 
 
 @dataclass(frozen=True)
@@ -292,7 +319,7 @@ _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         Fill, Elements, Renamed, Change, Aside, Span, Hole, Content, Rewrite, Move, Replace,
-        Append, Truncate, Fingerprint, Promise, Plan, Receipt,
+        Append, Truncate, Tail, Fingerprint, Promise, Plan, Receipt,
     )
 }  # fmt: skip
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import journal
 from ckptsurgeon.edits import Append, Content, Edit, Fingerprint, Move, Plan, Replace, Span
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.transaction import journal
 from tests.faults import toy
 from tests.faults.inject import Fault, count_calls, hooked, outcome
 from tests.faults.world import HOME, restore, save, snapshot, workplace

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.edits import Append, Replace
-from ckptsurgeon.files.archive import Archive
-from ckptsurgeon.files.archive_compact import compact
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.archives.compact import compact
+from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained, launch
 from tests.test_contract import first_line, tree
 
@@ -53,7 +53,7 @@ def test_compact_keeps_every_value_and_drops_the_dead_bytes(trained: Trained) ->
     run = operated(root)
     grown = tree(root)
     values = {path.name: load(path) for path in shards(root)}
-    promise = surgery.inspect(run).promise
+    promise = look.inspect(run).promise
 
     surgery.apply(run, surgery.plan_compact(run))
 
@@ -63,7 +63,7 @@ def test_compact_keeps_every_value_and_drops_the_dead_bytes(trained: Trained) ->
         assert same(load(path, mmap=True), values[path.name])
         with zipfile.ZipFile(path) as archive:
             assert archive.testzip() is None
-    assert surgery.inspect(run).promise == promise
+    assert look.inspect(run).promise == promise
     assert surgery.plan_compact(run).empty
     optimizer = shards(root)[1]
     assert optimizer.stat().st_blocks * 512 < before[optimizer.name] / 2  # zeros stay holes

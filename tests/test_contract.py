@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ckptsurgeon import Run, plan, surgery
-from ckptsurgeon.recipe_file import load
-from ckptsurgeon.relaunch import compare
+from ckptsurgeon.launch.relaunch import compare
+from ckptsurgeon.recipe.file import load
 from tests.conftest import REPO, Trained, launch
 
 # Recipe → what fits it to a run with steps 2, 4, 6, 8, and what the live optimizer must then hold.

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ckptsurgeon import Run, plan, surgery
-from ckptsurgeon.doctor import diagnose, lost_step
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.look.doctor import diagnose, lost_step
+from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 
 

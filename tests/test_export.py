@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from ckptsurgeon import Run, disk
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.export import INDEX, export, preview
+from ckptsurgeon.surgery.export import INDEX, export, preview
 from tests.conftest import Trained
 from tests.test_contract import tree
 

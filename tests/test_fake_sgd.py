@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ckptsurgeon import Run, plan, surgery
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained, launch
 
 SHARD = "zero_pp_rank_0_mp_rank_00_optim_states.pt"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import Run, disk, plan, surgery
+from ckptsurgeon import Run, disk, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.fork import fork
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.surgery.fork import fork
 from tests.conftest import Trained, launch
 from tests.faults import cut
 from tests.test_contract import first_line, tree
@@ -102,7 +102,7 @@ def test_a_reflink_shares_the_blocks_on_xfs(trained: Trained, tmp_path: Path) ->
         os.sync()
         assert free - shutil.disk_usage(disk_).free < done.size / 2
         branch = Run.open(disk_ / "branch")
-        assert surgery.verify(branch, level=3).findings == ()
+        assert look.verify(branch, level=3).findings == ()
         assert branch.checkpoint(8).state().promise.step == 1
         assert tree(disk_ / "run") == before
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ckptsurgeon import Run, surgery
-from ckptsurgeon.recipe_file import settings
-from ckptsurgeon.relaunch import compare
+from ckptsurgeon import Run, look
+from ckptsurgeon.launch.relaunch import compare
+from ckptsurgeon.recipe.file import settings
 from tests.conftest import REPO, Trained, launch
 from tests.test_contract import first_line, tree
 
@@ -80,7 +80,7 @@ def test_the_23_pairs_rename_there_and_back_byte_for_byte(trained: Trained, tmp_
     }
     for old in logged:
         assert f"{old} → {pairs[old]}: 8 events" in printed
-    assert compare(surgery.inspect(Run.open(root)).promise, first_line(root)) == []
+    assert compare(look.inspect(Run.open(root)).promise, first_line(root)) == []
 
 
 @pytest.mark.parametrize("path", sorted((REPO / "recipes").glob("*.yaml")), ids=lambda p: p.stem)

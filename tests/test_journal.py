@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import journal
 from ckptsurgeon.edits import Content, Move, Plan, Replace
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
-from ckptsurgeon.redo import each
+from ckptsurgeon.transaction import journal
+from ckptsurgeon.transaction.redo import each
 from tests.faults import toy
 from tests.faults.inject import Fault, count_calls, hooked, outcome
 from tests.faults.world import HOME, Snapshot, differs, snapshot, workplace

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import lock
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.transaction import lock
 from tests.faults.inject import Fault, count_calls, exited, hooked, outcome
 from tests.faults.world import snapshot, workplace
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
 from tests.conftest import STEPS, Trained
 from tests.test_contract import tree
 
@@ -77,8 +77,8 @@ def test_any_recipe_is_kept_idempotent_and_undone(trained: Trained, ranks: int, 
             if made.empty:
                 return
             surgery.apply(run, made)
-            assert made.promise == surgery.inspect(run).promise
-            assert surgery.verify(run).findings == ()
+            assert made.promise == look.inspect(run).promise
+            assert look.verify(run).findings == ()
             if "x" not in str(data.get("set", {}).get("lr", "")):
                 assert plan(run, from_data(data)).changes == ()
             surgery.apply(run, surgery.plan_undo(run))

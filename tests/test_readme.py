@@ -97,7 +97,7 @@ def test_decisions_are_counted_through() -> None:
 
 
 def test_the_recipe_in_the_readme_loads(tmp_path: Path) -> None:
-    from ckptsurgeon.recipe_file import load
+    from ckptsurgeon.recipe.file import load
 
     block = next(b for b in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL) if "rollback" in b)
     file = tmp_path / "recipe.yaml"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.recipe import Recipe, absolute, ranges, to_dict
-from ckptsurgeon.recipe_file import from_data, load
+from ckptsurgeon.recipe.file import from_data, load
+from ckptsurgeon.recipe.recipe import Recipe, absolute, ranges, to_dict
 from tests.conftest import REPO
 
 

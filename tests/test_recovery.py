@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckptsurgeon import Plan, Run, plan, surgery
-from ckptsurgeon.recipe_file import load
-from ckptsurgeon.relaunch import compare
+from ckptsurgeon.launch.relaunch import compare
+from ckptsurgeon.recipe.file import load
 from tests.conftest import REPO
 from tests.test_contract import tree
 from tests.train.in_process import InProcess, one_rank

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon import Run, surgery
+from ckptsurgeon import Run, look
 from ckptsurgeon.errors import VerificationFailed
-from ckptsurgeon.relaunch import command, compare, relaunch
+from ckptsurgeon.launch.relaunch import command, compare, relaunch
 from tests.conftest import Trained
 from tests.test_contract import tree
 
@@ -24,7 +24,7 @@ def test_a_broken_promise_stops_the_bundled_trainer_before_its_first_step(
     root = trained(ranks=ranks)
     before = tree(root)
     run = Run.open(root)
-    promise = replace(surgery.inspect(run).promise, lr=1.0)
+    promise = replace(look.inspect(run).promise, lr=1.0)
     argv = command(run, None, ["train_iters=10"])
     with pytest.raises(VerificationFailed, match=r"lr: promised 1\.0, uses 0\.000"):
         relaunch(run, promise, argv, check=False, out=io.StringIO())
@@ -36,8 +36,8 @@ def test_a_kept_promise_lets_two_ranks_train(trained: Trained) -> None:
     run = Run.open(root)
     argv = command(run, None, ["train_iters=10"])
     out = io.StringIO()
-    assert relaunch(run, surgery.inspect(run).promise, argv, check=False, out=out) == 0
-    assert compare(surgery.inspect(run, 8).promise, out.getvalue().splitlines()[0]) == []
+    assert relaunch(run, look.inspect(run).promise, argv, check=False, out=out) == 0
+    assert compare(look.inspect(run, 8).promise, out.getvalue().splitlines()[0]) == []
     assert run.latest() == 10
 
 
@@ -49,7 +49,7 @@ def own_trainer(root: Path, code: str) -> Run:
 
 def test_a_trainer_of_the_users_own_may_print_other_lines_first(trained: Trained) -> None:
     run = own_trainer(trained(), """print('hello'); print('{"step": 3}'); print('end')""")
-    promise = surgery.inspect(run).promise
+    promise = look.inspect(run).promise
     with pytest.raises(VerificationFailed, match="step: promised 9, uses 3"):
         relaunch(run, promise, command(run), check=False, out=io.StringIO())
 
@@ -59,7 +59,7 @@ def test_a_trainer_that_prints_no_object_is_not_stopped_and_that_is_said(
 ) -> None:
     run = own_trainer(trained(), "print('iteration 9')")
     out = io.StringIO()
-    promise = surgery.inspect(run).promise
+    promise = look.inspect(run).promise
     assert relaunch(run, promise, command(run), check=False, out=out) == 0
     assert out.getvalue() == "iteration 9\n"
     assert "nothing was compared" in capsys.readouterr().err
@@ -69,12 +69,12 @@ def test_bytes_that_are_no_text_do_not_stop_a_trainer(trained: Trained) -> None:
     code = r"""import sys; sys.stdout.buffer.write(b"loss \xff\n"); sys.exit(7)"""
     run = own_trainer(trained(), code)
     out = io.StringIO()
-    assert relaunch(run, surgery.inspect(run).promise, command(run), check=False, out=out) == 7
+    assert relaunch(run, look.inspect(run).promise, command(run), check=False, out=out) == 7
     assert out.getvalue() == "loss \\xff\n"
 
 
 def test_every_kind_of_difference_is_named(trained: Trained) -> None:
-    promise = replace(surgery.inspect(Run.open(trained())).promise, skip=((9, 12),))
+    promise = replace(look.inspect(Run.open(trained())).promise, skip=((9, 12),))
     told = json.loads(
         json.dumps({**vars(promise), "weight_decay": list(promise.weight_decay or ())})
     )

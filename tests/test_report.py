@@ -27,10 +27,10 @@ from ckptsurgeon.edits import (
     Span,
 )
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.journal import Recovery
-from ckptsurgeon.report.look import number, size, value
+from ckptsurgeon.report.style import number, size, value
+from ckptsurgeon.transaction.journal import Recovery
 
-LOOK = report.Look(width=100)
+LOOK = report.Style(width=100)
 PROMISE = Promise(
     step=6211,
     lr=2.685e-05,
@@ -155,12 +155,12 @@ def test_nothing_to_do_says_so_and_keeps_the_warnings() -> None:
 
 
 def test_colour_is_yellow_for_what_moves_aside_and_nothing_else_in_a_plan() -> None:
-    text = report.plan(PLAN, "x", report.Look(100, color=True))
+    text = report.plan(PLAN, "x", report.Style(100, color=True))
     painted = [line for line in text.splitlines() if "\033" in line]
     assert [line.count("\033[33m") for line in painted] == [1, 1]
     assert all(">" in line for line in painted)
-    assert "\033[32mdone:" in report.done(RECEIPT, report.Look(100, color=True))
-    assert "\033[31merror:" in report.error(SurgeryError("x"), report.Look(100, color=True))
+    assert "\033[32mdone:" in report.done(RECEIPT, report.Style(100, color=True))
+    assert "\033[31merror:" in report.error(SurgeryError("x"), report.Style(100, color=True))
 
 
 class _Terminal(io.StringIO):
@@ -174,12 +174,12 @@ def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert report.Look.of(_Terminal()).color
-    assert not report.Look.of(io.StringIO()).color
+    assert report.Style.of(_Terminal()).color
+    assert not report.Style.of(io.StringIO()).color
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert report.Look.of(io.StringIO()).color
+    assert report.Style.of(io.StringIO()).color
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not report.Look.of(_Terminal()).color
+    assert not report.Style.of(_Terminal()).color
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import State
+from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.operations.rewarm import samples_of
-from ckptsurgeon.recipe_file import from_data
-from ckptsurgeon.relaunch import compare
+from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained, launch
 from tests.test_contract import tree
 from tests.test_report import PROMISE
@@ -97,15 +97,15 @@ def test_a_held_window_fills_the_moments_and_moves_no_weight(
     # The schedule went on meanwhile: cosine from sample 16 to 800, as if nothing had been held.
     assert rates(done.stdout) == {5: "0.000E+00", 6: "0.000E+00", 7: "9.963E-04"}
     assert "re-warm ended after iteration 6" in done.stdout
-    assert surgery.inspect(run, 5).promise.rewarm == ("hold", 32, 48)
-    assert surgery.inspect(run, 6).promise.rewarm == ()
+    assert look.inspect(run, 5).promise.rewarm == ("hold", 32, 48)
+    assert look.inspect(run, 6).promise.rewarm == ()
 
     if zero == 1:  # a requeue in the middle of the window
         end = masters(root, 7)
         step_back(root, 5)
         (root / "latest_checkpointed_iteration.txt").write_text("5")
         requeued = launch(*again, "train_iters=7", ranks=ranks)
-        assert compare(surgery.inspect(run, 5).promise, requeued.stdout.splitlines()[0]) == []
+        assert compare(look.inspect(run, 5).promise, requeued.stdout.splitlines()[0]) == []
         assert losses(requeued.stdout) == {i: losses(done.stdout)[i] for i in (6, 7)}
         assert same(masters(root, 7), end)
 
@@ -148,7 +148,7 @@ def test_a_ramp_climbs_to_the_schedule_and_skipped_iterations_are_no_part_of_it(
     rate = {i: float(text) for i, text in rates(done.stdout).items()}
     assert sorted(rate) == [8, 9, 10, 11, 12] and rate[8] == 0.0
     assert [rate[i] / rate[12] for i in (9, 10, 11)] == pytest.approx([0.25, 0.5, 0.75], rel=0.02)
-    saved = surgery.inspect(run, 10).promise
+    saved = look.inspect(run, 10).promise
     assert saved.rewarm == ("ramp", 32, 64)
     assert saved.lr == pytest.approx(rate[11], rel=1e-3)
 
@@ -225,7 +225,7 @@ def test_another_trainer_gets_the_three_launches_of_bigscience(trained: Trained)
 def test_zero_iterations_close_a_window(trained: Trained) -> None:
     run = Run.open(trained())
     surgery.apply(run, plan(run, from_data({"rewarm": {"iterations": 50}})))
-    assert surgery.inspect(run).promise.lr == 0.0
+    assert look.inspect(run).promise.lr == 0.0
     surgery.apply(run, plan(run, from_data({"rewarm": {"iterations": 0}})))
-    closed = surgery.inspect(run).promise
+    closed = look.inspect(run).promise
     assert closed.rewarm == () and closed.lr > 0

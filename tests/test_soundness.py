@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import Run, plan, surgery
-from ckptsurgeon.recipe_file import from_data
-from ckptsurgeon.soundness import CRC, MEANING, NAMES, VALUES, Shard, inspect
+from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon.look.soundness import CRC, MEANING, NAMES, VALUES, Shard, inspect
+from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.test_compact import load, same, shards
 from tests.test_contract import tree
@@ -31,7 +31,7 @@ OPTIM = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
 def found(root: Path, level: int = MEANING, step: int | None = None) -> tuple[str, ...]:
     """The findings; reading them changes no byte and no time."""
     before = tree(root)
-    findings = surgery.verify(Run.open(root), step, level=level).findings
+    findings = look.verify(Run.open(root), step, level=level).findings
     assert tree(root) == before
     return findings
 
@@ -53,7 +53,7 @@ def test_what_the_trainer_saved_is_sound_at_all_levels(
 ) -> None:
     root = trained(ranks=ranks, zero=zero, dtype=dtype)
     for level in LEVELS:
-        told = surgery.verify(Run.open(root), level=level)
+        told = look.verify(Run.open(root), level=level)
         assert (told.findings, told.level) == ((), level)
         assert told.no_crc == (None if level == NAMES else 0)
         assert (told.moments is None) == (level < VALUES)
@@ -61,7 +61,7 @@ def test_what_the_trainer_saved_is_sound_at_all_levels(
 
 def test_the_norms_are_those_of_all_shards(trained: Trained) -> None:
     root = trained(ranks=2)
-    told = surgery.verify(Run.open(root), level=VALUES)
+    told = look.verify(Run.open(root), level=VALUES)
     states = [
         state
         for path in shards(root)
@@ -82,7 +82,7 @@ def test_surgeries_leave_a_sound_checkpoint(trained: Trained) -> None:
     assert all(found(root, level) == () for level in LEVELS)
     surgery.apply(run, surgery.plan_compact(run))
     assert all(found(root, level) == () for level in LEVELS)
-    moments = surgery.verify(run, level=VALUES).moments
+    moments = look.verify(run, level=VALUES).moments
     assert moments is not None
     assert [(moment.l1, moment.max) for moment in moments.values()] == [(0, 0), (0, 0)]
 
@@ -188,13 +188,13 @@ def test_one_shard_of_a_thousand_that_differs_is_named(trained: Trained) -> None
     for rank in range(1, 1000):
         os.link(first, folder / OPTIM.format(rank))
     for level in (NAMES, MEANING):
-        assert surgery.verify(Run.open(root), level=level).findings == ()
+        assert look.verify(Run.open(root), level=level).findings == ()
     other = folder / OPTIM.format(617)
     states = load(other)
     other.unlink()
     states["optimizer_state_dict"]["base_optimizer_state"]["param_groups"][1]["lr"] = 1.5
     torch.save(states, other)
-    (finding,) = surgery.verify(Run.open(root)).findings
+    (finding,) = look.verify(Run.open(root)).findings
     assert finding.startswith("shards disagree on lr of param group 1: ")
     assert finding.endswith(f" in 999 shards, 1.5 in {other.name}")
 
@@ -305,7 +305,7 @@ def test_bytes_without_a_crc_are_counted_and_are_no_damage(trained: Trained, leg
         torch.save(states, path, _use_new_zipfile_serialization=not legacy)
     finally:
         torch.serialization.set_crc32_options(True)
-    told = surgery.verify(Run.open(root), level=CRC)
+    told = look.verify(Run.open(root), level=CRC)
     assert told.findings == ()
     assert told.no_crc is not None
     assert told.no_crc > 0.9 * path.stat().st_size
@@ -356,7 +356,7 @@ def test_the_memory_does_not_grow_with_the_shard(trained: Trained, memory: Path)
     torch.save({"w": torch.ones(80 << 20, dtype=torch.float32)}, layer)
     code = (
         "import sys; from pathlib import Path; from ckptsurgeon import Run, surgery\n"
-        f"found = surgery.verify(Run.open(Path({str(root)!r})), level=4)\n"
+        f"found = look.verify(Run.open(Path({str(root)!r})), level=4)\n"
         "print(len(found.findings), 'torch' in sys.modules)\n"
         "print(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])"
     )

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import Run, plan, report, surgery
+from ckptsurgeon import Run, look, plan, report, surgery
 from ckptsurgeon.edits import Aside, Content, Replace
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.recipe_file import from_data
-from ckptsurgeon.report.look import Look
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.report.style import Style
 from tests.conftest import Trained, launch
 from tests.test_contract import tree
 
@@ -76,7 +76,7 @@ def test_what_was_trained_on_an_edited_step_goes_when_its_edit_goes(
         del before[own], after[own]
     assert after == before
     assert (root / f".ckptsurgeon/attic/{undone.id}/global_step10").is_dir()
-    assert "the run is byte for byte" in report.done(undone, Look(width=200))
+    assert "the run is byte for byte" in report.done(undone, Style(width=200))
 
 
 def test_undo_of_renamed_tags_leaves_what_was_trained_since(trained: Trained) -> None:
@@ -89,7 +89,7 @@ def test_undo_of_renamed_tags_leaves_what_was_trained_since(trained: Trained) ->
     launch(f"--config={root / 'train.yaml'}", "train_iters=10")
     undone = surgery.apply(run, surgery.plan_undo(run))
     assert (run.latest(), run.steps(), log.read_bytes()) == (10, [2, 4, 6, 8, 10], before)
-    assert "what it changed is byte for byte" in report.done(undone, Look(width=200))
+    assert "what it changed is byte for byte" in report.done(undone, Style(width=200))
 
 
 def test_the_log_folder_stays_one_after_an_undo(trained: Trained) -> None:
@@ -183,7 +183,7 @@ def test_undo_of_shards_that_got_another_name_since(
     assert {name: kept[name] for name in kept if "/" not in name} == {
         path.name: tree(tmp_path)[path.name] for path in shards
     }
-    assert surgery.verify(run).findings == ()
+    assert look.verify(run).findings == ()
 
 
 @pytest.mark.parametrize("shift_s", [-3600, 0, 3600])

@@ -32,7 +32,12 @@ def test_the_wheel_holds_the_trainer_as_ckptsurgeon_train(tmp_path: Path) -> Non
         "ckptsurgeon",
         "ckptsurgeon_train",
     }
-    for module in ("surgery.py", "files/torch_archive.py", "operations/lineage.py", "cli/look.py"):
+    for module in (
+        "surgery/plan.py",
+        "files/archives/append.py",
+        "logs/lineage.py",
+        "cli/look.py",
+    ):
         assert f"ckptsurgeon/{module}" in names
     for module in ("__main__.py", "trainer.py", "configs/demo.yaml", "kernels/build.py"):
         assert f"ckptsurgeon_train/{module}" in names

@@ -11,10 +11,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from ckptsurgeon import __version__, report
+from ckptsurgeon import report
 from ckptsurgeon.cli import attic, copies, look, one_liners, recipes, run
 from ckptsurgeon.cli.options import EDITS, LOOKS, Nowhere, command, exit_codes
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.version import VERSION
 
 COMMANDS: tuple[tuple[str, Any, str], ...] = (
     ("status", look.status, exit_codes(LOOKS)),
@@ -80,7 +81,7 @@ for _name, _function, _epilog in COMMANDS:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"ckptsurgeon {__version__}")
+        print(f"ckptsurgeon {VERSION}")
         raise typer.Exit
 
 
@@ -119,7 +120,7 @@ def _fail(error: SurgeryError, words: Sequence[str]) -> int:
     if "--json" in words:
         print(json.dumps(report.error_json(error)), file=sys.stderr)
     else:
-        print(report.error(error, report.Look.of(sys.stderr)), file=sys.stderr)
+        print(report.error(error, report.Style.of(sys.stderr)), file=sys.stderr)
     return error.exit_code
 
 

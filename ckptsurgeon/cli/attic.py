@@ -13,7 +13,7 @@ from ckptsurgeon.cli.recipes import carry_out
 from ckptsurgeon.errors import SurgeryError
 
 if TYPE_CHECKING:
-    from ckptsurgeon.run import Run
+    from ckptsurgeon.run.run import Run
 
 
 def compact(
@@ -66,7 +66,7 @@ def prune(
 
     The surgeries whose attic goes, and all before them, can't be undone any more. On a terminal the
     run's name is asked for; elsewhere --yes counts only together with --run."""
-    from ckptsurgeon import attic
+    from ckptsurgeon.run import attic
 
     run = common.open_run()
     run.refuse_interrupted()
@@ -74,11 +74,11 @@ def prune(
     chosen = [item for item in attic.kept(run) if item.id not in newest]
     if common.dry_run or not chosen:
         common.answer(
-            lambda: report.attic(chosen, common.look), lambda: report.attic_json(chosen, False)
+            lambda: report.attic(chosen, common.style), lambda: report.attic_json(chosen, False)
         )
         return
     if not common.as_json:
-        common.answer(lambda: report.attic(chosen, common.look), dict)
+        common.answer(lambda: report.attic(chosen, common.style), dict)
     _confirm(run, report.count(len(chosen), "attic"), common, named=common.run_dir is not None)
     try:
         attic.prune(run, chosen)
@@ -98,7 +98,7 @@ def unlock(*, common: Common) -> None:
     """Remove the lock of a surgery that died elsewhere.
 
     Make sure that it does not run any more: a lock of this machine goes by itself."""
-    from ckptsurgeon import lock
+    from ckptsurgeon.transaction import lock
 
     run = common.open_run()
     holder = lock.holder(run.root)

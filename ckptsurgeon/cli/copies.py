@@ -40,8 +40,8 @@ def fork(
 
     It holds one step, shares its bytes, and has its own counters, pointers and receipts. Nothing of
     this run changes."""
-    from ckptsurgeon import fork as forking
-    from ckptsurgeon.recipe_file import from_data
+    from ckptsurgeon.recipe.file import from_data
+    from ckptsurgeon.surgery import fork as forking
 
     if hard_link and copy:
         raise UsageError("both --hard-link and --copy were given", next="one of them")
@@ -81,8 +81,8 @@ def export(
 
     Files with an index, in a new directory. Weights of all ranks are consolidated: as they were
     saved, or the fp32 masters of ZeRO 3. No tensor is held in memory."""
-    from ckptsurgeon import export as exporting
-    from ckptsurgeon.fork import refuse_taken
+    from ckptsurgeon.surgery import export as exporting
+    from ckptsurgeon.surgery.fork import refuse_taken
 
     run = common.open_run()
     run.refuse_interrupted()

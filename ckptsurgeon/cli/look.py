@@ -23,7 +23,7 @@ def status(*, common: Common) -> None:
         problem = error
         problem.next = tuple(common.here(hint) for hint in problem.next)
     common.answer(
-        lambda: common.here(report.status(run, state, problem, common.look)),
+        lambda: common.here(report.status(run, state, problem, common.style)),
         lambda: report.status_json(run, state, problem),
     )
 
@@ -42,7 +42,7 @@ def show(
     run = common.open_run()
     found = run.checkpoint(step)
     common.answer(
-        lambda: report.checkpoint(run, found, common.look),
+        lambda: report.checkpoint(run, found, common.style),
         lambda: report.checkpoint_json(run, found),
     )
 
@@ -50,7 +50,7 @@ def show(
 def log(*, common: Common) -> None:
     """The surgeries of this run, newest first."""
     receipts = common.open_run().receipts()
-    common.answer(lambda: report.log(receipts, common.look), lambda: report.log_json(receipts))
+    common.answer(lambda: report.log(receipts, common.style), lambda: report.log_json(receipts))
 
 
 def verify(
@@ -80,12 +80,12 @@ def verify(
 
     Shards complete, readable and in agreement, pointers right, the last promise kept; with
     --level 3 also every byte that has a CRC, with 4 NaN, Inf and impossible moments."""
-    from ckptsurgeon import surgery
+    from ckptsurgeon import look
 
     with report.Progress(sys.stderr, quiet=common.quiet or common.as_json or level < 3) as progress:
-        found = surgery.verify(common.open_run(), step, level=level, jobs=jobs, progress=progress)
+        found = look.verify(common.open_run(), step, level=level, jobs=jobs, progress=progress)
     common.answer(
-        lambda: common.here(report.verification(found, common.look)),
+        lambda: common.here(report.verification(found, common.style)),
         lambda: report.verification_json(found),
     )
     if found.findings:
@@ -97,12 +97,12 @@ def doctor(*, common: Common) -> None:
 
     All that verify finds at the latest step, and what makes a run diverge although every file is
     sound: a lost Adam step, newer checkpoints of an abandoned branch, a stale pointer."""
-    from ckptsurgeon.doctor import diagnose
+    from ckptsurgeon.look.doctor import diagnose
 
     run = common.open_run()
     found = [replace(item, next=common.here(item.next)) for item in diagnose(run)]
     common.answer(
-        lambda: report.diagnoses(run, found, common.look),
+        lambda: report.diagnoses(run, found, common.style),
         lambda: report.diagnoses_json(run, found),
     )
     if found:

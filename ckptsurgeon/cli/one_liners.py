@@ -305,12 +305,12 @@ def rename_tb_events(
     """Rename TensorBoard tags.
 
     All pairs take one pass over each file. Works on a bare log directory too: --tb DIR."""
-    from ckptsurgeon import recipe_file
+    from ckptsurgeon.recipe import file
 
     if mapping is not None and not tags:
-        section = recipe_file.settings(mapping)
+        section = file.settings(mapping)
         if "tensorboard" in section:
-            section = recipe_file.load(mapping).tensorboard.rename
+            section = file.load(mapping).tensorboard.rename
         pairs = dict(section)
     elif mapping is None and tags and len(tags) % 2 == 0:
         pairs = dict(zip(tags[::2], tags[1::2], strict=True))

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.report import Look
+from ckptsurgeon.report import Style
 
 if TYPE_CHECKING:
-    from ckptsurgeon.run import Run
+    from ckptsurgeon.run.run import Run
 
 REMEDIES = {
     errno.EACCES: "run as the user who owns it, or change its rights",
@@ -87,14 +87,14 @@ class Common:
 
     def open_run(self) -> Run:
         """The run that -C, or the working directory, lies in."""
-        from ckptsurgeon.run import Run
+        from ckptsurgeon.run.run import Run
 
         return Run.open(self.run_dir or Path())
 
     @property
-    def look(self) -> Look:
+    def style(self) -> Style:
         """What an answer may look like."""
-        return Look.of(sys.stdout)
+        return Style.of(sys.stdout)
 
     @property
     def where(self) -> Path | None:
@@ -168,7 +168,7 @@ class LogOneLiner(OneLiner):
 
     def open_run(self) -> Run:
         """The log folders of --tb, else the run."""
-        from ckptsurgeon.run import Run
+        from ckptsurgeon.run.run import Run
 
         return Run.of_logs(self.tb) if self.tb else super().open_run()
 
@@ -195,7 +195,7 @@ def _carry_out(function: Callable[..., None], given: Mapping[str, Any]) -> None:
 
 def saved_steps(ctx: typer.Context) -> list[str]:
     """What completes a step: the steps of the run, or nothing when there is no run."""
-    from ckptsurgeon.run import Run
+    from ckptsurgeon.run.run import Run
 
     above = ctx.parent.params if ctx.parent else {}
     folder = ctx.params.get("run_dir") or above.get("run_dir") or Path()

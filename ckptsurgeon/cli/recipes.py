@@ -18,8 +18,8 @@ from ckptsurgeon.edits import Plan, from_json, to_json
 from ckptsurgeon.errors import UNTOUCHED, SurgeryError, UsageError
 
 if TYPE_CHECKING:
-    from ckptsurgeon.recipe import Recipe, Relaunch
-    from ckptsurgeon.run import Run
+    from ckptsurgeon.recipe.recipe import Recipe, Relaunch
+    from ckptsurgeon.run.run import Run
 
 Overrides = Annotated[
     list[str] | None,
@@ -45,9 +45,10 @@ def plan(
     common: Common,
 ) -> None:
     """Show what a recipe would change; change nothing."""
-    from ckptsurgeon import recipe_file, surgery
+    from ckptsurgeon import surgery
+    from ckptsurgeon.recipe.file import load
 
-    wanted = _because(recipe_file.load(recipe, overrides or ()), why)
+    wanted = _because(load(recipe, overrides or ()), why)
     run = common.open_run()
     made = surgery.plan(run, wanted, allow_globals=allow_global or ())
     if output is not None and not common.dry_run:
@@ -68,10 +69,11 @@ def apply(
     """Carry out a recipe or a kept plan.
 
     All of it is done, or nothing."""
-    from ckptsurgeon import recipe_file, surgery
+    from ckptsurgeon import surgery
+    from ckptsurgeon.recipe.file import load
 
     if source.suffix != ".json":
-        operate(common, recipe_file.load(source, overrides or ()))
+        operate(common, load(source, overrides or ()))
         return
     if overrides or common.why is not None:
         raise UsageError(
@@ -115,16 +117,16 @@ def recover(*, common: Common) -> None:
         return
     done = surgery.recover(run)
     common.report(
-        lambda: common.here(report.recovery(done, common.look)), lambda: report.recovery_json(done)
+        lambda: common.here(report.recovery(done, common.style)), lambda: report.recovery_json(done)
     )
 
 
 def one_section(common: OneLiner, data: Mapping[str, Any], overrides: Sequence[str] = ()) -> None:
     """Carry out the recipe that the flags of a one-line command stand for, or print it."""
-    from ckptsurgeon import recipe_file
-    from ckptsurgeon.recipe import to_dict
+    from ckptsurgeon.recipe.file import from_data
+    from ckptsurgeon.recipe.recipe import to_dict
 
-    wanted = recipe_file.from_data(data, overrides)
+    wanted = from_data(data, overrides)
     if common.print_recipe:
         wanted = _because(wanted, common.why)
         common.answer(lambda: report.recipe(wanted), lambda: to_dict(wanted))
@@ -148,7 +150,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
     """Print the plan, ask, apply it, print the receipt, relaunch.
 
     Raises SurgeryError when nobody says yes: without a terminal only --yes counts."""
-    from ckptsurgeon import surgery
+    from ckptsurgeon import look, surgery
 
     if common.relaunch:
         refuse_launch(run)
@@ -167,12 +169,12 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
             except KeyboardInterrupt:
                 raise _stopped(run, plan) from None
         common.report(
-            lambda: common.here(report.done(receipt, common.look, resumes=not run.bare)),
+            lambda: common.here(report.done(receipt, common.style, resumes=not run.bare)),
             lambda: report.plan_json(plan, run.format.name, receipt),
         )
     if common.relaunch:
         try:
-            promise = plan.promise or surgery.inspect(run).promise
+            promise = plan.promise or look.inspect(run).promise
             start(run, promise, launch, (), common)
         except SurgeryError as error:
             if not plan.empty and error.untouched == UNTOUCHED:
@@ -211,7 +213,7 @@ _MAKE = "ckptsurgeon plan RECIPE -o plan.json"
 def _show(run: Run, plan: Plan, common: Common) -> None:
     undone = next((item for item in run.receipts() if item.id == plan.undoes), None)
     common.answer(
-        lambda: report.plan(plan, run.name, common.look, undone),
+        lambda: report.plan(plan, run.name, common.style, undone),
         lambda: report.plan_json(plan, run.format.name),
     )
 

@@ -17,8 +17,8 @@ from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckptsurgeon.recipe import Relaunch
-    from ckptsurgeon.run import Run
+    from ckptsurgeon.recipe.recipe import Relaunch
+    from ckptsurgeon.run.run import Run
 
 
 def relaunch(
@@ -61,19 +61,19 @@ def relaunch(
 
     The line must say what the checkpoint promises; else the trainer is stopped, and the exit code
     is 4. With --slurm a job of one or more nodes does all that."""
-    from ckptsurgeon import surgery
-    from ckptsurgeon.recipe import Relaunch
+    from ckptsurgeon import look
+    from ckptsurgeon.recipe.recipe import Relaunch
 
     _check(slurm, nodes, options, output, whole, arguments)
     run = common.open_run()
     run.refuse_interrupted()  # a trainer on half a surgery trains on neither of its sides
     if print_flags:
-        from ckptsurgeon.launch_flags import launch_flags
+        from ckptsurgeon.launch.flags import launch_flags
 
         flags = launch_flags(run)
         common.answer(lambda: shlex.join(flags), lambda: report.flags_json(flags))
         return
-    promise = surgery.inspect(run).promise
+    promise = look.inspect(run).promise
     wanted = None if ranks is None else Relaunch(nproc_per_node=ranks)
     if slurm:
         _script(run, promise, wanted, arguments or (), nodes, options or (), output, common)
@@ -111,8 +111,8 @@ def _script(
     output: Path | None,
     common: Common,
 ) -> None:
-    from ckptsurgeon import relaunch as launching
-    from ckptsurgeon.slurm import script
+    from ckptsurgeon.launch import relaunch as launching
+    from ckptsurgeon.launch.slurm import script
 
     job = launching.job(run, wanted, extra, nodes, options)
     text = script(job)
@@ -132,7 +132,7 @@ def _script(
 
 def refuse_launch(run: Run) -> None:
     """Raise when it is known before a surgery that no trainer can be started after it."""
-    from ckptsurgeon import relaunch as launching
+    from ckptsurgeon.launch import relaunch as launching
 
     if run.bare:
         raise UsageError(
@@ -155,7 +155,7 @@ def start(
     """Run the trainer and exit with its status.
 
     Its output is the answer; with --json it goes to stderr, and the answer is one document."""
-    from ckptsurgeon import relaunch as launching
+    from ckptsurgeon.launch import relaunch as launching
 
     if argv is None:
         argv = launching.command(run, wanted, extra)

@@ -15,12 +15,15 @@ from typing import Any, NamedTuple
 
 from ckptsurgeon.edits import ZEROS, Change, Content, Key, Piece, Span
 from ckptsurgeon.errors import DamagedFile, SurgeryError
-from ckptsurgeon.files import archive_content, pickle_program, torch_archive, torch_blank
-from ckptsurgeon.files.archive import Archive
-from ckptsurgeon.files.pickle_program import Nth
-from ckptsurgeon.files.pickle_reader import Object, Tensor, read_with_globals
-from ckptsurgeon.files.pickle_scan import MAX_BYTES, Scan, collector_paused, scan
-from ckptsurgeon.files.pickle_values import dumped
+from ckptsurgeon.files.archives import append, rewrite
+from ckptsurgeon.files.archives import zeros as torch_blank
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.files.pickles import splice
+from ckptsurgeon.files.pickles.scan import MAX_BYTES, Scan, scan
+from ckptsurgeon.files.pickles.splice import Nth
+from ckptsurgeon.files.pickles.tree import Object, Tensor, read_with_globals
+from ckptsurgeon.files.pickles.values import dumped
 
 METADATA = ".metadata"
 NEW = re.compile(r"__ckptsurgeon_(\d+)\.distcp")
@@ -142,7 +145,7 @@ class Saved:
             for field, new in zip(FIELDS, (name, *place), strict=True):
                 edits["storage_data", Nth(item.number), field] = new
         with collector_paused():
-            data = pickle_program.splice(self.scanned.data, edits, scanned=self.scanned)
+            data = splice.splice(self.scanned.data, edits, scanned=self.scanned)
         return Content(tuple(pieces)), Content((data,))
 
     def _blank(self, item: Item, changes: Sequence[Change]) -> tuple[str, tuple[int, ...]] | None:
@@ -159,9 +162,9 @@ class Saved:
         inside = [Change(file, c.field, c.old, c.new, c.path[depth:]) for c in changes]
         if not isinstance(archive.tree(), Tensor) and not inside[-1].path:
             data = dumped(inside[-1].new, inside[-1].old)
-            content = archive_content.render(archive, file, data, {})
+            content = rewrite.render(archive, file, data, {})
         else:
-            rendered = torch_archive.render(archive, file, inside, strict=True)
+            rendered = append.render(archive, file, inside, strict=True)
             assert isinstance(rendered, Content)
             content = rendered
         return tuple(

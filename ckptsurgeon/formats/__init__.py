@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Fill, Key, Promise
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.archive import Archive
+from ckptsurgeon.files.archives.archive import Archive
 
 
 class Place(NamedTuple):
@@ -247,14 +247,14 @@ class Format(Protocol):
 
 
 FORMATS = (
-    "deepspeed:DeepSpeed",
-    "megatron:Megatron",
-    "dcp:Torchtitan",
-    "dcp:OlmoCore",
-    "fairseq:Fairseq",
-    "huggingface:Transformers",
-    "huggingface:Accelerate",
-    "nanotron:Nanotron",
+    "deepspeed.layout:DeepSpeed",
+    "megatron.layout:Megatron",
+    "dcp.layout:Torchtitan",
+    "dcp.layout:OlmoCore",
+    "plain.fairseq:Fairseq",
+    "plain.huggingface:Transformers",
+    "plain.huggingface:Accelerate",
+    "plain.nanotron:Nanotron",
 )
 """`module:Class` of each format, those that are told apart by more first. They are imported when
 they are asked: most commands need one."""

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.edits import ZEROS, Fill, Key
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickle_reader import ITEM_BYTES, Tensor
+from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Place
 
 if TYPE_CHECKING:
-    from ckptsurgeon.formats.shards import Shards
+    from ckptsurgeon.formats.checkpoint import Shards
 
 NESTED = "__bnb_optimizer_quant_state__"
 NUMBERS = {"exp_avg": "1", "exp_avg_sq": "2"}

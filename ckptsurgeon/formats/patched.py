@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptsurgeon.edits import ABSENT, Key, Renamed
-from ckptsurgeon.files.pickle_reader import Object
+from ckptsurgeon.files.pickles.tree import Object
 
 
 @dataclass(frozen=True)

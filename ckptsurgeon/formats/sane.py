@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.annealing import KEYS, is_annealing, normal
+from ckptsurgeon.formats.schedules.annealing import KEYS, is_annealing, normal
 
 MAX_NODES = 10_000
 """Values in the largest field, each reference counted again."""

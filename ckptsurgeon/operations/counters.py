@@ -5,8 +5,8 @@ from __future__ import annotations
 from ckptsurgeon.edits import AnyChange, Change, Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
-from ckptsurgeon.recipe import Recipe, ranges
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.recipe import Recipe, ranges
+from ckptsurgeon.run.run import Run
 
 COUNTERS = ("consumed_samples", "tokens", "iteration")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.operations import tensorboard
-from ckptsurgeon.operations.lineage import Marks
-from ckptsurgeon.recipe import Recipe
-from ckptsurgeon.run import Run
+from ckptsurgeon.logs import cut
+from ckptsurgeon.logs.marks import Marks
+from ckptsurgeon.recipe.recipe import Recipe
+from ckptsurgeon.run.run import Run
 
 
 def events(
@@ -42,7 +42,7 @@ def events(
     for folder in run.logdirs():
         if cut_at is not None:
             keep = (wanted.keep_as or f"cut-{len(run.receipts()) + 1:04d}") if wanted.keep else None
-            done, said = tensorboard.truncate(
+            done, said = cut.truncate(
                 folder,
                 run.root,
                 _marks(checkpoint, cut_at, wanted.samples),
@@ -53,7 +53,7 @@ def events(
                 axes=wanted.axes,
             )
         elif wanted.rename:
-            done, counts = tensorboard.rename(
+            done, counts = cut.rename(
                 folder, run.root, wanted.rename, regex=wanted.regex, allow_merge=wanted.allow_merge
             )
             said = counts.sentences()
@@ -98,4 +98,4 @@ def note(run: Run, recipe: Recipe, step: int, title: str, when: float) -> list[A
         return []
     text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
     at = step if cut_at is None else min(step, cut_at)
-    return [tensorboard.note(folders[0], run.root, at, text, when)]
+    return [cut.note(folders[0], run.root, at, text, when)]

@@ -8,8 +8,8 @@ from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.sane import UnknownField
-from ckptsurgeon.recipe import Recipe
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.recipe import Recipe
+from ckptsurgeon.run.run import Run
 
 SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style", "position")
 LEAP = 10.0

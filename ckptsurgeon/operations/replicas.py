@@ -7,10 +7,10 @@ from typing import Any
 
 from ckptsurgeon.edits import AnyChange, Change, Elements
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.pickle_reader import ITEM_BYTES
+from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Copy, Replica
-from ckptsurgeon.recipe import Recipe
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.recipe import Recipe
+from ckptsurgeon.run.run import Run
 
 
 def replicas(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:

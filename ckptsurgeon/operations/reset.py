@@ -9,8 +9,8 @@ from ckptsurgeon.edits import ZEROS, AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.moments import ALL, ALSO
-from ckptsurgeon.recipe import Moments, Recipe
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.recipe import Moments, Recipe
+from ckptsurgeon.run.run import Run
 
 
 def reset(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, State
-from ckptsurgeon.formats.megatron_deepspeed import scheduler_name
-from ckptsurgeon.formats.rewarm import HOLD
+from ckptsurgeon.formats.deepspeed.flags import scheduler_name
+from ckptsurgeon.formats.schedules.rewarm import HOLD
 from ckptsurgeon.operations.counters import batch_size, consumed, iteration
 from ckptsurgeon.operations.skip import merge
-from ckptsurgeon.recipe import Recipe, Rewarm, ranges
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.recipe import Recipe, Rewarm, ranges
+from ckptsurgeon.run.run import Run
 
 
 def rewarm(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ckptsurgeon.edits import AnyChange, Aside, Change, Content, Rewrite, Span
 from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.recipe import Recipe
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.recipe import Recipe
+from ckptsurgeon.run.run import Run
 
 
 def rollback(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:

@@ -8,8 +8,8 @@ from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.operations.counters import iteration
-from ckptsurgeon.recipe import Recipe, ranges
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.recipe import Recipe, ranges
+from ckptsurgeon.run.run import Run
 
 
 def skip(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:

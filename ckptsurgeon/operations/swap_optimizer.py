@@ -12,8 +12,8 @@ from ckptsurgeon.edits import ABSENT, AnyChange, Change, Content, Renamed, Rewri
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.sane import is_number
-from ckptsurgeon.recipe import OPTIMIZERS, Recipe, SwapOptimizer
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.recipe import OPTIMIZERS, Recipe, SwapOptimizer
+from ckptsurgeon.run.run import Run
 
 CONFIG = "train.yaml"
 

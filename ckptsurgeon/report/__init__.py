@@ -16,15 +16,15 @@ from ckptsurgeon.report.document import (
     status_json,
     verification_json,
 )
-from ckptsurgeon.report.look import Look, count
 from ckptsurgeon.report.plan import done, error, log, plan, recipe, recovery
 from ckptsurgeon.report.progress import Progress
 from ckptsurgeon.report.run import checkpoint, diagnoses, status, verification
+from ckptsurgeon.report.style import Style, count
 
 __all__ = [
     "SCHEMA",
-    "Look",
     "Progress",
+    "Style",
     "attic",
     "attic_json",
     "checkpoint",

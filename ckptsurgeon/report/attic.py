@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.report.document import SCHEMA
-from ckptsurgeon.report.look import Look, Row, count, size, table
+from ckptsurgeon.report.style import Row, Style, count, size, table
 
 if TYPE_CHECKING:
-    from ckptsurgeon.attic import Kept
+    from ckptsurgeon.run.attic import Kept
 
 
-def attic(kept: Sequence[Kept], look: Look) -> str:
+def attic(kept: Sequence[Kept], style: Style) -> str:
     """One line for each surgery whose attic would go."""
     if not kept:
         return "nothing to prune: no surgery keeps files"
     rows = [Row(k.id, size(k.bytes), f"{count(k.files, 'file')}   {k.title}", ">") for k in kept]
-    return "\n".join(table(rows, look))
+    return "\n".join(table(rows, style))
 
 
 def attic_json(kept: Sequence[Kept], removed: bool) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.report.document import SCHEMA
-from ckptsurgeon.report.look import clean, count, size
+from ckptsurgeon.report.style import clean, count, size
 
 if TYPE_CHECKING:
-    from ckptsurgeon.fork import Fork
+    from ckptsurgeon.surgery.fork import Fork
 
 
 def export(folder: Path, tensors: int, total: int, files: Sequence[str]) -> str:
@@ -45,7 +45,7 @@ def fork(done: Fork, how: str, *, written: bool) -> str:
     return "\n".join(
         [
             *lines,
-            f"  look     ckptsurgeon -C {where} status",
+            f"  style     ckptsurgeon -C {where} status",
             f"  start    ckptsurgeon -C {where} relaunch",
         ]
     )

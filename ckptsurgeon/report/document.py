@@ -12,11 +12,11 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.report.run import FIELDS, places
 
 if TYPE_CHECKING:
-    from ckptsurgeon.doctor import Diagnosis
     from ckptsurgeon.formats import Checkpoint, State
-    from ckptsurgeon.journal import Recovery
-    from ckptsurgeon.run import Run
-    from ckptsurgeon.surgery import Verification
+    from ckptsurgeon.look import Verification
+    from ckptsurgeon.look.doctor import Diagnosis
+    from ckptsurgeon.run.run import Run
+    from ckptsurgeon.transaction.journal import Recovery
 
 SCHEMA = 1
 """Grows when a key changes its meaning or leaves; a new key alone does not change it."""

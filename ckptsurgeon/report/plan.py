@@ -24,12 +24,12 @@ from ckptsurgeon.edits import (
     length,
 )
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.report.look import (
+from ckptsurgeon.report.style import (
     GREEN,
     MANY,
     RED,
-    Look,
     Row,
+    Style,
     arrow,
     clean,
     count,
@@ -41,11 +41,11 @@ from ckptsurgeon.report.look import (
 )
 
 if TYPE_CHECKING:
-    from ckptsurgeon.journal import Recovery
-    from ckptsurgeon.recipe import Recipe
+    from ckptsurgeon.recipe.recipe import Recipe
+    from ckptsurgeon.transaction.journal import Recovery
 
 
-def plan(plan: Plan, name: str, look: Look, undone: Receipt | None = None) -> str:
+def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> str:
     """What is about to change, what the next step will use, what it costs.
 
     `undone` is the receipt that an undo takes back: its changes are shown the other way round."""
@@ -53,24 +53,25 @@ def plan(plan: Plan, name: str, look: Look, undone: Receipt | None = None) -> st
         why = f"{clean(name)} is so already ({plan.title})"
         if plan.title == "nothing":
             why = "the recipe asks for nothing"
-        return "\n".join([f"nothing to do: {why}", *_notes(plan, look)])
+        return "\n".join([f"nothing to do: {why}", *_notes(plan, style)])
     rows = changes(plan.changes)
     head = f"{clean(name)}   {clean(plan.title)}"
     if undone is not None:
         head = f"receipt {undone.id}   {undone.title}   by {undone.user}, {undone.when}"
         rows = [*changes(undone.changes, back=True), *rows]
     label = f"  step {plan.promise.step} will use   " if plan.promise else "  cost   "
-    lines = [head, "", *table(rows, look), ""]
+    lines = [head, "", *table(rows, style), ""]
     if plan.promise is not None:
-        lines += packed(label, promise(plan.promise), look)
+        lines += packed(label, promise(plan.promise), style)
     undo = "" if plan.undoes else ", undo kept"
     lines.append(f"{'  cost':<{len(label)}}{cost(plan.edits)}{undo}")
-    return "\n".join([*lines, *_notes(plan, look)])
+    return "\n".join([*lines, *_notes(plan, style)])
 
 
-def _notes(plan: Plan, look: Look) -> list[str]:
+def _notes(plan: Plan, style: Style) -> list[str]:
     wrapped = (
-        textwrap.wrap(clean(text), look.width - 8, break_on_hyphens=False) for text in plan.warnings
+        textwrap.wrap(clean(text), style.width - 8, break_on_hyphens=False)
+        for text in plan.warnings
     )
     return [f"{'        ' if i else '  note  '}{line}" for w in wrapped for i, line in enumerate(w)]
 
@@ -181,7 +182,7 @@ def cost(edits: Sequence[Edit]) -> str:
     return f"{size(written)} written, {shards}"
 
 
-def done(receipt: Receipt, look: Look, *, resumes: bool = True) -> str:
+def done(receipt: Receipt, style: Style, *, resumes: bool = True) -> str:
     """What was done, and the two commands that come next; bare logs are not resumed."""
     text = f"receipt {receipt.id}"
     if receipt.undoes is not None:
@@ -189,7 +190,7 @@ def done(receipt: Receipt, look: Look, *, resumes: bool = True) -> str:
         text += f"; {what} byte for byte what it was before {receipt.undoes}"
     if receipt.promise is not None:
         text += f"; verified: step {receipt.promise.step} uses {promise(receipt.promise)[0]}"
-    lines = [f"{look.paint('done:', GREEN)} {text}"]
+    lines = [f"{style.paint('done:', GREEN)} {text}"]
     if receipt.undoes is None:
         lines.append(f"  undo     ckptsurgeon undo {receipt.id}")
     if resumes:
@@ -197,7 +198,7 @@ def done(receipt: Receipt, look: Look, *, resumes: bool = True) -> str:
     return "\n".join(lines)
 
 
-def log(receipts: Sequence[Receipt], look: Look) -> str:
+def log(receipts: Sequence[Receipt], style: Style) -> str:
     """The surgeries, newest first, each with its reason."""
     undone = {item.undoes: item.id for item in receipts if item.undoes is not None}
     lines = []
@@ -205,20 +206,20 @@ def log(receipts: Sequence[Receipt], look: Look) -> str:
         after = f"   (undone by {undone[item.id]})" if item.id in undone else ""
         lines.append(f"{item.id}   {item.title}{after}")
         lines.append(f"       {item.when}   {clean(item.user)}@{clean(item.host)}")
-        for line in textwrap.wrap(clean(item.why), look.width - 12):
+        for line in textwrap.wrap(clean(item.why), style.width - 12):
             lines.append(
                 f"       why: {line}" if "why:" not in lines[-1] else f"            {line}"
             )
     return "\n".join(lines) or "no surgery yet"
 
 
-def recovery(done: Recovery, look: Look) -> str:
+def recovery(done: Recovery, style: Style) -> str:
     """What `recover` found and did."""
     if done.outcome == "nothing":
         return "nothing to recover: no surgery was interrupted"
     if done.outcome == "discarded":
-        return f"{look.paint('discarded:', GREEN)} {done.title}; the run is exactly as it was"
-    text = f"{look.paint('finished:', GREEN)} {done.title}"
+        return f"{style.paint('discarded:', GREEN)} {done.title}; the run is exactly as it was"
+    text = f"{style.paint('finished:', GREEN)} {done.title}"
     if done.receipt is not None:
         text += f"; receipt {done.receipt}\n  undo     ckptsurgeon undo {done.receipt}"
     return text
@@ -228,18 +229,18 @@ def recipe(recipe: Recipe) -> str:
     """The recipe as YAML that `plan` and `apply` read."""
     import yaml
 
-    from ckptsurgeon.recipe import to_dict
+    from ckptsurgeon.recipe.recipe import to_dict
 
     return str(yaml.safe_dump(to_dict(recipe), sort_keys=False, allow_unicode=True)).rstrip()
 
 
-def error(error: SurgeryError, look: Look) -> str:
+def error(error: SurgeryError, style: Style) -> str:
     """Three parts: what happened, what was left untouched, what to do next."""
     parts = [("error:", [error.what]), ("untouched:", [error.untouched]), ("next:", error.next)]
     lines = []
     for label, texts in parts:
         inner = [line for text in texts for line in text.splitlines()]
         for i, line in enumerate(inner):
-            start = look.paint(label, RED if label == "error:" else "")
+            start = style.paint(label, RED if label == "error:" else "")
             lines.append(f"{' ' * len(label) if i else start} {clean(line)}")
     return "\n".join(lines)

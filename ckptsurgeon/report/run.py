@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.report.look import (
+from ckptsurgeon.report.plan import promise
+from ckptsurgeon.report.style import (
     GREEN,
     RED,
-    Look,
     Row,
+    Style,
     clean,
     count,
     names,
@@ -20,13 +21,12 @@ from ckptsurgeon.report.look import (
     table,
     value,
 )
-from ckptsurgeon.report.plan import promise
 
 if TYPE_CHECKING:
-    from ckptsurgeon.doctor import Diagnosis
     from ckptsurgeon.formats import Checkpoint, Place, State
-    from ckptsurgeon.run import Run
-    from ckptsurgeon.surgery import Verification
+    from ckptsurgeon.look import Verification
+    from ckptsurgeon.look.doctor import Diagnosis
+    from ckptsurgeon.run.run import Run
 
 FIELDS = (
     "lr", "max_lr", "min_lr", "warmup", "decay", "decay_style", "betas", "eps", "weight_decay",
@@ -35,10 +35,10 @@ FIELDS = (
 """What `show` asks a checkpoint for, in this order."""
 
 
-def status(run: Run, state: State | None, problem: SurgeryError | None, look: Look) -> str:
+def status(run: Run, state: State | None, problem: SurgeryError | None, style: Style) -> str:
     """The run on one screen. `problem` is why the latest checkpoint can't be read."""
     if run.bare:
-        return "\n".join([f"{clean(run.name)}   logs", "", *table(_logs(run), look)])
+        return "\n".join([f"{clean(run.name)}   logs", "", *table(_logs(run), style)])
     at = f"at step {state.step}   {state.dialect}" if state else run.format.name
     rows = [_steps(run), *_pointers(run)]
     if problem is not None:
@@ -46,7 +46,7 @@ def status(run: Run, state: State | None, problem: SurgeryError | None, look: Lo
         rows += [Row("next", hint) for hint in problem.next]
     if state is not None:
         rows += _hyperparameters(state)
-    return "\n".join([f"{clean(run.name)}   {at}", "", *table([*rows, *_logs(run)], look)])
+    return "\n".join([f"{clean(run.name)}   {at}", "", *table([*rows, *_logs(run)], style)])
 
 
 def _logs(run: Run) -> list[Row]:
@@ -141,17 +141,17 @@ def _surgery(run: Run) -> list[Row]:
     return rows
 
 
-def checkpoint(run: Run, checkpoint: Checkpoint, look: Look) -> str:
+def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     """One step: what comes next, and every place of each field with the place that wins."""
     state = checkpoint.state()
     rows = [Row("dialect", state.dialect), Row("schedule", schedule(state))]
     rows += [Row(f"step {state.promise.step}", item) for item in promise(state.promise)]
     rows += [Row("note", clean(note)) for note in state.notes]
-    lines = [f"{clean(run.name)}   step {state.step}", "", *table(rows, look), ""]
+    lines = [f"{clean(run.name)}   step {state.step}", "", *table(rows, style), ""]
     kept: list[Row] = []
     for field in FIELDS:
         kept += _places(field, places(checkpoint, field))
-    return "\n".join([*lines, *table(kept, look)])
+    return "\n".join([*lines, *table(kept, style)])
 
 
 def places(checkpoint: Checkpoint, field: str) -> list[Place]:
@@ -176,13 +176,13 @@ def _places(field: str, found: list[Place]) -> list[Row]:
     return rows
 
 
-def verification(found: Verification, look: Look) -> str:
+def verification(found: Verification, style: Style) -> str:
     """Sound, or every finding; the level it was read to, and what no CRC could prove."""
     head = f"step {found.step}: {count(found.files, 'file')}, {found.format}, level {found.level}"
     if not found.findings:
-        lines = [f"{look.paint('sound:', GREEN)} {head}", *_next(found.promise)]
+        lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(found.promise)]
     else:
-        label = look.paint("damaged:", RED)
+        label = style.paint("damaged:", RED)
         lines = [f"{label} {head}, {count(len(found.findings), 'finding')}"]
         lines += [f"  {clean(finding)}" for finding in found.findings]
     if found.no_crc:
@@ -196,13 +196,13 @@ def _next(held: Promise | None) -> list[str]:
     return [] if held is None else [f"  step {held.step} uses {'   '.join(promise(held)[:3])}"]
 
 
-def diagnoses(run: Run, found: Sequence[Diagnosis], look: Look) -> str:
+def diagnoses(run: Run, found: Sequence[Diagnosis], style: Style) -> str:
     """Healthy, or each thing that is wrong with what helps below it."""
     if not found:
         return (
-            f"{look.paint('healthy:', GREEN)} {clean(run.name)}, {count(len(run.steps()), 'step')}"
+            f"{style.paint('healthy:', GREEN)} {clean(run.name)}, {count(len(run.steps()), 'step')}"
         )
-    lines = [f"{look.paint('ill:', RED)} {clean(run.name)}, {count(len(found), 'finding')}"]
+    lines = [f"{style.paint('ill:', RED)} {clean(run.name)}, {count(len(found), 'finding')}"]
     for item in found:
         lines += [f"  {clean(item.what)}", f"      next: {item.next}"]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 // The records of an event file: an index of the good ones, and their bytes under new tags.
 //
 // Both stop at the first record that is not good, and say where: what to make of it (a torn tail, an
-// error, a salvage) is decided by files/event_file.py alone.
+// error, a salvage) is decided by logs/tensorboard/event_file.py alone.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Protobuf's wire format, as far as an Event needs it. Same reading as files/event_message.py.
+// Protobuf's wire format, as far as an Event needs it. Same reading as logs/tensorboard/message.py.
 #pragma once
 
 #include <cstddef>

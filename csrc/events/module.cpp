@@ -1,4 +1,4 @@
-// The native half of ckptsurgeon/files/event_file.py: `index` and `Renaming`, on any buffer.
+// The native half of ckptsurgeon/logs/tensorboard/event_file.py: `index` and `Renaming`, on any buffer.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

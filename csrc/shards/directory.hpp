@@ -1,5 +1,5 @@
 // The central directory of a zip archive as torch writes it, by the rules of
-// ckptsurgeon/files/zip_directory.py.
+// ckptsurgeon/files/archives/zip_directory.py.
 //
 // Accepted is a directory of stored records below 4 GiB with plain ASCII names; Python judges all
 // others.

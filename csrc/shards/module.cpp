@@ -1,4 +1,4 @@
-// The native half of ckptsurgeon/files/pickle_scan.py and zip_directory.py, on any bytes.
+// The native half of ckptsurgeon/files/pickles/scan.py and archives/zip_directory.py, on any bytes.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

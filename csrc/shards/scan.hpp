@@ -1,4 +1,4 @@
-// One pass over the opcodes of a pickle, by the rules of ckptsurgeon/files/pickle_scan.py.
+// One pass over the opcodes of a pickle, by the rules of ckptsurgeon/files/pickles/scan.py.
 //
 // What it accepts, Python accepts, with the same places; whatever it refuses, Python judges. A value
 // is known by the offset of the opcode that makes it. Nothing is decoded, imported or called.

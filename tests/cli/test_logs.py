@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon.files import event_file, event_message
+from ckptsurgeon.logs.tensorboard import event_file, message
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.test_contract import tree
@@ -86,7 +86,7 @@ def test_a_note_does_not_hide_what_the_next_trainer_writes(
     assert len(log.Tensors("ckptsurgeon/surgery/text_summary")) == 2
     with (root / "tensorboard" / f"events.out.tfevents.{moment + 5}.vm.2.0").open("wb") as file:
         for count in (1, 2):
-            event = event_message.text_event(moment + 5, 8 + count, "new", "text")
+            event = message.text_event(moment + 5, 8 + count, "new", "text")
             file.write(event_file.frame(event))
             file.flush()
             log.Reload()

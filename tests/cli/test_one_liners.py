@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon.recipe import to_dict
-from ckptsurgeon.recipe_file import load
+from ckptsurgeon.recipe.file import load
+from ckptsurgeon.recipe.recipe import to_dict
 from tests.cli.conftest import Surgeon
 
 CASES: dict[str, dict[str, Any]] = {

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon import Run, surgery
+from ckptsurgeon import Run, look
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.relaunch import compare, job
-from ckptsurgeon.slurm import script
+from ckptsurgeon.launch.relaunch import compare, job
+from ckptsurgeon.launch.slurm import script
 from tests.cli.conftest import Surgeon
 from tests.conftest import REPO, Trained
 from tests.train.conftest import losses
@@ -64,7 +64,7 @@ def test_two_nodes_train_keep_the_promise_save_at_the_signal_and_are_requeued(
     trained: Trained, tmp_path: Path, surgeon: Surgeon
 ) -> None:
     root = trained(ranks=2).rename(tmp_path / HOSTILE)
-    promise = surgery.inspect(Run.open(root)).promise
+    promise = look.inspect(Run.open(root)).promise
     file = tmp_path / "job.sbatch"
     written = surgeon(
         "relaunch", "--slurm", "--nodes", 2, "--sbatch", "partition=gpu", "-o", file, "-C", root,

@@ -12,8 +12,8 @@ import pytest
 
 from ckptsurgeon import disk, surgery
 from ckptsurgeon.errors import InterruptedSurgery
-from ckptsurgeon.recipe import Hyperparameters, Recipe
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.recipe import Hyperparameters, Recipe
+from ckptsurgeon.run.run import Run
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.test_contract import tree

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ckptsurgeon import disk, journal, redo, staging
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.transaction import journal, redo, staging
 
 Bug = Callable[[], Iterator[tuple[Any, str, Callable[..., Any]]]]
 BUGS: dict[str, Bug] = {}

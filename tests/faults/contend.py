@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ckptsurgeon import lock
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.transaction import lock
 
 
 def contend(root: Path, wanted: int, seed: int) -> tuple[int, int]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.files.archive import Archive
+from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import Saved
-from ckptsurgeon.files.pickle_reader import get
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.recipe.file import from_data
 from tests.faults.world import Scenario
 
 RECIPE = {"set": {"beta1": 0.5}, "reset": ["moments"]}

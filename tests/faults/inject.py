@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import disk, lock
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.transaction import lock
 
 ERRORS = ("ENOSPC", "EIO", "EDQUOT", "EROFS", "EACCES")
 KINDS = ("KILL", *ERRORS, "FULL", "EINTR", "SHORT", "CTRL-C")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import lock
+from ckptsurgeon.transaction import lock
 from tests.faults.inject import exited, hooked, outcome
 from tests.faults.sweep import Stage
 from tests.faults.world import Point, Snapshot, neither, snapshot

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.files.pickle_reader import get
-from ckptsurgeon.files.torch_archive import Archive
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.files.archives.append import Archive
+from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.recipe.file import from_data
 from tests.faults.world import Scenario
 
 RECIPE = {

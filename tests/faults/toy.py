@@ -11,7 +11,6 @@ import os
 import struct
 from pathlib import Path
 
-from ckptsurgeon import journal
 from ckptsurgeon.edits import (
     Append,
     Content,
@@ -22,6 +21,7 @@ from ckptsurgeon.edits import (
     Replace,
     Span,
 )
+from ckptsurgeon.transaction import journal
 from tests.faults.world import HOME, Scenario
 
 MAGIC = b"END!"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.files import crc32c, event_file, event_message
-from ckptsurgeon.files.event_file import DROPPED, Index
+from ckptsurgeon.logs.tensorboard import crc32c, event_file, message
+from ckptsurgeon.logs.tensorboard.event_file import DROPPED, Index
 from tests.operations.training_log import START, Job, points, write
 
 
@@ -177,7 +177,7 @@ def test_an_event_of_an_impossible_time_or_step_is_refused_or_left_out(
     _, data, index = log
     path = tmp_path / "events.out.tfevents.1"
     start = index.span(20)[0]
-    bad = event_file.frame(event_message.text_event(wall, step % (1 << 64), "note", "x"))
+    bad = event_file.frame(message.text_event(wall, step % (1 << 64), "note", "x"))
     path.write_bytes(data[:start] + bad + data[start:])
     with pytest.raises(DamagedFile, match=f"byte {start}: an event of step {step}"):
         event_file.scan(path)

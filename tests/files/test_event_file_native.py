@@ -15,8 +15,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.files import crc32c, event_file
-from ckptsurgeon.files.event_frame import frame
+from ckptsurgeon.logs.tensorboard import crc32c, event_file
+from ckptsurgeon.logs.tensorboard.frame import frame
 from tests.operations.training_log import scalar, text
 
 MUTATIONS = 100_000

@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from ckptsurgeon.files import event_file
-from ckptsurgeon.files.event_file import Piece, Renamed
+from ckptsurgeon.logs.tensorboard import event_file
+from ckptsurgeon.logs.tensorboard.event_file import Piece, Renamed
 from tests.operations.training_log import START, Job, megatron, tf1, write
 
 

@@ -9,10 +9,10 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from ckptsurgeon.files import event_file
-from ckptsurgeon.files.event_graft import grafts
-from ckptsurgeon.operations import tensorboard
-from ckptsurgeon.operations.lineage import Marks
+from ckptsurgeon.logs import cut
+from ckptsurgeon.logs.marks import Marks
+from ckptsurgeon.logs.tensorboard import event_file
+from ckptsurgeon.logs.tensorboard.graft import grafts
 from tests.operations.training_log import START, Job, apply, scalar, write
 
 
@@ -41,7 +41,7 @@ def dashboards(path: Path) -> list[tuple[int, str, str]]:
 
 def test_the_cut_branch_of_a_tf1_log_keeps_its_dashboards(tmp_path: Path) -> None:
     path = tf1_log(tmp_path / "events.out.tfevents.1.host")
-    changes, _ = tensorboard.truncate(tmp_path, tmp_path, Marks(6), keep_as="cut")
+    changes, _ = cut.truncate(tmp_path, tmp_path, Marks(6), keep_as="cut")
     apply(changes, tmp_path)
     assert [row[0] for row in dashboards(path)] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
     assert dashboards(tmp_path / "cut" / path.name) == [

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.files.archive import Archive
-from ckptsurgeon.files.pickle_reader import Global, Object, Tensor, get, read, tensors
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.pickles.tree import Global, Object, Tensor, get, read, tensors
 from tests.files.torch_files import GROUPS, SCALER, STATE, load, plain_shard, save, zero_shard
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch._weights_only_unpickler as weights_only
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
-from ckptsurgeon.files.pickle_program import splice
-from ckptsurgeon.files.pickle_reader import get, read
+from ckptsurgeon.files.pickles.splice import splice
+from ckptsurgeon.files.pickles.tree import get, read
 
 PROTOCOLS = (2, 3, 4, 5)
 

@@ -16,9 +16,10 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files import native, pickle_program
-from ckptsurgeon.files.pickle_reader import read
-from ckptsurgeon.files.pickle_scan import MIN_RUNS, scan
+from ckptsurgeon.files import native
+from ckptsurgeon.files.pickles import splice
+from ckptsurgeon.files.pickles.scan import MIN_RUNS, scan
+from ckptsurgeon.files.pickles.tree import read
 from tests.files.torch_files import frozen, optimizer_state
 
 KEYS = st.one_of(st.sampled_from(["lr", "betas", "step", "a"]), st.integers(-2, 300))
@@ -112,7 +113,7 @@ def test_agrees_with_plain_python(
     assume(len(set(places)) == len(places))
     holders = [step(expected, path[:-1]) for path in chosen]
     try:
-        after = pickle_program.splice(before, edits, delete=deleted)
+        after = splice.splice(before, edits, delete=deleted)
     except SurgeryError as error:
         assert "overlap" in str(error) or "share" in str(error)
         assume(False)
@@ -154,12 +155,12 @@ def _large_pickle_is_edited(data: st.DataObject) -> None:
             deleted.append(path)
     whole = scan(LARGE, whole=True)
     try:
-        expected = pickle_program.splice(LARGE, edits, delete=deleted, scanned=whole)
+        expected = splice.splice(LARGE, edits, delete=deleted, scanned=whole)
     except SurgeryError:
         with pytest.raises(SurgeryError):
-            pickle_program.splice(LARGE, edits, delete=deleted)
+            splice.splice(LARGE, edits, delete=deleted)
         return
-    assert pickle_program.splice(LARGE, edits, delete=deleted) == expected
+    assert splice.splice(LARGE, edits, delete=deleted) == expected
 
 
 def _large() -> bytes:

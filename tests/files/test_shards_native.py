@@ -18,10 +18,10 @@ import torch
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import native
-from ckptsurgeon.files.archive import Archive
-from ckptsurgeon.files.pickle_program import splice
-from ckptsurgeon.files.pickle_reader import Tensor, read, read_with_globals, tensors
-from ckptsurgeon.files.pickle_scan import Scan, scan
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.pickles.scan import Scan, scan
+from ckptsurgeon.files.pickles.splice import splice
+from ckptsurgeon.files.pickles.tree import Tensor, read, read_with_globals, tensors
 from tests.files.torch_files import plain_shard, save, zero_shard
 from tests.hostile.test_fuzz import mutated
 

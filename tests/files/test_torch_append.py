@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ckptsurgeon.edits import ABSENT, ZEROS, Append
-from ckptsurgeon.files.pickle_reader import get
-from ckptsurgeon.files.torch_archive import Archive, render
+from ckptsurgeon.files.archives.append import Archive, render
+from ckptsurgeon.files.pickles.tree import get
 from tests.files.torch_files import (
     GROUPS,
     MODES,

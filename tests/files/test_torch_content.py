@@ -13,7 +13,7 @@ from torch.utils.serialization import config
 
 from ckptsurgeon.edits import ABSENT, ZEROS, Append, Content, Span
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.files.torch_archive import Archive, render
+from ckptsurgeon.files.archives.append import Archive, render
 from tests.files.torch_files import (
     GROUPS,
     MODES,

@@ -15,10 +15,10 @@ import torch
 
 from ckptsurgeon.edits import ZEROS
 from ckptsurgeon.errors import DamagedFile, SurgeryError
-from ckptsurgeon.files.pickle_program import splice
-from ckptsurgeon.files.pickle_reader import read, read_with_globals
-from ckptsurgeon.files.pickle_scan import scan
-from ckptsurgeon.files.torch_archive import Archive, render
+from ckptsurgeon.files.archives.append import Archive, render
+from ckptsurgeon.files.pickles.scan import scan
+from ckptsurgeon.files.pickles.splice import splice
+from ckptsurgeon.files.pickles.tree import read, read_with_globals
 from tests.files.torch_files import GROUPS, change, plain_shard, save
 
 P = b"\x80\x02"

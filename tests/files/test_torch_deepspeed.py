@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ckptsurgeon.edits import ZEROS, Append
-from ckptsurgeon.files.pickle_reader import Object, Tensor, get, tensors
-from ckptsurgeon.files.torch_archive import Archive
+from ckptsurgeon.files.archives.append import Archive
+from ckptsurgeon.files.pickles.tree import Object, Tensor, get, tensors
 from tests.conftest import Trained
 from tests.files.torch_files import GROUPS, STATE, change, edited, frozen
 

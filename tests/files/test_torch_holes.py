@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon import disk, journal
+from ckptsurgeon import disk
 from ckptsurgeon.edits import ZEROS, Change, Content, Hole, Plan, Replace, from_json, to_json
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.torch_archive import render
+from ckptsurgeon.files.archives.append import render
+from ckptsurgeon.transaction import journal
 from tests.files.torch_files import STATE, frozen, load, plain_shard, save
 
 NUMEL = 1 << 19

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ckptsurgeon.edits import Content
-from ckptsurgeon.files.archive import Archive
-from ckptsurgeon.files.archive_shrink import shrink
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.archives.shrink import shrink
 from tests.files.torch_files import apply
 
 

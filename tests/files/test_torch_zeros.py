@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from ckptsurgeon.edits import ZEROS, Append, Content
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files import crc32
-from ckptsurgeon.files.pickle_reader import Tensor
-from ckptsurgeon.files.storage_edit import ranges
-from ckptsurgeon.files.torch_archive import Archive
+from ckptsurgeon.files.archives import crc32
+from ckptsurgeon.files.archives.append import Archive
+from ckptsurgeon.files.archives.storage_edit import ranges
+from ckptsurgeon.files.pickles.tree import Tensor
 from tests.files.torch_files import change, edited, frozen, load, save
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ckptsurgeon.edits import Append, Change, Content, Hole, Span
-from ckptsurgeon.files import torch_archive
+from ckptsurgeon.files.archives import append
 
 MODES = [(False, False), (False, True), (True, False), (True, True)]
 """mmap × weights_only."""
@@ -179,7 +179,7 @@ def change(path: tuple[Any, ...], new: Any, old: Any = None) -> Change:
 
 def edited(path: Path, *changes: Change, strict: bool = False) -> Append | Content:
     """Render and apply."""
-    edit = torch_archive.render(path, "shard.pt", changes, strict=strict)
+    edit = append.render(path, "shard.pt", changes, strict=strict)
     apply(path, edit)
     return edit
 

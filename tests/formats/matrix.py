@@ -18,7 +18,7 @@ import torch
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
 from tests.conftest import REPO
 from tests.formats import (
     deepspeed_engine,

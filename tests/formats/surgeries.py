@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptsurgeon import surgery
+from ckptsurgeon import look, surgery
 from ckptsurgeon.edits import Plan
-from ckptsurgeon.lock import HOME
-from ckptsurgeon.recipe_file import from_data
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.lock import HOME
 
 
 def snapshot(root: Path) -> dict[str, bytes]:
@@ -25,7 +25,7 @@ def operate(root: Path, recipe: dict) -> Plan:  # type: ignore[type-arg]
     assert not plan.empty
     surgery.apply(Run.open(root), plan)
     assert surgery.plan(Run.open(root), wanted).empty
-    found = surgery.verify(Run.open(root), level=4)
+    found = look.verify(Run.open(root), level=4)
     assert found.findings == ()
     assert found.promise == plan.promise
     return plan

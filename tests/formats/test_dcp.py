@@ -19,11 +19,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from typer.testing import CliRunner
 
-from ckptsurgeon import surgery
+from ckptsurgeon import look, surgery
 from ckptsurgeon.cli import app
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.recipe_file import from_data
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.run.run import Run
 from tests.formats.surgeries import operate, snapshot, take_back
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -219,7 +219,7 @@ def test_the_highest_step_is_the_latest_and_must_be_complete(tmp_path: Path) -> 
     (root / "step-6" / ".metadata").unlink()
     run = Run.open(root)
     assert run.steps() == [2, 4, 6] and run.latest() == 4  # as torchtitan: it wants .metadata
-    assert any(".metadata" in text for text in surgery.verify(run, 6).findings)
+    assert any(".metadata" in text for text in look.verify(run, 6).findings)
     (root / "step-4" / "__0_0.distcp").write_bytes(b"PK")
     with pytest.raises(SurgeryError, match=r"step 4 is incomplete .* would resume it") as error:
         run.latest()
@@ -237,7 +237,7 @@ def test_the_highest_step_is_the_latest_and_must_be_complete(tmp_path: Path) -> 
 def test_weights_for_hugging_face_and_near_names_are_what_torchtitan_takes(tmp_path: Path) -> None:
     root = torchtitan(tmp_path)
     (root / "step-6").rename(root / "step-6.bak")
-    told = surgery.verify(Run.open(root)).findings
+    told = look.verify(Run.open(root)).findings
     assert any("step-6.bak: is taken for step 6" in text for text in told)
     (root / "step-8").mkdir()
     (root / "step-8" / "model.safetensors.index.json").write_text("{}")
@@ -273,7 +273,7 @@ def test_olmo_cores_ranks_and_counters_are_checked(tmp_path: Path) -> None:
     root = olmo(tmp_path)
     counters = torch.load(root / "step6" / "train" / "rank1.pt", weights_only=False)
     torch.save({**counters, "global_step": 5}, root / "step6" / "train" / "rank1.pt")
-    findings = surgery.verify(Run.open(root)).findings
+    findings = look.verify(Run.open(root)).findings
     assert any("disagree on iteration" in text for text in findings)
     (root / "step6" / "train" / "rank1.pt").unlink()
     with pytest.raises(SurgeryError, match="step 6 is incomplete"):
@@ -297,8 +297,8 @@ def test_a_flipped_byte_in_a_blob_is_found(tmp_path: Path, level: int) -> None:
     at = info.offset + blob.find(state.numpy().tobytes())
     data[at + 3] ^= 0x80
     file.write_bytes(data)
-    assert surgery.verify(Run.open(root), level=2).findings == ()
-    findings = surgery.verify(Run.open(root), level=level).findings
+    assert look.verify(Run.open(root), level=2).findings == ()
+    findings = look.verify(Run.open(root), level=level).findings
     assert any(f"from byte {info.offset} on" in text and "has CRC" in text for text in findings)
 
 

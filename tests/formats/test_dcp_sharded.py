@@ -13,8 +13,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from ckptsurgeon.export import export
-from ckptsurgeon.run import Run
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.export import export
 from tests.formats.sharded_dcp import NAMES, tensor
 from tests.formats.surgeries import operate, snapshot, take_back
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import Plan, Run, plan, surgery
+from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
 from tests.formats.deepspeed_engine import Options, build, live, make, process_group, resume
 
 WARM: dict[str, Any] = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": 4}
@@ -76,7 +76,7 @@ def test_every_rate_to_come_is_of_the_new_schedule(tmp_path: Path, name: str, st
     }
     made = plan(Run.open(tmp_path), from_data({"set": wanted}))
     surgery.apply(Run.open(tmp_path), made)
-    assert surgery.verify(Run.open(tmp_path)).findings == ()
+    assert look.verify(Run.open(tmp_path)).findings == ()
     assert plan(Run.open(tmp_path), from_data({"set": wanted})).empty
     after = resume(tmp_path, told(made, before), 6)
     assert made.promise is not None and after["lr"] == pytest.approx([made.promise.lr], rel=1e-12)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import Plan, Run, plan, surgery
+from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
 from tests.formats.deepspeed_engine import Options, launched, make, process_group, resume
 
 FP32_SUMS = {"data_types": {"grad_accum_dtype": "fp32"}}
@@ -55,7 +55,7 @@ def operate(root: Path, **recipe: Any) -> Plan:
     """Apply, verify every level, and find nothing left to do."""
     made = plan(Run.open(root), from_data(recipe))
     surgery.apply(Run.open(root), made)
-    assert surgery.verify(Run.open(root), level=4).findings == ()
+    assert look.verify(Run.open(root), level=4).findings == ()
     assert plan(Run.open(root), from_data(recipe)).empty
     return made
 
@@ -161,7 +161,7 @@ def test_an_elastic_checkpoint_that_cannot_be_loaded_is_found(tmp_path: Path) ->
     make(tmp_path / "run", options)
     with pytest.raises(AssertionError):
         resume(tmp_path / "run", options)
-    (finding,) = surgery.verify(Run.open(tmp_path / "run")).findings
+    (finding,) = look.verify(Run.open(tmp_path / "run")).findings
     assert "base_optimizer_state_step" in finding
 
 

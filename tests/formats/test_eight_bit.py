@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.edits import Fill
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
 from tests.formats.deepspeed_engine import Options, build, live, make, process_group, train
 from tests.formats.megatron_legacy import megatron_enums, save
 
@@ -64,7 +64,7 @@ def test_a_reset_moment_is_zero_by_its_codes(tmp_path: Path, stage: int, dtype: 
     made = plan(Run.open(tmp_path), from_data(RESET))
     assert Fill(127) in {getattr(change, "new", None) for change in made.changes}
     surgery.apply(Run.open(tmp_path), made)
-    assert surgery.verify(Run.open(tmp_path), level=4).findings == ()
+    assert look.verify(Run.open(tmp_path), level=4).findings == ()
     assert plan(Run.open(tmp_path), from_data(RESET)).empty
     for state in (state for file in files(tmp_path) for state in quantized(file)):
         for which in "12":

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import surgery
+from ckptsurgeon import look, surgery
 from ckptsurgeon.edits import Replace
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.fork import fork
-from ckptsurgeon.recipe_file import from_data
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.fork import fork
 from tests.formats.fairseq_files import NAMES, make_run, rate, resumed
 from tests.formats.surgeries import operate, snapshot, take_back
 
@@ -53,8 +53,8 @@ def test_every_layout_is_read_and_verified(tmp_path: Path, layout: dict[str, Any
     assert run.format.name == "fairseq"
     assert run.steps() == [10, 20, 30]
     assert run.latest() == 30
-    assert surgery.verify(run, level=4).findings == ()
-    state = surgery.inspect(run)
+    assert look.verify(run, level=4).findings == ()
+    state = look.inspect(run)
     assert state.data_parallel * state.model_parallel == len(layout.get("suffixes", NAMES))
     assert state.promise.step == 31
     assert state.promise.lr == rate(30)
@@ -147,7 +147,7 @@ def test_a_copy_that_was_cut_off_is_repaired(run: Path) -> None:
     torn.write_bytes(torn.read_bytes()[:1000])
     shutil.copyfile(run / f"checkpoint_20{NAMES[2]}.pt", run / f"checkpoint_last{NAMES[2]}.pt")
     before = snapshot(run)
-    assert surgery.verify(Run.open(run)).findings
+    assert look.verify(Run.open(run)).findings
     operate(run, {"repair_latest": {}})
     for suffix in NAMES:
         last = (run / f"checkpoint_last{suffix}.pt").read_bytes()
@@ -174,9 +174,9 @@ def test_missing_foreign_and_mixed_files_are_found(run: Path) -> None:
     (run / f"checkpoint_20{NAMES[3]}.pt").unlink()
     (run / "checkpoint_30-shard0.pt.backup").write_bytes(b"x")
     shutil.copyfile(run / f"checkpoint_10{NAMES[0]}.pt", run / f"checkpoint_30{NAMES[0]}.pt")
-    told = "\n".join(surgery.verify(Run.open(run), 20).findings)
+    told = "\n".join(look.verify(Run.open(run), 20).findings)
     assert f"checkpoint_20{NAMES[3]}.pt" in told
-    told = "\n".join(surgery.verify(Run.open(run), 30).findings)
+    told = "\n".join(look.verify(Run.open(run), 30).findings)
     assert "checkpoint_30-shard0.pt.backup: is counted by the trainer" in told
     assert "was saved after 30 updates, and the other shards after 10" in told
 

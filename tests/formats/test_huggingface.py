@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import surgery
+from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe_file import from_data, load
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.file import from_data, load
+from ckptsurgeon.run.run import Run
 from tests.conftest import REPO
 from tests.formats.surgeries import operate, snapshot, take_back
 
@@ -113,8 +113,8 @@ def resumed(root: Path, scheduler: str = "linear") -> list[dict[str, Any]]:
 def test_status_and_verify_of_what_the_trainer_saved(run: Callable[[str], Path]) -> None:
     opened = Run.open(run("linear"))
     assert (opened.format.name, opened.steps(), opened.latest()) == ("transformers", [2, 4, 6], 6)
-    assert surgery.verify(opened, level=4).findings == ()
-    state = surgery.inspect(opened)
+    assert look.verify(opened, level=4).findings == ()
+    state = look.inspect(opened)
     assert state.promise.step == 7 and state.promise.adam_step == 6
     assert state.promise.lr == pytest.approx(PEAK * 2 / 6)
     assert state.peak_lr == PEAK
@@ -189,7 +189,7 @@ def test_a_folder_whose_optimizer_the_trainer_would_not_load_is_no_place_for_a_s
     assert resumed(Path(shutil.copytree(root, root.parent / "as it is")))[0]["moment"] is None
     for step in (None, 6):
         with pytest.raises(SurgeryError, match="step 6 is incomplete") as error:
-            surgery.inspect(Run.open(root), step)
+            look.inspect(Run.open(root), step)
         assert lost in error.value.what
     operate(root, {"rollback": {"to": 4}, "set": {"lr": PEAK / 2}})
     seen = resumed(Path(shutil.copytree(root, root.parent / "resumed")))
@@ -243,7 +243,7 @@ def test_an_accelerator_loads_what_was_operated_on(tmp_path: Path, name: str) ->
     before = snapshot(root)
     opened = Run.open(root)
     assert (opened.format.name, opened.steps(), opened.latest()) == ("accelerate", [2, 4], 4)
-    assert surgery.verify(opened, level=4).findings == ()
+    assert look.verify(opened, level=4).findings == ()
     recipe = {"rollback": {"to": 2}, "set": {"lr": 5e-4, "beta2": 0.95}, "reset": ["moments"]}
     operate(root, recipe)
     assert [path.name for path in sorted(root.iterdir()) if path.name[0] != "."] == [name.format(2)]
@@ -287,7 +287,7 @@ def test_two_folders_of_one_number_are_told(tmp_path: Path) -> None:
     for name in ("step_1", "epoch_1"):
         accelerator.save_state(str(root / name))
     with pytest.raises(SurgeryError, match="same number"):
-        surgery.inspect(Run.open(root), 1)
+        look.inspect(Run.open(root), 1)
 
 
 # --- an engine inside ----------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_an_engine_inside_and_the_scheduler_beside_it_change_together(tmp_path: 
     before = snapshot(root)
     opened = Run.open(folder)  # the scheduler beside the engine is no part of a run of DeepSpeed
     assert (opened.root, opened.format.name, opened.latest()) == (root, "transformers", 6)
-    assert surgery.verify(opened, level=4).findings == ()
+    assert look.verify(opened, level=4).findings == ()
     plan = operate(root, {"set": {"lr": PEAK / 2, "beta2": 0.99}})
     inside = torch.load(shard, weights_only=False)["lr_scheduler"]
     assert torch.load(folder / "scheduler.pt") == inside

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.cli import app
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.launch_flags import launch_flags
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.launch.flags import launch_flags
+from ckptsurgeon.recipe.file import from_data
 from tests.formats.matrix import make
 
 quiet = pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")

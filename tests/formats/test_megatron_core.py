@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import surgery
+from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import megatron_scheduler
-from ckptsurgeon.recipe_file import from_data
-from ckptsurgeon.run import Run
+from ckptsurgeon.formats.schedules import megatron as megatron_scheduler
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.run.run import Run
 from tests.formats.surgeries import operate, snapshot, take_back
 
 pytestmark = pytest.mark.formats
@@ -95,7 +95,7 @@ def test_what_was_set_is_what_megatron_uses(
 
 
 def test_the_untouched_state_is_what_megatron_uses(saved: Callable[[str], Path]) -> None:
-    promise = surgery.inspect(Run.open(saved("fully"))).promise
+    promise = look.inspect(Run.open(saved("fully"))).promise
     told = json.loads(megatron("load", saved("fully"), *KINDS["fully"]))
     assert told["lr"] == [promise.lr] * 2
     assert tuple(told["weight_decay"]) == promise.weight_decay
@@ -155,5 +155,5 @@ def test_a_damaged_file_does_not_get_a_new_sum(
     manifest.write_text(manifest.read_text().replace('"common.pt": "', '"common.pt": "0'))
     with pytest.raises(SurgeryError, match=r"integrity\.json has 0"):
         surgery.plan(Run.open(root), from_data({"set": {"eps": 1e-6}}))
-    findings = surgery.verify(Run.open(root), level=3).findings
+    findings = look.verify(Run.open(root), level=3).findings
     assert any("common.pt" in finding and "sha256" in finding for finding in findings)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import Plan, Run, plan, surgery
+from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
 from tests.formats.megatron_engine import arguments, build, make, megatron, resume, save
 from tests.formats.test_deepspeed_variants import tree
 
@@ -31,7 +31,7 @@ def operate(root: Path, **recipe: Any) -> Plan:
     """Apply, verify every level, and find nothing left to do."""
     made = plan(Run.open(root), from_data(recipe))
     surgery.apply(Run.open(root), made)
-    assert surgery.verify(Run.open(root), level=4).findings == ()
+    assert look.verify(Run.open(root), level=4).findings == ()
     assert plan(Run.open(root), from_data(dict(made.recipe))).changes == ()
     return made
 
@@ -100,7 +100,7 @@ def test_the_rate_of_bnb_experiment_6(tmp_path: Path) -> None:
     engine.lr_scheduler.step(1_519_744)
     save(tmp_path, engine, args)
     run = Run.open(tmp_path)
-    before = surgery.inspect(run, 0).promise
+    before = look.inspect(run, 0).promise
     assert before.lr is not None and f"{before.lr:.5e}" == "5.99859e-05"
     made = plan(run, from_data({"set": {"min_lr": 6e-7, "decay": 12_695_312}}))
     assert f"{rate(made):.5e}" == "5.84153e-05"
@@ -124,7 +124,7 @@ def test_the_position_in_samples(tmp_path: Path) -> None:
 def test_a_decay_by_tokens_is_computed_by_tokens(tmp_path: Path) -> None:
     make(tmp_path, lr_decay_tokens=400)
     before = resume(tmp_path, lr_decay_tokens=400)["rates"]
-    found = surgery.inspect(Run.open(tmp_path)).promise.lr
+    found = look.inspect(Run.open(tmp_path)).promise.lr
     assert found == before[0]
     made = operate(tmp_path, set={"lr": 3e-5, "min_lr": 3e-6})
     after = resume(tmp_path, lr_decay_tokens=400, **USE)["rates"]
@@ -152,7 +152,7 @@ def test_the_older_names_of_the_keys_win(tmp_path: Path) -> None:
     made = operate(tmp_path, set=SCHEDULE)
     rates = resume(tmp_path, **USE)["rates"]
     assert rates[0] == rate(made) and rates == sorted(rates, reverse=True) and rates[0] < 3e-5
-    assert surgery.inspect(Run.open(tmp_path)).schedule == {
+    assert look.inspect(Run.open(tmp_path)).schedule == {
         "max_lr": 3e-5, "min_lr": 1e-6, "warmup_steps": 6, "decay_steps": 160, "num_steps": 12,
         "decay_style": "linear", "num_tokens": 48, "warmup_tokens": 0,
     }  # fmt: skip
@@ -199,7 +199,7 @@ def test_a_warm_up_by_tokens(tmp_path: Path) -> None:
     line = {**NEWER, "lr_warmup_tokens": 80}
     make(tmp_path, **line)
     before = resume(tmp_path, **line)["rates"]
-    assert surgery.inspect(Run.open(tmp_path)).promise.lr == before[0]
+    assert look.inspect(Run.open(tmp_path)).promise.lr == before[0]
     with pytest.raises(SurgeryError, match="token 80") as refused:
         plan(Run.open(tmp_path), from_data({"set": {"warmup": 6}}))
     assert "--lr-warmup-tokens" in refused.value.next[0]
@@ -210,7 +210,7 @@ def test_a_warm_up_by_tokens(tmp_path: Path) -> None:
 
 def test_a_run_whose_flags_drop_the_optimizer_is_told_so(tmp_path: Path) -> None:
     make(tmp_path, finetune=True)
-    assert any("--finetune" in note for note in surgery.inspect(Run.open(tmp_path)).notes)
+    assert any("--finetune" in note for note in look.inspect(Run.open(tmp_path)).notes)
 
 
 # --- the rest ------------------------------------------------------------------------------------

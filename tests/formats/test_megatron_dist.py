@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon import surgery
+from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe_file import from_data
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.run.run import Run
 from tests.formats.megatron_dist import loaded, save
 from tests.formats.surgeries import operate, snapshot, take_back
 
@@ -45,8 +45,8 @@ def test_damage_under_a_manifest_is_found_and_never_hidden(tmp_path: Path) -> No
     root = save(tmp_path, integrity=True)
     folder = root / "iter_0000030"
     (folder / "metadata.json").write_text("{}")
-    assert surgery.verify(Run.open(root), level=2).findings == ()
-    assert any("metadata.json" in text for text in surgery.verify(Run.open(root), level=3).findings)
+    assert look.verify(Run.open(root), level=2).findings == ()
+    assert any("metadata.json" in text for text in look.verify(Run.open(root), level=3).findings)
     manifest = json.loads((folder / "integrity.json").read_text())
     manifest["files"][".metadata"] = "0" * 64
     (folder / "integrity.json").write_text(json.dumps(manifest))
@@ -67,4 +67,4 @@ def test_an_unfinished_save_is_not_complete(tmp_path: Path) -> None:
     (root / "iter_0000030" / "metadata.json").unlink()
     run = Run.open(root)
     assert not run.complete(30) and run.complete(20)
-    assert any("torch_dcp" in text for text in surgery.verify(run, 30).findings)
+    assert any("torch_dcp" in text for text in look.verify(run, 30).findings)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import surgery
+from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import Disagreement, megatron_scheduler
-from ckptsurgeon.recipe_file import from_data
-from ckptsurgeon.run import Run
+from ckptsurgeon.formats import Disagreement
+from ckptsurgeon.formats.schedules import megatron
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.run.run import Run
 from tests.formats.megatron_legacy import SCHEDULE, cosine, megatron_enums, save
 from tests.formats.surgeries import operate, snapshot, take_back
 
@@ -195,13 +196,13 @@ def test_missing_ranks_and_contradictions_are_told(tmp_path: Path) -> None:
         state = torch.load(rank / "model_optim_rng.pt", weights_only=False)
         state["optimizer"]["optimizer"]["param_groups"][0]["betas"] = (0.9, 0.999)
         torch.save(state, rank / "model_optim_rng.pt")
-    findings = surgery.verify(run).findings
+    findings = look.verify(run).findings
     assert any("disagree on betas" in text and "mp_rank_01_001" in text for text in findings)
     with pytest.raises(Disagreement):
-        surgery.inspect(run)
+        look.inspect(run)
     (rank / "distrib_optim.pt").unlink()
     assert not run.complete(30)
-    assert any("mp_rank_01_001/distrib_optim.pt" in t for t in surgery.verify(run).findings)
+    assert any("mp_rank_01_001/distrib_optim.pt" in t for t in look.verify(run).findings)
     plan = surgery.plan(Run.open(root), from_data({"repair_latest": {}}))
     surgery.apply(Run.open(root), plan)
     assert (root / TRACKER).read_text() == "20"
@@ -226,11 +227,11 @@ def test_a_checkpoint_that_is_not_persistent_is_loaded_when_newer(tmp_path: Path
 def test_a_schedule_that_is_not_all_saved_asks_for_the_rest(tmp_path: Path) -> None:
     state = {**SCHEDULE, "lr_decay_style": "WSD", "num_steps": 15_000}
     with pytest.raises(SurgeryError, match="nothing saved says how long"):
-        megatron_scheduler.learning_rate(state, {}, {})
+        megatron.learning_rate(state, {}, {})
     known = {"wsd_decay_steps": 2000, "lr_wsd_decay_style": "linear"}
-    assert megatron_scheduler.learning_rate(state, {}, known) == pytest.approx(3.3e-5)
+    assert megatron.learning_rate(state, {}, known) == pytest.approx(3.3e-5)
     with pytest.raises(SurgeryError, match="no decay style 'spiral'"):
-        megatron_scheduler.learning_rate({**state, "lr_decay_style": "spiral"}, {}, {})
+        megatron.learning_rate({**state, "lr_decay_style": "spiral"}, {}, {})
 
 
 def test_the_schedule_of_bnb_experiment_6() -> None:
@@ -239,6 +240,6 @@ def test_the_schedule_of_bnb_experiment_6() -> None:
         "max_lr": 6e-5, "min_lr": 6e-6, "lr_warmup_steps": 216_320, "num_steps": 1_519_744,
         "lr_decay_steps": 126_953_125, "lr_decay_style": "cosine",
     }  # fmt: skip
-    assert f"{megatron_scheduler.learning_rate(state, {}, {}):.3E}" == "5.999E-05"
+    assert f"{megatron.learning_rate(state, {}, {}):.3E}" == "5.999E-05"
     state |= {"lr_decay_steps": 12_695_312, "min_lr": 6e-7}
-    assert f"{megatron_scheduler.learning_rate(state, {}, {}):.5E}" == "5.84153E-05"
+    assert f"{megatron.learning_rate(state, {}, {}):.5E}" == "5.84153E-05"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import surgery
+from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe_file import from_data
-from ckptsurgeon.run import Run
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.run.run import Run
 from tests.formats.surgeries import operate, snapshot, take_back
 
 PEAK, RANKS = 1e-3, 2
@@ -100,8 +100,8 @@ def resumed(root: Path, rank: int) -> torch.optim.AdamW:
 def test_status_and_verify(run: Path) -> None:
     opened = Run.open(run)
     assert (opened.format.name, opened.steps(), opened.latest()) == ("nanotron", [2, 4, 6], 6)
-    assert surgery.verify(opened, level=4).findings == ()
-    state = surgery.inspect(opened)
+    assert look.verify(opened, level=4).findings == ()
+    state = look.inspect(opened)
     assert (state.promise.adam_step, state.peak_lr) == (6, PEAK)
     assert any("steps its schedule once" in note for note in state.notes)
 

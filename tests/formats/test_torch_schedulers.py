@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
 from tests.formats import deepspeed_engine
 from tests.formats.deepspeed_engine import PEAK, Options, make, process_group, resume, schedulers
 
@@ -30,7 +30,7 @@ def edited(root: Path, **wanted: Any) -> float:
     made = plan(run, recipe)
     surgery.apply(run, made)
     assert plan(Run.open(root), from_data(dict(made.recipe))).empty
-    assert surgery.verify(Run.open(root)).findings == ()
+    assert look.verify(Run.open(root)).findings == ()
     assert made.promise is not None
     return made.promise.lr
 
@@ -139,7 +139,7 @@ MOVABLE = sorted(set(schedulers()) - {"CosineAnnealingWarmRestarts", "Sequential
 def test_a_schedule_goes_on_from_another_position(tmp_path: Path, name: str, position: int) -> None:
     """IDEFICS-80B's came back at 0: last_epoch and _step_count were set by hand, and the rates."""
     make(tmp_path, Options(scheduler=name))
-    before = surgery.inspect(Run.open(tmp_path)).promise.lr
+    before = look.inspect(Run.open(tmp_path)).promise.lr
     promised = edited(tmp_path, position=position)
     after = resume(tmp_path, Options(scheduler=name), 6)["rates"]
     expected = born(name, position + 6)[position:]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import Plan, Run, plan, surgery
+from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
 from tests.formats.deepspeed_engine import (
     Options,
     build,
@@ -63,7 +63,7 @@ def universal(options: Options) -> Options:
 def operate(root: Path, **recipe: Any) -> Plan:
     made = plan(Run.open(root), from_data(recipe))
     surgery.apply(Run.open(root), made)
-    assert surgery.verify(Run.open(root), level=4).findings == ()
+    assert look.verify(Run.open(root), level=4).findings == ()
     assert plan(Run.open(root), from_data(recipe)).empty
     return made
 
@@ -153,10 +153,10 @@ def test_a_stale_latest_universal_is_told(tmp_path: Path) -> None:
     make(tmp_path, KINDS["zero1"], steps=4)
     convert(tmp_path, 4)
     make(tmp_path, KINDS["zero1"], steps=6)
-    state = surgery.inspect(Run.open(tmp_path))
+    state = look.inspect(Run.open(tmp_path))
     assert state.step == 6
     assert any("latest_universal names 'global_step4_universal'" in note for note in state.notes)
-    assert surgery.verify(Run.open(tmp_path)).findings == ()
+    assert look.verify(Run.open(tmp_path)).findings == ()
 
 
 def test_a_conversion_that_was_cut_off_is_left_alone(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import Run, plan, report, surgery
+from ckptsurgeon import Run, look, plan, report, surgery
 from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.fork import fork
-from ckptsurgeon.recipe_file import from_data, load
+from ckptsurgeon.recipe.file import from_data, load
+from ckptsurgeon.surgery.fork import fork
 from tests.conftest import REPO
 from tests.formats.megatron_engine import megatron, resume
 from tests.formats.surgeries import snapshot
@@ -135,7 +135,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def text(made: Plan, name: str) -> str:
     """The plan as it is shown, without the bytes that depend on torch's release."""
-    shown = report.plan(made, load(RECIPES / f"{name}.yaml").name, report.Look(100))
+    shown = report.plan(made, load(RECIPES / f"{name}.yaml").name, report.Style(100))
     return re.sub(r"(  cost +)\S+ \w+ written", r"\1… written", shown) + "\n"
 
 
@@ -160,7 +160,7 @@ def test_the_history_is_a_recipe(tmp_path: Path, original: Path, name: str) -> N
     assert {key: getattr(made.promise, key) for key in expected} == expected
     compare(name, text(made, name))
     surgery.apply(Run.open(root), made)
-    found = surgery.verify(Run.open(root), level=4)
+    found = look.verify(Run.open(root), level=4)
     assert (found.findings, found.promise) == ((), made.promise)
     kind.check(root, made.promise)
     assert plan(Run.open(root), from_data(dict(made.recipe))).empty
@@ -251,7 +251,7 @@ def test_the_same_rollback_twice_keeps_both_branches(tmp_path: Path) -> None:
         wanted = load(RECIPES / f"{name}.yaml")
         surgery.apply(Run.open(tmp_path), plan(Run.open(tmp_path), wanted))
         assert Run.open(tmp_path).steps() == [6210]
-        assert surgery.verify(Run.open(tmp_path), level=4).findings == ()
+        assert look.verify(Run.open(tmp_path), level=4).findings == ()
         if name == "tr8-exp1-glitch":
             assert (tmp_path / "tensorboard" / "tb-7k-glitch").is_dir()
             GLITCH.save(tmp_path, 7200)
@@ -265,7 +265,7 @@ def test_a_copy_beside_the_scheduler_is_told(tmp_path: Path) -> None:
     Idefics((30500,)).make(tmp_path)
     inside = tmp_path / "opt_step-30500" / "accelerator_state"
     (inside / "custom_checkpoint_0.pkl.orig").write_bytes(b"as it was")
-    (told,) = surgery.verify(Run.open(tmp_path)).findings
+    (told,) = look.verify(Run.open(tmp_path)).findings
     assert "custom_checkpoint_0.pkl.orig" in told
 
 

@@ -15,18 +15,20 @@ import atheris
 
 with atheris.instrument_imports(include=["ckptsurgeon"]):
     from ckptsurgeon.errors import SurgeryError
-    from ckptsurgeon.files import event_file, pickle_program, pickle_reader, torch_legacy
-    from ckptsurgeon.files.archive import Archive
-    from ckptsurgeon.recipe_file import load
+    from ckptsurgeon.files.archives import legacy
+    from ckptsurgeon.files.archives.archive import Archive
+    from ckptsurgeon.files.pickles import splice, tree
+    from ckptsurgeon.logs.tensorboard import event_file
+    from ckptsurgeon.recipe.file import load
 
-assert torch_legacy  # instrumented: archives that are no zip go there
+assert legacy  # instrumented: archives that are no zip go there
 
 
 def pickles(data: bytes) -> None:
     """The reader and the splicer."""
-    pickle_reader.read(data)
+    tree.read(data)
     with contextlib.suppress(KeyError):
-        pickle_program.splice(data, {("lr",): 1.0, ("new",): 2})
+        splice.splice(data, {("lr",): 1.0, ("new",): 2})
 
 
 def archives(data: bytes) -> None:
@@ -36,7 +38,7 @@ def archives(data: bytes) -> None:
         file.flush()
         archive = Archive.open(Path(file.name))
         with archive.reading():
-            for _, tensor in pickle_reader.tensors(archive.tree()):
+            for _, tensor in tree.tensors(archive.tree()):
                 archive.storage(tensor)
             for name in archive.records:
                 archive.payload(name)

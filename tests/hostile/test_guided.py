@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon.files.archive import Archive
+from ckptsurgeon.files.archives.archive import Archive
 from tests.conftest import REPO
 from tests.files.torch_files import plain_shard, save
 from tests.hostile.test_fuzz import RECIPE

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import Run, disk, journal, plan, surgery, writers
+from ckptsurgeon import Run, disk, look, plan, surgery
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.run import writers
+from ckptsurgeon.transaction import journal
 from tests.conftest import Trained
 from tests.faults import toy
 from tests.faults.inject import count_calls, exit_code, hooked
@@ -122,10 +124,10 @@ def test_a_second_surgeon_is_refused_while_the_first_one_works(trained: Trained)
         worker.join()
         disk.hook = None
     assert done == ["0001"]
-    assert surgery.inspect(run).promise.lr == pytest.approx(first.promise.lr)  # type: ignore[union-attr]
+    assert look.inspect(run).promise.lr == pytest.approx(first.promise.lr)  # type: ignore[union-attr]
     with pytest.raises(SurgeryError):
         surgery.apply(run, second)
-    assert surgery.verify(run, level=3).findings == ()
+    assert look.verify(run, level=3).findings == ()
 
 
 def test_a_trainer_that_has_a_shard_open_for_writing_is_refused(trained: Trained) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon.files.crc32c import masked
+from ckptsurgeon.logs.tensorboard.crc32c import masked
 from tests.conftest import Trained
 from tests.hostile.hostile_run import OPTIM, call, everything, fifo, harmless, refused
 

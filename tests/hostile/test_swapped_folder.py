@@ -11,7 +11,7 @@ import pytest
 
 from ckptsurgeon import Run, disk, plan, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.hostile.hostile_run import everything
 

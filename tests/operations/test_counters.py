@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.counters import batch_size
-from ckptsurgeon.recipe_file import from_data
+from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.test_contract import first_line, tree
 
@@ -27,8 +27,8 @@ def test_the_trainer_goes_on_from_the_counters_that_were_set(trained: Trained, r
     told = json.loads(first_line(root, ranks))
     assert (told["step"], told["consumed_samples"]) == (1, 400)
     assert told["lr"] == pytest.approx(wanted.promise.lr, rel=1e-12)
-    assert surgery.inspect(run).tokens == 99
-    assert surgery.verify(run).findings == ()
+    assert look.inspect(run).tokens == 99
+    assert look.verify(run).findings == ()
     assert plan(run, recipe).empty
     surgery.apply(run, surgery.plan_undo(run))
     assert tree(root) == before
@@ -79,7 +79,7 @@ def test_counters_that_a_run_does_not_keep_are_refused(trained: Trained) -> None
 def test_the_ramp_up_is_that_of_the_104b_run(trained: Trained) -> None:
     """`--rampup-batch-size 16 16 6_000_000 --global-batch-size 2048`; consumed samples at 13,251,
     14,000 and 16,800 as in BigScience's tr8b chronicle."""
-    state = surgery.inspect(Run.open(trained()))
+    state = look.inspect(Run.open(trained()))
     state = dataclasses.replace(state, batch_size=2048, rampup=(16, 16, 6_000_000))
     at, seen = 0, {}
     for iteration in range(1, 16_801):

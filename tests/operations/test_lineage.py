@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon.operations import tensorboard
-from ckptsurgeon.operations.lineage import Marks
+from ckptsurgeon.logs import cut as tensorboard
+from ckptsurgeon.logs.marks import Marks
 from tests.operations.training_log import (
     START,
     Job,

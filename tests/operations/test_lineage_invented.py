@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.operations import tensorboard
+from ckptsurgeon.logs import cut
 from tests.operations.training_log import (
     START,
     Job,
@@ -69,7 +69,7 @@ def invent(seed: int, logs: Path, skewed: bool, sparse: bool) -> tuple[int, floa
         step = max(saved) if dice.random() < 0.5 else dice.choice(sorted(saved))
         when, resumed = saved[step]
         if dice.random() < 0.4:
-            changes, _ = tensorboard.truncate(logs, logs, marks(step, when), keep_as=None)
+            changes, _ = cut.truncate(logs, logs, marks(step, when), keep_as=None)
             apply(changes, logs)
         for newer in [other for other in saved if other > step]:
             del saved[newer]
@@ -95,7 +95,7 @@ def test_invented_histories_come_out_right_or_are_refused(
         try:
             step, when, expected = invent(seed, logs, skewed, sparse)
             wanted = marks(step, None if alone else when)
-            changes, _ = tensorboard.truncate(logs, logs, wanted, keep_as=None)
+            changes, _ = cut.truncate(logs, logs, wanted, keep_as=None)
         except SurgeryError:
             refused += 1
             continue

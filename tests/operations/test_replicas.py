@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from ckptsurgeon import Run, plan, surgery
-from ckptsurgeon.doctor import diagnose
+from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.recipe_file import from_data
-from ckptsurgeon.relaunch import compare
+from ckptsurgeon.launch.relaunch import compare
+from ckptsurgeon.look.doctor import diagnose
+from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained, launch
 from tests.test_contract import first_line, tree
 
@@ -92,7 +92,7 @@ def test_drifted_layer_norms_become_their_mean(tensor_run: Path) -> None:
         assert torch.equal(left, right), kind
         assert torch.equal(left, torch.from_numpy(mean).to(left.dtype)), kind
     assert plan(run, SYNC).empty
-    assert surgery.verify(run, level=3).findings == ()
+    assert look.verify(run, level=3).findings == ()
     assert wanted.promise is not None
     assert compare(wanted.promise, first_line(root, 2)) == []
     surgery.apply(run, surgery.plan_undo(run))

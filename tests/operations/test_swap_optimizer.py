@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.recipe_file import from_data
-from ckptsurgeon.relaunch import compare
+from ckptsurgeon.launch.relaunch import compare
+from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained, launch
 from tests.test_contract import first_line, tree
 
@@ -43,7 +43,7 @@ def test_adamw_becomes_sgdw_and_adamw_again(trained: Trained, keep: bool) -> Non
     line = first_line(root)
     assert compare(wanted.promise, line) == []
     assert plan(run, recipe).empty
-    assert surgery.verify(run, level=3).findings == ()
+    assert look.verify(run, level=3).findings == ()
 
     launch(f"--config={root / 'train.yaml'}", "train_iters=10", "save_interval=10")
     trained_on = states(root, 10)

@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ckptsurgeon.edits import Aside, Rewrite, Span
 from ckptsurgeon.errors import DamagedFile, UsageError
-from ckptsurgeon.files import event_file
-from ckptsurgeon.operations import tensorboard
+from ckptsurgeon.logs import cut
+from ckptsurgeon.logs.tensorboard import event_file
 from tests.operations.training_log import (
     START,
     Job,
@@ -51,7 +51,7 @@ def test_the_cut_branch_becomes_a_run_of_its_own(tmp_path: Path) -> None:
     a, b, c = three(logs)
     before = all_points(logs)
     stay = (logs / a.name).read_bytes()
-    changes, _ = tensorboard.truncate(logs, tmp_path, marks(70, c.wall(70)), keep_as="tb-7k")
+    changes, _ = cut.truncate(logs, tmp_path, marks(70, c.wall(70)), keep_as="tb-7k")
     assert [change.file for change in changes] == [
         f"logs/{a.name}",
         f"logs/{b.name}",
@@ -75,10 +75,10 @@ def test_the_cut_branch_becomes_a_run_of_its_own(tmp_path: Path) -> None:
 
 def test_a_wholly_cut_file_goes_aside_and_an_untouched_one_does_not_appear(tmp_path: Path) -> None:
     a, b, _ = three(tmp_path)
-    changes, _ = tensorboard.truncate(tmp_path, tmp_path, marks(60, b.wall(60)), keep_as=None)
+    changes, _ = cut.truncate(tmp_path, tmp_path, marks(60, b.wall(60)), keep_as=None)
     assert [type(change) for change in changes] == [Rewrite, Rewrite, Aside]
     apply(changes, tmp_path)
-    changes, _ = tensorboard.truncate(tmp_path, tmp_path, marks(35, b.wall(35)), keep_as=None)
+    changes, _ = cut.truncate(tmp_path, tmp_path, marks(35, b.wall(35)), keep_as=None)
     assert [change.file for change in changes] == [b.name]
     apply(changes, tmp_path)
     assert all_points(tmp_path) == truth((a, 30), (b, 35))
@@ -88,7 +88,7 @@ def test_plans_speak_from_the_root_of_the_run(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     _, b, _ = three(logs)
     root = tmp_path / "checkpoints"
-    changes, _ = tensorboard.truncate(logs, root, marks(60, b.wall(60)), keep_as="cut")
+    changes, _ = cut.truncate(logs, root, marks(60, b.wall(60)), keep_as="cut")
     assert all(change.file.startswith("../logs/") for change in changes)
     spans = [
         piece
@@ -104,7 +104,7 @@ def test_the_distance_between_both_clocks_survives_a_cut(tmp_path: Path) -> None
     a, _, _ = three(tmp_path)
     path = tmp_path / a.name
     os.utime(path, (a.wall(40) + 2 * 3600, a.wall(40) + 2 * 3600))
-    changes, _ = tensorboard.truncate(tmp_path, tmp_path, marks(20, a.wall(20)), keep_as=None)
+    changes, _ = cut.truncate(tmp_path, tmp_path, marks(20, a.wall(20)), keep_as=None)
     apply(changes, tmp_path)
     assert path.stat().st_mtime == pytest.approx(a.wall(20) + 2 * 3600)
 
@@ -113,19 +113,19 @@ def test_a_torn_tail_in_the_history_is_cut_and_told(tmp_path: Path) -> None:
     a = Job(1, 20, START, torn=17)
     path = write(tmp_path, a)
     size = path.stat().st_size
-    changes, warnings = tensorboard.truncate(tmp_path, tmp_path, marks(20), keep_as="cut")
+    changes, warnings = cut.truncate(tmp_path, tmp_path, marks(20), keep_as="cut")
     apply(changes, tmp_path)
     assert path.stat().st_size == size - 17
     assert any("17 bytes" in line for line in warnings)
-    assert tensorboard.truncate(tmp_path, tmp_path, marks(20), keep_as="cut") == ([], [])
+    assert cut.truncate(tmp_path, tmp_path, marks(20), keep_as="cut") == ([], [])
 
 
 def test_a_file_of_nothing_but_a_torn_record(tmp_path: Path) -> None:
     write(tmp_path, Job(1, 20, START))
     (tmp_path / "events.out.tfevents.1.a.1.0").write_bytes(b"\x18\0\0")
-    changes, _ = tensorboard.truncate(tmp_path, tmp_path, marks(20), keep_as="cut")
+    changes, _ = cut.truncate(tmp_path, tmp_path, marks(20), keep_as="cut")
     apply(changes, tmp_path)
-    assert tensorboard.truncate(tmp_path, tmp_path, marks(20), keep_as="cut") == ([], [])
+    assert cut.truncate(tmp_path, tmp_path, marks(20), keep_as="cut") == ([], [])
 
 
 def test_damage_is_refused_and_salvage_leaves_it_out(tmp_path: Path) -> None:
@@ -136,11 +136,9 @@ def test_damage_is_refused_and_salvage_leaves_it_out(tmp_path: Path) -> None:
     data[start + 20] ^= 1
     path.write_bytes(data)
     with pytest.raises(DamagedFile) as refusal:
-        tensorboard.truncate(tmp_path, tmp_path, marks(15), keep_as=None)
+        cut.truncate(tmp_path, tmp_path, marks(15), keep_as=None)
     assert refusal.value.offset == start
-    changes, warnings = tensorboard.truncate(
-        tmp_path, tmp_path, marks(15), keep_as="cut", salvage=True
-    )
+    changes, warnings = cut.truncate(tmp_path, tmp_path, marks(15), keep_as="cut", salvage=True)
     apply(changes, tmp_path)
     expected = truth((a, 15))
     assert [point for point in expected if point not in points(path)] == [a.points[7][0]]
@@ -152,10 +150,10 @@ def test_the_name_of_the_cut_branch_is_checked(tmp_path: Path) -> None:
     a, *_ = three(tmp_path)
     for name in ("", "..", "a/b", "old-tfevents"):
         with pytest.raises(UsageError):
-            tensorboard.truncate(tmp_path, tmp_path, marks(20, a.wall(20)), keep_as=name)
+            cut.truncate(tmp_path, tmp_path, marks(20, a.wall(20)), keep_as=name)
     (tmp_path / "taken").mkdir()
     with pytest.raises(UsageError, match="taken exists"):
-        tensorboard.truncate(tmp_path, tmp_path, marks(20, a.wall(20)), keep_as="taken")
+        cut.truncate(tmp_path, tmp_path, marks(20, a.wall(20)), keep_as="taken")
 
 
 def test_the_23_tags_of_the_chronicles(tmp_path: Path) -> None:
@@ -169,20 +167,20 @@ def test_the_23_tags_of_the_chronicles(tmp_path: Path) -> None:
 
     for first in (1, 11):
         write(tmp_path, Job(first, first + 9, START + first * 100, logged=old_names))
-    changes, counts = tensorboard.rename(tmp_path, tmp_path, pairs)
+    changes, counts = cut.rename(tmp_path, tmp_path, pairs)
     assert len(changes) == 2
     assert set(counts.events.values()) == {20}
     assert counts.unmatched == ()
     apply(changes, tmp_path)
     assert Counter(tag for tag, *_ in all_points(tmp_path)) == dict.fromkeys(pairs.values(), 20)
-    assert tensorboard.rename(tmp_path, tmp_path, pairs)[0] == []
+    assert cut.rename(tmp_path, tmp_path, pairs)[0] == []
 
 
 def test_a_rename_keeps_times_and_tells_keys_without_events(tmp_path: Path) -> None:
     path = write(tmp_path, Job(1, 9, START))
     mtime = path.stat().st_mtime_ns
     pairs = {"grad-norm/grad-norm": "g", "grad norm": "g2"}
-    changes, counts = tensorboard.rename(tmp_path, tmp_path, pairs)
+    changes, counts = cut.rename(tmp_path, tmp_path, pairs)
     apply(changes, tmp_path)
     assert path.stat().st_mtime_ns == mtime
     assert counts.unmatched == ("grad norm",)
@@ -194,17 +192,15 @@ def test_a_rename_keeps_times_and_tells_keys_without_events(tmp_path: Path) -> N
 
 def test_patterns_and_texts(tmp_path: Path) -> None:
     write(tmp_path, Job(1, 9, START))
-    _, counts = tensorboard.rename(
-        tmp_path, tmp_path, {r"lm-loss-training/(.*)": r"train/\1"}, regex=True
-    )
+    _, counts = cut.rename(tmp_path, tmp_path, {r"lm-loss-training/(.*)": r"train/\1"}, regex=True)
     assert sum(counts.events.values()) == 36
     assert ("lm-loss-training/lm loss vs tokens", "train/lm loss vs tokens") in counts.events
-    _, counts = tensorboard.rename(tmp_path, tmp_path, {"lr": "arguments/lr"})
+    _, counts = cut.rename(tmp_path, tmp_path, {"lr": "arguments/lr"})
     assert list(counts.events) == [("lr/text_summary", "arguments/lr/text_summary")]
     with pytest.raises(UsageError, match="empty"):
-        tensorboard.rename(tmp_path, tmp_path, {"grad-norm/grad-norm": ""})
+        cut.rename(tmp_path, tmp_path, {"grad-norm/grad-norm": ""})
     with pytest.raises(UsageError, match="regular expression"):
-        tensorboard.rename(tmp_path, tmp_path, {"(": "x"}, regex=True)
+        cut.rename(tmp_path, tmp_path, {"(": "x"}, regex=True)
 
 
 def test_two_tags_do_not_become_one_unasked(tmp_path: Path) -> None:
@@ -213,16 +209,16 @@ def test_two_tags_do_not_become_one_unasked(tmp_path: Path) -> None:
     two = {"grad-norm/grad-norm": "x", "iteration-time/iteration-time": "x"}
     for pairs in (into_existing, two):
         with pytest.raises(UsageError, match="would"):
-            tensorboard.rename(tmp_path, tmp_path, pairs)
-        assert tensorboard.rename(tmp_path, tmp_path, pairs, allow_merge=True)[0]
+            cut.rename(tmp_path, tmp_path, pairs)
+        assert cut.rename(tmp_path, tmp_path, pairs, allow_merge=True)[0]
 
 
 def test_an_old_name_in_one_file_and_the_new_in_another_is_one_curve(tmp_path: Path) -> None:
     a = Job(1, 9, START, logged=tf1)
     write(tmp_path, a)
-    apply(tensorboard.rename(tmp_path, tmp_path, {"loss": "train/loss"})[0], tmp_path)
+    apply(cut.rename(tmp_path, tmp_path, {"loss": "train/loss"})[0], tmp_path)
     write(tmp_path, Job(10, 15, START + 999, logged=tf1))
-    changes, _ = tensorboard.rename(tmp_path, tmp_path, {"loss": "train/loss"})
+    changes, _ = cut.rename(tmp_path, tmp_path, {"loss": "train/loss"})
     assert len(changes) == 1
     apply(changes, tmp_path)
     assert curve(tmp_path, "train/loss") == list(range(1, 16))
@@ -234,7 +230,7 @@ def test_a_file_from_a_slow_clock_is_named_so_that_it_is_read_in_its_turn(tmp_pa
     write(tmp_path, a)
     write(tmp_path, b)
     assert b.name < a.name
-    changes, _ = tensorboard.truncate(tmp_path, tmp_path, marks(50, b.wall(50)), keep_as=None)
+    changes, _ = cut.truncate(tmp_path, tmp_path, marks(50, b.wall(50)), keep_as=None)
     assert [type(change) for change in changes] == [Aside, Rewrite, Rewrite]
     apply(changes, tmp_path)
     first, second = event_file.files(tmp_path)
@@ -242,21 +238,21 @@ def test_a_file_from_a_slow_clock_is_named_so_that_it_is_read_in_its_turn(tmp_pa
     assert second.name.endswith(".node31.4242.0")
     assert all_points(tmp_path) == truth((a, 30), (b, 50))
     assert curve(tmp_path, "grad-norm/grad-norm") == list(range(1, 51))
-    assert tensorboard.truncate(tmp_path, tmp_path, marks(50, b.wall(50)), keep_as=None)[0] == []
+    assert cut.truncate(tmp_path, tmp_path, marks(50, b.wall(50)), keep_as=None)[0] == []
 
 
 def test_a_note_stays_with_its_step_and_leaves_with_it(tmp_path: Path) -> None:
     a = Job(1, 40, START)
     write(tmp_path, a)
     for step in (30, 30, 20):
-        apply([tensorboard.note(tmp_path, tmp_path, step, "why", a.wall(40) + 60)], tmp_path)
+        apply([cut.note(tmp_path, tmp_path, step, "why", a.wall(40) + 60)], tmp_path)
     notes = [path.name for path in event_file.files(tmp_path) if "ckptsurgeon" in path.name]
     assert len(notes) == 3
-    changes, _ = tensorboard.truncate(tmp_path, tmp_path, marks(30, a.wall(30)), keep_as="cut")
+    changes, _ = cut.truncate(tmp_path, tmp_path, marks(30, a.wall(30)), keep_as="cut")
     assert [change.file for change in changes] == [a.name, f"cut/{a.name}"]
     apply(changes, tmp_path)
-    changes, _ = tensorboard.truncate(tmp_path, tmp_path, marks(25, a.wall(25)), keep_as="older")
+    changes, _ = cut.truncate(tmp_path, tmp_path, marks(25, a.wall(25)), keep_as="older")
     apply(changes, tmp_path)
-    left = [point[1] for point in all_points(tmp_path) if point[0] == tensorboard.NOTE]
-    moved = [point[1] for point in all_points(tmp_path / "older") if point[0] == tensorboard.NOTE]
+    left = [point[1] for point in all_points(tmp_path) if point[0] == cut.NOTE]
+    moved = [point[1] for point in all_points(tmp_path / "older") if point[0] == cut.NOTE]
     assert (left, moved) == ([20], [30, 30])

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon.operations import tensorboard
+from ckptsurgeon.logs import cut
 from tests.operations.training_log import START, Job, Point, all_points, apply, marks, truth, write
 
 PATIENCE = 60.0
@@ -89,10 +89,10 @@ def test_the_server_shows_what_was_kept(load_fast: str, skew: int, tmp_path: Pat
     c = Job(29, 35, b.wall(40) + 600, evaluate=5)
     for job in (a, b, c):
         write(logs, job)
-    changes, _ = tensorboard.truncate(logs, tmp_path, marks(28, b.wall(28) + 2), keep_as="glitch")
+    changes, _ = cut.truncate(logs, tmp_path, marks(28, b.wall(28) + 2), keep_as="glitch")
     apply(changes, tmp_path)
     story = "**rollback 40 → 28**: the loss went up"
-    apply([tensorboard.note(logs, tmp_path, 28, story, c.wall(35) + 99)], tmp_path)
+    apply([cut.note(logs, tmp_path, 28, story, c.wall(35) + 99)], tmp_path)
     expected = {
         ".": scalars(truth((a, 15), (b, 28))),
         "glitch": scalars(all_points(logs / "glitch")),
@@ -100,7 +100,7 @@ def test_the_server_shows_what_was_kept(load_fast: str, skew: int, tmp_path: Pat
     }
     with served(logs, load_fast) as address:
         found = served_points(address, {run: len(points) for run, points in expected.items()})
-        shown = ask(address, "data/plugin/text/text", run=".", tag=tensorboard.NOTE)
+        shown = ask(address, "data/plugin/text/text", run=".", tag=cut.NOTE)
     assert found == expected
     assert isinstance(shown, list)
     assert [row["step"] for row in shown] == [28]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ckptsurgeon import Run, plan, surgery
-from ckptsurgeon.recipe import Hyperparameters, Recipe, Rollback
-from ckptsurgeon.relaunch import compare
+from ckptsurgeon.launch.relaunch import compare
+from ckptsurgeon.recipe.recipe import Hyperparameters, Recipe, Rollback
 from tests.train.conftest import step_back
 from tests.train.in_process import InProcess
 from train.errors import TrainError

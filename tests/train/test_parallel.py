@@ -11,9 +11,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ckptsurgeon import Run, plan, surgery
-from ckptsurgeon.recipe_file import load
-from ckptsurgeon.relaunch import compare
+from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon.launch.relaunch import compare
+from ckptsurgeon.recipe.file import load
 from tests.conftest import REPO
 from tests.train.conftest import edit, step_back
 from tests.train.in_process import InProcess, one_rank
@@ -254,7 +254,7 @@ def test_a_missing_layer_is_missed_by_trainer_and_surgeon(
     shutil.copytree(trained.folder / "pipeline-zero-1", copy)
     name = "layer_03-model_00-model_states.pt"
     (copy / "global_step4" / name).unlink()
-    assert any(name in finding for finding in surgery.verify(Run.open(copy), 4).findings)
+    assert any(name in finding for finding in look.verify(Run.open(copy), 4).findings)
     with pytest.raises(TrainError, match=f"{name} missing"):
         in_process.prepare(copy, *LENGTH)
 
@@ -270,9 +270,9 @@ def test_another_trainers_layers_are_known_by_their_parameters(trained: Trained)
     for rank in range(2):
         edit(copy / "global_step4" / f"mp_rank_0{rank}_model_states.pt", foreign)
     assert Run.open(copy).checkpoint(4).state().dialect == "deepspeed · zero 1 · pp 2 · dp 1"
-    assert surgery.verify(Run.open(copy), 4).findings == ()
+    assert look.verify(Run.open(copy), 4).findings == ()
     (copy / "global_step4" / "layer_03-model_00-model_states.pt").unlink()
-    (finding,) = surgery.verify(Run.open(copy), 4).findings
+    (finding,) = look.verify(Run.open(copy), 4).findings
     assert finding == (
         "layer_03-model_00-model_states.pt is missing: mp_rank_01_model_states.pt has parameters "
         "in layer 3"
@@ -286,7 +286,7 @@ def test_sizes_that_do_not_multiply_are_found(trained: Trained) -> None:
     copy = trained.folder / "stretched"
     shutil.copytree(trained.folder / "tensor-zero-1", copy)
     edit(copy / "global_step4" / "mp_rank_01_model_states.pt", stretch)
-    findings = surgery.verify(Run.open(copy), 4).findings
+    findings = look.verify(Run.open(copy), 4).findings
     wrong = "mp_rank_01_model_states.pt: tensor 2 x pipeline 3 is not its mp_world_size 2"
     assert wrong in findings
     assert any("shards disagree on checkpoint_parallel_dimensions" in text for text in findings)

@@ -1,0 +1,1 @@
+"""The zip archives of torch.save: their directory, their records, and edits of them."""

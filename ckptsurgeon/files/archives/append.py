@@ -1,0 +1,212 @@
+"""Renders the changes of one torch file to one edit of its bytes.
+
+`Append`: new records after the last byte, then a new directory; every old byte stays. `Content`: a
+new file with the old bytes in their old places, for a file that must not or can't grow in place.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import (
+    ABSENT,
+    ZEROS,
+    Append,
+    Change,
+    Content,
+    Elements,
+    Fill,
+    Key,
+    Renamed,
+    Value,
+)
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.archives import crc32, rewrite
+from ckptsurgeon.files.archives.archive import PICKLE, Archive
+from ckptsurgeon.files.archives.storage_edit import StorageEdit, Wish, storage_edits
+from ckptsurgeon.files.archives.zip_directory import Directory
+from ckptsurgeon.files.archives.zip_tail import Moved, directory, end_records, local_header
+from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.pickles.splice import Nth, splice
+from ckptsurgeon.files.pickles.tree import Tensor, get
+
+FIRST_GAP = 128 << 10
+"""Bytes between the old end and the first new record. Readers look for the end record in the last
+65,557 bytes and in the blocks those are in (torch: 4 KiB; unzip: 66,000 in blocks of 8 KiB), so
+from the moment the file has grown until the new end record is there, none finds the old one."""
+LARGEST_COPY = 4 << 20
+"""Bytes of a storage that an Append writes again because its neighbours change."""
+SMALLEST_HOLE = 4096
+"""Zeros shorter than a block of the file system are written."""
+
+__all__ = ["Archive", "render"]
+
+
+def render(
+    source: Path | Archive, file: str, changes: Sequence[Change], *, strict: bool = False
+) -> Append | Content:
+    """One edit that makes all `changes` to the torch file `source`, called `file` in the edit.
+
+    A value of data.pkl is set by `pickle_program.splice`; a tensor becomes `ZEROS` or `Elements`,
+    one of bytes a `Fill` (as many bytes are written), one of one element a number of its dtype. A
+    key whose `old` is `ABSENT` is inserted, one whose `new` is goes, and a `Renamed` one keeps its
+    value. The result is `Content` if the file has other links, is a symbolic link, may not be
+    written, is of the legacy format, if too much of a shared storage stays, or if `strict`:
+    storages then stay where they are, for readers that compute where they must be.
+    Raises DamagedFile, or SurgeryError if a path leads nowhere or a tensor can't be changed alone.
+    """
+    with collector_paused():
+        archive = source if isinstance(source, Archive) else Archive.open(source)
+        with archive.reading():
+            return _render(archive, file, changes, strict)
+
+
+def _render(
+    archive: Archive, file: str, changes: Sequence[Change], strict: bool
+) -> Append | Content:
+    scanned = archive.scan()
+    archive.tree(scanned)
+    gone = [change.path for change in changes if change.new == ABSENT]
+    renamed = {c.path: c.new.key for c in changes if isinstance(c.new, Renamed)}
+    kept = [c for c in changes if c.new != ABSENT and not isinstance(c.new, Renamed)]
+    values, tensors = _sorted(archive, file, kept)
+    data: bytes | None = None
+    if values or gone or renamed:
+        try:
+            whole = () in values  # the file is one number
+            data = (
+                pickle.dumps(values[()], 2)
+                if whole
+                else splice(scanned.data, values, delete=gone, rename=renamed, scanned=scanned)
+            )
+        except KeyError as missing:
+            raise SurgeryError(f"{file}: {missing} can't be set") from None
+    storages = storage_edits(archive.tree(), tensors)
+    if archive.directory is None or strict or not _can_grow(archive, storages):
+        return rewrite.render(archive, file, data, storages)
+    return _append(archive, archive.directory, file, data, storages)
+
+
+def _sorted(
+    archive: Archive, file: str, changes: Sequence[Change]
+) -> tuple[dict[tuple[Key | Nth, ...], Value], list[Wish]]:
+    """Changes of values of the pickle, and changes of tensors."""
+    values: dict[tuple[Key | Nth, ...], Value] = {}
+    tensors: list[Wish] = []
+    for change in changes:
+        found = _value(archive.tree(), file, change)
+        if not isinstance(found, Tensor):
+            if isinstance(change.new, (Fill, Elements)) or (
+                change.new == ZEROS and not isinstance(found, str)
+            ):
+                raise SurgeryError(f"{file}: {change.path!r} is no tensor, so it has no zeros")
+            if not isinstance(change.new, (Fill, Elements, Renamed)):
+                values[change.path] = change.new
+            continue
+        archive.storage(found)
+        if change.new == ZEROS:
+            tensors.append(Wish(found, None, change.elements))
+        elif isinstance(change.new, Elements):
+            start, end = change.elements or (0, found.numel)
+            if len(change.new.data) != (end - start) * ITEM_BYTES[found.dtype]:
+                raise SurgeryError(f"{file}: {change.path!r} takes another number of bytes")
+            tensors.append(Wish(found, change.new.data, change.elements))
+        elif isinstance(change.new, Fill) and ITEM_BYTES[found.dtype] == 1:
+            tensors.append(Wish(found, bytes([change.new.byte])))
+        elif found.numel == 1 and isinstance(change.new, (int, float)):
+            tensors.append(Wish(found, archive.encode(found.dtype, change.new)))
+        else:
+            raise SurgeryError(f"{file}: the tensor {change.path!r} can't become {change.new!r}")
+    return values, tensors
+
+
+def _value(tree: Any, file: str, change: Change) -> Any:
+    try:
+        return get(tree, change.path)
+    except KeyError:
+        if change.old == ABSENT:
+            return None
+        raise SurgeryError(f"{file}: there is no {change.path!r}") from None
+
+
+def _can_grow(archive: Archive, storages: dict[str, StorageEdit]) -> bool:
+    status, path = archive.status, archive.path
+    alone = status.st_nlink == 1 and not path.is_symlink()
+    writable = bool(status.st_mode & 0o200) and os.access(path, os.W_OK)
+    return alone and writable and all(edit.kept <= LARGEST_COPY for edit in storages.values())
+
+
+def _append(
+    archive: Archive,
+    old: Directory,
+    file: str,
+    data: bytes | None,
+    storages: dict[str, StorageEdit],
+) -> Append:
+    tail = _Tail(old, archive.size + FIRST_GAP)
+    if data is not None:
+        tail.record(PICKLE, [(len(data), data)])
+    if storages and ".format_version" in old.records:
+        # Version 1 promises storages in the order and places of torch.save, and with
+        # calculate_storage_offsets torch then reads where they would be.
+        tail.record(".format_version", [(1, b"0")])
+    for key, edit in storages.items():
+        tail.record(f"data/{key}", _pieces(archive, key, edit))
+    return Append(file, archive.size, tail.finish(), archive.status.st_mtime_ns)
+
+
+def _pieces(archive: Archive, key: str, edit: StorageEdit) -> list[tuple[int, bytes | None]]:
+    """The whole storage as (length, bytes), where None is zeros."""
+    if not edit.kept and not edit.numbers:
+        return [(edit.size, None)]
+    out: list[tuple[int, bytes | None]] = []
+    for start, end, new, kept in edit.pieces():
+        if kept:
+            new = archive.read_at(archive.payload(f"data/{key}") + start, end - start)
+        out.append((end - start, new))
+    return out
+
+
+class _Tail:
+    """What comes after the old end: writes in ascending order, and holes between them."""
+
+    def __init__(self, old: Directory, start: int) -> None:
+        self.old = old
+        self.end = start
+        self.moved: list[Moved] = []
+        self.writes: list[tuple[int, list[bytes]]] = []
+        self._written = -1
+
+    def record(self, name: str, pieces: Sequence[tuple[int, bytes | None]]) -> None:
+        crc = size = 0
+        for length, data in pieces:
+            of_piece = crc32.of_zeros(length) if data is None else zlib.crc32(data)
+            crc = crc32.joined(crc, of_piece, length) if size else of_piece
+            size += length
+        self.moved.append(Moved(self.old.records[name], self.end, size, crc))
+        self._put(local_header(self.old.folder, name, crc, size, self.end))
+        for length, data in pieces:
+            if data is not None or length < SMALLEST_HOLE:
+                self._put(data or bytes(length))
+            else:
+                self.end += length
+
+    def finish(self) -> tuple[tuple[int, bytes], ...]:
+        entries, start = directory(self.old, self.moved), self.end
+        wide, end = end_records(len(self.old.records), len(entries), start)
+        self._put(entries + wide)
+        return (*((offset, b"".join(parts)) for offset, parts in self.writes), (self.end, end))
+
+    def _put(self, data: bytes) -> None:
+        if self._written == self.end:
+            self.writes[-1][1].append(data)
+        else:
+            self.writes.append((self.end, [data]))
+        self.end += len(data)
+        self._written = self.end

@@ -1,0 +1,350 @@
+"""One file that `torch.save` wrote, read from its directory and pickle; tensor bytes stay on disk.
+
+Torch reads the pickle and the storages of the folder that the first entry names; so does this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.files.archives import crc32, legacy
+from ckptsurgeon.files.archives.zip_directory import (
+    Directory,
+    Record,
+    Records,
+    payload,
+    read_directory,
+)
+from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.pickles.scan import MAX_BYTES, Scan, scan
+from ckptsurgeon.files.pickles.tree import Tensor, read_with_globals
+
+PICKLE = "data.pkl"
+TORCHSCRIPT = "constants.pkl"
+"""An archive that has it, torch.load gives to the TorchScript loader."""
+LAST = 4096
+"""Bytes at the end that are read at once: the directory of a small archive."""
+
+CHUNK = 1 << 20
+"""Bytes of a tensor that are read at once."""
+
+_NUMBERS = {
+    "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h",
+    "int8": "b", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "bool": "?",
+}  # fmt: skip
+
+
+class Archive:
+    """A torch file as it was when it was opened: any later change of the file is an error.
+
+    It is the whole file, or `size` bytes from `start` on; all offsets count from there.
+    `records` are its parts by name without the folder: `data.pkl` and one `data/<key>` for each
+    storage. `directory` is None if the file is of the format before torch 1.6, which has no CRCs.
+    """
+
+    path: Path
+    start: int
+    size: int
+    where: str
+    folder: str
+    records: Mapping[str, Record]
+    directory: Directory | None
+    status: os.stat_result
+
+    @classmethod
+    def open(cls, path: Path, start: int = 0, length: int | None = None) -> Archive:
+        """Read the directory of `path`, or of `length` bytes in it. Raises DamagedFile, or OSError
+        if it can't be opened."""
+        archive = cls()
+        archive.path, archive.start = path, start
+        archive.where = str(path) if length is None else f"{path}, from byte {start} on"
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            archive._read_records(descriptor, length)
+        finally:
+            os.close(descriptor)
+        if PICKLE not in archive.records:
+            raise DamagedFile(archive.where, archive.size, f"the archive has no {PICKLE}")
+        if TORCHSCRIPT in archive.records:
+            entry = archive.records[TORCHSCRIPT]
+            what = f"{TORCHSCRIPT} makes this a TorchScript program"
+            raise DamagedFile(archive.where, entry.offset, what)
+        return archive
+
+    def _read_records(self, descriptor: int, length: int | None) -> None:
+        self.status = os.fstat(descriptor)
+        if not stat.S_ISREG(self.status.st_mode):
+            raise DamagedFile(self.where, 0, "this is no regular file")
+        self.size = self.status.st_size - self.start if length is None else length
+        before = max(0, self.size - LAST)
+        last = _read_at(self.path, descriptor, self.start + before, self.size - before)
+
+        def read_at(offset: int, length: int) -> bytes:
+            if before <= offset <= offset + length <= self.size:
+                return last[offset - before : offset - before + length]
+            return _read_at(self.path, descriptor, self.start + offset, length)
+
+        if read_at(0, min(4, self.size)) == b"PK\3\4":
+            self.directory = read_directory(self.where, self.size, read_at)
+            self.folder, self.records = self.directory.folder, self.directory.records
+        else:
+            self.directory, self.folder = None, ""
+            self.records = legacy.read_records(self.where, self.size, read_at)
+
+    def __init__(self) -> None:
+        self._tree: Any = None
+        self._globals: frozenset[str] = frozenset()
+        self._scan: Scan | None = None
+        self._order: str | None = None
+        self._descriptor: int | None = None
+        self._numbers: dict[tuple[str, int, str], int | float | bool] = {}
+
+    def is_current(self) -> bool:
+        """Whether the path still leads to the file that was opened, by inode, size and time."""
+        try:
+            return _identity(self.path.stat()) == _identity(self.status)
+        except OSError:
+            return False
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Bytes of the file. Raises SurgeryError if it is not the file that was opened."""
+        if self._descriptor is not None:
+            return _read_at(self.path, self._descriptor, self.start + offset, length)
+        with self.reading():
+            return self.read_at(offset, length)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Opens the file once for all reads inside."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if _identity(os.fstat(descriptor)) != _identity(self.status):
+                raise SurgeryError(f"{self.path} changed while it was read", next="try again")
+            self._descriptor = descriptor
+            yield
+        finally:
+            self._descriptor = None
+            os.close(descriptor)
+
+    def next_data(self, offset: int, end: int) -> int:
+        """The first byte from `offset` that is in no hole of the file, or `end`. Inside `reading`,
+        and as exact as the file system: one without holes has data everywhere."""
+        return self._next(os.SEEK_DATA, offset, end)
+
+    def next_hole(self, offset: int, end: int) -> int:
+        """The first byte from `offset` that is in a hole, or `end`. Inside `reading`."""
+        return self._next(os.SEEK_HOLE, offset, end)
+
+    def _next(self, kind: int, offset: int, end: int) -> int:
+        try:
+            place = os.lseek(self._file(), self.start + offset, kind) - self.start
+            return min(place, end)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing of that kind follows
+                return end
+            return offset if kind == os.SEEK_DATA else end
+
+    def _file(self) -> int:
+        if self._descriptor is None:
+            raise ValueError("the file is not open")
+        return self._descriptor
+
+    def payload(self, name: str) -> int:
+        """Where the bytes of a record start. Raises DamagedFile if torch might read others."""
+        record = self.record(name)
+        if self.directory is None:
+            return record.offset
+        return payload(self.where, self.directory, record, self.read_at)
+
+    def record(self, name: str) -> Record:
+        try:
+            return self.records[name]
+        except KeyError:
+            raise DamagedFile(self.where, self.size, f"no record {name!r}") from None
+
+    def descriptor(self, name: str) -> int:
+        """Bytes of the data descriptor behind a record, which repeats its CRC and sizes: 16, or 24
+        where the sizes take 8 bytes each (torch: from 4 GiB on, of the size or of the offset). 0:
+        there is none, or none that says the same."""
+        record = self.record(name)
+        found = self.read_at(self.payload(name) + record.size, 24)
+        head = b"PK\7\x08" + record.crc.to_bytes(4, "little")
+        for width in (4, 8):
+            if record.size < 1 << 8 * width:
+                sizes = [size.to_bytes(width, "little") for size in (record.packed, record.size)]
+                if found.startswith(head + b"".join(sizes)):
+                    return len(head) + 2 * width
+        return 0
+
+    def pickle(self) -> bytes:
+        """The bytes of data.pkl, checked by their CRC (0 stands for "not computed")."""
+        record, start = self.record(PICKLE), self.payload(PICKLE)
+        if record.size > MAX_BYTES:
+            raise DamagedFile(self.where, start, f"{PICKLE} has {record.size} bytes")
+        data = self.read_at(start, record.size)
+        if record.crc and zlib.crc32(data) != record.crc:
+            raise DamagedFile(self.where, start, f"{PICKLE} does not have its CRC")
+        return data
+
+    def scan(self, *, keep: bool = False) -> Scan:
+        """Where the values of data.pkl stand. It is far larger than the tree, so it is kept for
+        the next call only on demand."""
+        found = self._scan or scan(self.pickle(), where=self.where, base=self.payload(PICKLE))
+        if keep:
+            self._scan = found
+        return found
+
+    def tree(self, scanned: Scan | None = None) -> Any:
+        """The inert tree of data.pkl, see `pickle_reader.read`. The same one at each call.
+        `scanned` is what `scan` gave, if it is there already."""
+        if self._tree is None:
+            found = scanned or self.scan()
+            self._tree, self._globals = read_with_globals(found)
+        return self._tree
+
+    def globals(self) -> frozenset[str]:
+        """Every `module.name` that loading data.pkl would import."""
+        self.tree()
+        return self._globals
+
+    # --- tensors ---------------------------------------------------------------------------------
+
+    def storage(self, tensor: Tensor) -> Record:
+        """The record of the elements. Raises DamagedFile if it does not hold as many as said."""
+        record = self.record(f"data/{tensor.storage}")
+        if record.size != tensor.storage_numel * ITEM_BYTES[tensor.dtype]:
+            raise DamagedFile(
+                self.where,
+                record.offset,
+                f"the storage {tensor.storage!r} has {record.size} bytes, "
+                f"not {tensor.storage_numel} elements of {tensor.dtype}",
+            )
+        last = tensor.offset
+        for size, stride in zip(tensor.size, tensor.stride, strict=True):
+            last += (size - 1) * stride
+        inside = 0 <= tensor.offset <= last < tensor.storage_numel
+        if tensor.numel and not (inside and min(tensor.stride, default=0) >= 0):
+            raise DamagedFile(
+                self.where, record.offset, f"a tensor leaves the storage {tensor.storage!r}"
+            )
+        return record
+
+    def value(self, tensor: Tensor) -> int | float | bool:
+        """The number in a tensor of one element, such as Adam's step."""
+        if tensor.numel != 1:
+            raise ValueError(f"a tensor of {tensor.numel} elements has no one value")
+        key = (tensor.storage, tensor.offset, tensor.dtype)
+        if key not in self._numbers:
+            self.storage(tensor)
+            width = ITEM_BYTES[tensor.dtype]
+            start = self.payload(f"data/{tensor.storage}") + tensor.offset * width
+            self._numbers[key] = self.decode(tensor.dtype, self.read_at(start, width))
+        return self._numbers[key]
+
+    def fetch(self, tensors: Sequence[Tensor]) -> None:
+        """Read at once what `value` will be asked for, where the native module can tell: storages
+        of one element. At stage 0 each parameter has a step of its own. Inside `reading`."""
+        wanted = [
+            t
+            for t in tensors
+            if t.storage_numel == 1 and not t.size and not t.offset and t.storage.isascii()
+        ]
+        if not isinstance(self.records, Records) or self.start or not wanted:
+            return
+        names = [f"data/{tensor.storage}" for tensor in wanted]
+        widths = [ITEM_BYTES[tensor.dtype] for tensor in wanted]
+        found = self.records.elements(self._file(), names, widths)
+        known: dict[tuple[str, bytes], int | float | bool] = {}
+        for tensor, data in zip(wanted, found, strict=True):
+            if data is not None:
+                key = (tensor.dtype, data)
+                if key not in known:
+                    known[key] = self.decode(*key)
+                self._numbers[tensor.storage, 0, tensor.dtype] = known[key]
+
+    def is_zero(
+        self, tensor: Tensor, elements: tuple[int, int] | None = None, byte: int = 0
+    ) -> bool:
+        """Whether the whole storage is zeros by its CRC; False too where there is no CRC. Of
+        `elements` [start, end) of a flat tensor, whether they are zeros by their bytes. `byte` is
+        what all bytes of zeros are."""
+        if elements is None:
+            record = self.record(f"data/{tensor.storage}")
+            zero = record.crc != 0 and record.crc == crc32.of_repeated(byte, record.size)
+            return zero and self.storage(tensor) is not None
+        self.storage(tensor)
+        start, end = (
+            self.payload(f"data/{tensor.storage}") + (tensor.offset + i) * ITEM_BYTES[tensor.dtype]
+            for i in elements
+        )
+        return all(
+            not self.read_at(begin, min(CHUNK, end - begin)).strip(bytes([byte]))
+            for begin in range(start, end, CHUNK)
+        )
+
+    def byte_order(self) -> str:
+        """`<` or `>`, as the file says; files that say nothing are little-endian."""
+        if self._order is None:
+            self._order = "<"
+            record = self.records.get("byteorder")
+            if record is not None and record.size == 3:
+                text = self.read_at(self.payload("byteorder"), 3)
+                self._order = ">" if text == b"big" else "<"
+        return self._order
+
+    def decode(self, dtype: str, data: bytes) -> int | float | bool:
+        order = self.byte_order()
+        if dtype == "bfloat16":
+            data = b"\0\0" + data if order == "<" else data + b"\0\0"
+            dtype = "float32"
+        if dtype not in _NUMBERS:
+            raise SurgeryError(f"{self.path}: a value of dtype {dtype} can't be read")
+        number: int | float | bool = struct.unpack(order + _NUMBERS[dtype], data)[0]
+        return number
+
+    def encode(self, dtype: str, value: int | float | bool) -> bytes:
+        """The element that holds `value` exactly. Raises SurgeryError if `dtype` can't."""
+        order = self.byte_order()
+        try:
+            if dtype == "bfloat16":
+                data = struct.pack(order + "f", value)
+                data = data[2:] if order == "<" else data[:2]
+            else:
+                data = struct.pack(order + _NUMBERS[dtype], value)
+        except (KeyError, OverflowError, struct.error):
+            data = b""
+        if not data or not _close(self.decode(dtype, data), value):
+            raise SurgeryError(f"{self.path}: a tensor of {dtype} can't hold {value!r}")
+        return data
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _close(stored: float, wanted: float) -> bool:
+    """Equal, or as near as a rounded float is."""
+    if stored == wanted or (stored != stored and wanted != wanted):
+        return True
+    return isinstance(stored, float) and abs(stored - wanted) <= abs(wanted) * 2**-8
+
+
+def _read_at(path: Path, descriptor: int, offset: int, length: int) -> bytes:
+    if offset < 0 or length < 0:
+        raise DamagedFile(str(path), 0, f"{length} bytes at {offset} can't be read")
+    data = os.pread(descriptor, length, offset)
+    while len(data) < length:
+        more = os.pread(descriptor, length - len(data), offset + len(data))
+        if not more:
+            raise DamagedFile(str(path), offset + len(data), "the file is cut short")
+        data += more
+    return data

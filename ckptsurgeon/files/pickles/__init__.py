@@ -1,0 +1,1 @@
+"""Pickles as bytes: scanned, read as trees, and spliced; never executed."""

@@ -1,0 +1,323 @@
+"""A pickle as an inert tree: what the file names is neither imported nor called.
+
+Reading is done by the C unpickler. Each global becomes a `Global`, what a global would make becomes
+an `Object`, a torch tensor becomes a `Tensor` that says where its bytes are.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from operator import index
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.files.dtypes import ITEM_BYTES, STORAGES
+from ckptsurgeon.files.pickles.scan import Scan, scan
+
+
+class Global(type):
+    """A name that the file would import, `module.name`, and nothing of what is behind it.
+
+    It is a class because the C unpickler instantiates nothing else. Calling it makes what stands
+    for an instance, and runs none of the file's code. Two with the same name are equal."""
+
+    module: str
+    name: str
+
+    def __new__(cls, module: str, name: str) -> Global:
+        make = _MAKERS.get((module, name), _make_object)
+        inside = {"module": module, "name": name, "__new__": make, "__slots__": ()}
+        return super().__new__(cls, "Global", (), inside)
+
+    def __init__(cls, module: str, name: str) -> None:
+        super().__init__("Global", (), {})
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise AttributeError("a Global does not change")
+
+    def __eq__(cls, other: object) -> bool:
+        if not isinstance(other, Global):
+            return NotImplemented
+        return (cls.module, cls.name) == (other.module, other.name)
+
+    def __hash__(cls) -> int:
+        return hash((cls.module, cls.name))
+
+    def __repr__(cls) -> str:
+        return f"{cls.module}.{cls.name}"
+
+
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: that makes it three times slower to make
+class Storage:
+    """Elements that tensors share: `numel` of `dtype`, the record `data/<key>`."""
+
+    dtype: str
+    key: str
+    numel: int
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Tensor:
+    """A tensor by where its elements are: `offset`, `size` and `stride` count elements of the
+    storage, which has `storage_numel` of them."""
+
+    dtype: str
+    storage: str
+    storage_numel: int
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return prod(self.size)
+
+
+@dataclass(eq=False)
+class Object:
+    """An instance of a class that is not imported: how the file makes it.
+
+    `state` is what BUILD gets, mostly the attributes; `items` and `appends` fill it if it is a
+    container. Two objects are equal if they are the same one."""
+
+    cls: Global
+    args: tuple[Any, ...] = ()
+    state: Any = None
+    keywords: dict[str, Any] | None = None
+    items: dict[Any, Any] | None = None
+    appends: list[Any] | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = _built(self.state, state)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self.items is None:
+            self.items = {}
+        self.items[key] = value
+
+    def extend(self, values: Sequence[Any]) -> None:
+        if self.appends is None:
+            self.appends = []
+        self.appends += values
+
+    def append(self, value: Any) -> None:
+        self.extend((value,))
+
+    add = append
+
+
+class Dict(dict[Any, Any]):
+    """An OrderedDict, which may have attributes (`_metadata` of a state dict): they are `state`."""
+
+    __slots__ = ("state",)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = _built(getattr(self, "state", None), state)
+
+
+def _built(old: Any, new: Any) -> Any:
+    """Attributes after one more BUILD, whose state may be a pair of `__dict__` and slots."""
+    pair = isinstance(new, tuple) and len(new) == 2 and isinstance(new[1], dict)
+    halves = new if pair else (new,)
+    if not all(isinstance(half, dict) for half in halves if half is not None):
+        return new
+    made = old if isinstance(old, dict) else {}
+    for half in halves:
+        made.update(half or {})
+    return made
+
+
+# --- what stands for an instance -----------------------------------------------------------------
+
+
+def _make_object(cls: Global, *args: Any, **keywords: Any) -> Object:
+    return Object(cls, args, keywords=keywords or None)
+
+
+def _make_dict(cls: Global, *pairs: Any) -> Dict:
+    """Empty, and filled later; Python 2 gave the pairs at once."""
+    made = Dict(*pairs) if not pairs or all(type(key) is str for key, _ in pairs[0]) else None
+    if made is None:
+        raise ValueError("an OrderedDict is made of keys that are not all strings")
+    return made
+
+
+def _make_tuple(cls: Global, *args: Any) -> tuple[Any, ...]:
+    return tuple(*args)
+
+
+def _make_tensor(
+    cls: Global, storage: Storage, offset: int, size: Any, stride: Any, *rest: Any
+) -> Tensor:
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    if len(size) == len(stride) == 1:  # nearly all: flat
+        shape, steps = (index(size[0]),), (index(stride[0]),)
+    else:
+        shape, steps = tuple(map(index, size)), tuple(map(index, stride))
+    if len(shape) != len(steps):
+        raise ValueError(f"a tensor has {len(shape)} axes and {len(steps)} strides")
+    return Tensor(storage.dtype, storage.key, storage.numel, index(offset), shape, steps)
+
+
+def _make_tensor_v3(
+    cls: Global, storage: Storage, offset: int, size: Any, stride: Any, *rest: Any
+) -> Tensor:
+    dtype = rest[2].name
+    numel = storage.numel * ITEM_BYTES[storage.dtype] // ITEM_BYTES[dtype]
+    return _make_tensor(cls, Storage(dtype, storage.key, numel), offset, size, stride)
+
+
+def _make_first(cls: Global, first: Any, *rest: Any) -> Any:
+    return first
+
+
+def _make_subclass(cls: Global, make: Global, kind: Global, args: Any, state: Any) -> Any:
+    made: Any = make(*args)
+    return made
+
+
+_MAKERS = {
+    ("collections", "OrderedDict"): _make_dict,
+    ("torch", "Size"): _make_tuple,
+    ("torch._utils", "_rebuild_tensor"): _make_tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): _make_tensor,
+    ("torch._utils", "_rebuild_tensor_v3"): _make_tensor_v3,
+    ("torch._utils", "_rebuild_parameter"): _make_first,
+    ("torch._utils", "_rebuild_parameter_with_state"): _make_first,
+    ("torch._tensor", "_rebuild_from_type_v2"): _make_subclass,
+}
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+class _Unpickler(pickle.Unpickler):
+    """`tensors` are those that the native scan has found: a persistent id is the number of one, or
+    else a tuple that the file holds."""
+
+    def __init__(self, scanned: Scan) -> None:
+        data = scanned.data
+        self.tensors: list[Tensor] = []
+        if scanned.native is not None:
+            data, self.tensors = scanned.native.shortened(STORAGES, Tensor)
+        # Through a buffer the unpickler peeks ahead instead of asking for one byte at a time.
+        super().__init__(io.BufferedReader(io.BytesIO(data), 1 << 16), encoding="utf-8")
+        self.globals: dict[tuple[str, str], Global] = {}
+        self.storages: list[Storage] = []
+
+    def find_class(self, module: str, name: str) -> Global:
+        found = self.globals.get((module, name))
+        if found is None:
+            found = self.globals[module, name] = Global(module, name)
+        return found
+
+    def persistent_load(self, saved: Any) -> Any:
+        if type(saved) is int:
+            return self.tensors[saved]
+        if saved[0] == "module":  # a class with its source, in the legacy format
+            return saved[1]
+        kind, storage, key, _, numel = saved[:5]
+        if kind != "storage" or (len(saved) > 5 and any(saved[5:])):
+            raise ValueError(f"persistent id {kind!r} is no whole storage")
+        if type(key) is not str or type(numel) is not int or numel < 0:
+            raise ValueError(f"the storage {key!r:.99} has {numel!r:.99} elements")
+        made = Storage(STORAGES[storage.name], key, numel)
+        self.storages.append(made)
+        return made
+
+
+def read(data: bytes) -> Any:
+    """The tree of `data`: dict, list, tuple, set, scalars, `Tensor`, `Object`, `Global`.
+
+    `scan` goes over the bytes first, so what it guarantees holds here.
+    Raises DamagedFile; nothing that the file names is imported or called, whatever it holds."""
+    return _load(scan(data))[0]
+
+
+def read_with_globals(scanned: Scan) -> tuple[Any, frozenset[str]]:
+    """The tree, and every `module.name` that a load would import, also where the tree does not
+    hold it. Raises DamagedFile."""
+    tree, unpickler = _load(scanned)
+    return tree, frozenset(".".join(name) for name in unpickler.globals)
+
+
+def read_storages(scanned: Scan) -> set[Storage]:
+    """The storages that the pickle refers to. Raises DamagedFile."""
+    unpickler = _load(scanned)[1]
+    found = {Storage(t.dtype, t.storage, t.storage_numel) for t in unpickler.tensors}
+    return found.union(unpickler.storages)
+
+
+def _load(scanned: Scan) -> tuple[Any, _Unpickler]:
+    with collector_paused():
+        try:
+            unpickler = _Unpickler(scanned)
+            return unpickler.load(), unpickler
+        except Exception as error:
+            # Placeholders meet values that no trainer writes: any kind of error can come of it.
+            problem = " ".join(str(error).split())[:200]
+            raise scanned.damaged(0, f"the pickle makes no sense: {problem}") from None
+
+
+def get(tree: Any, path: Sequence[Key]) -> Any:
+    """The value under `path`: dict keys, list and tuple indices, attributes of objects.
+
+    An attribute comes before an item of the same name; a dict key that is neither text nor a
+    number goes by its `repr`. Raises KeyError with the path."""
+    value = tree
+    for depth, key in enumerate(path):
+        try:
+            value = _step(value, key)
+        except (KeyError, IndexError, StopIteration, TypeError):
+            raise KeyError(tuple(path[: depth + 1])) from None
+    return value
+
+
+def _step(value: Any, key: Key) -> Any:
+    if type(value) is dict:  # nearly always
+        return value[key] if key in value else _by_repr(value, key)
+    if isinstance(value, Object):
+        for place in (value.state, value.items, value.appends):
+            if isinstance(place, dict) and key in place:
+                return place[key]
+            if isinstance(place, (list, tuple)) and isinstance(key, int):
+                return place[key]
+        raise KeyError(key)
+    if isinstance(value, Dict) and key not in value:
+        return value.state[key] if hasattr(value, "state") else value[key]
+    if isinstance(value, dict):
+        return value[key]
+    if isinstance(value, (list, tuple)) and isinstance(key, int):
+        return value[key]
+    raise KeyError(key)
+
+
+def _by_repr(value: dict[Any, Any], key: Key) -> Any:
+    return next(v for k, v in value.items() if not isinstance(k, (str, int)) and repr(k) == key)
+
+
+def tensors(tree: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """Each tensor of `tree` once, with one path that leads to it."""
+    seen: set[int] = set()
+    todo: list[tuple[tuple[Any, ...], Any]] = [((), tree)]
+    while todo:
+        path, value = todo.pop()
+        if id(value) in seen or not isinstance(value, (Tensor, dict, list, tuple, Object)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            yield path, value
+        elif isinstance(value, dict):
+            todo += [((*path, key), item) for key, item in value.items()]
+            todo.append((path, getattr(value, "state", None)))
+        elif isinstance(value, (list, tuple)):
+            todo += [((*path, key), item) for key, item in enumerate(value)]
+        else:
+            todo += [(path, part) for part in (value.args, value.keywords, value.state)]
+            todo += [(path, value.items), (path, value.appends)]

@@ -1,0 +1,184 @@
+"""The shards of one saved step as trees: what every format that is made of torch files shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Elements, Fill, Key
+from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.files.archives import append
+from ckptsurgeon.files.archives import compact as archive_compact
+from ckptsurgeon.files.archives.archive import PICKLE, Archive
+from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.formats import Blob, Disagreement, Fragment, Place, Replica, Weight
+from ckptsurgeon.formats.patched import New, patched
+from ckptsurgeon.formats.sane import problem
+
+KEPT_SCANS = 2 << 20
+"""Bytes of pickle whose scans are kept from reading to rendering: a scan is 20 times as large."""
+
+Self = TypeVar("Self", bound="Shards")
+
+
+@dataclass
+class Shards:
+    """One saved step with the tree of each torch file in it; a format adds what they mean."""
+
+    path: Path
+    step: int
+    trees: dict[Path, Any]
+    archives: dict[Path, Archive]
+
+    def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
+        """The place `path` of `file` with its plain value, or nothing if it is not there."""
+        try:
+            value = get(self.trees[file], path)
+        except KeyError:
+            return []
+        return [Place(file, path, self.plain(file, value), wins)]
+
+    def value(self, file: Path, path: tuple[Key, ...]) -> Any:
+        """The value under `path` in `file`; None when it is not there."""
+        places = self.at(file, path)
+        return places[0].value if places else None
+
+    def plain(self, file: Path, value: Any) -> Any:
+        """`value`, or the number in it if it is a tensor of one element."""
+        if not isinstance(value, Tensor) or value.numel != 1:
+            return value
+        return self.archives[file].value(value)
+
+    def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
+        """By the CRC of the tensor's storage, or by the bytes of its `elements`; False when it
+        can't be told without reading all of it."""
+        archive = self.archives[place.file]
+        byte = place.zero.byte if isinstance(place.zero, Fill) else 0
+        return isinstance(place.value, Tensor) and archive.is_zero(place.value, elements, byte)
+
+    def fragments(self, name: str) -> list[Fragment]:
+        """Refused: a format that keeps moments by parameter name overrides it."""
+        raise SurgeryError(
+            f"{self.path.name} does not say which parameter an element of {name} belongs to",
+            next="reset the moments of all parameters",
+        )
+
+    def replicas(self) -> list[Replica]:
+        """Refused: a format that knows its tensor-parallel ranks overrides it."""
+        raise SurgeryError(
+            f"which parameters of {self.path.name} are whole on every rank is not known here",
+            next="its own trainer's tools",
+        )
+
+    def read(self, paths: Iterable[Path]) -> None:
+        """Read the trees of further shards, which only some operations need."""
+        for path, archive in opened(p for p in paths if p not in self.archives).items():
+            self.archives[path] = archive
+            self.trees[path] = archive.tree()
+
+    def weights(self) -> Iterator[Weight]:
+        """Refused: a format that knows how its weights are cut overrides it."""
+        raise SurgeryError(
+            f"how the weights of {self.path.name} are cut into shards is not known here",
+            next="its own trainer's conversion tool",
+        )
+
+    def check(self, name: str, places: Sequence[Place]) -> None:
+        """Raise DamagedFile for a value that `name` can't have (`sane.problem`)."""
+        numbers = {(type(p.value), p.value): p for p in places if type(p.value) in (int, float)}
+        others = [place for place in places if type(place.value) not in (int, float)]
+        for place in (*numbers.values(), *others):  # thousands hold the same number
+            if told := problem(name, place.value):
+                start = self.archives[place.file].payload(PICKLE)
+                raise DamagedFile(str(place.file), start, f"{PICKLE}: {told}")
+
+    def render(
+        self, changes: Mapping[str, Sequence[Change]], root: Path
+    ) -> dict[str, Append | Content]:
+        """The new bytes of each shard, from its archive as it is open."""
+        return {
+            file: append.render(self.archives[root / file], file, its)
+            for file, its in changes.items()
+        }
+
+    def compact(self, root: Path) -> list[tuple[str, Content, int]]:
+        """Shards that surgeries have grown, without the bytes that nothing refers to."""
+        out = []
+        for path, archive in self.archives.items():
+            file = path.relative_to(root).as_posix()
+            content = archive_compact.compact(archive, file)
+            if content is not None:
+                out.append((file, content, archive.size - content.size))
+        return out
+
+    def blobs(self) -> list[Blob]:
+        """None: each shard is one archive."""
+        return []
+
+    def digests(self) -> dict[Path, str]:
+        """None are saved."""
+        return {}
+
+    def globals(self) -> dict[str, frozenset[str]]:
+        """By shard, every `module.name` that a load imports."""
+        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.trees}
+
+    def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
+        """The trees with `changes` laid over them."""
+        patches: dict[Path, dict[Key, Any]] = {}
+        roots: dict[Path, Any] = {}
+        names = {change.file for change in changes}
+        files = {name: root / name for name in names if root / name in self.trees}
+        for change in changes:
+            if isinstance(change, Change) and (file := files.get(change.file)) is not None:
+                if isinstance(change.new, (Fill, Elements)):
+                    continue
+                new = 0 if change.new == ZEROS else change.new
+                if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):
+                    if not change.path:  # the file is one value
+                        roots[file] = new
+                        continue
+                    patch = patches.setdefault(file, {})
+                    for key in change.path[:-1]:
+                        patch = patch.setdefault(key, {})
+                    patch[change.path[-1]] = New(new)
+        trees = {
+            file: patched(tree, patches[file]) if file in patches else tree
+            for file, tree in self.trees.items()
+        }
+        return replace(self, trees=trees | roots)
+
+
+def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Archive]:
+    """The archive of each path, `known` among them if its file is as it was. The scans of the
+    first ones are kept for a later edit, up to KEPT_SCANS bytes of pickle."""
+    have = {known.path: known} if known is not None and known.is_current() else {}
+    archives = {path: have.get(path) or Archive.open(path) for path in paths}
+    room = KEPT_SCANS
+    for archive in archives.values():
+        room -= archive.record(PICKLE).size
+        if room >= 0:
+            archive.scan(keep=True)
+    return archives
+
+
+def _is_scalar(value: Any) -> bool:
+    return not isinstance(value, Tensor) or value.numel == 1
+
+
+def agree(name: str, places: Sequence[Place]) -> None:
+    """All files hold the same value under the same path, or Disagreement lists who differs."""
+    first: dict[tuple[Key, ...], Place] = {}
+    for place in places:
+        base = first.setdefault(place.path, place)
+        if place.value != base.value:
+            raise Disagreement(
+                f"shards disagree on {name}: {base.value!r} in {base.file.name}, "
+                f"{place.value!r} in {place.file.name}",
+                next=(
+                    "ckptsurgeon verify      list every disagreement",
+                    "ckptsurgeon rollback    to a step whose shards agree",
+                ),
+            )

@@ -1,0 +1,169 @@
+"""Runs that save plain torch.distributed.checkpoint folders: torchtitan and OLMo-core.
+
+Neither has a pointer: both resume from the highest step that has certain files. Source:
+torchtitan's `components/checkpointer/dcp.py`, OLMo-core's `train/checkpoint.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.archives.archive import PICKLE
+from ckptsurgeon.files.dcp import METADATA, Saved, Values
+from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
+from ckptsurgeon.formats.dcp.shards import absent
+from ckptsurgeon.formats.sane import problem
+from ckptsurgeon.formats.step_folders import files_below, refuse_link
+
+
+class Torchtitan:
+    """`<root>/step-<N>/` with `.metadata` and `.distcp` files."""
+
+    name = "torchtitan"
+    flags: Mapping[str, str] = {
+        "clip_grad": "--training.max_norm",
+        "seed": "--debug.seed",
+        "lr": "--optimizer.lr",
+        "min_lr": "--lr_scheduler.min_lr_factor (a factor of lr)",
+        "warmup": "--lr_scheduler.warmup_steps (in steps)",
+        "decay": "--lr_scheduler.decay_ratio (of all steps)",
+        "decay_style": "--lr_scheduler.decay_type",
+    }
+    folder_name = "step-{}"
+    inner = ""
+    optimizer = "optimizer."
+
+    def recognizes(self, run: Path) -> bool:
+        """True with a step's folder that has a `.metadata` where this trainer puts it."""
+        return any((self._saved(run, step) / METADATA).is_file() for step in self.steps(run))
+
+    def steps(self, run: Path) -> list[int]:
+        """The N of every step's folder, ascending."""
+        pattern = re.compile(self.folder_name.format(r"(\d{1,18})"))
+        found = (pattern.fullmatch(item.name) for item in run.iterdir() if item.is_dir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def directory(self, run: Path, step: int) -> Path:
+        """The step's folder."""
+        return run / self.folder_name.format(step)
+
+    def _saved(self, run: Path, step: int) -> Path:
+        return self.directory(run, step) / self.inner
+
+    def entries(self, run: Path, step: int) -> list[Path]:
+        """The folder."""
+        return [self.directory(run, step)]
+
+    def files(self, run: Path, step: int) -> list[Path]:
+        """All that lies in the folder, at any depth."""
+        return files_below(self.directory(run, step))
+
+    def missing(self, run: Path, step: int) -> list[str]:
+        """`.metadata`, or the files that it names."""
+        folder = self.directory(run, step)
+        refuse_link(folder)
+        if not (self._saved(run, step) / METADATA).is_file():
+            return [f"{self.inner}/{METADATA}".lstrip("/")]
+        return absent(self._saved(run, step))
+
+    def strays(self, run: Path, step: int) -> list[str]:
+        """Folders whose names only contain a step's: torchtitan takes them for that step's."""
+        return [
+            f"{item.name}: is taken for step {match[1]} by the trainer, which then looks for "
+            f"{self.folder_name.format(match[1])}"
+            for item in sorted(run.iterdir())
+            if (match := re.search(r"step-(\d{1,18})", item.name))
+            and not re.fullmatch(r"step-\d+", item.name)
+            and _marked(item)
+        ]
+
+    def pointers(self, run: Path, step: int) -> dict[Path, str]:
+        """None: the highest step is loaded."""
+        return {}
+
+    def pointed(self, pointer: Path) -> int | None:
+        """The highest step that the trainer takes for one: it does not look for the files."""
+        return max((s for s in self.steps(pointer) if self.taken(pointer, s)), default=None)
+
+    def taken(self, run: Path, step: int) -> bool:
+        """By `.metadata`, or the index of weights that were saved for Hugging Face."""
+        return _marked(self.directory(run, step))
+
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> DcpCheckpoint:
+        """Read `.metadata` and the torch files beside it; values are read when asked for."""
+        folder = self.directory(run, step)
+        saved = Saved.open(self._saved(run, step))
+        archives = opened(path for path in self.torch_files(folder) if path not in without)
+        trees = {path: archive.tree() for path, archive in archives.items()}
+        return DcpCheckpoint(
+            folder,
+            step,
+            {**trees, saved.path: Values(saved)},
+            archives,
+            saved=saved,
+            trainer=self.name,
+            prefix=self.optimizer,
+            flags=self.flags,
+        )
+
+    def torch_files(self, folder: Path) -> list[Path]:
+        """None beside the `.distcp` files."""
+        return []
+
+
+class OlmoCore(Torchtitan):
+    """`<root>/step<N>/` with `model_and_optim/`, `train/rank<R>.pt` and `.metadata.json`."""
+
+    name = "olmo-core"
+    flags: Mapping[str, str] = {
+        "clip_grad": "train_module.max_grad_norm",
+        "seed": "init_seed",
+        "lr": "train_module.optim.lr",
+        "min_lr": "train_module.scheduler",
+        "warmup": "train_module.scheduler",
+        "decay": "train_module.scheduler",
+        "decay_style": "train_module.scheduler",
+    }
+    folder_name = "step{}"
+    inner = "model_and_optim"
+    optimizer = "optim."
+
+    def missing(self, run: Path, step: int) -> list[str]:
+        """As `.metadata` says, and each rank's file by the world size in the first one's."""
+        folder = self.directory(run, step)
+        found = super().missing(run, step)
+        if not (folder / ".metadata.json").is_file():
+            found.append(".metadata.json")
+        first = folder / "train" / "rank0.pt"
+        if not first.is_file():
+            return [*found, "train/rank0.pt"]
+        archive = opened([first])[first]
+        tree = archive.tree()
+        size: Any = tree.get("world_size", 1) if isinstance(tree, dict) else None
+        if told := problem("ranks", size):
+            raise DamagedFile(str(first), archive.payload(PICKLE), told)
+        ranks = (f"train/rank{rank}.pt" for rank in range(size))
+        return [*found, *(name for name in ranks if not (folder / name).is_file())]
+
+    def strays(self, run: Path, step: int) -> list[str]:
+        """None: a step's name has nothing around it."""
+        return []
+
+    def taken(self, run: Path, step: int) -> bool:
+        """By three files; a rank that lacks its own reads that of rank 0."""
+        folder = self.directory(run, step)
+        names = ("train/rank0.pt", f"{self.inner}/{METADATA}", ".metadata.json")
+        return (folder / METADATA).is_file() or all((folder / name).is_file() for name in names)
+
+    def torch_files(self, folder: Path) -> list[Path]:
+        """The trainer state of each rank."""
+        return sorted((folder / "train").glob("rank*.pt"))
+
+
+def _marked(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (METADATA, "model.safetensors.index.json"))

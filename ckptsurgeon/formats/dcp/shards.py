@@ -1,0 +1,163 @@
+"""One saved step that torch.distributed.checkpoint wrote, with or without torch files beside it.
+
+What it holds is addressed through its `.metadata`: (name, key, …) leads into a value, (name, 0)
+to the first chunk of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from ckptsurgeon.edits import Append, Change, Content, Key
+from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.dcp import METADATA, Saved
+from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.formats import Blob, Fragment, Place, Weight
+from ckptsurgeon.formats.checkpoint import Shards
+from ckptsurgeon.formats.dcp import weights as dcp_weights
+from ckptsurgeon.formats.sane import problem
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass
+class DcpShards(Shards):
+    """`Shards`, where one of the trees is a `Values`: that of `saved`."""
+
+    saved: Saved = field(kw_only=True)
+
+    def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
+        """The place `path` of `file` with its plain value, or nothing if it is not there."""
+        if file != self.saved.path:
+            return super().at(file, path, wins)
+        try:
+            value = get(self.trees[file], path)
+        except KeyError:
+            return []
+        if isinstance(value, Tensor) and value.numel == 1:
+            value = self.saved.archive(self.saved.of(path)).value(value)
+        return [Place(file, path, value, wins)]
+
+    def scalar(self, name: str, wins: bool = True) -> list[Place]:
+        """The place of a number, kept as a value or as a tensor of one element."""
+        found = self.saved.items.get(name)
+        if found is None:
+            return []
+        return self.at(self.saved.path, (name,) if found[0].offset is None else (name, 0), wins)
+
+    def moments(self, name: str) -> list[Place]:
+        """Every chunk of every tensor with `name` in its own."""
+        return [
+            place
+            for fqn, found in self.saved.items.items()
+            if found[0].offset is not None and name in fqn.split(".")
+            for chunk in range(len(found))
+            for place in self.at(self.saved.path, (fqn, chunk))
+        ]
+
+    def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
+        """By the CRC of the tensor's storage; False when it can't be told without a read."""
+        if place.file != self.saved.path or not isinstance(place.value, Tensor):
+            return super().is_zero(place, elements)
+        archive = self.saved.archive(self.saved.of(place.path))
+        return place.value.numel == 0 or archive.is_zero(place.value)
+
+    def fragments(self, name: str) -> list[Fragment]:
+        """Each tensor is of one parameter, and is zeroed as a whole. Raises SurgeryError where the
+        tensors are flat buckets."""
+        out = []
+        for place in self.moments(name):
+            fqn = str(place.path[0])
+            if ".bucket_idx_" in fqn:
+                return super().fragments(name)
+            parts = [part for part in fqn.split(".") if part != name]
+            parameter = ".".join(parts[parts.index("state") + 1 :] if "state" in parts else parts)
+            out.append(Fragment(parameter, place, 0, place.value.numel))
+        return out
+
+    def weights(self) -> Iterator[Weight]:
+        """See `dcp_weights`."""
+        return dcp_weights.weights(self.saved)
+
+    def check(self, name: str, places: Sequence[Place]) -> None:
+        """Raise DamagedFile for a value that `name` can't have (`sane.problem`)."""
+        super().check(name, [place for place in places if place.file != self.saved.path])
+        for place in (place for place in places if place.file == self.saved.path):
+            if told := problem(name, place.value):
+                item = self.saved.of(place.path)
+                where = str(self.saved.folder / item.file)
+                raise DamagedFile(where, item.start, f"{place.path[0]}: {told}")
+
+    def render(
+        self, changes: Mapping[str, Sequence[Change]], root: Path
+    ) -> dict[str, Append | Content]:
+        """The torch files as `Shards` does; all other values in one new file, and `.metadata`."""
+        metadata = self.saved.path.relative_to(root).as_posix()
+        mine = changes.get(metadata, ())
+        rest = {file: its for file, its in changes.items() if file != metadata}
+        out: dict[str, Append | Content] = {}
+        if mine:
+            base = self.saved.folder.relative_to(root).as_posix()
+            name = self.saved.next_file()
+            out[f"{base}/{name}"], out[metadata] = self.saved.render(mine, base, name)
+        return {**out, **super().render(rest, root)}
+
+    def blobs(self) -> list[Blob]:
+        """Each item's bytes once: equal zeros are shared."""
+        out: dict[tuple[str, int], Blob] = {}
+        for name, found in self.saved.items.items():
+            for item in found:
+                what = None if ".bucket_idx_" in name else kind(name)
+                blob = Blob(self.saved.folder / item.file, item.start, item.length, what)
+                if not item.transforms:
+                    out.setdefault((item.file, item.start), blob)
+        return list(out.values())
+
+    def globals(self) -> dict[str, frozenset[str]]:
+        """By file, every `module.name` that a load imports; tensors are loaded as such only."""
+        files = {path: self.archives[path].globals() for path in self.archives}
+        files[self.saved.path] = self.saved.globals
+        for found in self.saved.items.values():
+            if found[0].offset is None:
+                path = self.saved.folder / found[0].file
+                names = self.saved.archive(found[0]).globals()
+                files[path] = files.get(path, frozenset()) | names
+        return {f"{path.parent.name}/{path.name}": names for path, names in files.items()}
+
+
+def kind(name: str) -> str:
+    """The moment that a tensor of this name is of, or nothing."""
+    parts = name.split(".")
+    return next((moment for moment in MOMENTS if moment in parts), "")
+
+
+def absent(folder: Path) -> list[str]:
+    """The files that `.metadata` names and that are not there, or too short. Raises DamagedFile."""
+    try:
+        status = (folder / METADATA).stat()
+    except FileNotFoundError:
+        return [METADATA]
+    out = []
+    for file, end in _ends(folder, (status.st_ino, status.st_size, status.st_mtime_ns)):
+        try:
+            size = (folder / file).stat().st_size
+        except FileNotFoundError:
+            out.append(file)
+            continue
+        if size < end:
+            out.append(f"{file} (cut short: {size} of {end} bytes)")
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _ends(folder: Path, identity: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
+    """How far the values reach in each file: `.metadata` is parsed once while it is the same, as
+    every command asks for every step."""
+    ends: dict[str, int] = {}
+    for found in Saved.open(folder).items.values():
+        for item in found:
+            ends[item.file] = max(ends.get(item.file, 0), item.start + item.length)
+    return tuple(sorted(ends.items()))

@@ -1,0 +1,1 @@
+"""Checkpoints of DeepSpeed, and of Megatron-DeepSpeed on top of it."""

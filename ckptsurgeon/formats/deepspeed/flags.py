@@ -1,0 +1,74 @@
+"""What the launcher of Megatron-DeepSpeed must be told besides its checkpoint.
+
+Source: `megatron/learning_rates.py` and `megatron/arguments.py` of bigscience-workshop/
+Megatron-DeepSpeed, `megatron/optimizer_param_scheduler.py` of deepspeedai/Megatron-DeepSpeed. On
+resume the scheduler asserts that the command line says what the file says, unless it is told whose
+word counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckptsurgeon.formats import Setting
+from ckptsurgeon.formats.megatron.flags import NEVER
+
+if TYPE_CHECKING:
+    from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+
+FLAGS = {
+    "lr": "--lr", "min_lr": "--min-lr", "warmup": "--lr-warmup-samples",
+    "decay": "--lr-decay-samples", "decay_style": "--lr-decay-style",
+}  # fmt: skip
+"""Key of the schedule in a recipe → flag."""
+USE, OVERRIDE = "--use-checkpoint-{}", "--override-{}"
+"""With the name of the scheduler's class, as the trainer's flags spell it."""
+
+
+def scheduler_name(schedule: Mapping[str, Any] | None) -> str:
+    """As flags spell it. OptimizerParamScheduler saves a weight decay, AnnealingLR none."""
+    return "opt_param-scheduler" if "start_wd" in (schedule or {}) else "lr-scheduler"
+
+
+def schedule_flags(checkpoint: DeepSpeedCheckpoint, settings: Sequence[Setting]) -> list[str]:
+    """How to relaunch so that the edited schedule is the one that counts."""
+    edited = [item for item in settings if "lr_scheduler" in item.place.path]
+    wanted = {item.field: item.value for item in edited if item.field in FLAGS}
+    if not wanted:
+        return []
+    flags = " ".join(f"{FLAGS[key]} {value}" for key, value in wanted.items())
+    return [_relaunch(checkpoint, flags)]
+
+
+def _relaunch(checkpoint: DeepSpeedCheckpoint, flags: str) -> str:
+    name = scheduler_name(checkpoint.annealed())
+    text = f"relaunch with {USE.format(name)}"
+    override = OVERRIDE.format(name)
+    said = checkpoint.arguments(override.strip("-").replace("-", "_"))
+    if any(place.value for place in said):
+        return (
+            f"the run was started with {override}, and then the file's schedule is ignored from "
+            f"the second step on: {text} instead, or keep it with {flags}"
+        )
+    return f"{text}, or with {flags}: else Megatron-DeepSpeed asserts that both say the same"
+
+
+def notes(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
+    """Where the saved command line would undo what the checkpoint says."""
+    for name, flag in NEVER:
+        if any(place.value for place in checkpoint.arguments(name)):
+            yield (
+                f"the run was started with {flag}: relaunch without it, or the trainer leaves what "
+                "the checkpoint says aside, wholly or in part"
+            )
+    schedule = checkpoint.annealed() or {}
+    if "end_wd" not in schedule:
+        return
+    start, end = schedule["start_wd"], schedule["end_wd"]
+    said = [(p.value, start) for p in checkpoint.arguments("start_weight_decay")]
+    said += [(p.value, end) for p in checkpoint.arguments("end_weight_decay")]
+    if any(flag not in (None, kept) for flag, kept in said):
+        constant = schedule.get("wd_incr_style") == "constant"
+        both = f"--start-weight-decay {start:g} --end-weight-decay {end:g}"
+        yield _relaunch(checkpoint, f"--weight-decay {end:g}" if constant else both)

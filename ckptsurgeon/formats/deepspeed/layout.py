@@ -1,0 +1,206 @@
+"""DeepSpeed checkpoints: ZeRO stages 0 to 3, with the client state of Megatron-DeepSpeed.
+
+File names: `deepspeed/runtime/engine.py`, `_get_*_ckpt_name`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.archives.archive import PICKLE, Archive
+from ckptsurgeon.files.text_file import text
+from ckptsurgeon.formats.checkpoint import KEPT_SCANS, opened
+from ckptsurgeon.formats.deepspeed import universal
+from ckptsurgeon.formats.deepspeed.checkpoint import MODEL, DeepSpeedCheckpoint
+from ckptsurgeon.formats.deepspeed.optimizer import EXPERTS, OPTIM
+from ckptsurgeon.formats.deepspeed.parallel import absent_layers
+from ckptsurgeon.formats.sane import MAX_RANKS, is_count, problem, understood
+from ckptsurgeon.formats.step_folders import refuse_link
+
+STEP = re.compile(r"global_step(\d+)")
+
+
+class DeepSpeed:
+    """The layout of `engine.save_checkpoint`: `<root>/global_step<N>/*.pt` and `<root>/latest`."""
+
+    name = "deepspeed"
+    flags: Mapping[str, str] = {
+        "clip_grad": "--clip-grad",
+        "seed": "--seed",
+        "skip": "--skip-train-iteration-range",
+    }
+
+    def __init__(self) -> None:
+        self._first: Archive | None = None  # what `missing` has read, for `open`
+
+    def recognizes(self, run: Path) -> bool:
+        """True with a `global_step<N>` folder that holds shards, or a `latest` that names one; but
+        for an engine inside a checkpoint of Hugging Face, whose scheduler lies beside it."""
+        if (run / "trainer_state.json").is_file():
+            return False
+        pointer = run / "latest"
+        if pointer.is_file() and STEP.match(text(pointer) or ""):
+            return True
+        return any(_names(self.directory(run, step)) for step in self.steps(run))
+
+    def steps(self, run: Path) -> list[int]:
+        """The N of every `global_step<N>` folder or universal copy, ascending."""
+        folders = [item.name for item in run.iterdir() if item.is_dir()]
+        kinds = (STEP, universal.FOLDER)
+        found = (kind.fullmatch(name) for name in folders for kind in kinds)
+        return sorted({int(match[1]) for match in found if match})
+
+    def directory(self, run: Path, step: int) -> Path:
+        """`global_step<N>`, or the universal copy where that is all there is."""
+        shards, copy = run / f"global_step{step}", universal.folder(run, step)
+        return copy if copy.is_dir() and not shards.is_dir() else shards
+
+    def entries(self, run: Path, step: int) -> list[Path]:
+        """The folder, and the universal copy beside it."""
+        copy = universal.folder(run, step)
+        return list(dict.fromkeys([self.directory(run, step), *([copy] if copy.is_dir() else [])]))
+
+    def files(self, run: Path, step: int) -> list[Path]:
+        """All that lies in the folder, and the files of the universal copy."""
+        copy, folder = universal.folder(run, step), self.directory(run, step)
+        copied = sorted(path for path in copy.rglob("*") if path.is_file()) if copy.is_dir() else []
+        if folder == copy:
+            return copied
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries) + copied
+
+    def missing(self, run: Path, step: int) -> list[str]:
+        """Names of absent shards, by the world sizes that the first model file states. A universal
+        copy beside them that is not complete does not count; alone, it must be."""
+        checkpoint = self.directory(run, step)
+        if checkpoint == universal.folder(run, step):
+            whole = universal.complete(checkpoint)
+            return [] if whole else [f"zero/{universal.GLOBAL}"]
+        names, self._first = _names(checkpoint), None
+        lacking = [name for name in self._expected(checkpoint, names) if name not in names]
+        tree: dict[str, Any] = {} if self._first is None else self._first.tree()
+        with understood(checkpoint):
+            return lacking + absent_layers(names, tree)
+
+    def strays(self, run: Path, step: int) -> list[str]:
+        """Shards of ranks beyond the world sizes, or of another precision than the others."""
+        checkpoint = self.directory(run, step)
+        if checkpoint == universal.folder(run, step):
+            return []
+        names = _names(checkpoint)
+        expected = set(self._expected(checkpoint, names))
+        ranked = (n for n in sorted(names) if MODEL.fullmatch(n) or OPTIM.fullmatch(n))
+        return [
+            f"{name}: belongs to no rank of this checkpoint"
+            for name in ranked
+            if name not in expected
+        ]
+
+    def _expected(self, checkpoint: Path, names: set[str]) -> list[str]:
+        models = sorted(name for name in names if MODEL.fullmatch(name))
+        if not models:
+            return ["mp_rank_00_model_states.pt"]
+        refuse_link(checkpoint)
+        self._first = Archive.open(checkpoint / models[0])
+        if self._first.record(PICKLE).size <= KEPT_SCANS:
+            self._first.scan(keep=True)
+        with understood(self._first.path):
+            tree = self._first.tree()
+            dp, mp = (tree.get(f"{kind}_world_size", 1) for kind in ("dp", "mp"))
+            told = problem("ranks", dp) or problem("ranks", mp) or problem("ranks", dp * mp)
+        if told:
+            start = self._first.payload(PICKLE)
+            raise DamagedFile(str(self._first.path), start, f"{PICKLE}: {told}")
+        sharded = bool(MODEL.fullmatch(models[0])["dp"])  # type: ignore[index]
+        expected = [
+            f"{f'zero_pp_rank_{d}_' if sharded else ''}mp_rank_{m:02d}_model_states.pt"
+            for m in range(mp)
+            for d in range(dp if sharded else 1)
+        ]
+        if tree.get("optimizer") is None:
+            dtype = next((m["dtype"] or "" for n in sorted(names) if (m := OPTIM.fullmatch(n))), "")
+            expected += [
+                f"{dtype}zero_pp_rank_{d}_mp_rank_{m:02d}_optim_states.pt"
+                for m in range(mp)
+                for d in range(dp)
+            ]
+        return expected if sharded else [*expected, *_experts(tree, names, mp)]
+
+    def pointers(self, run: Path, step: int) -> dict[Path, str]:
+        """`latest` always, but for a run of universal copies alone; `latest_universal` where the
+        step has such a copy; Megatron's tracker in a run that has one. No final newline."""
+        latest, copied = run / "latest", run / universal.POINTER
+        copy = universal.folder(run, step)
+        alone = not latest.exists() and copied.exists()
+        texts = {} if alone else {latest: f"global_step{step}"}
+        if alone or (copied.exists() and universal.complete(copy)):
+            texts[copied] = copy.name
+        tracker = run / "latest_checkpointed_iteration.txt"
+        if tracker.exists():
+            texts[tracker] = str(step)
+        return texts
+
+    def pointed(self, pointer: Path) -> int | None:
+        """The step in `global_step<N>` or `<N>`; None for a missing file or any other text."""
+        named = (text(pointer) or "").strip()
+        match = re.fullmatch(r"(?:global_step)?(\d{1,18})(?:_universal)?", named)
+        return int(match[1]) if match else None
+
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> DeepSpeedCheckpoint:
+        """Read every model and optimizer shard's tree (layer files hold weights only)."""
+        checkpoint = self.directory(run, step)
+        names = sorted(_names(checkpoint))
+        kept = [
+            checkpoint / n for n in names if any(p.fullmatch(n) for p in (MODEL, OPTIM, EXPERTS))
+        ]
+        copy = universal.folder(run, step)
+        if universal.complete(copy):
+            if copy != checkpoint:
+                kept += [copy / n for n in sorted(_names(copy)) if MODEL.fullmatch(n)]
+            kept += universal.shards(copy)
+        kept = [path for path in kept if path not in without]
+        first, self._first = self._first, None
+        archives = opened(kept, first)
+        return DeepSpeedCheckpoint(
+            path=checkpoint,
+            step=step,
+            trees={path: archive.tree() for path, archive in archives.items()},
+            archives=archives,
+        )
+
+
+def _experts(tree: Any, names: Collection[str], ranks: int) -> list[str]:
+    """What a model with experts has more: weights of each expert of each layer (`num_experts`), and
+    without ZeRO one optimizer for each expert-parallel rank, as many as the others show."""
+    layers = tree.get("num_experts")
+    if not isinstance(layers, (list, tuple)) or not layers or not all(map(is_count, layers)):
+        return []
+    if sum(layers) > MAX_RANKS:
+        return []
+    expected = [
+        f"layer_{layer}_expert_{expert}_mp_rank_{m:02d}_model_states.pt"
+        for layer, count in enumerate(layers)
+        for expert in range(count)
+        for m in range(ranks)
+    ]
+    if tree.get("optimizer") is not None:
+        held = [int(match["ep"]) for name in names if (match := EXPERTS.fullmatch(name))]
+        expected += [
+            f"expp_rank_{e}_mp_rank_{m:02d}_optim_states.pt"
+            for e in range(min(max(held, default=0), MAX_RANKS) + 1)
+            for m in range(ranks)
+        ]
+    return expected
+
+
+def _names(checkpoint: Path) -> set[str]:
+    try:
+        with os.scandir(checkpoint) as entries:
+            return {entry.name for entry in entries if entry.name.endswith(".pt")}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()

@@ -1,0 +1,72 @@
+"""The universal copy of a DeepSpeed step, as ds_to_universal makes it: a folder a parameter.
+
+`<root>/global_step<N>_universal/`: the model files as they were, `zero/optimizer_state.pt` with
+groups, scaler and clipping, and `zero/<parameter>/{fp32,exp_avg,exp_avg_sq,step}.pt`. A run loads
+it instead of the shards if it is configured with `load_universal`. No file says so: both get the
+same values. Source: `deepspeed/checkpoint/ds_to_universal.py` and both stages' loaders, 0.19.8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.formats import Place
+from ckptsurgeon.formats.checkpoint import Shards
+
+FOLDER = re.compile(r"global_step(\d+)_universal")
+POINTER = "latest_universal"
+GLOBAL = "optimizer_state.pt"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+DEFECTS = (
+    "DeepSpeed loads a universal copy of ZeRO 3 with the settings of param group 0 in every group: "
+    "its weight decay also falls on biases and norms",
+    "DeepSpeed loads a universal copy of ZeRO 3 with one Adam step that all groups share: torch's "
+    "Adam counts it up once for each group, so the bias correction drifts",
+)
+"""What a plan warns of; both were seen with 0.19.8."""
+
+
+def folder(run: Path, step: int) -> Path:
+    """Where the universal copy of `step` is, or would be."""
+    return run / f"global_step{step}_universal"
+
+
+def is_state(path: Path) -> bool:
+    """Whether this is the file with the groups of a universal copy."""
+    return path.name == GLOBAL and path.parent.name == "zero"
+
+
+def complete(copy: Path) -> bool:
+    """Whether the conversion came to its end: it removes `tmp` and adds the model files last."""
+    there = copy.is_dir() and not (copy / "zero" / "tmp").exists() and not (copy / "tmp").exists()
+    return there and (copy / "zero" / GLOBAL).is_file() and any(copy.glob("*_model_states.pt"))
+
+
+def shards(copy: Path) -> list[Path]:
+    """The files of a universal copy that hold more than weights, below `zero`."""
+    state = [copy / "zero" / GLOBAL]
+    names = {f"{name}.pt" for name in (*MOMENTS, "step")}
+    return state + sorted(p for p in copy.glob("zero/*/*.pt") if p.name in names)
+
+
+def moment(shards: Shards, state: Path, name: str) -> Iterator[Place]:
+    """The moment `name` of every parameter. At stage 3 the file is the bare tensor."""
+    for path, tree in shards.trees.items():
+        if path.parent.parent == state.parent and path.name == f"{name}.pt":
+            bare = isinstance(tree, Tensor)
+            yield Place(path, () if bare else ("param",), tree if bare else tree["param"])
+
+
+def steps(shards: Shards, state: Path) -> Iterator[Place]:
+    """Adam's step of every parameter; at stage 3 of the first group, which all groups load."""
+    for path, tree in shards.trees.items():
+        if path.parent.parent == state.parent and path.name == "step.pt":
+            yield Place(path, (), shards.plain(path, tree))
+    groups = shards.trees[state].get("optimizer_state_dict", {}).get("state", {})
+    for index in groups:
+        inside = ("optimizer_state_dict", "state", index, "step")
+        for place in shards.at(state, inside):
+            yield place._replace(wins=index == 0)

@@ -1,0 +1,1 @@
+"""Checkpoints of Megatron-LM: legacy and torch_dist."""

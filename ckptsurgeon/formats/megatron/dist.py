@@ -1,0 +1,85 @@
+"""One saved step of a Megatron-LM run in the torch_dist format.
+
+What is not sharded is in `common.pt`, or in newer versions in the value `common_state/shard_0_1` of
+`.metadata`. Unless the optimizer is saved fully reshardable, its param groups are values too, one
+for each data-parallel group (each in a list of one). Source: `megatron/core/dist_checkpointing/`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsurgeon.edits import Append, Change, Content, Key
+from ckptsurgeon.files import integrity
+from ckptsurgeon.files.dcp import Saved, Values
+from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.dcp.shards import DcpShards
+from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint, Optimizer
+
+CONFIG = "metadata.json"
+"""Written last: a folder without it is not complete."""
+COMMON = "common.pt"
+STATE = "common_state/shard_0_1"
+GROUPS = re.compile(r"(?:\w+\.)?optimizer\.distributed\.dp_group_idx_\d+\.optimizer/shard_\S+")
+
+
+@dataclass
+class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
+    """One `iter_<N>` with `metadata.json`, `.metadata` and `.distcp` files."""
+
+    def find_roots(self) -> Iterator[tuple[Path, tuple[Key, ...]]]:
+        """`common.pt` if it is there, as the loader prefers it."""
+        common = [path for path in self.archives if path.name == COMMON]
+        if common:
+            yield common[0], ()
+        elif STATE in self.saved.items:
+            yield self.saved.path, (STATE, 0)
+
+    def find_optimizers(self) -> Iterator[Optimizer]:
+        """Those in the common state, and those that are values of their own."""
+        yield from (item for item in super().find_optimizers() if self.groups(item))
+        for name in self.saved.items:
+            if GROUPS.fullmatch(name):
+                scaler = name.replace(".optimizer/", ".grad_scaler/")
+                yield Optimizer(self.saved.path, (name, 0), (scaler, 0))
+
+    def render(
+        self, changes: Mapping[str, Sequence[Change]], root: Path
+    ) -> dict[str, Append | Content]:
+        """As `DcpShards` does, and the manifest of sha256 sums where there is one."""
+        out = super().render(changes, root)
+        if out and (self.path / integrity.MANIFEST).exists():
+            files = {root / file: new for file, new in out.items()}
+            manifest = (self.path / integrity.MANIFEST).relative_to(root).as_posix()
+            out[manifest] = integrity.refreshed(self.path, files, root)
+        return out
+
+    def digests(self) -> dict[Path, str]:
+        """Those of `integrity.json`."""
+        return {self.path / name: digest for name, digest in integrity.read(self.path).items()}
+
+    def shallow_globals(self) -> Mapping[str, frozenset[str]]:
+        """Those of `.metadata` and the common state."""
+        files = {path: archive.globals() for path, archive in self.archives.items()}
+        files[self.saved.path] = self.saved.globals
+        return {f"{path.parent.name}/{path.name}": names for path, names in files.items()}
+
+    def dialect(self) -> str:
+        """What kind of checkpoint this is, in a few words."""
+        found = self.in_roots("content_metadata", "distrib_optim_sharding_type")
+        kind = f" · {found[0].value}" if found and isinstance(found[0].value, str) else ""
+        return f"megatron-lm · torch_dist{kind} · {len(self.saved.items)} values"
+
+
+def opened_dist(folder: Path, step: int, without: Collection[Path] = ()) -> MegatronDistCheckpoint:
+    """Read `.metadata` and `common.pt`; values are read when they are asked for."""
+    saved = Saved.open(folder)
+    common = folder / COMMON
+    archives = opened([common] if common.is_file() and common not in without else [])
+    trees = {path: archive.tree() for path, archive in archives.items()}
+    return MegatronDistCheckpoint(
+        folder, step, {**trees, saved.path: Values(saved)}, archives, saved=saved
+    )

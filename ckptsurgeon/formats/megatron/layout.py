@@ -1,0 +1,164 @@
+"""Megatron-LM runs: `iter_<N>` folders of the legacy or the torch_dist format, and their tracker.
+
+File names: `megatron/training/checkpointing.py`, `get_checkpoint_name`; a folder with
+`metadata.json` is torch_dist, one with `mp_rank_*` legacy, whatever the run's other folders are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.dcp import METADATA
+from ckptsurgeon.files.text_file import number
+from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.dcp.shards import absent
+from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
+from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, MegatronDistCheckpoint, opened_dist
+from ckptsurgeon.formats.sane import problem, understood
+from ckptsurgeon.formats.step_folders import files_below, refuse_link
+
+TRACKER = "latest_checkpointed_iteration.txt"
+OTHER = "non_persistent"
+"""A folder of the same layout, whose checkpoint is loaded instead if it is not older."""
+BRIDGE = "train_state.pt"
+"""Megatron-Bridge saves Megatron-core's checkpoints too, and its own counters and pointer."""
+STEP = re.compile(r"iter_(\d{7,18})")
+RANK = re.compile(r"mp_rank_(?P<tp>\d{2,})(?:_(?P<a>\d{3,}))?(?:_(?P<b>\d{3,}))?")
+SHARD = re.compile(r"model_optim_rng\.pt|distrib_optim\.pt|layer_wise_optimizer_\d+\.pt")
+
+
+class Megatron:
+    """`<root>/iter_<N>` and `<root>/latest_checkpointed_iteration.txt`."""
+
+    name = "megatron"
+    flags: Mapping[str, str] = {
+        "clip_grad": "--clip-grad",
+        "seed": "--seed",
+        "skip_each": "--iterations-to-skip",
+        "no_optimizer": "--no-load-optim --load-main-params-from-ckpt",
+    }
+
+    def recognizes(self, run: Path) -> bool:
+        """True with an `iter_<N>` folder that holds a checkpoint of either format."""
+        return any(_is_dist(f) or _ranks(f) for s in self.steps(run) for f in self._folders(run, s))
+
+    def steps(self, run: Path) -> list[int]:
+        """The N of every `iter_<N>` folder, also of those that are not persistent."""
+        found = []
+        for folder in (run, run / OTHER):
+            if folder.is_dir():
+                names = (STEP.fullmatch(item.name) for item in folder.iterdir() if item.is_dir())
+                found += [int(match[1]) for match in names if match]
+        return sorted(set(found))
+
+    def _folders(self, run: Path, step: int) -> list[Path]:
+        """What the loader takes for `step` first."""
+        name = f"iter_{step:07d}"
+        there = [folder / name for folder in (run, run / OTHER) if (folder / name).is_dir()]
+        return there[::-1] if number(run / OTHER / TRACKER) == step else there
+
+    def directory(self, run: Path, step: int) -> Path:
+        """`iter_<N>`, with 7 digits or more."""
+        return next(iter(self._folders(run, step)), run / f"iter_{step:07d}")
+
+    def entries(self, run: Path, step: int) -> list[Path]:
+        """The folder; and with a checkpoint that is not persistent the tracker that names it."""
+        out = self._folders(run, step)
+        tracker = run / OTHER / TRACKER
+        return [*out, tracker] if number(tracker) == step else out
+
+    def files(self, run: Path, step: int) -> list[Path]:
+        """All that lies in the folder and in the folders of its ranks."""
+        return files_below(self.directory(run, step))
+
+    def missing(self, run: Path, step: int) -> list[str]:
+        """Names of absent files: by the parallel sizes in the args, or by .metadata."""
+        folder = self.directory(run, step)
+        refuse_link(folder)
+        if _is_dist(folder):
+            there = {CONFIG, METADATA} - {item.name for item in folder.iterdir()}
+            return sorted(there) or absent(folder)
+        return self._expected(folder)
+
+    def _expected(self, folder: Path) -> list[str]:
+        ranks = _ranks(folder)
+        if not ranks:
+            return ["mp_rank_00/model_optim_rng.pt"]
+        first = MegatronCheckpoint(folder, 0, *_opened([ranks[0] / "model_optim_rng.pt"]))
+        with understood(folder):
+            args = first.args()
+            sizes = [
+                int(args.get(f"{kind}_model_parallel_size") or 1)
+                for kind in ("tensor", "pipeline", "expert")
+            ]
+            told = [problem("ranks", size) for size in (*sizes, sizes[0] * sizes[1] * sizes[2])]
+        if any(told):
+            raise SurgeryError(f"{ranks[0]}: {next(filter(None, told))}")
+        names = [
+            f"mp_rank_{t:02d}" + (f"_{p:03d}" if sizes[1] > 1 else "")
+            + (f"_{e:03d}" if sizes[2] > 1 else "")
+            for t in range(sizes[0]) for p in range(sizes[1]) for e in range(sizes[2])
+        ]  # fmt: skip
+        files = ["model_optim_rng.pt"]
+        if args.get("use_distributed_optimizer") and not args.get("no_save_optim"):
+            files.append("distrib_optim.pt")
+        wanted = [f"{name}/{file}" for name in names for file in files]
+        return [name for name in wanted if not (folder / name).is_file()]
+
+    def strays(self, run: Path, step: int) -> list[str]:
+        """A sentence for each rank's folder that the saved parallel sizes do not have."""
+        folder = self.directory(run, step)
+        ranks = [] if _is_dist(folder) else _ranks(folder)
+        widths = {item.name.count("_") for item in ranks}
+        return [f"{folder.name}: ranks of different layouts lie side by side"] * (len(widths) > 1)
+
+    def pointers(self, run: Path, step: int) -> dict[Path, str]:
+        """The tracker."""
+        return {run / TRACKER: str(step)}
+
+    def pointed(self, pointer: Path) -> int | None:
+        """The step that is loaded: the tracker's, or that of a checkpoint that is not persistent
+        and not older."""
+        named = number(pointer)
+        other = number(pointer.parent / OTHER / TRACKER)
+        return other if named is not None and other is not None and other >= named else named
+
+    def open(
+        self, run: Path, step: int, without: Collection[Path] = ()
+    ) -> MegatronCheckpoint | MegatronDistCheckpoint:
+        """Read the trees of all ranks, or those of a torch_dist checkpoint that are asked for."""
+        folder = self.directory(run, step)
+        if (folder / BRIDGE).is_file() or (run / f"latest_{BRIDGE}").is_file():
+            raise SurgeryError(
+                f"{folder.name} was saved by Megatron-Bridge (NeMo), which counts in {BRIDGE} and "
+                f"resumes what latest_{BRIDGE} names: neither can be edited here",
+                next="ckptsurgeon status    which steps are complete",
+            )
+        if _is_dist(folder):
+            return opened_dist(folder, step, without)
+        if (folder / METADATA).exists() and not _ranks(folder):
+            raise SurgeryError(
+                f"{folder}: was saved with --ckpt-format torch_dcp or fsdp_dtensor, which can't be "
+                "edited here",
+                next="resume and save once with --ckpt-format torch_dist, or set its flags",
+            )
+        found = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
+        return MegatronCheckpoint(folder, step, *_opened([p for p in found if p not in without]))
+
+
+def _opened(paths: list[Path]) -> tuple[dict, dict]:  # type: ignore[type-arg]
+    archives = opened(paths)
+    return {path: archive.tree() for path, archive in archives.items()}, archives
+
+
+def _is_dist(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() or (folder / COMMON).is_file()
+
+
+def _ranks(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(item for item in folder.iterdir() if RANK.fullmatch(item.name) and item.is_dir())

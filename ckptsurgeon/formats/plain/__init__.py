@@ -1,0 +1,1 @@
+"""Checkpoints made of plain torch state dicts: fairseq, Hugging Face, nanotron."""

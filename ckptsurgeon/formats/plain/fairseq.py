@@ -1,0 +1,221 @@
+"""metaseq (OPT) and fairseq runs: flat `checkpoint_<updates><suffix>.pt` files, or one folder each.
+
+Names: `metaseq/checkpoint_utils.py`. `checkpoint_last*` are copies and what a restart loads; the
+number of files whose names begin alike decides whether a restart takes them for complete.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
+from ckptsurgeon.formats.sane import is_count, problem, understood
+
+SUFFIX = r"(?P<suffix>(?:-model_part-(?P<mp>\d+))?(?:-shard(?P<dp>\d+))?)\.pt"
+FLAT = re.compile(rf"(?P<stem>checkpoint(?:_last|_(?:\d+_)?(?P<updates>\d{{1,18}})|\d+)){SUFFIX}")
+INNER = re.compile(rf"checkpoint{SUFFIX}")
+FOLDER = re.compile(r"checkpoint_(\d{1,18})")
+LAST = "checkpoint_last"
+_known: dict[tuple[str, int, int, int], int | None] = {}
+"""num_updates by file, as it was: the names of some files do not tell."""
+
+
+class Fairseq:
+    """The steps are numbers of updates; `checkpoint_last*` are the pointers."""
+
+    name = "fairseq"
+    flags: Mapping[str, str] = {
+        "clip_grad": "--clip-norm",
+        "seed": "--seed",
+        "skip_list": "--skip-batches",
+        "no_optimizer": "--reset-optimizer",
+    }
+
+    def recognizes(self, run: Path) -> bool:
+        """True with a file of such a name that has an optimizer_history."""
+        flat = (files[0] for files in _stems(run).values())
+        inner = (files[0] for step in _folders(run) if (files := self._inside(run, step)))
+        return any(_updates(path) is not None for path in (*flat, *inner))
+
+    def steps(self, run: Path) -> list[int]:
+        """Every number of updates that is saved, in whichever layout."""
+        return sorted({*_flat(run), *_folders(run)})
+
+    def _inside(self, run: Path, step: int) -> list[Path]:
+        folder = run / f"checkpoint_{step}"
+        return _sorted(folder, INNER) if folder.is_dir() else []
+
+    def _shards(self, run: Path, step: int) -> list[Path]:
+        """The files of `step` by their own name: those of `checkpoint_last` if there are none."""
+        if inside := self._inside(run, step):
+            return inside
+        stems = sorted(_flat(run).get(step, []), key=lambda stem: (stem == LAST, stem))
+        return _stems(run)[stems[0]] if stems else []
+
+    def directory(self, run: Path, step: int) -> Path:
+        """`checkpoint_<updates>` if it is a folder, else the run."""
+        return run / f"checkpoint_{step}" if self._inside(run, step) else run
+
+    def entries(self, run: Path, step: int) -> list[Path]:
+        """The folder, or the files but for `checkpoint_last*`."""
+        if self._inside(run, step):
+            return [run / f"checkpoint_{step}"]
+        stems = (stem for stem in _flat(run).get(step, []) if stem != LAST)
+        return [path for stem in stems for path in _stems(run)[stem]]
+
+    def files(self, run: Path, step: int) -> list[Path]:
+        """The shards, and the copies of them in `checkpoint_last*`."""
+        shards = self._shards(run, step)
+        copies = [path for path in _stems(run).get(LAST, []) if _updates(path) == step]
+        return sorted({*shards, *copies})
+
+    def missing(self, run: Path, step: int) -> list[str]:
+        """Absent shards: by the saved world size, or below the highest number that is there."""
+        shards = self._shards(run, step)
+        if not shards:
+            return [f"checkpoint_{step}.pt"]
+        pattern = INNER if self._inside(run, step) else FLAT
+        matches = [m for path in shards if (m := pattern.fullmatch(path.name))]
+        parts = [int(m["mp"]) for m in matches if m["mp"]]
+        ranks = [int(m["dp"]) for m in matches if m["dp"]]
+        model, data = max(parts, default=0) + 1, max(ranks, default=0) + 1
+        first = FairseqCheckpoint(run, step, *_trees([shards[0]]), optimizers=())
+        with understood(shards[0]):
+            world = first.argument("distributed_training", "distributed_world_size")
+            saved = first.argument("common", "model_parallel_size")
+            if parts and is_count(saved):
+                model = max(model, saved)
+            if ranks and is_count(world) and world % model == 0:
+                data = max(data, world // model)
+            told = problem("ranks", model * data)
+        if told:
+            raise SurgeryError(f"{shards[0]}: {told}")
+        stem = "checkpoint" if pattern is INNER else matches[0]["stem"]
+        wanted = [
+            stem + (f"-model_part-{m}" if parts else "") + (f"-shard{d}" if ranks else "") + ".pt"
+            for m in range(model)
+            for d in range(data)
+        ]
+        there = {path.name for path in shards}
+        return [name for name in wanted if name not in there]
+
+    def strays(self, run: Path, step: int) -> list[str]:
+        """Files that are none of the trainer's but begin as its shards do: it counts them."""
+        folder = self.directory(run, step)
+        known = {path.name for path in self._shards(run, step)}
+        begin = "checkpoint" if self._inside(run, step) else f"checkpoint_{step}"
+        return [
+            f"{item.name}: is counted by the trainer as a shard, and is none"
+            for item in sorted(folder.iterdir())
+            if re.match(rf"{begin}(?!\d)", item.name)
+            and item.name not in known
+            and not FLAT.fullmatch(item.name)
+        ]
+
+    def pointers(self, run: Path, step: int) -> dict[Path, str | Path]:
+        """Each file of `checkpoint_last` with the shard that it must be a copy of; none if the run
+        keeps no such copy. A run of another number of shards can't be pointed to."""
+        last = _stems(run).get(LAST, [])
+        shards = self._shards(run, step) if last else []
+        copies = {_named(run, path): path for path in shards}
+        if shards and not set(last) <= copies.keys():
+            raise SurgeryError(
+                f"checkpoint_last has {len(last)} files and step {step} {len(shards)}: it was "
+                "saved by another number of ranks",
+                next=f"relaunch the trainer with --restore-file checkpoint_{step}.pt",
+            )
+        return dict(copies) if shards else {path: path for path in last}
+
+    def pointed(self, pointer: Path) -> int | None:
+        """The updates after which the copy was saved."""
+        return _updates(pointer)
+
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> FairseqCheckpoint:
+        """Read the tree of every shard, and of every copy in `checkpoint_last`."""
+        trees, archives = _trees([p for p in self.files(run, step) if p not in without])
+        held = {path: tree.get(OPTIMIZER) for path, tree in trees.items()}
+        kept = [path for path, state in held.items() if isinstance(state, dict)]
+        shards = self._shards(run, step)
+        return FairseqCheckpoint(
+            path=shards[0] if shards else run,
+            step=step,
+            trees=trees,
+            archives=archives,
+            optimizers=tuple((path, (OPTIMIZER,)) for path in kept),
+            scales=tuple((path, (OPTIMIZER, "loss_scale")) for path in kept),
+            family="metaseq/fairseq",
+            ranks=_world(shards),
+        )
+
+
+def _world(shards: list[Path]) -> tuple[int, int]:
+    """Data-parallel and model-parallel ranks, by the names."""
+    matches = [m for path in shards if (m := re.search(SUFFIX, path.name))]
+    data = max((int(m["dp"] or 0) for m in matches), default=0)
+    model = max((int(m["mp"] or 0) for m in matches), default=0)
+    return data + 1, model + 1
+
+
+def _trees(paths: list[Path]) -> tuple[dict, dict]:  # type: ignore[type-arg]
+    archives = opened(paths)
+    return {path: archive.tree() for path, archive in archives.items()}, archives
+
+
+def _stems(run: Path) -> dict[str, list[Path]]:
+    """The flat files by what their names begin with."""
+    found: dict[str, list[Path]] = {}
+    for path in _sorted(run, FLAT):
+        match = FLAT.fullmatch(path.name)
+        assert match is not None
+        found.setdefault(match["stem"], []).append(path)
+    return found
+
+
+def _sorted(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    matches = [(m, p) for p in folder.iterdir() if (m := pattern.fullmatch(p.name)) and p.is_file()]
+    order = sorted(matches, key=lambda found: (int(found[0]["mp"] or 0), int(found[0]["dp"] or 0)))
+    return [path for _, path in order]
+
+
+def _flat(run: Path) -> dict[int, list[str]]:
+    """The stems of each number of updates."""
+    found: dict[int, list[str]] = {}
+    for stem, files in _stems(run).items():
+        match = FLAT.fullmatch(files[0].name)
+        named = match["updates"] if match else None
+        step = int(named) if named else _updates(files[0])
+        if step is not None:
+            found.setdefault(step, []).append(stem)
+    return found
+
+
+def _folders(run: Path) -> list[int]:
+    matches = ((FOLDER.fullmatch(item.name), item) for item in run.iterdir())
+    return [int(m[1]) for m, item in matches if m and item.is_dir() and _sorted(item, INNER)]
+
+
+def _named(run: Path, shard: Path) -> Path:
+    """The file of `checkpoint_last` that is a copy of `shard`."""
+    match = FLAT.fullmatch(shard.name) or INNER.fullmatch(shard.name)
+    return run / f"{LAST}{match['suffix'] if match else ''}.pt"
+
+
+def _updates(path: Path) -> int | None:
+    """After how many updates a file was saved; None if it can't be read or is another trainer's."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+    if key not in _known:
+        try:
+            _known[key] = updates(Archive.open(path).tree())
+        except (SurgeryError, OSError, ArithmeticError, LookupError, TypeError, ValueError,
+                AttributeError):  # fmt: skip
+            _known[key] = None
+    return _known[key]

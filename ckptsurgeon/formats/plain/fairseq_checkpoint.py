@@ -1,0 +1,117 @@
+"""One saved step of a metaseq or fairseq run: what its files keep, and what only its flags say.
+
+Source: `metaseq/trainer.py` (`state_dict`, `load_checkpoint`), `metaseq/optim/fp16_optimizer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import Place, Setting
+from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+
+OPTIMIZER = "last_optimizer_state"
+FLAGS = {
+    "lr": "--lr", "warmup": "--warmup-updates", "decay": "--total-num-updates",
+    "min_lr": "--end-learning-rate", "decay_style": "--lr-scheduler",
+}  # fmt: skip
+
+
+@dataclass
+class FairseqCheckpoint(TorchCheckpoint):
+    """The shards of one number of updates, and those of `checkpoint_last` if they are copies."""
+
+    @property
+    def groups_win(self) -> bool:
+        """The lr of the groups is not used where a load sets it from the flags and num_updates."""
+        return self.keeps_lr()
+
+    def keeps_lr(self) -> bool:
+        """Whether a load leaves the lr of the groups: with fairseq's reduce_lr_on_plateau, once
+        its warm-up is over."""
+        name = self.argument("lr_scheduler", "_name") or self.argument("", "lr_scheduler")
+        warmup = self.argument("lr_scheduler", "warmup_updates")
+        return name == "reduce_lr_on_plateau" and (not warmup or self.iteration() > warmup)
+
+    def iteration(self) -> int:
+        """`num_updates` of the last entry of optimizer_history."""
+        return int(updates(next(iter(self.trees.values()))))
+
+    def argument(self, section: str, name: str) -> Any:
+        """A flag of the run that saved this, from its `cfg` or the older `args`."""
+        first = next(iter(self.trees))
+        paths: list[tuple[Key, ...]] = [("cfg", section, name), ("cfg", name), ("args", name)]
+        found = (self.value(first, path) for path in paths)
+        return next((value for value in found if value is not None), None)
+
+    def scaler_start(self) -> list[tuple[Place, Any]]:
+        """`--fp16-init-scale` of the saved flags."""
+        start = self.argument("common", "fp16_init_scale")
+        if start is None:
+            raise SurgeryError(
+                "the saved flags have no fp16_init_scale, so the first loss scale is not known",
+                next="ckptsurgeon set loss_scale=N    with the scale that you want",
+            )
+        return [(place, start) for place in self.locate("loss_scale")]
+
+    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """Refused where the schedule is a function of the flags and of num_updates alone."""
+        if self.keeps_lr() and set(wanted) == {"lr"}:
+            return [Setting("lr", place, wanted["lr"]) for place in self.locate("lr")], []
+        flags = " ".join(f"{FLAGS[key]} {value}" for key, value in wanted.items())
+        raise SurgeryError(
+            "this trainer computes its learning rate from its flags at every load; what the "
+            f"checkpoint keeps of {', '.join(wanted)} is never read",
+            next=(
+                f"relaunch the trainer with {flags}",
+                "the same checkpoint is restored: --restore-file, without --reset-optimizer and "
+                "--reset-lr-scheduler",
+            ),
+        )
+
+    def scheduler(self) -> tuple[str, float | None]:
+        """The flags that the run was started with."""
+        name = self.argument("lr_scheduler", "_name") or self.argument("", "lr_scheduler")
+        warmup = self.argument("lr_scheduler", "warmup_updates")
+        total = self.argument("lr_scheduler", "total_num_update")
+        words = [str(name)] if isinstance(name, str) else []
+        words += [] if warmup is None else [f"warmup {warmup} updates"]
+        words += [] if total is None else [f"to update {total:g}"]
+        return f"{', '.join(words) or 'a schedule'}: by the flags of each start", None
+
+    def notes(self) -> Iterator[str]:
+        """The lr is not the checkpoint's; nor is what a flag of the saved run replaces."""
+        if not self.keeps_lr():
+            yield "lr is what the saved run used next; the flags of the relaunch decide (--lr)"
+        if self.argument("checkpoint", "reset_optimizer"):
+            yield (
+                "the run was started with --reset-optimizer: relaunch without it, or nothing of "
+                "the optimizer is loaded"
+            )
+        overrides = self.argument("checkpoint", "optimizer_overrides")
+        if isinstance(overrides, str) and overrides.strip() not in ("", "{}"):
+            yield (
+                f"the run was started with --optimizer-overrides {overrides[:80]!r}: a load writes "
+                "that into every param group, so relaunch without it or with the wanted values"
+            )
+
+    def contradictions(self) -> list[str]:
+        """Also shards of different numbers of updates."""
+        told = super().contradictions()
+        found = {path.name: updates(tree) for path, tree in self.trees.items()}
+        first = next(iter(found.values()))
+        told += [
+            f"{name}: was saved after {count} updates, and the other shards after {first}"
+            for name, count in found.items()
+            if count != first
+        ]
+        return told
+
+
+def updates(tree: Any) -> int:
+    """After how many updates a file was saved. Raises LookupError or TypeError for another file."""
+    return int(tree["optimizer_history"][-1]["num_updates"])

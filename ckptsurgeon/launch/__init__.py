@@ -1,0 +1,1 @@
+"""Starting the trainer again: its command, its flags, a SLURM script."""

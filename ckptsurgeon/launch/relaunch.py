@@ -1,0 +1,201 @@
+"""Start the trainer from the edited state and hold its first line against the promise."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TextIO
+
+from ckptsurgeon.edits import Promise
+from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
+from ckptsurgeon.launch.slurm import Job
+from ckptsurgeon.recipe.file import settings
+from ckptsurgeon.recipe.recipe import Relaunch
+from ckptsurgeon.run.run import Run
+
+CONFIG = "train.yaml"
+STANDS = "the surgery stands; the trainer has trained no step"
+TOLERANCE = 1e-12
+"""Relative: two implementations of one formula may differ in the last bit, and in no more."""
+
+
+def command(
+    run: Run,
+    wanted: Relaunch | None = None,
+    extra: Sequence[str] = (),
+    nodes: int | None = None,
+) -> list[str]:
+    """The argument list that starts the trainer, never a shell string.
+
+    The run's `ckptsurgeon.yaml` decides (`relaunch: {command: [...]}`); else it is the bundled
+    trainer with the `train.yaml` that it left in the run, on as many ranks as saved the shards.
+    With `nodes` it is what starts the share of one of so many nodes, whose torchrun takes the
+    rendezvous from its environment."""
+    arguments = [*(wanted.args if wanted else []), *extra]
+    refuse_unknown(run)
+    own = run.settings.get("relaunch")
+    if own is not None:
+        return [*map(str, own["command"]), *arguments]
+    config = run.root / CONFIG
+    module = "ckptsurgeon_train" if importlib.util.find_spec("ckptsurgeon_train") else "train"
+    state = run.checkpoint(run.latest()).state()
+    ranks = state.data_parallel * state.model_parallel
+    if wanted is not None and wanted.nproc_per_node is not None:
+        ranks = wanted.nproc_per_node * (nodes or 1)
+    if ranks % (nodes or 1):
+        raise UsageError(
+            f"{ranks} ranks saved the shards; {nodes} nodes can't share them evenly",
+            next=f"--nodes N, where N divides {ranks}",
+        )
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    launcher = [sys.executable]
+    if ranks > 1:
+        alone = ["--standalone"] if nodes is None else []
+        launcher = [*torchrun, *alone, "--nproc_per_node", str(ranks // (nodes or 1))]
+    return [*launcher, "-m", module, "--config", str(config), f"save={run.root}", *arguments]
+
+
+def refuse_unknown(run: Run) -> None:
+    """Raise when nothing in the run says how its trainer is started."""
+    own = run.settings.get("relaunch")
+    if own is not None:
+        if not isinstance(own, dict) or not isinstance(own.get("command"), list):
+            raise SurgeryError(
+                "ckptsurgeon.yaml: `relaunch.command` must be a list of arguments",
+                next="relaunch: {command: [torchrun, --nproc_per_node, '8', train.py]}",
+            )
+    elif not (run.root / CONFIG).is_file():
+        raise SurgeryError(
+            f"how this run was started is not known: no {CONFIG} and no ckptsurgeon.yaml",
+            next="write `relaunch: {command: [...]}` to ckptsurgeon.yaml in the run",
+        )
+
+
+def job(
+    run: Run, wanted: Relaunch | None, extra: Sequence[str], nodes: int, options: Sequence[str]
+) -> Job:
+    """The SLURM job that starts the trainer on `nodes` nodes and compares its first line.
+
+    The bundled trainer gets a kill-switch file, which is how the job makes it save before its
+    nodes are taken away; for another one `ckptsurgeon.yaml` names it (`relaunch.kill_switch`)."""
+    own = run.settings.get("relaunch")
+    argv = command(run, wanted, extra, nodes)
+    if isinstance(own, dict):
+        switch = own.get("kill_switch")
+    else:
+        switch = settings(run.root / CONFIG).get("kill_switch_path")
+        if switch is None:
+            switch = run.root / "kill-switch"
+            argv.append(f"kill_switch_path={switch}")
+    surgeon = [sys.executable, "-m", "ckptsurgeon", "relaunch", "-C", str(run.root), "--exec", "--"]
+    stop = None if switch is None else run.root / str(switch)
+    return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options)
+
+
+def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, out: TextIO) -> int:
+    """Run `argv`, pass its output on to `out`, and compare its first line with `promise`.
+
+    The bundled trainer waits after its line until it is told to go on, so it trains no step on a
+    broken promise. A trainer of the user's own is compared at its first JSON object, wherever
+    that comes, and stopped when it disagrees; without one nothing can be compared, and that is
+    said. With `check` the trainer is stopped after its line. Returns the trainer's exit status;
+    raises VerificationFailed when the line disagrees."""
+    bundled = run.settings.get("relaunch") is None
+    if bundled:
+        argv = [*argv, "--exit-after-first-line" if check else "--confirm"]
+    told = False
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="backslashreplace",  # no byte that a trainer prints is worth its run
+    ) as trainer:
+        assert trainer.stdin is not None and trainer.stdout is not None
+        try:
+            for line in trainer.stdout:
+                out.write(line)
+                out.flush()
+                if told or not (bundled or line.startswith("{")):
+                    continue
+                told = True
+                differing = compare(promise, line)
+                if differing:
+                    raise _broken(differing, bundled)
+                if bundled and not check:
+                    trainer.stdin.write("go\n")
+                    trainer.stdin.flush()
+                elif check and not bundled:
+                    trainer.terminate()
+        except BaseException:
+            trainer.terminate()
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                trainer.stdin.close()
+        status = trainer.wait()
+    if not told and (bundled or check):
+        raise SurgeryError(
+            f"the trainer ended with status {status} before its first line",
+            untouched=STANDS,
+            next="read its messages above; then ckptsurgeon relaunch",
+        )
+    if not told:
+        print(
+            "note: this trainer prints no JSON object of what it uses; nothing was compared",
+            file=sys.stderr,
+        )
+    return 0 if check and not bundled else status
+
+
+def _broken(differing: Sequence[str], bundled: bool) -> VerificationFailed:
+    stopped = STANDS if bundled else "the trainer was stopped; what it had saved is kept"
+    return VerificationFailed(
+        f"the trainer does not use what was promised: {'; '.join(differing)}",
+        untouched=stopped,
+        next="ckptsurgeon undo    take the surgery back",
+    )
+
+
+def compare(promise: Promise, line: str) -> list[str]:
+    """The fields in which the trainer's first line differs from the promise, a sentence each.
+
+    A field that the format does not keep (None in the promise) can't be compared."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        return [f"its first line is not the JSON object of what it uses: {line.strip()[:80]!r}"]
+    differing = []
+    for item in fields(promise):
+        promised = getattr(promise, item.name)
+        if promised is None:
+            continue
+        if item.name not in told:
+            differing.append(f"{item.name}: promised {_plain(promised)}, not told")
+        elif not _same(_plain(promised), told[item.name]):
+            differing.append(f"{item.name}: promised {_plain(promised)}, uses {told[item.name]}")
+    return differing
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _same(promised: Any, told: Any) -> bool:
+    if isinstance(promised, list):
+        return (
+            isinstance(told, list)
+            and len(told) == len(promised)
+            and all(_same(a, b) for a, b in zip(promised, told, strict=True))
+        )
+    if isinstance(promised, float) and isinstance(told, (int, float)):
+        return abs(promised - told) <= TOLERANCE * max(abs(promised), abs(told))
+    return bool(promised == told)

@@ -1,0 +1,326 @@
+"""In which order the files of one training were written, and which of them lead to step N.
+
+Restarts, crashes and earlier rollbacks leave overlapping files. A stretch that starts at `lo` was
+resumed from an earlier one that had reached `lo` - 1: walking back from the one that holds N gives
+each the step up to which it is part of the history.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.logs import segment as cutting
+from ckptsurgeon.logs.segment import Segment
+
+if TYPE_CHECKING:
+    from ckptsurgeon.logs.marks import Marks
+
+SKEW = 3600.0
+"""Seconds between a file's mtime and its last event's wall time, beyond which one of both clocks
+is not to be trusted."""
+FLUSH = 600.0
+"""Seconds of events that a killed writer may take with it (torch flushes every 120 s)."""
+NEAR = 60.0
+"""Seconds by which a writer's clock may differ from the file server's without a sign of it."""
+OVERLAP = 5.0
+"""Seconds that two jobs may overlap before they are two trainings in one directory."""
+
+
+@dataclass
+class History:
+    """Segments in the order in which they were written, the ones that lead to N with their bounds
+    (newest first), and sentences for the plan."""
+
+    order: list[Segment]
+    chain: list[tuple[Segment, int]]
+    warnings: list[str]
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+def read(
+    found: Mapping[int, list[Segment]],
+    point: int,
+    marks: Marks,
+    branch: Collection[str],
+    order: str | None,
+) -> History:
+    """The history that the evidence allows, or a refusal.
+
+    Writers' clocks and the file server's clock (mtimes) are two witnesses. A file whose mtime lies
+    before its last event had a writer with a wrong clock. One whose mtime lies after it had either
+    that or a copy made of it: both readings are tried, one without contradictions is taken, and
+    two that cut differently are refused."""
+    per_file = [segments for segments in found.values() if segments]
+    if order == "name":
+        return _walk([s for i in sorted(found) for s in found[i]], point, marks, branch)
+    lags = [_lag(segments[0]) for segments in per_file]
+    ahead = [min(lag, 0.0) for lag in lags]
+    off = [lag if lag > SKEW else shift for lag, shift in zip(lags, ahead, strict=True)]
+    agree = max(lags) - min(lags) < SKEW  # then the file server's clock differs from all writers'
+    trusted = {None: [off] if agree else [ahead, off], "wall": [[0.0] * len(off)]}
+    options = [(_sorted(per_file, shifts), shifts) for shifts in trusted.get(order, [off])]
+    against: list[list[str]] = []
+    for whole, shifts in options:
+        _shift(per_file, shifts)
+        against.append([] if order else [*_overlaps(whole), *([] if agree else _inversions(whole))])
+    least = sorted(against, key=len)[0]
+    if least:
+        raise refused("the order of the files is in doubt", least)
+    histories = []
+    for (whole, shifts), doubts in zip(options, against, strict=True):
+        if not doubts:
+            _shift(per_file, shifts)
+            histories.append((_walk(whole, point, marks, branch), shifts))
+    history, shifts = histories[0]
+    if any(_bounds(history) != _bounds(other) for other, _ in histories):
+        raise refused(
+            "the clocks of the files disagree, and the history differs by which is right",
+            [_told(segments[0], lag) for segments, lag in zip(per_file, lags, strict=True)],
+        )
+    _shift(per_file, shifts)
+    for segments, shift in zip(per_file, shifts, strict=True):
+        if abs(shift) > SKEW and not agree:
+            history.warnings.append(
+                f"{segments[0].name}: the clock of its writer was {abs(shift) / 3600:.1f} h "
+                f"{'behind' if shift > 0 else 'ahead'}; it is ordered by its file's time"
+            )
+    return history
+
+
+def _lag(segment: Segment) -> float:
+    index = segment.events.index
+    return index.mtime_ns / 1e9 - index.walls[-1]
+
+
+def _shift(per_file: Sequence[list[Segment]], shifts: Sequence[float]) -> None:
+    for segments, shift in zip(per_file, shifts, strict=True):
+        for segment in segments:
+            segment.shift = shift
+
+
+def _sorted(per_file: Sequence[list[Segment]], shifts: Sequence[float]) -> list[Segment]:
+    """All segments by time; those of one file stay in its order."""
+    _shift(per_file, shifts)
+    return sorted((s for segments in per_file for s in segments), key=lambda s: s.first + s.shift)
+
+
+def _overlaps(order: Sequence[Segment]) -> list[str]:
+    found = []
+    for a, b in pairwise(order):
+        seconds = a.last + a.shift - b.first - b.shift
+        if seconds > OVERLAP:
+            found.append(
+                f"two trainings at the same time: {a.name} ends {seconds:.0f} s after "
+                f"{b.name} begins"
+            )
+    return found
+
+
+def _inversions(order: Sequence[Segment]) -> list[str]:
+    """What speaks against this order: a history begins with its lowest step."""
+    lowest = min(order, key=lambda s: s.lo)
+    if order[0].lo == lowest.lo:
+        return []
+    return [
+        f"{order[0].name} starts at {order[0].lo}, before {lowest.name}, "
+        f"which starts at {lowest.lo}"
+    ]
+
+
+def _bounds(history: History) -> dict[tuple[str, int], int]:
+    return {(s.name, s.start): min(bound, s.hi) for s, bound in history.chain}
+
+
+# --- branches ------------------------------------------------------------------------------------
+
+
+def _walk(order: list[Segment], point: int, marks: Marks, branch: Collection[str]) -> History:
+    """From the segment that holds `point` back to the first one."""
+    history = History(order, [], [])
+    head = _head(order, point, marks, branch, history)
+    bound = point
+    while head is not None:
+        history.chain.append((head, bound))
+        bound = head.lo - 1
+        earlier = order[: _place(order, head)]
+        head = _holder(
+            earlier, bound, head.interval, f"{head.name} (from {head.lo})", branch, history
+        )
+    if not history.chain and order:
+        history.warnings.append(f"the logs start after step {point}: all of it is cut")
+    return history
+
+
+def _place(order: Sequence[Segment], segment: Segment) -> int:
+    return next(i for i, other in enumerate(order) if other is segment)
+
+
+def _head(
+    order: list[Segment],
+    point: int,
+    marks: Marks,
+    branch: Collection[str],
+    history: History,
+) -> Segment | None:
+    """The segment whose pass through `point` is the checkpoint's."""
+    holders = [s for s in order if s.lo <= point <= s.hi]
+    named = [s for s in holders if s.name in branch]
+    if named:
+        _check_counters(named[-1], point, marks)
+        return named[-1]
+    chosen = holders
+    clock = order[0].clock
+    for word, value in marks.counters().items():
+        if word != clock and len(chosen) > 1:
+            logged = [cutting.at(s, point, word) for s in chosen]
+            same = [s for s, x in zip(chosen, logged, strict=True) if x in (None, int(value))]
+            chosen = same or chosen
+    if marks.saved_at is not None:
+        chosen, reached = _by_time(order, chosen, point, marks.saved_at)
+        if reached is not None:
+            history.warnings.append(
+                f"{reached.name}: its last event is {reached.hi}; those up to {point} were lost"
+            )
+            return reached
+    elif chosen:
+        later = order[_place(order, chosen[-1]) + 1 :]
+        chosen = chosen + [s for s in later if s.lo <= point and _could_reach(s, point)]
+        if len(chosen) > 1:
+            raise refused(f"{len(chosen)} branches may hold step {point}", map(_branch, chosen))
+    if chosen:
+        _check_counters(chosen[-1], point, marks)
+        return chosen[-1]
+    if not any(s.lo <= point for s in order):
+        return None
+    return _holder(order, point, 1, f"step {point}", branch, history)
+
+
+def _by_time(
+    order: Sequence[Segment], chosen: list[Segment], point: int, saved_at: float
+) -> tuple[list[Segment], Segment | None]:
+    """The candidates whose event `point` precedes the save; and, if there is one, the segment that
+    ran when the checkpoint was saved but lost its events on the way to `point`."""
+    late = {id(s): s.reached(point) + s.shift - saved_at for s in chosen}
+    before = [s for s in chosen if late[id(s)] <= OVERLAP]
+    perhaps = [s for s in chosen if OVERLAP < late[id(s)] <= (FLUSH if s.shift else NEAR)]
+    if before and perhaps and _place(order, perhaps[-1]) > _place(order, before[-1]):
+        raise refused(
+            f"step {point} was saved at {_day(saved_at)}, which two branches fit",
+            map(_branch, (before[-1], perhaps[-1])),
+        )
+    started = [s for s in order if s.first + s.shift <= saved_at]
+    last = started[-1] if started else None
+    if (
+        last is not None
+        and (not before or _place(order, last) > _place(order, before[-1]))
+        and last.lo <= point
+        and last.hi < point
+        and saved_at - last.last - last.shift < FLUSH
+    ):
+        return before, last
+    return before or perhaps or chosen, None
+
+
+def _could_reach(segment: Segment, point: int) -> bool:
+    """Whether it may have gone on to `point` in the time whose events a killed job loses."""
+    pace = (segment.last - segment.first) / max(1, segment.hi - segment.lo)
+    return pace * (point - segment.hi) <= FLUSH
+
+
+def _check_counters(head: Segment, point: int, marks: Marks) -> None:
+    """The log and the checkpoint must count alike at N, or this is not its log."""
+    steps = head.steps()
+    for word, value in marks.counters().items():
+        if word == head.clock:
+            continue
+        for series, rows, own in cutting.pairs(head, word):
+            k = min(len(rows), len(own))
+            x, clock = steps[rows[:k]], steps[own[:k]]
+            kept, cut = x[clock <= point], x[clock > point]
+            # The writer drops the fraction of an x, so in a small run N + 1 may be written as N is.
+            floor = value if isinstance(value, int) else int(value) - 1
+            if (len(kept) and int(kept.max()) > value) or (len(cut) and int(cut.min()) <= floor):
+                tag = ", ".join(head.events.index.names[series])
+                near = int(kept.max()) if len(kept) else int(cut.min())
+                raise SurgeryError(
+                    f"{head.events.index.path}: at step {point} the checkpoint counts "
+                    f"{value:.0f} {word}, the log {near} (tag {tag})",
+                    next=(
+                        "ckptsurgeon rollback --to STEP --no-truncate    leave the logs alone",
+                        "ckptsurgeon truncate-tb-events --tb DIR --after N    trust the log alone",
+                    ),
+                )
+
+
+def _holder(
+    earlier: Sequence[Segment],
+    point: int,
+    interval: int,
+    what: str,
+    branch: Collection[str],
+    history: History,
+) -> Segment | None:
+    """The segment from which one was resumed that goes on after `point`: the newest that was at
+    `point` before. None: the history starts there."""
+    below = [s for s in earlier if s.lo <= point]
+    if not below:
+        return None
+    newest = below[-1]
+    reached = point + 1 - interval
+    if newest.hi >= reached:
+        named = [s for s in below if s.name in branch and s.hi >= reached]
+        return named[-1] if named else newest
+    holders = [s for s in below if s.hi >= reached]
+    named = [s for s in (*holders, newest) if s.name in branch]
+    if named:
+        return named[-1]
+    furthest = holders[-1] if holders else max(reversed(below), key=lambda s: s.hi)
+    if _could_reach(newest, point) and furthest is not newest and furthest.hi > newest.hi:
+        raise refused(
+            f"{what} was resumed at {point}, and it is not known from which file",
+            map(_branch, (furthest, newest)),
+        )
+    if not holders:
+        history.warnings.append(
+            f"no events from {furthest.hi + 1} to {point} before {what}: "
+            "iterations that were skipped, or events that a killed job lost"
+        )
+    return furthest
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def _day(moment: float) -> str:
+    when = datetime.datetime.fromtimestamp(moment, datetime.timezone.utc)
+    return when.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _branch(segment: Segment) -> str:
+    return (
+        f"{segment.name}: {segment.lo} to {segment.hi}, begun {_day(segment.first + segment.shift)}"
+    )
+
+
+def _told(segment: Segment, lag: float) -> str:
+    return (
+        f"{segment.name}: last event {_day(segment.events.index.walls[-1])}, "
+        f"file changed {_day(segment.events.index.walls[-1] + lag)}"
+    )
+
+
+def refused(what: str, evidence: Iterable[str]) -> SurgeryError:
+    return SurgeryError(
+        f"the lineage of the logs can't be proven: {what}" + "".join(f"\n  {x}" for x in evidence),
+        next=(
+            "--branch FILE     name a file that is part of the history (repeatable)",
+            "--order wall      trust the times of the events (or: mtime, name)",
+        ),
+    )

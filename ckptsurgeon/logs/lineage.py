@@ -1,0 +1,191 @@
+"""Which events of a log directory belong to iterations up to N: the lineage of step N.
+
+Files that log common tags are one training; the history of each training (history.py) says which
+stretches of its files lead to N and how far each counts, and segment.py cuts them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.logs import segment as cutting
+from ckptsurgeon.logs.axis import ITERATION, LOOSE, TRAINING
+from ckptsurgeon.logs.history import History, read
+from ckptsurgeon.logs.marks import Marks
+from ckptsurgeon.logs.segment import Events, Segment, Series
+from ckptsurgeon.logs.tensorboard.event_file import DROPPED, Index
+from ckptsurgeon.logs.tensorboard.message import FILE_VERSION, SUMMARY
+
+if TYPE_CHECKING:
+    from ckptsurgeon.logs.segment import Flags
+
+
+@dataclass
+class Training:
+    """Files of one training, in the order in which they were written, with how many seconds the
+    clock of each writer was behind. `lost` are the first and last step that a file loses."""
+
+    order: list[int]
+    behind: dict[int, float]
+    lost: dict[int, tuple[int, int]]
+
+
+@dataclass
+class Lineage:
+    """`kept[i][k]` says whether record k of file i belongs to the history up to N; `warnings` are
+    sentences for the plan."""
+
+    kept: list[Flags]
+    trainings: list[Training] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def trace(
+    files: Sequence[Index],
+    marks: Marks,
+    *,
+    branch: Collection[str] = (),
+    order: str | None = None,
+    axes: Mapping[str, str] | None = None,
+) -> Lineage:
+    """The lineage of step N through the files of one TensorBoard run.
+
+    `branch` names files that are part of it, for when several could be; `order` says what to trust
+    for the order of the files (`wall`, `mtime` or `name`); `axes` gives the axis of tags that their
+    name does not tell. Raises SurgeryError when the lineage can't be proven, with the candidates.
+    """
+    import numpy as np
+
+    known = [cutting.events(index, axes or {}) for index in files]
+    result = Lineage([np.ones(len(index), bool) for index in files])
+    for group in _groups(known):
+        members = [known[i] for i in group]
+        clock, preferred = _clock(members)
+        if clock is None:
+            for i in group:
+                result.kept[i] = _loose(known[i], marks.iteration)
+            continue
+        point = marks.counters().get(clock)
+        if point is None:
+            raise SurgeryError(
+                f"{members[0].index.path}: its tags count {clock}, not iterations, "
+                f"and the {clock} at step {marks.iteration} are not known",
+                next=f"ckptsurgeon truncate-tb-events --after {marks.iteration} --{clock} COUNT",
+            )
+        found: dict[int, list[Segment]] = {
+            i: cutting.segments(known[i], clock, preferred) for i in group
+        }
+        history = read(found, int(point), marks, branch, order)
+        result.warnings += history.warnings
+        result.trainings.append(_training(group, known, history))
+        for i in group:
+            result.kept[i][:] = False
+        _cut(result, known, history, marks if clock == ITERATION else None)
+        for i in group:
+            if not found[i]:
+                _without_clock(known[i], clock, result)
+    for kept, index in zip(result.kept, files, strict=True):
+        if kept.any() and index.kinds[0] == FILE_VERSION:
+            kept[0] = True
+    return result
+
+
+def _training(group: Sequence[int], known: Sequence[Events], history: History) -> Training:
+    training = Training([], {}, {})
+    bounds = {id(segment): bound for segment, bound in history.chain}
+    for segment in history.order:
+        i = next(i for i in group if known[i] is segment.events)
+        if i not in training.order:
+            training.order.append(i)
+            training.behind[i] = segment.shift
+        first = max(segment.lo, bounds.get(id(segment), segment.lo - 1) + 1)
+        if first <= segment.hi:
+            lo, hi = training.lost.get(i, (first, segment.hi))
+            training.lost[i] = min(lo, first), max(hi, segment.hi)
+    return training
+
+
+def _groups(known: Sequence[Events]) -> list[list[int]]:
+    """Files that log at least one common tag on a training axis, directly or through others: one
+    training. Writers with other tags have a lineage of their own."""
+    groups: list[tuple[set[Series], list[int]]] = []
+    for i, events in enumerate(known):
+        series = {
+            name
+            for name, axis in zip(events.index.names, events.axes, strict=True)
+            if axis in TRAINING
+        }
+        members = [i]
+        apart = []
+        for other in groups:
+            if series & other[0]:
+                series |= other[0]
+                members += other[1]
+            else:
+                apart.append(other)
+        groups = [*apart, (series, sorted(members))]
+    return [members for _, members in sorted(groups, key=lambda group: group[1])]
+
+
+def _clock(members: Sequence[Events]) -> tuple[str | None, list[Series]]:
+    """The axis that orders this training, and its series, the most frequent first."""
+    totals: dict[str, dict[Series, int]] = {}
+    for events in members:
+        for name, axis, count in zip(events.index.names, events.axes, events.counts, strict=True):
+            if axis in TRAINING and count:  # salvage may have left out all that a tag had
+                series = totals.setdefault(axis, {})
+                series[name] = series.get(name, 0) + count
+    for axis in TRAINING:
+        if axis in totals:
+            series = totals[axis]
+            return axis, sorted(series, key=lambda name: -series[name])
+    return None, []
+
+
+def _loose(events: Events, iteration: int) -> Flags:
+    """A file of texts, hparams or layouts alone: what is written for later iterations goes."""
+    import numpy as np
+
+    limits = np.full(len(events.axes) + 1, 1 << 62, np.int64)
+    for i, axis in enumerate(events.axes):
+        if axis == LOOSE:
+            limits[i] = iteration
+    flags: Flags = events.steps <= limits[events.tags]
+    flags &= events.kinds != DROPPED
+    values = events.kinds == SUMMARY
+    if values.any() and not flags[values].any():
+        flags[:] = False
+    return flags
+
+
+def _without_clock(events: Events, clock: str, result: Lineage) -> None:
+    name = events.index.path.name
+    if sum(events.counts) > 16:
+        raise SurgeryError(
+            f"{events.index.path}: none of its events tells the {clock}, so it is not known which "
+            "of them belong to the history",
+            next="say what a tag counts: --axis 'TAG=iteration' (samples, tokens, gigaflos)",
+        )
+    result.warnings.append(f"{name}: cut wholly, as none of its events tells the {clock}")
+
+
+def _cut(result: Lineage, known: Sequence[Events], history: History, marks: Marks | None) -> None:
+    caps: dict[Series, int] = {}
+    guessed: dict[str, None] = {}
+    for number, (segment, bound) in enumerate(history.chain):
+        counters = marks.counters() if marks and number == 0 else {}
+        flags, tags = cutting.keep(segment, bound, caps, counters)
+        i = next(i for i, events in enumerate(known) if events is segment.events)
+        result.kept[i][segment.start : segment.stop] = flags
+        if not flags.all():
+            guessed.update(dict.fromkeys(tags))
+        for name, x in segment.firsts.items():
+            caps[name] = min(x, caps.get(name, x))
+    if guessed:
+        result.warnings.append(
+            "placed by their position in the file, as their x does not tell the iteration: "
+            + ", ".join(guessed)
+        )

@@ -1,0 +1,27 @@
+"""The counters of one step on each axis that tags use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptsurgeon.logs.axis import GIGAFLOS, ITERATION, SAMPLES, TOKENS
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What the checkpoint itself says about step N: its counters, and when its files were written
+    (Unix time). Without a checkpoint only the iteration is known."""
+
+    iteration: int
+    samples: int | None = None
+    tokens: int | None = None
+    gigaflos: float | None = None
+    saved_at: float | None = None
+
+    def counters(self) -> dict[str, float]:
+        """The known counters by axis."""
+        named = {
+            ITERATION: self.iteration, SAMPLES: self.samples,
+            TOKENS: self.tokens, GIGAFLOS: self.gigaflos,
+        }  # fmt: skip
+        return {word: value for word, value in named.items() if value is not None}

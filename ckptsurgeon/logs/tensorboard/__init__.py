@@ -1,0 +1,1 @@
+"""The bytes of TensorBoard event files: frames, messages, tags."""

@@ -1,0 +1,137 @@
+"""What is wrong with a run as a whole, and what to do about each of it. Reads only."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+
+from ckptsurgeon import look
+from ckptsurgeon.edits import Promise
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.operations.replicas import drifted
+from ckptsurgeon.run.run import Run
+
+STEPS_AHEAD = 5
+"""Updates whose size is told when Adam's step was lost."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One thing that is wrong, and the command or flag that helps."""
+
+    what: str
+    next: str
+
+
+def diagnose(run: Run) -> list[Diagnosis]:
+    """Everything that is wrong at the latest step; an empty list for a run that can go on."""
+    waiting = run.interrupted()
+    if waiting is not None:
+        return [Diagnosis(f"a surgery was interrupted: {waiting}", "ckptsurgeon recover")]
+    busy = run.under_way()
+    if busy is not None:
+        return [Diagnosis(f"a surgery is under way: {busy}", "wait until it ends")]
+    found = look.verify(run)
+    damaged = [text for text in found.findings if _remedy(text) is None]
+    back = _way_back(run, found.step) if damaged else ""
+    out = [Diagnosis(text, _remedy(text) or back) for text in found.findings]
+    newer = [step for step in run.steps() if step > found.step]
+    if newer and found.step in run.steps():
+        out.append(
+            Diagnosis(
+                f"saved steps are newer than {found.step}, the last of them {newer[-1]}: a trainer "
+                "that picks the highest goes on from there",
+                f"ckptsurgeon rollback --to {found.step}    moves them aside",
+            )
+        )
+    if (run.root / "latest_universal").exists():
+        out.append(
+            Diagnosis(
+                "latest_universal names a converted checkpoint, and training never moves it on",
+                "leave --universal-checkpoint out after the first start",
+            )
+        )
+    with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
+        checkpoint = run.checkpoint(found.step)
+        out += _adam_step(run, checkpoint)
+        out += _replicas(checkpoint)
+    return out
+
+
+def _remedy(finding: str) -> str | None:
+    """What helps against a finding; None where the step itself is damaged."""
+    if "names step" in finding or "names no step" in finding or "pointers disagree" in finding:
+        return "ckptsurgeon repair-latest"
+    if "promised" in finding:
+        return "ckptsurgeon log    what was promised, and ckptsurgeon undo"
+    return None
+
+
+def _way_back(run: Run, step: int) -> str:
+    for older in reversed([other for other in run.steps() if other < step]):
+        if run.complete(older) and not look.verify(run, older).findings:
+            return f"ckptsurgeon rollback --to {older}    the newest sound step before it"
+    return "restore its files from a copy: no older step is sound"
+
+
+def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Diagnosis]:
+    """Adam's step is the iteration less the skipped ones, or what a moment reset began anew."""
+    state = checkpoint.state()
+    promise, step = state.promise, state.promise.adam_step
+    if step is None:
+        return []
+    try:
+        skipped = max((int(place.value) for place in checkpoint.locate("skipped_steps")), default=0)
+    except KeyError:
+        skipped = 0
+    taken = state.step - skipped
+    moments = [place for name in ("exp_avg", "exp_avg_sq") for place in checkpoint.locate(name)]
+    if step == 0 and taken > 0 and not all(checkpoint.is_zero(place) for place in moments):
+        return [
+            Diagnosis(
+                "Adam's step is 0 and its moments are not: the next updates are "
+                f"{_told(promise)} times too large",
+                "ckptsurgeon reset moments    starts the moments anew as well",
+            )
+        ]
+    was_reset = any("moments" in receipt.recipe.get("reset", ()) for receipt in run.receipts())
+    if abs(step - taken) > 1 and not was_reset:  # 16-bit wrappers without ZeRO count one more
+        return [
+            Diagnosis(
+                f"Adam's step is {step} at iteration {state.step} with {skipped} skipped, and no "
+                "surgery here reset the moments",
+                "ckptsurgeon show    where it is kept; a trainer may have restarted it",
+            )
+        ]
+    return []
+
+
+def _replicas(checkpoint: Checkpoint) -> list[Diagnosis]:
+    """What tensor-parallel ranks should keep equal and do not; raises SurgeryError without them."""
+    names = sorted({item.parameter for item in drifted(checkpoint, checkpoint.replicas())})
+    if not names:
+        return []
+    told = ", ".join(names[:3]) + (f" … ({len(names)})" if len(names) > 3 else "")
+    return [
+        Diagnosis(
+            f"parameters differ between tensor-parallel ranks that each keep them whole: {told}",
+            "ckptsurgeon sync-replicas",
+        )
+    ]
+
+
+def lost_step(beta1: float, beta2: float, updates: int) -> list[float]:
+    """How many times too large each of the next `updates` is when Adam's step restarts at 0 under
+    moments that have long filled: √(1 - β2^k) / (1 - β1^k), where it should be 1.
+
+    Adam, Kingma & Ba 2015, algorithm 1: both moments are divided by their bias corrections."""
+    return [math.sqrt(1 - beta2**k) / (1 - beta1**k) for k in range(1, updates + 1)]
+
+
+def _told(promise: Promise) -> str:
+    if promise.betas is None:
+        return "up to √(1 - β2) / (1 - β1)"
+    factors = lost_step(*promise.betas, STEPS_AHEAD) if promise.betas[0] > 0 else [1.0]
+    return ", ".join(f"{factor:.3f}" for factor in factors)

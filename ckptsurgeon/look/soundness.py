@@ -1,0 +1,343 @@
+"""Whether a saved step is sound: names, containers, meaning, the CRC of every byte, the values.
+
+Each level contains those before it. Reads only, CHUNK bytes at a time, `jobs` files at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.files.archives import crc32
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
+from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.pickles.tree import tensors
+from ckptsurgeon.formats import Blob, Checkpoint, Format
+
+NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
+CHUNK = 1 << 19
+"""Bytes that are read at once: what `jobs` threads hold in memory is a small multiple of them."""
+TORCH = (".pt", ".pth", ".bin")
+"""How the names of torch files end."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
+"""What a tree that no trainer saved makes of the code that expects one."""
+
+_T = TypeVar("_T")
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Moment:
+    """The sum of the absolute values of all elements of one kind, and the largest of them."""
+
+    l1: float = 0.0
+    max: float = 0.0
+
+
+@dataclass
+class Soundness:
+    """What was found. `checkpoint` has the shards that can be read, or is None; `no_crc` counts
+    the bytes in records without a CRC (from level 1), `moments` are of level 4."""
+
+    findings: list[str]
+    files: int = 0
+    checkpoint: Checkpoint | None = None
+    no_crc: int | None = None
+    moments: dict[str, Moment] | None = None
+
+
+@dataclass
+class Shard:
+    """One file, or one archive inside a file: what is wrong with it."""
+
+    path: Path
+    blob: Blob | None = None
+    archive: Archive | None = None
+    findings: list[str] = field(default_factory=list)
+    no_crc: int = 0
+    moments: dict[str, Moment] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """What a finding names."""
+        return self.archive.where if self.archive is not None else str(self.path)
+
+    def open(self) -> Archive:
+        """Its archive, read once."""
+        if self.archive is None:
+            inside = self.blob[1:3] if self.blob is not None else ()
+            self.archive = Archive.open(self.path, *inside)
+        return self.archive
+
+
+def check(
+    format: Format,
+    run: Path,
+    step: int,
+    level: int,
+    *,
+    jobs: int = 8,
+    progress: Progress | None = None,
+) -> Soundness:
+    """All findings about the saved `step` of `run`, up to `level`. Damaged shards are left out of
+    what compares shards. Raises OSError for a file that can't be read."""
+    folder = format.directory(run, step)
+    files = format.files(run, step)
+    out = Soundness([], len(files))
+    out.findings += _guarded(folder, lambda: _names(format, run, step))
+    out.checkpoint = _opened(format, run, step)
+    shards = [Shard(path) for path in files if path.suffix in TORCH]
+    if out.checkpoint is not None:
+        for shard in shards:
+            shard.archive = out.checkpoint.archives.get(shard.path)
+        shards += [Shard(blob.file, blob) for blob in out.checkpoint.blobs()]
+    if level >= CONTAINER:
+        _each(shards, lambda shard: inspect(shard, level), jobs, progress)
+        out.findings += [text for shard in shards for text in shard.findings]
+        out.no_crc = sum(shard.no_crc for shard in shards)
+    if out.checkpoint is None:
+        damaged = {shard.path for shard in shards if shard.findings}
+        if damaged:
+            out.checkpoint = _opened(format, run, step, damaged)
+        else:
+            out.findings += [
+                t
+                for t in _guarded(folder, lambda: _open_error(format, run, step))
+                if t not in out.findings
+            ]
+    if level >= MEANING and out.checkpoint is not None:
+        out.findings += _guarded(folder, out.checkpoint.contradictions)
+    if level >= CRC and out.checkpoint is not None:
+        out.findings += [text for item in out.checkpoint.digests().items() for text in _sha(*item)]
+    if level >= VALUES:
+        measured = {name for shard in shards for name in shard.moments}
+        out.moments = {name: Moment() for name in MOMENTS if name in measured}
+        for shard in shards:
+            for name, moment in shard.moments.items():
+                out.moments[name].l1 += moment.l1
+                out.moments[name].max = max(out.moments[name].max, moment.max)
+    return out
+
+
+def _names(format: Format, run: Path, step: int) -> list[str]:
+    missing = format.missing(run, step)
+    found = format.strays(run, step)
+    if missing:
+        name = format.directory(run, step).name
+        found.insert(0, f"{name}: missing: {', '.join(missing)}")
+    return found
+
+
+def _guarded(folder: Path, look: Callable[[], list[str]]) -> list[str]:
+    try:
+        return look()
+    except SurgeryError as error:
+        return [error.what]
+    except ODD as error:
+        return [f"{folder.name}: no checkpoint of this format: {type(error).__name__}: {error}"]
+
+
+def _opened(
+    format: Format, run: Path, step: int, without: Iterable[Path] = ()
+) -> Checkpoint | None:
+    try:
+        return format.open(run, step, set(without))
+    except (SurgeryError, *ODD):
+        return None
+
+
+def _open_error(format: Format, run: Path, step: int) -> list[str]:
+    format.open(run, step)
+    return []
+
+
+def _each(
+    items: list[Shard], work: Callable[[Shard], None], jobs: int, progress: Progress | None
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(max(1, min(jobs, len(items)))) as pool:
+        for done, _ in enumerate(pool.map(work, items), 1):
+            if progress is not None:
+                progress("verify", done, len(items))
+
+
+# --- one file ------------------------------------------------------------------------------------
+
+
+def inspect(shard: Shard, level: int) -> None:
+    """Fill in what is wrong with one file. What a level needs is checked by those before it, so
+    the first one with a finding is the last."""
+    try:
+        archive = shard.open()
+        with archive.reading():
+            _container(shard, archive)
+            if level >= MEANING:
+                for _, tensor in tensors(archive.tree()):
+                    archive.storage(tensor)
+            if level >= CRC and archive.directory is not None:
+                _crcs(shard, archive)
+            if level >= VALUES and not shard.findings:
+                _values(shard, archive)
+    except SurgeryError as error:
+        shard.findings.append(error.what)
+    except ODD as error:
+        shard.findings.append(f"{shard.where}: no file of a trainer: {type(error).__name__}")
+
+
+def _container(shard: Shard, archive: Archive) -> None:
+    """Local headers as their entries say, and no payload that reaches into the next record."""
+    records = sorted(archive.records.values(), key=lambda record: record.offset)
+    shard.no_crc = sum(record.size for record in records if not record.crc)
+    if archive.directory is None:
+        return
+    end = 0
+    for record in records:
+        if record.offset < end:
+            raise DamagedFile(
+                shard.where, record.offset, f"the record {record.name!r} overlaps another"
+            )
+        end = archive.payload(record.name) + record.size
+
+
+def _pieces(archive: Archive, start: int, end: int, item: int) -> Iterator[tuple[int, int, bool]]:
+    """The bytes [start, end) as (start, end, whether they are a hole), none longer than CHUNK but
+    for holes, and none that cuts an element of `item` bytes."""
+    at = start
+    while at < end:
+        data = archive.next_data(at, end)
+        data -= (data - start) % item
+        if data > at:
+            yield at, data, True
+        hole = archive.next_hole(data, end) if data < end else end
+        hole = min(end, hole + -(hole - start) % item)
+        for begin in range(data, hole, CHUNK):
+            yield begin, min(begin + CHUNK, hole), False
+        at = hole
+
+
+def _crcs(shard: Shard, archive: Archive) -> None:
+    """The CRC of each record, and the copy of it behind the payload that a stream reader uses."""
+    checksum = _checksum()
+    for record in archive.records.values():
+        if not record.crc:
+            continue
+        start = archive.payload(record.name)
+        end = start + record.size
+        crc = 0
+        for begin, finish, hole in _pieces(archive, start, end, 1):
+            if hole:
+                length = finish - begin
+                crc = crc32.joined(crc, crc32.of_zeros(length), length)
+            else:
+                crc = checksum(archive.read_at(begin, finish - begin), crc)
+        if crc != record.crc:
+            shard.findings.append(
+                f"{shard.where}: byte {start}: the record {record.name!r} of {record.size} bytes "
+                f"has CRC {crc:08x}, not {record.crc:08x}"
+            )
+        if record.flags & DESCRIPTOR and not archive.descriptor(record.name):
+            shard.findings.append(
+                f"{shard.where}: byte {end}: the data descriptor of {record.name!r} differs"
+            )
+
+
+def _sha(path: Path, wanted: str) -> list[str]:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while data := file.read(CHUNK):
+                digest.update(data)
+    except FileNotFoundError:
+        return [f"{path}: missing, and the checkpoint's integrity manifest names it"]
+    found = digest.hexdigest()
+    if found == wanted:
+        return []
+    return [f"{path}: its sha256 is {found[:16]}…, and the integrity manifest has {wanted[:16]}…"]
+
+
+def _checksum() -> Callable[[bytes, int], int]:
+    """CRC-32: the fastest library that is installed, or the standard one (2 to 3 GB/s)."""
+    for name in ("zlib_ng.zlib_ng", "isal.isal_zlib"):
+        try:
+            fast: Callable[[bytes, int], int] = importlib.import_module(name).crc32
+        except ImportError:
+            continue
+        return fast
+    return zlib.crc32
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def _values(shard: Shard, archive: Archive) -> None:
+    """NaN and Inf in each storage of floats, negative numbers in exp_avg_sq, norms of moments.
+    A storage that tensors of several kinds share counts as none of the moments."""
+    kinds: dict[tuple[str, str], set[str]] = {}
+    for path, tensor in tensors(archive.tree()):
+        if tensor.dtype in ("float16", "bfloat16", "float32", "float64"):
+            kind = path[-1] if path and path[-1] in MOMENTS else ""
+            if shard.blob is not None and not path:
+                if shard.blob.kind is None:
+                    continue
+                kind = shard.blob.kind
+            kinds.setdefault((tensor.storage, tensor.dtype), set()).add(kind)
+    for (storage, dtype), found in kinds.items():
+        kind = found.pop() if len(found) == 1 else ""
+        _storage(shard, archive, f"data/{storage}", dtype, kind)
+
+
+def _storage(shard: Shard, archive: Archive, name: str, dtype: str, kind: str) -> None:
+    import numpy
+
+    start, item = archive.payload(name), ITEM_BYTES[dtype]
+    end = start + archive.record(name).size
+    moment = shard.moments.setdefault(kind, Moment()) if kind else None
+    # What is wrong → how many elements, and the offset of the first one.
+    wrong: dict[str, tuple[int, int]] = {}
+    for begin, finish, hole in _pieces(archive, start, end, item):
+        if hole:
+            continue
+        values = _floats(archive.read_at(begin, finish - begin), dtype, archive.byte_order())
+        with numpy.errstate(all="ignore"):
+            total = float(abs(values).sum(dtype="f8"))
+        if not math.isfinite(total):
+            _note(wrong, "NaN or Inf", ~numpy.isfinite(values), begin, item)
+        elif moment is not None:
+            moment.l1 += total
+            moment.max = max(moment.max, float(values.max()), -float(values.min()))
+        if kind == "exp_avg_sq":
+            _note(wrong, "negative numbers", values < 0, begin, item)
+    for what, (count, offset) in wrong.items():
+        role = f" ({kind})" if kind else ""
+        shard.findings.append(
+            f"{shard.where}: byte {offset}: the record {name!r}{role} has {what}: {count} of "
+            f"{(end - start) // item} elements"
+        )
+
+
+def _note(wrong: dict[str, tuple[int, int]], what: str, mask: Any, begin: int, item: int) -> None:
+    count = int(mask.sum())
+    if count:
+        before, first = wrong.get(what, (0, begin + int(mask.argmax()) * item))
+        wrong[what] = (before + count, first)
+
+
+def _floats(data: bytes, dtype: str, order: str) -> Any:
+    """The elements as an array; bfloat16 as the upper half of float32."""
+    import numpy
+
+    if dtype == "bfloat16":
+        return (numpy.frombuffer(data, f"{order}u2").astype("u4") << 16).view("f4")
+    return numpy.frombuffer(
+        data, order + {"float16": "f2", "float32": "f4", "float64": "f8"}[dtype]
+    )

@@ -1,0 +1,1 @@
+"""What the user wants: the recipe, and the file that it is read from."""

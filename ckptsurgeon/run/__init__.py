@@ -1,0 +1,1 @@
+"""A training run on disk: its checkpoints, logs, attic, and who writes there."""

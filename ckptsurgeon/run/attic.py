@@ -1,0 +1,71 @@
+"""What past surgeries keep in the attic: its size, and `prune`, which removes it for good."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsurgeon import disk
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction import lock
+from ckptsurgeon.transaction.lock import HOME
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What surgery `id` keeps. `bytes` are those allocated on disk; `folders` are its attics: one
+    in the run, and one beside each log folder on another file system."""
+
+    id: str
+    title: str
+    files: int
+    bytes: int
+    folders: tuple[Path, ...]
+
+
+def kept(run: Run) -> list[Kept]:
+    """Every surgery that keeps something, oldest first."""
+    homes = [run.root / HOME, *(folder / HOME for folder in run.log_roots())]
+    found = []
+    for receipt in run.receipts():
+        folders = [home / "attic" / receipt.id for home in dict.fromkeys(homes)]
+        files = [file for folder in folders for file in _files(folder)]
+        if files:
+            size = sum(os.lstat(file).st_blocks * 512 for file in files)
+            there = tuple(folder for folder in folders if folder.is_dir())
+            found.append(Kept(receipt.id, receipt.title, len(files), size, there))
+    return found
+
+
+def prune(run: Run, chosen: Sequence[Kept]) -> None:
+    """Remove these attics. Their surgeries, and all before them, can't be undone any more.
+
+    A marker is durable before the first file goes, so that an undo never begins on half an attic;
+    cut off in between, the same call again removes the rest. Raises OSError as the disk does."""
+    with lock.hold(run.root, "prune"):
+        for item in chosen:
+            marker = run.root / pruned(item.id)
+            if not marker.exists():
+                disk.write_new(marker, b"")
+                disk.fsync_directory(marker.parent)
+            for folder in item.folders:
+                for file in list(_files(folder)):
+                    disk.remove_file(file)
+                for inner, _, _ in list(os.walk(folder, topdown=False)):
+                    disk.remove_directory(Path(inner))
+                disk.fsync_directory(folder.parent)
+
+
+def pruned(id: str) -> str:
+    """The marker, below the root, that the attic of surgery `id` is gone or going."""
+    return f"{HOME}/receipts/{id}/pruned"
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All that is no folder of its own, so links to folders too."""
+    for inner, folders, names in os.walk(folder):
+        links = [name for name in folders if (Path(inner) / name).is_symlink()]
+        for name in sorted([*names, *links]):
+            yield Path(inner) / name

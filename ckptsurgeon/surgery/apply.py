@@ -1,0 +1,61 @@
+"""Carries out a plan in one transaction, and holds the disk to what the plan promised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckptsurgeon.edits import Plan, Promise, Receipt, differences
+from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
+from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction import journal
+from ckptsurgeon.transaction.journal import Progress, Recovery
+
+
+@collector_paused()
+def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = None) -> Receipt:
+    """Commit `plan` in one transaction and verify its promise on a fresh read of the disk.
+
+    Raises SurgeryError (the run is as it was), InterruptedSurgery (committed, not finished) or
+    VerificationFailed (finished, and the disk does not hold what was promised)."""
+    _refuse_other_run(run, plan)
+    run.refuse_busy()
+    receipt = journal.commit(run.root, plan, jobs=jobs, progress=progress)
+    if plan.promise is not None:
+        _hold(run, receipt, plan.promise)
+    return receipt
+
+
+def refuse_stale(run: Run, plan: Plan) -> None:
+    """Raise when a kept plan can't be applied any more: what `apply` would say. Reads only."""
+    _refuse_other_run(run, plan)
+    run.refuse_busy()
+    journal.refuse_stale(run.root, plan)
+
+
+def _refuse_other_run(run: Run, plan: Plan) -> None:
+    if Path(plan.run) != run.root:
+        raise UsageError(
+            f"the plan was made for {plan.run}, and this run is {run.root}",
+            next="ckptsurgeon plan RECIPE -o plan.json    in this run",
+        )
+
+
+def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
+    try:  # compact and shrink rewrite any step, and nothing goes on from it
+        step = run.latest() if receipt.steps or receipt.step is None else receipt.step
+        differing = differences(promise, run.checkpoint(step).state().promise)
+    except (SurgeryError, OSError) as error:
+        differing = [str(error)]
+    if differing:
+        raise VerificationFailed(
+            f"receipt {receipt.id} is not what was promised: {'; '.join(differing)}",
+            untouched="every byte from before the surgery is kept",
+            next=f"ckptsurgeon undo {receipt.id}",
+        )
+
+
+@collector_paused()
+def recover(run: Run) -> Recovery:
+    """Finish a surgery that was cut off after its commit point, or take back one cut off before."""
+    return journal.recover(run.root)

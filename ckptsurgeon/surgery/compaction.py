@@ -1,0 +1,74 @@
+"""Plans that rewrite the shards of one step without bytes that nothing uses: compact, shrink."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ckptsurgeon.edits import Plan, Rewrite
+from ckptsurgeon.files.archives import shrink
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.known_globals import refuse_unknown
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.render import render, touched
+from ckptsurgeon.transaction import journal
+
+
+def plan_compact(run: Run, step: int | None = None, *, allow_globals: Collection[str] = ()) -> Plan:
+    """Rewrite the shards of one step, by default the latest, without the bytes that surgeries left
+    behind. Values, tensors and the promise stay; the old files stay in the attic until `prune`."""
+    run.refuse_busy()
+    checkpoint = run.checkpoint(run.latest() if step is None else step)
+    found = checkpoint.compact(run.root)
+    total = sum(freed for _, _, freed in found)
+    note = f"{total:,} bytes of earlier surgeries go"
+    changes = [Rewrite(file, "shard", content, note) for file, content, _ in found]
+    return _plan_rewrites(
+        run, checkpoint, f"compact step {checkpoint.step}", changes, allow_globals
+    )
+
+
+def plan_shrink(run: Run, step: int | None = None, *, allow_globals: Collection[str] = ()) -> Plan:
+    """Rewrite the torch files of one step whose storages hold more than their tensors use.
+
+    Values, tensors and the promise stay, and which tensors share their bytes; the old files stay in
+    the attic until `prune`."""
+    run.refuse_busy()
+    checkpoint = run.checkpoint(run.latest() if step is None else step)
+    found, total = [], 0
+    for path in run.format.files(run.root, checkpoint.step):
+        if path.suffix != ".pt":
+            continue
+        archive = checkpoint.archives.get(path) or Archive.open(path)
+        content = shrink.shrink(archive, run.relative(path))
+        if content is not None:
+            found.append((run.relative(path), content))
+            total += archive.size - content.size
+    note = f"{total:,} bytes that no tensor uses go"
+    changes = [Rewrite(file, "shard", content, note) for file, content in found]
+    return _plan_rewrites(run, checkpoint, f"shrink step {checkpoint.step}", changes, allow_globals)
+
+
+def _plan_rewrites(
+    run: Run,
+    checkpoint: Checkpoint,
+    title: str,
+    changes: Sequence[Rewrite],
+    allow_globals: Collection[str],
+) -> Plan:
+    promise = checkpoint.state().promise
+    refuse_unknown(checkpoint.globals(), allow_globals)
+    id = journal.next_id(run.root)
+    edits = render(run, checkpoint, changes, id)
+    return Plan(
+        id=id,
+        run=str(run.root),
+        title=title,
+        recipe={},
+        changes=tuple(changes),
+        edits=tuple(edits),
+        assumes=tuple(run.fingerprint(file) for file in touched(edits)),
+        promise=promise,
+        before=promise,
+        step=checkpoint.step,
+    )

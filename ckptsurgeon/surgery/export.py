@@ -1,0 +1,123 @@
+"""The weights of one step as safetensors files with an index, for evaluation elsewhere.
+
+Bytes go from file to file inside the kernel; of no tensor more than its place is in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsurgeon import disk
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files import safetensors_header
+from ckptsurgeon.formats import Weight
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.fork import refuse_taken
+
+SHARD_BYTES = 5_000_000_000
+"""Of one file, unless a single tensor is larger."""
+INDEX = "model.safetensors.index.json"
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written: `files` by name, and how many tensors and bytes of tensors are in them."""
+
+    folder: Path
+    files: tuple[str, ...]
+    tensors: int
+    size: int
+
+
+def export(
+    run: Run,
+    step: int,
+    folder: Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    progress: Progress | None = None,
+) -> Export:
+    """Write the weights of `step` to the new directory `folder`, which exists only once they are
+    all there and durable. The run is only read.
+
+    Raises UsageError if the directory exists, SurgeryError if the weights can't be consolidated."""
+    folder = folder.parent.resolve() / folder.name
+    refuse_taken(folder)
+    weights = list(run.checkpoint(step).weights())
+    files = _distributed(weights, shard_bytes)
+    partial = folder.with_name(f"{folder.name}.partial")
+    if partial.exists():
+        raise UsageError(
+            f"{partial} is there: an export that was cut off, or is still running",
+            next=f"rm -r {shlex.quote(str(partial))}    if no export is running",
+        )
+    disk.make_directory(partial)
+    try:
+        written = _write(partial, files, progress)
+        disk.fsync_directory(partial)
+        disk.rename(partial, folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for path in partial.iterdir():
+                disk.remove_file(path)
+            disk.remove_directory(partial)
+        raise
+    disk.fsync_directory(folder.parent)
+    return Export(folder, tuple(written), len(weights), sum(map(_size, weights)))
+
+
+def preview(run: Run, step: int) -> tuple[int, int]:
+    """How many tensors, and bytes of tensors, `export` would write."""
+    sizes = [_size(weight) for weight in run.checkpoint(step).weights()]
+    return len(sizes), sum(sizes)
+
+
+def _distributed(weights: Sequence[Weight], shard_bytes: int) -> list[list[Weight]]:
+    files: list[list[Weight]] = [[]]
+    room = shard_bytes
+    for weight in weights:
+        if weight.dtype not in safetensors_header.DTYPES:
+            raise SurgeryError(f"{weight.name}: safetensors has no {weight.dtype}")
+        size = _size(weight)
+        if files[-1] and size > room:
+            files.append([])
+            room = shard_bytes
+        files[-1].append(weight)
+        room -= size
+    if not files[0]:
+        raise SurgeryError("the checkpoint holds no weights", next="ckptsurgeon verify")
+    return files
+
+
+def _write(folder: Path, files: list[list[Weight]], progress: Progress | None) -> list[str]:
+    index: dict[str, str] = {}
+    names = [f"model-{i:05d}-of-{len(files):05d}.safetensors" for i in range(1, len(files) + 1)]
+    for done, (name, weights) in enumerate(zip(names, files, strict=True), 1):
+        path = folder / name
+        header = safetensors_header.encode((w.name, w.dtype, w.shape, _size(w)) for w in weights)
+        with disk.created(path) as descriptor:
+            disk.write_at(descriptor, path, 0, header)
+            at = len(header)
+            for weight in weights:
+                index[weight.name] = name
+                for source, start, end in weight.spans:
+                    disk.copy_at(descriptor, path, at, source, start, end)
+                    at += end - start
+            disk.fsync_file(descriptor, path)
+        if progress is not None:
+            progress("export", done, len(files))
+    total = sum(_size(weight) for weights in files for weight in weights)
+    document = {"metadata": {"total_size": total}, "weight_map": index}
+    disk.write_new(folder / INDEX, json.dumps(document, indent=2).encode())
+    return [*names, INDEX]
+
+
+def _size(weight: Weight) -> int:
+    return sum(end - start for _, start, end in weight.spans)

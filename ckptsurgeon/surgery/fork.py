@@ -1,0 +1,146 @@
+"""A branch of a run: a directory of its own that begins with one saved step, and shares its bytes.
+
+The new directory appears under its name only when it is complete and edited; the run that it comes
+from is only read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shlex
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsurgeon import disk, surgery
+from ckptsurgeon.edits import Receipt
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.recipe.recipe import Recipe, to_dict
+from ckptsurgeon.run.run import SETTINGS, Run
+
+LAUNCH = (SETTINGS, "train.yaml")
+"""Files beside the checkpoints that say how the run is started; the branch gets copies."""
+CANNOT_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS)
+
+
+@dataclass(frozen=True)
+class Fork:
+    """The branch: its step, how many files and bytes it began with, and the surgery on them."""
+
+    folder: Path
+    step: int
+    files: int
+    size: int
+    receipt: Receipt | None
+
+
+def fork(
+    run: Run,
+    step: int,
+    folder: Path,
+    recipe: Recipe,
+    how: str = "reflink",
+    *,
+    allow_globals: Collection[str] = (),
+) -> Fork:
+    """Make `folder` a run that holds `step` alone, as `recipe` wants it.
+
+    `reflink` shares blocks until one side writes; `hard-link` shares files, so what writes into a
+    file in place (a trainer that saves this very step again) changes both; `copy` shares nothing.
+    Raises UsageError if the folder exists, SurgeryError if the file system can't do it."""
+    folder = folder.parent.resolve() / folder.name
+    refuse_taken(folder)
+    if folder.is_relative_to(run.root):
+        raise UsageError(
+            f"{folder} lies inside the run, which would take the logs of its branch for its own",
+            next=f"name a directory outside of {run.root}",
+        )
+    partial = folder.with_name(f"{folder.name}.partial")
+    if partial.exists():
+        raise UsageError(
+            f"{partial} is there: a fork that was cut off, or is still running",
+            next=f"rm -r {shlex.quote(str(partial))}    if no fork is running",
+        )
+    run.checkpoint(step)
+    disk.make_directory(partial)
+    try:
+        files = _fill(run, step, partial, how)
+        branch = Run.open(partial)
+        receipt = None
+        if to_dict(recipe):
+            plan = surgery.plan(branch, recipe, allow_globals=allow_globals)
+            receipt = None if plan.empty else surgery.apply(branch, plan)
+        disk.rename(partial, folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            _remove(partial)
+        raise
+    disk.fsync_directory(folder.parent)
+    return Fork(folder, step, len(files), sum(path.stat().st_size for path in files), receipt)
+
+
+def refuse_taken(folder: Path) -> None:
+    """Raise when the new directory's name is taken, or its parent is not there."""
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{folder} is there already", next="name a new directory")
+    if not folder.parent.is_dir():
+        raise UsageError(f"{folder.parent} is not a directory", next="make it first")
+
+
+def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:
+    files = run.format.files(run.root, step)
+    folders = {partial}
+    for source in files:
+        target = partial / source.relative_to(run.root)
+        for parent in reversed(target.relative_to(partial).parents[:-1]):
+            if partial / parent not in folders:
+                disk.make_directory(partial / parent)
+                folders.add(partial / parent)
+        _share(source, target, how)
+    for name in LAUNCH:
+        if (run.root / name).is_file():
+            _share(run.root / name, partial / name, "copy")
+    for pointer, text in run.format.pointers(run.root, step).items():
+        target = partial / pointer.relative_to(run.root)
+        if isinstance(text, str):
+            disk.write_new(target, text.encode())
+        elif pointer not in files:
+            _share(text, target, how)
+    for made in sorted(folders, reverse=True):
+        disk.fsync_directory(made)
+    return files
+
+
+def _share(source: Path, target: Path, how: str) -> None:
+    if how == "hard-link":
+        disk.link(source.resolve(), target)  # a symbolic link may lead nowhere from there
+        return
+    with disk.created(target) as descriptor:
+        if how == "reflink":
+            try:
+                disk.clone(descriptor, target, source)
+            except OSError as error:
+                if error.errno not in CANNOT_CLONE:
+                    raise
+                raise SurgeryError(
+                    f"{source.name}: this file system can't share blocks with {target.parent} "
+                    f"({error.strerror})",
+                    next=(
+                        "--hard-link    shares files: never save this step again in the branch",
+                        "--copy         shares nothing",
+                    ),
+                ) from None
+        else:
+            disk.copy_at(descriptor, target, 0, source, 0, source.stat().st_size)
+        disk.fsync_file(descriptor, target)
+    disk.set_times(target, source.stat().st_mtime_ns)
+
+
+def _remove(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            disk.remove_directory(path)
+        else:
+            disk.remove_file(path)
+    disk.remove_directory(folder)

@@ -1,0 +1,113 @@
+"""Changes become edits: one per file, in an order in which a crash or a reader does no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ckptsurgeon.edits import (
+    AnyChange,
+    Append,
+    Aside,
+    Change,
+    Content,
+    Edit,
+    Hole,
+    Move,
+    Piece,
+    Replace,
+    Rewrite,
+    Span,
+)
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.run.run import Run
+
+
+def render(
+    run: Run, checkpoint: Checkpoint | None, changes: Sequence[AnyChange], id: str
+) -> list[Edit]:
+    """The edits of surgery `id`: shards, event files, pointers, and last the checkpoints that
+    leave. So the pointers name a step whose shards are done, and only then do others go.
+    Changes of shards come from the operations on `checkpoint`; there are none without it."""
+    shards: dict[str, list[Change]] = {}
+    logs: list[Edit] = []
+    pointers: list[Edit] = []
+    asides: list[Edit] = []
+    copies: dict[str, Content] = {}
+    for change in changes:
+        if isinstance(change, Aside):
+            move = Move(change.file, run.attic(change.file, id))
+            (asides if change.field == "checkpoint" else logs).append(move)
+        elif isinstance(change, Rewrite) and change.field == "latest":
+            copies[change.file] = change.content
+        elif isinstance(change, Rewrite):
+            logs.append(rewrite(run, change.file, change.content, id, new=change.new_file))
+        elif change.path or (checkpoint and run.root / change.file in checkpoint.archives):
+            shards.setdefault(change.file, []).append(change)
+        else:
+            text = Content((str(change.new).encode(),))
+            pointers.append(rewrite(run, change.file, text, id, new=change.old is None))
+    rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
+    copied = {file: _copied(content, rendered) for file, content in copies.items()}
+    shards_first = [*_shards(run, rendered, id), *_shards(run, copied, id)]
+    return [*shards_first, *logs, *pointers, *asides]
+
+
+def _copied(copy: Content, rendered: Mapping[str, Append | Content]) -> Content:
+    """What a pointer that is a copy of a whole shard gets: the bytes of the shard as edited."""
+    (span,) = copy.pieces
+    assert isinstance(span, Span)
+    edit = rendered.get(span.file)
+    if not isinstance(edit, Append):
+        return edit or copy
+    pieces: list[Piece] = [span]
+    at = span.end
+    for offset, data in edit.writes:
+        pieces += [Hole(offset - at)] * (offset > at) + [data]
+        at = offset + len(data)
+    return Content(tuple(pieces))
+
+
+def _shards(run: Run, rendered: Mapping[str, Append | Content], id: str) -> list[Edit]:
+    """New files first: none names them yet. Then replaced shards before appended ones, which no
+    reader accepts until the last one is done (`redo.py`). Where all are replaced, the first makes
+    way for an empty file meanwhile, so that a reader of all shards meets an error, never old and
+    new ones."""
+    contents = {file: item for file, item in rendered.items() if isinstance(item, Content)}
+    appends = [item for item in rendered.values() if isinstance(item, Append)]
+    made = [file for file in contents if not (run.root / file).exists()]
+    news = [rewrite(run, file, contents.pop(file), id, new=True) for file in made]
+    replaces = [replaced(run, file, item, id) for file, item in contents.items()]
+    if len(replaces) > 1 and not appends:
+        first, last = loud(run, replaces, id)
+        return [*news, *first, last]
+    return [*news, *replaces, *appends]
+
+
+def loud(run: Run, replaces: Sequence[Replace], id: str) -> tuple[list[Replace], Replace]:
+    """The same replacements, with the first file empty until the last one: what comes first, and
+    that last one."""
+    mark = f"{replaces[0].file}.empty"
+    empty = replace(replaces[0], staged=run.staging(mark, id), content=Content(()))
+    return [empty, *replaces[1:]], replace(replaces[0], kept=run.attic(mark, id))
+
+
+def rewrite(run: Run, file: str, content: Content, id: str, *, new: bool) -> Edit:
+    """`file` gets `content`; what it was goes to the attic, unless it is a new one."""
+    return Move(run.staging(file, id), file, content) if new else replaced(run, file, content, id)
+
+
+def replaced(run: Run, file: str, content: Content, id: str) -> Replace:
+    """`file` gets `content`; what it was goes to the attic."""
+    return Replace(file, run.staging(file, id), run.attic(file, id), content)
+
+
+def touched(edits: Sequence[Edit]) -> list[str]:
+    """The files that must still be what they were: edited, moved away, or about to be made."""
+    files = []
+    for edit in edits:
+        if isinstance(edit, Move):
+            files.append(edit.dst if edit.content is not None else edit.src)
+        else:
+            files.append(edit.file)
+    return files

@@ -1,0 +1,165 @@
+"""The plan that brings back the run from before a surgery, whatever the trainer wrote since."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckptsurgeon.edits import (
+    Aside,
+    Change,
+    Content,
+    Edit,
+    Move,
+    Plan,
+    Receipt,
+    Replace,
+    Span,
+    Truncate,
+)
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.run.attic import pruned
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.render import loud, replaced, rewrite, touched
+from ckptsurgeon.transaction import assumptions, journal
+from ckptsurgeon.transaction.lock import HOME
+
+
+def plan_undo(run: Run, id: str | None = None) -> Plan:
+    """The inverse of receipt `id`, or of the newest surgery that is not undone yet.
+
+    What the trainer wrote since goes to the attic: nothing is lost, and the run is byte for byte
+    what it was before that surgery. If that only renamed or compacted, what was trained since
+    stays, and only the files that it changed are brought back."""
+    run.refuse_busy()
+    receipts = run.receipts()
+    undone = {receipt.undoes for receipt in receipts}
+    standing = [r for r in receipts if r.undoes is None and r.id not in undone]
+    if not standing and id is None:
+        raise UsageError(
+            "there is no surgery to undo" + (": all of them are undone" if receipts else ""),
+            next="ckptsurgeon log",
+        )
+    wanted = id.zfill(4) if id is not None else standing[-1].id
+    chosen = next((receipt for receipt in standing if receipt.id == wanted), None)
+    if chosen is None:
+        raise UsageError(_why_not(wanted, receipts), next="ckptsurgeon log")
+    later = [receipt.id for receipt in standing if receipt.id > chosen.id]
+    if later:
+        raise UsageError(
+            f"receipt {later[-1]} came after {chosen.id} and stands on it",
+            next=f"ckptsurgeon undo {later[-1]}    first",
+        )
+    if (run.root / pruned(chosen.id)).exists():
+        raise SurgeryError(
+            f"the attic of receipt {chosen.id} was pruned: what it moved aside is gone",
+            next="ckptsurgeon log",
+        )
+    edited = [edit.file for edit in chosen.inverse if not isinstance(edit, Move)]
+    lost = [file for file in edited if not (run.root / file).exists()]
+    if lost and chosen.step is not None and chosen.step not in run.steps():
+        raise SurgeryError(
+            f"{lost[0]}, which receipt {chosen.id} changed, is not there any more (a trainer with "
+            "keep_last removes old checkpoints)",
+            next="ckptsurgeon rollback --to STEP    of those that `ckptsurgeon status` lists",
+        )
+    new = journal.next_id(run.root)
+    since = _since(run, chosen, new)
+    edits: list[Edit] = [*since]
+    gone = [edit.src for edit in since]
+    # What the surgery had staged is not needed again, but it is kept: this undo's attic gets it.
+    staging, attic = f"{HOME}/staging/{chosen.id}/", f"{HOME}/attic/{new}/"
+    linked: list[Truncate] = []
+    for edit in chosen.inverse:
+        if isinstance(edit, Truncate) and _has_links(run, edit):
+            linked.append(edit)
+            continue
+        if isinstance(edit, Replace):
+            edit = replace(edit, kept=edit.kept.replace(staging, attic))
+        elif isinstance(edit, Move):
+            if edit.src in gone:
+                continue
+            edit = replace(edit, dst=edit.dst.replace(staging, attic))
+        edits.append(edit)
+    before, after = _replaced(run, linked, new)
+    pointed, pointers = _pointers(run, chosen, new)
+    edits = [*before, *edits, *after, *pointers]
+    return Plan(
+        id=new,
+        run=str(run.root),
+        title=f"undo {chosen.id} ({chosen.title})",
+        recipe={},
+        changes=(*pointed, *(Aside(edit.src, _kind(run, edit.src)) for edit in since)),
+        edits=tuple(edits),
+        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(touched(edits))),
+        promise=None,
+        warnings=(f"written since {chosen.id}, to the attic: {', '.join(gone)}",) if gone else (),
+        undoes=chosen.id,
+        step=chosen.step,
+        steps=chosen.steps,
+    )
+
+
+def _has_links(run: Run, edit: Truncate) -> bool:
+    path = run.root / edit.file
+    return path.is_file() and path.stat().st_nlink > 1
+
+
+def _replaced(run: Run, linked: Sequence[Truncate], id: str) -> tuple[list[Replace], list[Replace]]:
+    """A file that got another name since (a branch that shares it, a backup) is not cut, which
+    would cut them all: one with its old bytes takes its place. What is first and what is last:
+    until the last is done the first file is empty, so that no reader of all takes a mix."""
+    news = []
+    for edit in linked:
+        assumptions.check_size(run.root / edit.file, edit)
+        old = Content((Span(edit.file, 0, edit.old_size),), edit.mtime_ns)
+        news.append(replaced(run, edit.file, old, id))
+    if not news:
+        return [], []
+    first, last = loud(run, news, id)
+    return first, [last]
+
+
+def _why_not(id: str, receipts: Sequence[Receipt]) -> str:
+    for receipt in reversed(receipts):
+        if receipt.undoes == id:
+            return f"receipt {id} is undone already, by {receipt.id}"
+        if receipt.id == id:
+            return f"receipt {id} is itself an undo; do the surgery again instead"
+    return f"there is no receipt {id}"
+
+
+def _kind(run: Run, file: str) -> str:
+    return "checkpoint" if (run.root / file).is_dir() else "events"
+
+
+def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
+    """Moves of what a trainer wrote since: checkpoints and event files that were not there."""
+    if not receipt.steps:
+        return []
+    newer = [step for step in run.steps() if step not in receipt.steps]
+    out = [run.relative(path) for step in newer for path in run.entries(step)]
+    known = {*receipt.logs, *_ours(receipt)}
+    out += [file for file in run.event_files() if file not in known]
+    return [Move(file, run.attic(file, id)) for file in out]
+
+
+def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[Change], list[Edit]]:
+    """Pointers that named the edited step, and that only the trainer has set since."""
+    if receipt.step is None or not receipt.steps:
+        return [], []
+    changes: list[Change] = []
+    edits: list[Edit] = []
+    for path, text in run.format.pointers(run.root, receipt.step).items():
+        file, named = run.relative(path), run.format.pointed(path)
+        if isinstance(text, Path) or named == receipt.step or file in _ours(receipt):
+            continue
+        old = path.read_text("utf-8", "replace") if path.exists() else None
+        changes.append(Change(file, "latest", old, text))
+        edits.append(rewrite(run, file, Content((text.encode(),)), id, new=old is None))
+    return changes, edits
+
+
+def _ours(receipt: Receipt) -> set[str]:
+    return {edit.src if isinstance(edit, Move) else edit.file for edit in receipt.inverse}

@@ -1,0 +1,1 @@
+"""One transaction over all files: lock, journal, staging, redo, receipts."""

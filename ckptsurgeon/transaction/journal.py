@@ -1,0 +1,366 @@
+"""Applies a plan in one transaction: killed anywhere, the run ends before the surgery or after it.
+
+1. Intent: a durable record of every name that staging will make.
+2. Staging: all new bytes and the receipt, durable and read back. The run is not touched.
+3. Commit point: one rename puts a record in place that holds all that is needed to finish.
+4. Redo: every edit, from that record alone; it can be cut off and done again (`redo.py`).
+5. The receipt is renamed into its place; then staging and journal go.
+
+Before 3, an error takes everything back: the run is byte for byte as it was. After 3, only
+`recover` may go on: it finishes. The journal is one file: the sha256 of its JSON, then the JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import pwd
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ckptsurgeon import disk
+from ckptsurgeon.edits import Content, Plan, Receipt, Rewrite, from_json, to_json
+from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from ckptsurgeon.transaction import assumptions, lock, staging
+from ckptsurgeon.transaction.lock import HOME
+from ckptsurgeon.transaction.redo import Step, redo
+from ckptsurgeon.version import VERSION
+
+Progress = Callable[[str, int, int], None]
+
+RECOVER = "ckptsurgeon recover    finish it or take it back"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the journal file holds. `steps` are filled in at the commit point."""
+
+    id: str
+    title: str
+    files: tuple[str, ...]
+    directories: tuple[str, ...]
+    steps: tuple[Step, ...] = ()
+    committed: bool = False
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What `recover` did: "nothing", "discarded" (before) or "finished" (after)."""
+
+    outcome: str
+    title: str | None = None
+    receipt: str | None = None
+
+
+# --- look ----------------------------------------------------------------------------------------
+
+
+def next_id(root: Path) -> str:
+    """The id of the next surgery: "0001", …"""
+    return f"{max(map(int, _receipt_ids(root)), default=0) + 1:04d}"
+
+
+def receipts(root: Path, mentioning: str = "") -> list[Receipt]:
+    """Every surgery that was finished, oldest first; with `mentioning` only those whose text has
+    that word. Raises SurgeryError for a damaged receipt."""
+    found = []
+    for id in _receipt_ids(root):
+        path = root / _receipt_file(id)
+        if mentioning and mentioning.encode() not in path.read_bytes():
+            continue
+        status = path.stat()
+        found.append(_read_receipt(path, status.st_ino, status.st_size, status.st_mtime_ns))
+    return found
+
+
+@functools.lru_cache(64)
+def _read_receipt(path: Path, *status: int) -> Receipt:
+    """The receipt at `path`, read once for each state of the file: that of a checkpoint of 400
+    shards is long."""
+    try:
+        receipt = from_json(json.loads(path.read_bytes()))
+    except (ValueError, KeyError, TypeError):
+        receipt = None
+    if not isinstance(receipt, Receipt):
+        raise SurgeryError(f"{path} is damaged", next="move it aside; its surgery stays")
+    return receipt
+
+
+def interrupted(root: Path) -> str | None:
+    """The title of a surgery that waits for `recover` (or is under way at this moment)."""
+    try:
+        entry = _read(root)
+    except SurgeryError:
+        return "a surgery whose journal is damaged"
+    return None if entry is None else entry.title
+
+
+def refuse_waiting(root: Path) -> None:
+    """Raise InterruptedSurgery while a surgery waits for `recover`."""
+    title = interrupted(root)
+    if title is not None:
+        raise InterruptedSurgery(
+            f"a surgery was interrupted: {title}",
+            untouched="nothing was touched by this command",
+            next=RECOVER,
+        )
+
+
+# --- commit --------------------------------------------------------------------------------------
+
+
+def commit(root: Path, plan: Plan, *, jobs: int = 8, progress: Progress | None = None) -> Receipt:
+    """Apply `plan` and return its receipt.
+
+    Raises SurgeryError or KeyboardInterrupt when nothing was changed and no trace is left, and
+    InterruptedSurgery when `recover` must go on. `progress(phase, done, total)` counts files."""
+    root = Path(root).absolute()
+    try:
+        if interrupted(root) is not None:
+            # Under the lock: a surgery that is alive is named as such.
+            with lock.hold(root, plan.title):
+                refuse_waiting(root)
+        listings = refuse_stale(root, plan)
+        assumptions.check_edits(root, plan.edits)
+        assumptions.check_space(root, plan.edits, HOME)
+        with lock.hold(root, plan.title):
+            refuse_waiting(root)
+            _refuse_other_id(root, plan)
+            assumptions.check_files_again(root, plan.assumes, listings, [HOME])
+            return _commit(root, plan, listings, jobs, progress or _silent)
+    except OSError as error:
+        raise _failed(error) from error
+
+
+def _commit(
+    root: Path, plan: Plan, listings: assumptions.Listings, jobs: int, progress: Progress
+) -> Receipt:
+    receipt = _receipt(plan)
+    folders = staging.directories(root, plan)
+    entry = Entry(plan.id, plan.title, staging.staged_files(plan), folders)
+    try:
+        disk.fsync_directory(root)
+        _write(root, entry)
+        progress("staging", 0, len(entry.files))
+        staging.make_directories(root, folders)
+        staging.write(root, plan, receipt, jobs)
+        progress("staging", len(entry.files), len(entry.files))
+        made = [HOME, *entry.files, *folders]
+        entry = replace(entry, steps=staging.steps(root, plan.edits), committed=True)
+        _write(
+            root,
+            entry,
+            lambda: assumptions.check_files_again(root, plan.assumes, listings, made),
+        )
+        _finish(root, entry, jobs, progress)
+    except BaseException as error:
+        raise _cut_off(root, entry, error) from error
+    return receipt
+
+
+def _cut_off(root: Path, entry: Entry, error: BaseException) -> BaseException:
+    """Take the staging back when the commit point was not reached. What to tell the user."""
+    try:
+        found = _read(root)
+        if found.committed if found else (root / _receipt_file(entry.id)).exists():
+            return _waiting(entry.title, error)
+        _discard(root, entry)
+    except (OSError, SurgeryError, KeyboardInterrupt) as second:
+        return _waiting(entry.title, second)
+    return _failed(error) if isinstance(error, OSError) else error
+
+
+def refuse_stale(root: Path, plan: Plan) -> assumptions.Listings:
+    """Raise when another surgery was done since the plan was made, or a file of it was changed."""
+    _refuse_other_id(root, plan)
+    return assumptions.check_files(root, plan.assumes)
+
+
+def _refuse_other_id(root: Path, plan: Plan) -> None:
+    expected = next_id(root)
+    if plan.id != expected:
+        raise SurgeryError(
+            f"the plan was made to be surgery {plan.id}, and the next one is {expected}: the run "
+            "was operated on since",
+            next=assumptions.AGAIN,
+        )
+
+
+def _failed(error: OSError) -> SurgeryError:
+    return SurgeryError(
+        f"{error.filename or 'the disk'}: {error.strerror or error}",
+        next="remove the cause, then run the same command again",
+    )
+
+
+def _waiting(title: str, error: BaseException) -> InterruptedSurgery:
+    if isinstance(error, InterruptedSurgery):
+        return error
+    reason = str(error) or type(error).__name__
+    return InterruptedSurgery(
+        f"the surgery “{title}” was interrupted: {reason}",
+        untouched="every byte from before the surgery is kept",
+        next=RECOVER,
+    )
+
+
+def _silent(phase: str, done: int, total: int) -> None:
+    pass
+
+
+# --- recover -------------------------------------------------------------------------------------
+
+
+def recover(root: Path, *, jobs: int = 8) -> Recovery:
+    """Finish a surgery that was cut off after its commit point; take back one cut off before.
+
+    Does nothing, without a write, when there is nothing to do. Raises InterruptedSurgery when it
+    is cut off itself: then it can be called again."""
+    root = Path(root).absolute()
+    if not _traces(root / HOME):
+        return Recovery("nothing")
+    title = interrupted(root) or "recover"
+    try:
+        with lock.hold(root, f"recover: {title}"):
+            return _recover(root, jobs)
+    except (OSError, KeyboardInterrupt) as error:
+        raise _waiting(title, error) from error
+
+
+def _traces(home: Path) -> bool:
+    """Whether a surgery left something: a journal, a lock, or an empty home."""
+    if not home.is_dir():
+        return False
+    names = {entry.name for entry in home.iterdir()}
+    return not names or any(name.startswith(("journal", "lock")) for name in names)
+
+
+def _recover(root: Path, jobs: int) -> Recovery:
+    entry = _read(root)
+    if entry is None:
+        staging.remove(root, [f"{HOME}/journal.new"], [])
+        return Recovery("nothing")
+    # A record that is seen is not yet one that survives a power cut.
+    disk.fsync_directory(root / HOME)
+    if not entry.committed:
+        _discard(root, entry)
+        return Recovery("discarded", entry.title)
+    _finish(root, entry, jobs, _silent)
+    return Recovery("finished", entry.title, entry.id)
+
+
+def _discard(root: Path, entry: Entry) -> None:
+    staging.remove(root, entry.files, entry.directories)
+    _remove_journal(root)
+
+
+def _finish(root: Path, entry: Entry, jobs: int, progress: Progress) -> None:
+    """Redo, receipt, tidy. Once the receipt is in place, the edits are known to be done."""
+    if not (root / _receipt_file(entry.id)).exists():
+        finished = 0
+
+        def count(files: int) -> None:
+            nonlocal finished
+            finished += files
+            progress("editing", finished, len(entry.steps))
+
+        count(0)
+        redo(root, entry.steps, root / staging.tails_file(entry.id), jobs, count)
+    for staged, final in staging.records(entry.id).items():
+        if (root / staged).exists():
+            disk.rename(root / staged, root / final)
+    # Not only after our own renames: those of an attempt which was killed may not be durable.
+    disk.fsync_directory((root / _receipt_file(entry.id)).parent)
+    staging.remove(root, entry.files, entry.directories)
+    _remove_journal(root)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def _receipt_ids(root: Path) -> list[str]:
+    folder = root / HOME / "receipts"
+    if not folder.is_dir():
+        return []
+    ids = [item.name for item in folder.iterdir() if item.name.isdigit()]
+    return sorted(id for id in ids if (root / _receipt_file(id)).is_file())
+
+
+def _receipt_file(id: str) -> str:
+    return f"{HOME}/receipts/{id}/receipt.json"
+
+
+def _receipt(plan: Plan) -> Receipt:
+    return Receipt(
+        id=plan.id,
+        title=plan.title,
+        why=str(plan.recipe.get("why") or ""),
+        when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        user=_user(),
+        host=os.uname().nodename,
+        version=VERSION,
+        recipe=plan.recipe,
+        changes=tuple(
+            # What a log file got is on disk; a receipt tells which file, and that it changed.
+            replace(change, content=Content(())) if isinstance(change, Rewrite) else change
+            for change in plan.changes
+        ),
+        inverse=staging.inverse(plan.edits),
+        promise=plan.promise,
+        before=plan.before,
+        undoes=plan.undoes,
+        step=plan.step,
+        steps=plan.steps,
+        logs=plan.logs,
+    )
+
+
+def _user() -> str:
+    """The user's name by the user database: the environment is not evidence."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) -> None:
+    """Put the journal in place, durably; `check` is called right before, and may refuse."""
+    document = {
+        "id": entry.id,
+        "title": entry.title,
+        "files": entry.files,
+        "directories": entry.directories,
+        "steps": entry.steps,
+        "committed": entry.committed,
+    }
+    body = json.dumps(document, default=to_json).encode()
+    new, path = root / HOME / "journal.new", root / HOME / "journal"
+    if os.path.lexists(new):
+        disk.remove_file(new)
+    disk.write_new(new, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    check()
+    disk.rename(new, path)
+    disk.fsync_directory(path.parent)
+
+
+def _read(root: Path) -> Entry | None:
+    path = root / HOME / "journal"
+    try:
+        digest, _, body = path.read_bytes().partition(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        raise InterruptedSurgery(
+            f"{path} is damaged",
+            untouched="nothing was touched by this command",
+            next="restore it from a snapshot of the file system, then ckptsurgeon recover",
+        )
+    return Entry(**from_json(json.loads(body)))
+
+
+def _remove_journal(root: Path) -> None:
+    staging.remove(root, [f"{HOME}/journal.new", f"{HOME}/journal"], [])

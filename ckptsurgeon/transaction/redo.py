@@ -1,0 +1,280 @@
+"""Carries out the edits of a committed surgery, from whatever point an earlier attempt reached.
+
+Each kind of edit sees from the disk alone what is done already, so doing all of them again is the
+same as doing them once. Edits go in plan order; neighbours of one kind go side by side.
+
+What a reader of all shards sees. It gets the old bytes of every shard, the new bytes of every
+shard, or an error from at least one of them; the same holds after a power cut at any moment:
+
+1. Before anything else, every appended file is extended by a hole up to its last write, durably;
+   one that an earlier attempt finished is cut back to there. The end record that a reader looks
+   for is not in reach: it fails loudly.
+2. The other writes of all files follow, and are durable before the first last write begins.
+3. The last writes make the files valid again, one after the other. Until all are, one is loud.
+
+Truncation runs the same way back: every last write is cut off, durably, before any file gets its
+old size, and that comes after all other edits. So replaced shards do not mix with appended ones
+either, when the plan names them before the appended ones (an undo names them after).
+
+Limits: it holds for a reader that opens its shards at one moment, not for one that read a shard
+before the surgery and the next one after it. A plan that replaces several shards and appends to
+none must make one of them loud itself: replace it first with a file that no reader accepts, and
+once more, with the new bytes, after the others. A file that a plan names twice is a barrier.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TypeVar
+
+from ckptsurgeon import disk
+from ckptsurgeon.edits import Move, Replace, Tail, Truncate
+from ckptsurgeon.errors import InterruptedSurgery
+from ckptsurgeon.transaction.assumptions import tail_digest
+
+ANCHOR = 4096
+"""So many bytes before `old_size` are compared before a tail is written after them."""
+
+FEW = 3
+"""So many calls are made one after the other: starting threads would take longer."""
+
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+
+
+Step = Move | Replace | Tail | Truncate
+T = TypeVar("T")
+
+
+def anchor(path: Path, old_size: int) -> str:
+    """sha256 of the last `ANCHOR` bytes before `old_size`."""
+    return tail_digest(path, [(max(0, old_size - ANCHOR), old_size)])
+
+
+def redo(
+    root: Path, steps: Sequence[Step], tails: Path, jobs: int, done: Callable[[int], None]
+) -> None:
+    """Do, or finish, all steps, durably. `done` gets the number of files finished since last time.
+
+    Raises OSError, or InterruptedSurgery when a file is neither before nor after its step."""
+    appended = [step for step in steps if isinstance(step, Tail)]
+    truncated = [step for step in steps if isinstance(step, Truncate)]
+    each(lambda step: _check_tail(root, step, tails), appended, jobs)
+    each(lambda step: _silence(root, step), appended, jobs)
+    for group in _groups(steps):
+        first = group[0]
+        if isinstance(first, Tail):
+            _append(root, _only(group, Tail), tails, jobs, done)
+        elif isinstance(first, Truncate):
+            each(lambda step: _cut(root, step), _only(group, Truncate), jobs)
+        elif isinstance(first, Replace):
+            _replace(root, _only(group, Replace), jobs)
+            done(len(group))
+        else:
+            _move(root, _only(group, Move))
+            done(len(group))
+    each(lambda step: _restore(root, step), truncated, jobs, done)
+
+
+def each(
+    call: Callable[[T], object],
+    items: Sequence[T],
+    jobs: int,
+    done: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Call for every item, in up to `jobs` threads; `done(1)` in this thread for each. The first
+    error is raised after all calls that had begun are over; no further call begins."""
+    if jobs <= 1 or len(items) <= FEW:
+        for item in items:
+            call(item)
+            done(1)
+        return
+    from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+    pool = ThreadPoolExecutor(min(jobs, len(items)))
+    asked: list[Future[object]] = []
+    try:
+        for item in items:
+            asked.append(pool.submit(call, item))
+        for future in asked:
+            future.result()
+            done(1)
+    finally:
+        over = False
+        while not over:
+            with contextlib.suppress(KeyboardInterrupt):  # a second one while the first one waits
+                pool.shutdown(wait=False, cancel_futures=True)
+                wait([future for future in asked if not future.cancelled()])
+                over = True
+
+
+def _groups(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """Neighbours of one kind. A file that is replaced twice stands alone each time."""
+    names = Counter(step.file for step in steps if isinstance(step, Replace))
+
+    def key(numbered: tuple[int, Step]) -> tuple[str, int]:
+        number, step = numbered
+        alone = isinstance(step, Replace) and names[step.file] > 1
+        return type(step).__name__, number if alone else -1
+
+    for _, group in groupby(enumerate(steps), key):
+        yield [step for _, step in group]
+
+
+def _only(group: Iterable[Step], kind: type[T]) -> list[T]:
+    return [step for step in group if isinstance(step, kind)]
+
+
+def _unlike(path: Path, what: str) -> InterruptedSurgery:
+    return InterruptedSurgery(
+        f"{path}: {what}",
+        untouched="the journal is kept, and so is every byte from before the surgery",
+        next="put the file back as the surgery left it, then ckptsurgeon recover",
+    )
+
+
+# --- append --------------------------------------------------------------------------------------
+
+
+def _check_tail(root: Path, step: Tail, tails: Path) -> None:
+    """Refuse to write bytes that are not ours, or after bytes that are not those of the plan."""
+    path = root / step.file
+    staged, at = [], step.at
+    for start, end in step.spans:
+        staged.append((at, at + end - start))
+        at += end - start
+    if tail_digest(tails, staged) != step.digest:
+        raise _unlike(tails, f"the staged bytes of {step.file} are damaged")
+    size = path.stat().st_size
+    if not step.old_size <= size <= step.spans[-1][1]:
+        raise _unlike(path, f"it has {size} bytes, and should have {step.old_size} or more")
+    if anchor(path, step.old_size) != step.anchor:
+        raise _unlike(path, "it is another file than the one that the surgery began with")
+
+
+def _silence(root: Path, step: Tail) -> None:
+    path = root / step.file
+    with disk.opened(path) as descriptor:
+        if os.fstat(descriptor).st_size != step.cut:
+            disk.truncate(descriptor, path, step.cut)
+        # What comes next may be a rename that a power cut keeps while it loses this.
+        disk.fsync_data(descriptor, path)
+
+
+def _append(
+    root: Path, group: Sequence[Tail], tails: Path, jobs: int, done: Callable[[int], None]
+) -> None:
+    def write(step: Tail, first: int, last: int) -> None:
+        path = root / step.file
+        spans = step.spans[first:last]
+        at = step.at + sum(end - start for start, end in step.spans[:first])
+        with disk.opened(path) as descriptor, tails.open("rb") as staged:
+            staged.seek(at)
+            data = memoryview(staged.read(sum(end - start for start, end in spans)))
+            parts = []
+            for start, end in spans:
+                parts.append((start, data[: end - start]))
+                data = data[end - start :]
+            disk.write_each(descriptor, path, parts)
+            disk.fsync_data(descriptor, path)
+
+    each(lambda step: write(step, 0, len(step.spans) - 1), group, jobs)
+    each(lambda step: write(step, len(step.spans) - 1, len(step.spans)), group, jobs, done)
+
+
+# --- truncate ------------------------------------------------------------------------------------
+
+
+def _cut(root: Path, step: Truncate) -> None:
+    path = root / step.file
+    size = path.stat().st_size
+    end_record = step.spans[-1][0]
+    if size not in (step.old_size, end_record, step.new_size):
+        raise _unlike(path, f"it has {size} bytes, and should have {step.new_size}")
+    if size == step.new_size and tail_digest(path, step.spans) != step.digest:
+        raise _unlike(path, f"the bytes after {step.old_size} are not those that surgery wrote")
+    with disk.opened(path) as descriptor:
+        if size > end_record:
+            disk.truncate(descriptor, path, end_record)
+        disk.fsync_file(descriptor, path)
+
+
+def _restore(root: Path, step: Truncate) -> None:
+    path = root / step.file
+    with disk.opened(path) as descriptor:
+        if os.fstat(descriptor).st_size > step.old_size:
+            disk.truncate(descriptor, path, step.old_size)
+        disk.set_times(path, step.mtime_ns)
+        disk.fsync_file(descriptor, path)
+
+
+# --- replace and move ----------------------------------------------------------------------------
+
+
+def _replace(root: Path, group: Sequence[Replace], jobs: int) -> None:
+    each(lambda step: _keep(root, step), group, jobs)
+    _fsync_parents(root, (step.kept for step in group), jobs)
+    each(lambda step: _swap(root, step), group, jobs)
+    _fsync_parents(root, (name for step in group for name in (step.file, step.staged)), jobs)
+
+
+def _keep(root: Path, step: Replace) -> None:
+    file, staged, kept = root / step.file, root / step.staged, root / step.kept
+    if os.path.lexists(kept):
+        return
+    if not os.path.lexists(staged):
+        raise _unlike(staged, "neither the new file nor the kept one is there")
+    try:
+        disk.link(file, kept)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        _copy(file, kept)
+
+
+def _copy(file: Path, kept: Path) -> None:
+    """What link(2) does, where there is none: `kept` appears complete or not at all."""
+    part = kept.with_name(f"{kept.name}.part")
+    if os.path.lexists(part):
+        disk.remove_file(part)
+    if file.is_symlink():
+        disk.symlink(str(file.readlink()), part)
+    else:
+        info = file.stat()
+        with disk.created(part) as descriptor:
+            disk.copy_at(descriptor, part, 0, file, 0, info.st_size)
+            disk.copy_rights(descriptor, part, info)
+            disk.set_times(part, info.st_mtime_ns)
+            disk.fsync_file(descriptor, part)
+    disk.rename(part, kept)
+
+
+def _swap(root: Path, step: Replace) -> None:
+    if os.path.lexists(root / step.staged):
+        disk.rename(root / step.staged, root / step.file)
+
+
+def _move(root: Path, group: Sequence[Move]) -> None:
+    freed: set[str] = set()
+    for step in group:
+        if step.dst in freed:
+            # What bears this name now must have its new name durably before it loses the old one.
+            _fsync_parents(root, (name for step in group for name in (step.src, step.dst)), 1)
+        freed.add(step.src)
+        source, target = root / step.src, root / step.dst
+        if os.path.lexists(target):
+            continue
+        if not os.path.lexists(source):
+            raise _unlike(source, f"it is gone, and so is {target}")
+        disk.rename(source, target)
+    _fsync_parents(root, (name for step in group for name in (step.src, step.dst)), 1)
+
+
+def _fsync_parents(root: Path, names: Iterable[str], jobs: int) -> None:
+    parents = sorted({(root / name).parent for name in names})
+    each(disk.fsync_directory, [parent for parent in parents if parent.is_dir()], jobs)

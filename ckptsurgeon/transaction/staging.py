@@ -1,0 +1,275 @@
+"""Writes the new bytes of a plan beside the run's files, reads them back, and removes them.
+
+The names are known before the first of them is made, and stand in the journal: so whatever an
+interruption leaves is found and removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ckptsurgeon import disk
+from ckptsurgeon.edits import (
+    Append,
+    Content,
+    Edit,
+    Hole,
+    Move,
+    Piece,
+    Plan,
+    Receipt,
+    Replace,
+    Span,
+    Tail,
+    Truncate,
+    length,
+    to_json,
+)
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.transaction.lock import HOME
+from ckptsurgeon.transaction.redo import Step, anchor, each
+
+PIECE = 1 << 20
+_ZEROS = bytes(PIECE)
+
+
+def tails_file(id: str) -> str:
+    """Where the appended bytes of all shards are staged, one after the other, in plan order."""
+    return f"{HOME}/staging/{id}.tails"
+
+
+def records(id: str) -> dict[str, str]:
+    """Staged name → final name of the surgery's records; the receipt says that it is finished."""
+    return {
+        f"{HOME}/staging/{id}.{name}": f"{HOME}/receipts/{id}/{name}"
+        for name in ("recipe.json", "receipt.json")
+    }
+
+
+def staged_files(plan: Plan) -> tuple[str, ...]:
+    """Every file that is written before the commit."""
+    files = [name for name, _, _ in _contents(plan.edits)]
+    if any(isinstance(edit, Append) for edit in plan.edits):
+        files.append(tails_file(plan.id))
+    return (*files, *records(plan.id))
+
+
+def directories(root: Path, plan: Plan) -> tuple[str, ...]:
+    """The directories that the plan fills or empties: those to be made, parents first, and those
+    that may be left empty: below `.ckptsurgeon`, and in an undo those that the surgery made."""
+    filled = [*staged_files(plan), *records(plan.id).values()]
+    emptied = []
+    for edit in plan.edits:
+        if isinstance(edit, Move):
+            filled.append(edit.dst)
+            emptied.append(edit.src)
+        elif isinstance(edit, Replace):
+            filled.append(edit.kept)
+            emptied.append(edit.staged)
+    wanted = {str(parent) for name in filled for parent in _parents(name)}
+    missing = {name for name in wanted if not (root / name).is_dir()}
+    inside = {str(p) for name in emptied for p in _parents(name) if HOME in p.parts}
+    if plan.undoes is not None:
+        inside |= {str(parent) for name in emptied for parent in _parents(name)[:1]}
+    return tuple(sorted(missing | inside, key=lambda name: (name.count("/"), name)))
+
+
+def make_directories(root: Path, names: Iterable[str]) -> None:
+    """Make the missing ones, and every name on the way to them durable."""
+    missing = [root / name for name in names if not (root / name).is_dir()]
+    for path in missing:
+        disk.make_directory(path)
+    for parent in sorted({path.parent for path in missing}):
+        disk.fsync_directory(parent)
+
+
+def write(root: Path, plan: Plan, receipt: Receipt, jobs: int) -> None:
+    """Write every staged file, make it durable, and read it back."""
+    contents = list(_contents(plan.edits))
+    documents = (receipt.recipe, to_json(receipt))
+    for name, document in zip(records(plan.id), documents, strict=True):
+        contents.append((name, Content((_pretty(document),)), None))
+    tails = tuple(data for edit in _appends(plan.edits) for _, data in edit.writes)
+    if tails:
+        contents.append((tails_file(plan.id), Content(tails), None))
+    each(lambda item: _write_content(root, *item), contents, jobs)
+    each(disk.fsync_directory, sorted({(root / name).parent for name, _, _ in contents}), jobs)
+
+
+def remove(root: Path, files: Sequence[str], directories: Sequence[str]) -> None:
+    """Remove these files, then those of the directories that are empty. At the end it is durable
+    that they are gone, whoever removed them."""
+    for name in files:
+        if os.path.lexists(root / name):
+            disk.remove_file(root / name)
+    for name in reversed(directories):
+        path = root / name
+        if path.is_dir() and not any(path.iterdir()):
+            disk.remove_directory(path)
+    parents = {(root / name).parent for name in (*files, *directories)}
+    for parent in sorted(parents):
+        if parent.is_dir():
+            disk.fsync_directory(parent)
+
+
+def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
+    """The edits as the journal keeps them: appended bytes by their place in the tails file."""
+    out: list[Step] = []
+    at = 0
+    for edit in edits:
+        if isinstance(edit, Append):
+            before = anchor(root / edit.file, edit.old_size)
+            spans = _spans(edit)
+            out.append(Tail(edit.file, edit.old_size, spans, at, _digest(edit), before))
+            at += sum(end - start for start, end in spans)
+        elif isinstance(edit, Truncate):
+            out.append(edit)
+        else:
+            out.append(replace(edit, content=None))  # the staged file holds it
+    return tuple(out)
+
+
+def inverse(edits: Iterable[Edit]) -> tuple[Edit, ...]:
+    """The edits that bring back the state before, in order; none for a plan that truncates, since
+    the bytes it cuts off are not kept: such a plan is an undo, and is undone by its recipe."""
+    out: list[Edit] = []
+    for edit in edits:
+        if isinstance(edit, Truncate):
+            return ()
+        if isinstance(edit, Append):
+            size, time = edit.new_size, edit.mtime_ns
+            out.append(Truncate(edit.file, edit.old_size, size, _digest(edit), _spans(edit), time))
+        elif isinstance(edit, Replace):
+            out.append(Replace(edit.file, staged=edit.kept, kept=edit.staged))
+        else:
+            out.append(Move(edit.dst, edit.src))
+    return tuple(reversed(out))
+
+
+# --- contents ------------------------------------------------------------------------------------
+
+
+def _contents(edits: Iterable[Edit]) -> Iterator[tuple[str, Content, str | None]]:
+    """Staged name, content, and the file whose rights the staged one gets."""
+    for edit in edits:
+        if isinstance(edit, Move) and edit.content is not None:
+            yield edit.src, edit.content, None
+        elif isinstance(edit, Replace) and edit.content is not None:
+            yield edit.staged, edit.content, edit.file
+
+
+def _write_content(root: Path, name: str, content: Content, like: str | None) -> None:
+    path = root / name
+    with disk.created(path) as descriptor:
+        offset = 0
+        for piece in _joined(content.pieces):
+            if isinstance(piece, bytes):
+                disk.write_at(descriptor, path, offset, piece)
+            elif isinstance(piece, Span):
+                source = root / piece.file
+                disk.copy_at(descriptor, path, offset, source, piece.start, piece.end)
+            offset += length(piece)
+        if os.fstat(descriptor).st_size < offset:  # a hole is last
+            disk.truncate(descriptor, path, offset)
+        if like is not None:
+            disk.copy_rights(descriptor, path, (root / like).stat())
+        if content.mtime_ns is not None:
+            disk.set_times(path, content.mtime_ns)
+        disk.fsync_file(descriptor, path)
+    _compare(path, _pieces(root, content))
+
+
+def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The same content with neighbouring bytes in one piece, up to PIECE: the appended bytes of
+    10,000 tensors are 10,000 pieces."""
+    few: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if isinstance(piece, bytes) and size + len(piece) <= PIECE:
+            few.append(piece)
+            size += len(piece)
+            continue
+        if few:
+            yield b"".join(few)
+            few, size = [], 0
+        yield piece
+    if few:
+        yield b"".join(few)
+
+
+def _pieces(root: Path, content: Content) -> Iterator[bytes]:
+    for piece in _joined(content.pieces):
+        if isinstance(piece, bytes):
+            yield piece
+            continue
+        if isinstance(piece, Hole):
+            whole, rest = divmod(piece.size, PIECE)
+            yield from (_ZEROS for _ in range(whole))
+            yield bytes(rest)
+            continue
+        with (root / piece.file).open("rb") as source:
+            source.seek(piece.start)
+            rest = piece.end - piece.start
+            while rest:
+                data = source.read(min(rest, PIECE))
+                if not data:
+                    raise SurgeryError(f"{root / piece.file} became shorter during the surgery")
+                yield data
+                rest -= len(data)
+
+
+def _compare(path: Path, wanted: Iterator[bytes]) -> None:
+    """Read a staged file back, from the device where the kernel allows, and compare every byte."""
+    with path.open("rb") as staged:
+        os.posix_fadvise(staged.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for data in wanted:
+            if staged.read(len(data)) != data:
+                raise SurgeryError(
+                    f"{path}: byte {staged.tell()}: what was written does not read back",
+                    next="check the disk and its kernel log before anything else",
+                )
+        if staged.read(1):
+            raise SurgeryError(f"{path} is longer than what was written")
+
+
+# --- appends -------------------------------------------------------------------------------------
+
+
+def _appends(edits: Iterable[Edit]) -> Iterator[Append]:
+    return (edit for edit in edits if isinstance(edit, Append))
+
+
+def _pretty(document: Mapping[str, Any]) -> bytes:
+    """JSON with a line for each change and each edit. The encoder's own indentation takes ten times
+    as long, and a checkpoint of 400 shards has 5,000 changes."""
+    fields = []
+    for key, value in document.items():
+        text = json.dumps(value, ensure_ascii=False, default=to_json)
+        if text.startswith('[{"kind"'):  # a quote in a string has a backslash before it
+            text = "[\n  " + text[1:-1].replace('}, {"kind": ', '},\n  {"kind": ') + "\n ]"
+        fields.append(f" {json.dumps(key)}: {text}")
+    # A file name that is not UTF-8 has surrogates in it, which JSON escapes in the same way.
+    return ("{\n" + ",\n".join(fields) + "\n}\n").encode(errors="backslashreplace")
+
+
+def _spans(edit: Append) -> tuple[tuple[int, int], ...]:
+    return tuple((offset, offset + len(data)) for offset, data in edit.writes)
+
+
+def _digest(edit: Append) -> str:
+    digest = hashlib.sha256()
+    for _, data in edit.writes:
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _parents(name: str) -> list[PurePosixPath]:
+    """Every directory on the way to `name`, but `..` and the root itself."""
+    parents = PurePosixPath(os.path.normpath(name)).parents
+    return [parent for parent in parents if parent.name not in ("", "..")]
