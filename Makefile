@@ -27,7 +27,7 @@ venv: $(VENV)/.complete
 
 $(VENV)/.complete: pyproject.toml constraints.txt setup.py $(wildcard csrc/events/* csrc/shards/*)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,tokenizers]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev,tokenizers]'
 	touch $@
 
 lint: venv

@@ -20,6 +20,8 @@ from ckptsurgeon.recipe.recipe import Relaunch
 from ckptsurgeon.run.run import Run
 
 CONFIG = "train.yaml"
+LIBRARIES = ("torch", "deepspeed", "tensorboard")
+"""What the extra `train` installs."""
 STANDS = "the surgery stands; the trainer has trained no step"
 TOLERANCE = 1e-12
 """Relative: two implementations of one formula may differ in the last bit, and in no more."""
@@ -42,6 +44,7 @@ def command(
     own = run.settings.get("relaunch")
     if own is not None:
         return [*map(str, own["command"]), *arguments]
+    _refuse_without_trainer()
     config = run.root / CONFIG
     module = "ckptsurgeon_train" if importlib.util.find_spec("ckptsurgeon_train") else "train"
     state = run.checkpoint(run.latest()).state()
@@ -59,6 +62,17 @@ def command(
         alone = ["--standalone"] if nodes is None else []
         launcher = [*torchrun, *alone, "--nproc_per_node", str(ranks // (nodes or 1))]
     return [*launcher, "-m", module, "--config", str(config), f"save={run.root}", *arguments]
+
+
+def _refuse_without_trainer() -> None:
+    """Raise when the bundled trainer's libraries are not installed: the surgeon needs none of
+    them. They are looked for, and not imported."""
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SurgeryError(
+            f"the bundled trainer needs {', '.join(LIBRARIES)}, and {missing[0]} is not installed",
+            next="pip install 'ckptsurgeon[train]'    then the same command again",
+        )
 
 
 def refuse_unknown(run: Run) -> None:
