@@ -58,8 +58,8 @@ def test_a_surgery_needs_nothing_that_the_wheel_does_not_declare(
 ) -> None:
     with zipfile.ZipFile(wheel) as archive:
         text = archive.read(next(n for n in archive.namelist() if n.endswith("/METADATA")))
-    needs = [Requirement(line) for line in Metadata.from_email(text, validate=False).requires_dist]
-    names = [str(need.name) for need in needs if not need.marker]
+    needs = Metadata.from_email(text, validate=False).requires_dist or ()
+    names = [need.name for need in needs if need.marker is None]
     assert not {"torch", "deepspeed", "tensorboard"} & declared(names)
 
     home = tmp_path / "venv"
