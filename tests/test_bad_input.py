@@ -23,7 +23,7 @@ def refuse(root: Path, *arguments: str, code: int) -> str:
         cwd=REPO,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == code, done.stderr
     lines = [line.split(":")[0] for line in done.stderr.splitlines() if not line.startswith(" ")]

@@ -26,7 +26,7 @@ def surgeon(root: Path, *words: str) -> str:
         cwd=REPO,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

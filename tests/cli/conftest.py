@@ -58,7 +58,7 @@ def on_terminal(answer: str, *words: object) -> tuple[int, str]:
             asked = True
             os.write(keeper, answer.encode())
     os.close(keeper)
-    return process.wait(timeout=60), output.decode().replace("\r\n", "\n")
+    return process.wait(timeout=600), output.decode().replace("\r\n", "\n")
 
 
 # In the process itself, not between fork and exec: a suite that has trained in this process is too

@@ -23,7 +23,7 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(REPO)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

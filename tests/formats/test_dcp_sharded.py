@@ -27,7 +27,7 @@ def test_chunks_of_two_ranks(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc_per_node", "2", "-m", "tests.formats.sharded_dcp", str(root / "step-3")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
-    done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, timeout=300)
+    done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(list((root / "step-3").glob("*.distcp"))) == 2
     before = snapshot(root)

@@ -48,7 +48,7 @@ def megatron(what: str, root: Path, *flags: str, status: int = 0) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
     command = [sys.executable, "-W", "ignore", "-m", "tests.formats.megatron_real", what, str(root)]
     done = subprocess.run(
-        [*command, *flags], cwd=REPO, env=environment, capture_output=True, text=True, timeout=300
+        [*command, *flags], cwd=REPO, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == status, done.stderr[-3000:]
     return done.stdout if status == 0 else done.stderr

@@ -36,7 +36,7 @@ def peak(*words: object) -> int:
         cwd=REPO,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr

@@ -23,7 +23,7 @@ def gathered(root: Path, ranks: int) -> dict[str, list[float]]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     done = subprocess.run(
         [sys.executable, *launcher, "-m", "tests.operations.full_state", str(root)],
-        cwd=REPO, capture_output=True, text=True, timeout=300,
+        cwd=REPO, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))

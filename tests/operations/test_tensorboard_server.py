@@ -20,7 +20,7 @@ import pytest
 from ckptsurgeon.logs import cut
 from tests.operations.training_log import START, Job, Point, all_points, apply, marks, truth, write
 
-PATIENCE = 60.0
+PATIENCE = 600.0
 """Seconds until a server that does not answer is given up."""
 
 

@@ -38,7 +38,7 @@ def eager(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, d
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -84,7 +84,7 @@ def test_ranks_of_which_some_lack_the_kernels_are_refused(tmp_path: Path, corpus
         env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )  # fmt: skip
     said = "error: rank 1 has no native kernels and others have: CKPTSURGEON_KERNELS=off"
     assert done.returncode != 0 and done.stderr.count(said) == 1

@@ -40,7 +40,7 @@ def start(run: Path, corpus: Path, ranks: int, *more: str) -> subprocess.Popen[s
 
 def saved_at_the_end(process: subprocess.Popen[str], run: Path) -> str:
     """The rest of the output of a trainer that has saved its last iteration and left with 0."""
-    rest, _ = process.communicate(timeout=120)
+    rest, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     last = max(losses(rest), default=2)
     assert (run / "latest").read_text() == f"global_step{last}"

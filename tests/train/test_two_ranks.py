@@ -57,7 +57,7 @@ def on_two(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Losses:
         env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))

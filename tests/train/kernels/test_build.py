@@ -59,14 +59,14 @@ def test_processes_that_start_at_once_build_one_library(tmp_path: Path) -> None:
     compiler()
     started = [start(tmp_path), start(tmp_path)]
     for process in started:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=600)
         assert (json.loads(out), err) == ([None, [5.0, 0.0]], "")
     folders = [path for path in (tmp_path / "ckptsurgeon").iterdir() if path.is_dir()]
     assert [[file.name for file in folder.iterdir()] for folder in folders] == [[LIBRARY]]
 
 
 def test_without_a_compiler_plain_torch_computes_and_one_line_says_why(tmp_path: Path) -> None:
-    out, err = start(tmp_path, PATH=str(tmp_path), CXX="").communicate(timeout=300)
+    out, err = start(tmp_path, PATH=str(tmp_path), CXX="").communicate(timeout=600)
     reason, result = json.loads(out)
     assert reason == "no C++ compiler on PATH (g++, c++, clang++)"
     assert result == [5.0, 0.0]
@@ -78,7 +78,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_to_load(tmp_path: Pa
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\n[ $1 = --version ] || { echo fatal error: no luck >&2; exit 1; }")
     broken.chmod(0o755)
-    out, err = start(tmp_path, CXX=str(broken)).communicate(timeout=300)
+    out, err = start(tmp_path, CXX=str(broken)).communicate(timeout=600)
     assert json.loads(out) == [f"{broken} failed: fatal error: no luck", [5.0, 0.0]]
     assert "no luck" in err
     assert list(tmp_path.rglob("*.so")) == []
@@ -87,13 +87,13 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_to_load(tmp_path: Pa
 def test_required_kernels_that_cannot_be_built_stop_the_start(tmp_path: Path) -> None:
     environment = {"PATH": str(tmp_path), "CXX": "", "CKPTSURGEON_KERNELS": "require"}
     process = start(tmp_path, **environment)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=600)
     assert process.returncode != 0
     assert "RankError: the native kernels can't be used: no C++ compiler on PATH" in err
 
 
 def test_switched_off_kernels_are_not_built_and_not_mentioned(tmp_path: Path) -> None:
-    out, err = start(tmp_path, CKPTSURGEON_KERNELS="off").communicate(timeout=300)
+    out, err = start(tmp_path, CKPTSURGEON_KERNELS="off").communicate(timeout=600)
     assert (json.loads(out), err) == (["CKPTSURGEON_KERNELS=off", [5.0, 0.0]], "")
     assert list(tmp_path.iterdir()) == []
 
