@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import REPO
+from tests.support.launch import run_module
 from tests.train.in_process import one_rank
 
 PEAK = 1e-3
@@ -278,19 +277,8 @@ def process_group() -> Iterator[None]:
 
 def launched(what: str, root: Path, options: Options, ranks: int = 2) -> list[dict[str, Any]]:
     """`make` or `resume` on several ranks; what each rank holds, in rank order."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc_per_node", str(ranks), "-m", "tests.formats.deepspeed_engine"),
-            *(what, str(root), json.dumps(asdict(options))),
-        ],
-        cwd=REPO,
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    words = (what, root, json.dumps(asdict(options)))
+    done = run_module("tests.formats.deepspeed_engine", *words, ranks=ranks)
     lines = [line for line in done.stdout.splitlines() if line.startswith("HELD: ")]
     return list(json.loads(lines[0][6:])) if lines else []
 

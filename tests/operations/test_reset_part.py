@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,18 +12,14 @@ from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.recipe.recipe import Recipe
-from tests.conftest import REPO, Trained
+from tests.conftest import Trained
+from tests.support.launch import run_module
 from tests.test_contract import first_line, tree
 
 
 def gathered(root: Path, ranks: int) -> dict[str, list[float]]:
     """Each parameter's [L1 of exp_avg, L1 of exp_avg_sq], by DeepSpeed's own gathering."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    done = subprocess.run(
-        [sys.executable, *launcher, "-m", "tests.operations.full_state", str(root)],
-        cwd=REPO, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_module("tests.operations.full_state", root, ranks=ranks)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

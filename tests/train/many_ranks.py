@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import REPO
+from tests.support.launch import run_module
 
 UNIVERSAL = "--universal"
 TINY = REPO / "train" / "configs" / "tiny.yaml"
@@ -34,16 +33,7 @@ def run_all(ranks: int, jobs: Mapping[str, Sequence[str]], folder: Path) -> dict
     folder.mkdir(parents=True, exist_ok=True)
     asked, told = folder / "jobs.json", folder / "ran.json"
     asked.write_text(json.dumps({name: list(job) for name, job in jobs.items()}))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*launcher, f"--nproc_per_node={ranks}", "-m", "tests.train.many_ranks", asked, told],
-        cwd=REPO,
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_module("tests.train.many_ranks", asked, told, ranks=ranks)
     return {
         name: Ran(line, {int(i): loss for i, loss in losses.items()})
         for name, (line, losses) in json.loads(told.read_text()).items()

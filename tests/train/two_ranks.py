@@ -1,4 +1,4 @@
-"""Run by torchrun: train every case of the JSON argument, and print each one's losses as JSON."""
+"""On one or more ranks: train every case of the JSON argument, print each one's losses as JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from train import distributed
 
 def main() -> None:
     work, corpus, cases = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    distributed.complete_environment()  # where nobody launched several ranks
     runner = InProcess(corpus, distributed.start(1))
     found = {}
     for name, overrides in cases.items():
