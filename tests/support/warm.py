@@ -50,7 +50,9 @@ def import_libraries() -> None:
     import torch.utils.tensorboard
 
     assert deepspeed and omegaconf
-    assert len([*Path("/proc/self/task").iterdir()]) == 1, "a process with threads is not forked safely"
+    assert len([*Path("/proc/self/task").iterdir()]) == 1, (
+        "a process with threads is not forked safely"
+    )
 
 
 def start_store() -> tuple[int, int]:
