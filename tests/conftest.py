@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.engines import end_engines
 from tests.support.launch import REPO, launch
 
 __all__ = ["REPO", "STEPS", "Trained", "launch"]
@@ -24,6 +25,12 @@ settings.register_profile(
 settings.load_profile("any machine")
 STEPS = (2, 4, 6, 8)
 Trained = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _engines_end_with_their_module() -> Iterator[None]:
+    yield
+    end_engines()
 
 
 @pytest.fixture(scope="session")
