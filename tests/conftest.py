@@ -14,8 +14,6 @@ from hypothesis import HealthCheck, settings
 from tests.support.engines import end_engines
 from tests.support.launch import REPO, launch
 
-__all__ = ["REPO", "STEPS", "Trained", "launch"]
-
 # The kernels are built once per checkout, and every process of a test finds them there.
 os.environ["XDG_CACHE_HOME"] = str(REPO / ".cache")
 # No example fails because the machine is slow or busy.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ import pytest
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.recipe.file import load
-from tests.conftest import REPO, Trained, launch
+from tests.conftest import Trained
+from tests.support.launch import REPO, first_line
+from tests.support.snapshot import snapshot
 
 # Recipe → what fits it to a run with steps 2, 4, 6, 8, and what the live optimizer must then hold.
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -45,25 +46,9 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
 }
 
 
-def tree(root: Path) -> dict[str, str]:
-    """Every file outside `.ckptsurgeon` with the hash of its bytes and its time."""
-    return {
-        str(path.relative_to(root)): (
-            hashlib.sha256(path.read_bytes()).hexdigest() + f" {path.stat().st_mtime_ns}"
-        )
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and ".ckptsurgeon" not in path.parts
-    }
-
-
-def first_line(root: Path, ranks: int = 1) -> str:
-    done = launch(f"--config={root / 'train.yaml'}", "--exit-after-first-line", ranks=ranks)
-    return done.stdout.splitlines()[0]
-
-
 def operate_and_resume(root: Path, name: str, ranks: int) -> None:
     overrides, expected = CASES[name]
-    before = tree(root)
+    before = snapshot(root)
     run = Run.open(root)
     wanted = plan(run, load(REPO / "recipes" / f"{name}.yaml", overrides))
     assert wanted.promise is not None
@@ -79,7 +64,7 @@ def operate_and_resume(root: Path, name: str, ranks: int) -> None:
     assert again.empty
 
     surgery.apply(run, surgery.plan_undo(run))
-    assert tree(root) == before
+    assert snapshot(root) == before
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
+from tests.support.launch import REPO
 
-PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", REPO / "SECURITY.md", *REPO.glob("docs/*.md")]
+PAGES = [
+    REPO / "README.md",
+    REPO / "CONTRIBUTING.md",
+    REPO / "SECURITY.md",
+    *REPO.glob("docs/*.md"),
+]
 TOPS = ("ckptsurgeon", "train", "csrc", "docs", "tests", "recipes", "bench")
 
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from tests.cli.conftest import Surgeon
-from tests.conftest import REPO, Trained
+from tests.conftest import Trained
+from tests.support.launch import REPO
 
 
 def test_a_rollback_relaunches_the_bundled_trainer(trained: Trained) -> None:

@@ -17,8 +17,9 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.launch.relaunch import compare, job
 from ckptsurgeon.launch.slurm import script
 from tests.cli.conftest import Surgeon
-from tests.conftest import REPO, Trained
-from tests.train.conftest import losses
+from tests.conftest import Trained
+from tests.support.launch import REPO
+from tests.support.trained_run import losses
 
 HOSTILE = 'it\'s a $(touch pwned) `touch pwned` "run"; #'
 SCONTROL = """#!/bin/bash

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO, Trained
+from tests.conftest import Trained
+from tests.support.launch import REPO
 
 SURGEON = f"{shlex.quote(sys.executable)} -m ckptsurgeon"
 

@@ -23,7 +23,8 @@ from typing import Any
 from ckptsurgeon.transaction import lock
 from tests.faults.inject import exited, hooked, outcome
 from tests.faults.sweep import Stage
-from tests.faults.world import Point, Snapshot, neither, snapshot
+from tests.faults.world import Point, neither
+from tests.support.snapshot import Snapshot, snapshot
 
 NAMES = ("link", "make_directory", "symlink", "rename", "unlink")
 
@@ -307,7 +308,7 @@ def _record(stage: Stage, kill: int) -> Record:
             stage.scenario.recover(stage.world)
     finally:
         lock._boot = boot
-    return Record(before, tuple(recorder.effects), killed, snapshot(stage.world))
+    return Record(before, tuple(recorder.effects), killed, snapshot(stage.world, own=True))
 
 
 def _cuts(stage: Stage, record: Record, rules: str) -> Iterator[Point]:
@@ -330,4 +331,4 @@ def _judge(stage: Stage, wanted: Sequence[Snapshot]) -> str | None:
     ended = outcome(lambda: stage.scenario.recover(stage.world))
     if ended.code != 0:
         return f"recover: exit {ended.code}: {ended.told}"
-    return neither(snapshot(stage.world), *wanted) or stage.read()
+    return neither(snapshot(stage.world, own=True), *wanted) or stage.read()

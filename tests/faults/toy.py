@@ -22,7 +22,8 @@ from ckptsurgeon.edits import (
     Span,
 )
 from ckptsurgeon.transaction import journal
-from tests.faults.world import HOME, Scenario
+from tests.faults.world import Scenario
+from tests.support.snapshot import HOME
 
 MAGIC = b"END!"
 TRAILER = struct.Struct("<I4s")

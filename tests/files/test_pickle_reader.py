@@ -15,7 +15,7 @@ import torch
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.pickles.tree import Global, Object, Tensor, get, read, tensors
-from tests.files.torch_files import GROUPS, SCALER, STATE, load, plain_shard, save, zero_shard
+from tests.support.torch_files import GROUPS, SCALER, STATE, load, plain_shard, save, zero_shard
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

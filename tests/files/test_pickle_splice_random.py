@@ -20,7 +20,7 @@ from ckptsurgeon.files import native
 from ckptsurgeon.files.pickles import splice
 from ckptsurgeon.files.pickles.scan import MIN_RUNS, scan
 from ckptsurgeon.files.pickles.tree import read
-from tests.files.torch_files import frozen, optimizer_state
+from tests.support.torch_files import frozen, optimizer_state
 
 KEYS = st.one_of(st.sampled_from(["lr", "betas", "step", "a"]), st.integers(-2, 300))
 SCALARS = st.one_of(

@@ -13,7 +13,7 @@ from ckptsurgeon.edits import ZEROS, Change, Content, Hole, Plan, Replace, from_
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.append import render
 from ckptsurgeon.transaction import journal
-from tests.files.torch_files import STATE, frozen, load, plain_shard, save
+from tests.support.torch_files import STATE, frozen, load, plain_shard, save
 
 NUMEL = 1 << 19
 MOMENTS = [(*STATE, group, name) for group in (0, 1) for name in ("exp_avg", "exp_avg_sq")]

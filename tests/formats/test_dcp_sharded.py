@@ -12,17 +12,16 @@ from safetensors.torch import load_file
 
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.export import export
-from tests.formats.sharded_dcp import NAMES, tensor
-from tests.formats.surgeries import operate, snapshot, take_back
 from tests.support.launch import run_module
-
-REPO = Path(__file__).parent.parent.parent
+from tests.support.sharded_dcp import NAMES, tensor
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
 
 
 @pytest.mark.formats
 def test_chunks_of_two_ranks(tmp_path: Path) -> None:
     root = tmp_path / "run"
-    run_module("tests.formats.sharded_dcp", root / "step-3", ranks=2)
+    run_module("tests.support.sharded_dcp", root / "step-3", ranks=2)
     assert len(list((root / "step-3").glob("*.distcp"))) == 2
     before = snapshot(root)
 

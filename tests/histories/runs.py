@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from ckptsurgeon.edits import Promise
-from tests.formats import deepspeed_engine, fairseq_files, megatron_engine
-from tests.operations import training_log
+from tests.support import deepspeed_engine, fairseq_files, megatron_engine, training_log
 
 RAMP = (16, 16, 6_000_000)
 """`--rampup-batch-size` of BigScience's 104B and 176B."""

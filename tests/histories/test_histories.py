@@ -19,11 +19,11 @@ from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data, load
 from ckptsurgeon.surgery.fork import fork
-from tests.conftest import REPO
-from tests.formats.megatron_engine import megatron, resume
-from tests.formats.surgeries import snapshot
 from tests.histories.runs import Idefics, Megatron, Metaseq, consumed
-from tests.operations.training_log import samples
+from tests.support.launch import REPO
+from tests.support.megatron_engine import megatron, resume
+from tests.support.snapshot import snapshot
+from tests.support.training_log import samples
 
 RECIPES = REPO / "recipes" / "history"
 GOLDEN = Path(__file__).parent / "golden"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ckptsurgeon.files.archives.archive import Archive
-from tests.conftest import REPO
-from tests.files.torch_files import plain_shard, save
 from tests.hostile.hostile_run import LOOPS, bare_loop
-from tests.hostile.test_fuzz import RECIPE
+from tests.hostile.mutations import RECIPE
+from tests.support.launch import REPO
+from tests.support.torch_files import plain_shard, save
 
 RUNS = {"pickles": 2000, "archives": 1500, "events": 3000, "recipes": 600}
 ROUNDS = [pytest.param(1, id="short"), pytest.param(20, id="long", marks=pytest.mark.slow)]

@@ -21,8 +21,9 @@ from ckptsurgeon.transaction import journal
 from tests.conftest import Trained
 from tests.faults import toy
 from tests.faults.inject import count_calls, exit_code, hooked
-from tests.faults.world import differs, restore, save, snapshot, workplace
+from tests.faults.world import restore, save, workplace
 from tests.hostile.hostile_run import MODEL, refused
+from tests.support.snapshot import differs, snapshot
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_an_input_that_changes_at_any_call_before_the_commit_is_kept(
     assert commit > 30
     restore(saved, world)
     written(world, file)
-    changed = snapshot(world)
+    changed = snapshot(world, own=True)
     for at in range(1, commit):
         restore(saved, world)
         wanted = toy.rollback(world)
@@ -67,7 +68,7 @@ def test_an_input_that_changes_at_any_call_before_the_commit_is_kept(
         with hooked(hook):
             code = exit_code(partial(journal.commit, world / "run", wanted))
         assert code == 1, f"call {at} ({calls[at - 1]}): exit {code}"
-        difference = differs(snapshot(world), changed, times=True)
+        difference = differs(snapshot(world, own=True), changed, times=True)
         assert difference is None, f"call {at} ({calls[at - 1]}): {difference}"
 
 

@@ -13,8 +13,8 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.recipe.recipe import Recipe
 from tests.conftest import Trained
-from tests.support.launch import run_module
-from tests.test_contract import first_line, tree
+from tests.support.launch import first_line, run_module
+from tests.support.snapshot import snapshot
 
 
 def gathered(root: Path, ranks: int) -> dict[str, list[float]]:
@@ -32,7 +32,7 @@ def test_only_the_moments_of_matching_parameters_are_zeroed(
     trained: Trained, ranks: int, zero: int
 ) -> None:
     root = trained(ranks=ranks, zero=zero)
-    before = tree(root)
+    before = snapshot(root)
     run = Run.open(root)
     old = gathered(root, ranks)
     wanted = plan(run, part(params=r"layernorm|layers\.1\.dense\."))
@@ -46,7 +46,7 @@ def test_only_the_moments_of_matching_parameters_are_zeroed(
         assert new[name] == ([0.0, 0.0] if name in matching else norms), name
     assert plan(run, part(params=r"layernorm|layers\.1\.dense\.")).empty
     surgery.apply(run, surgery.plan_undo(run))
-    assert tree(root) == before
+    assert snapshot(root) == before
 
 
 def test_exp_avg_alone_is_zeroed_with_the_step_kept(trained: Trained) -> None:

@@ -12,8 +12,9 @@ from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.recipe.file import from_data
-from tests.conftest import Trained, launch
-from tests.test_contract import first_line, tree
+from tests.conftest import Trained
+from tests.support.launch import first_line, launch
+from tests.support.snapshot import snapshot
 
 SHARD = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 
@@ -30,7 +31,7 @@ def states(root: Any, step: int) -> Any:
 @pytest.mark.parametrize("keep", [False, True])
 def test_adamw_becomes_sgdw_and_adamw_again(trained: Trained, keep: bool) -> None:
     root = trained()
-    before, moments = tree(root), states(root, 8)
+    before, moments = snapshot(root), states(root, 8)
     run = Run.open(root)
     recipe = swap("sgdw", momentum=0.8, keep=keep)
     wanted = plan(run, recipe)
@@ -63,7 +64,7 @@ def test_adamw_becomes_sgdw_and_adamw_again(trained: Trained, keep: bool) -> Non
     assert all(float(state["step"]) == 2 for state in states(root, 12).values())
     surgery.apply(run, surgery.plan_undo(run, back.id))
     surgery.apply(run, surgery.plan_undo(run, wanted.id))
-    after = tree(root)
+    after = snapshot(root)
     assert {name: after[name] for name in before if "step8" in name} == {
         name: before[name] for name in before if "step8" in name
     }

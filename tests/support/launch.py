@@ -27,6 +27,12 @@ def launch(*arguments: object, ranks: int = 1, status: int = 0) -> subprocess.Co
     return run_module("train", *arguments, ranks=ranks, status=status)
 
 
+def first_line(root: Path, ranks: int = 1) -> str:
+    """What the trainer that resumes this run says that its next step uses; it trains no step."""
+    done = launch(f"--config={root / 'train.yaml'}", "--exit-after-first-line", ranks=ranks)
+    return done.stdout.splitlines()[0]
+
+
 def run_module(
     module: str,
     *arguments: object,

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
-from tests.support.launch import run_module
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.launch import REPO, run_module
 from train.kernels import load
 
 CASES = {

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import launch
-from tests.train.conftest import losses, step_back
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.launch import launch
+from tests.support.trained_run import losses, step_back
 from train import trainer
 from train.fused_adamw import FusedAdamW, statistics
 from train.fused_step import fuse

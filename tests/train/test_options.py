@@ -10,8 +10,8 @@ import torch
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.recipe.recipe import Hyperparameters, Recipe, Rollback
-from tests.train.conftest import step_back
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.trained_run import step_back
 from train.errors import TrainError
 
 OPTIONS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.conftest import snapshot
+from tests.support.snapshot import snapshot
 from train.retention import remove_old
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Trained, launch
-from tests.train.conftest import edit, snapshot
+from tests.conftest import Trained
+from tests.support.launch import launch
+from tests.support.snapshot import snapshot
+from tests.support.trained_run import edit
 from train.errors import TrainError
 from train.run_folder import find_checkpoint, live_marker, refuse_live_trainer, write_atomically
 

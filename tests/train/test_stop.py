@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO, Trained, launch
-from tests.train.conftest import losses, snapshot
+from tests.conftest import Trained
+from tests.support.launch import REPO, launch
+from tests.support.snapshot import snapshot
+from tests.support.trained_run import losses
 
 
 def start(run: Path, corpus: Path, ranks: int, *more: str) -> subprocess.Popen[str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.in_process import InProcess
 from tests.support.launch import run_module
-from tests.train.in_process import InProcess
 
 DROPOUT = ["hidden_dropout=0.1", "attention_dropout=0.1"]
 CASES = {

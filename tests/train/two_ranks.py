@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from tests.train.conftest import step_back
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.trained_run import step_back
 from train import distributed
 
 

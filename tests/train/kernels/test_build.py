@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import REPO
+from tests.support.launch import REPO
 from train.kernels.build import (
     LIBRARY,
     CannotBuildError,

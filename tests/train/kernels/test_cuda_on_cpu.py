@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
+from tests.support.launch import REPO
 from tests.train.kernels.cuda_on_cpu.build import build
 from tests.train.kernels.table import CASES
 from train.kernels.build import CannotBuildError, Toolchain, find_toolchain, source_folder
