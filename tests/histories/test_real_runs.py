@@ -76,8 +76,8 @@ def test_the_23_pairs_rename_there_and_back_byte_for_byte(trained: Trained, tmp_
     printed = " ".join(surgeon(root, "rename-tb-events", "--map", str(MAP)).split())
     assert tags(root) == now
     after = snapshot(root)
-    assert {k: v.split()[0] for k, v in after.items()} == {
-        k: v.split()[0] for k, v in before.items()
+    assert {name: (kind, content) for name, (kind, content, _) in after.items()} == {
+        name: (kind, content) for name, (kind, content, _) in before.items()
     }
     for old in logged:
         assert f"{old} → {pairs[old]}: 8 events" in printed

@@ -18,7 +18,7 @@ from ckptsurgeon.transaction import journal
 from tests.faults import toy
 from tests.faults.inject import Fault, count_calls, hooked, outcome
 from tests.faults.world import restore, save, workplace
-from tests.support.snapshot import HOME, snapshot
+from tests.support.snapshot import HOME, Snapshot, snapshot
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def _at(number: int, call: Callable[[], object]) -> Callable[..., None]:
     return hook
 
 
-def _bytes(found: Mapping[str, tuple[str, bytes, int]]) -> dict[str, bytes]:
-    return {name: data for name, (_, data, _) in found.items()}
+def _bytes(found: Snapshot) -> dict[str, str]:
+    return {name: content for name, (_, content, _) in found.items()}
 
 
 def test_a_file_that_was_absent_must_stay_absent(world: Path) -> None:
