@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from . import distributed
-
-if TYPE_CHECKING:
-    from .trainer import Training
+from .training import Training
 
 
 def run_batch(training: Training, size: int) -> tuple[float, float]:

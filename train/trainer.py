@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,11 @@ from . import distributed
 from .batch import run_batch
 from .checkpoint import LAUNCH, load_checkpoint, read_client_state, restore_rng, save_checkpoint
 from .config import Config
-from .course import Course, course_of, saved_course
+from .course import course_of, saved_course
 from .data import SampleStream, split_documents
 from .errors import TrainError
 from .first_line import agreed_line, read_live
-from .grid import Grid, arrange
+from .grid import arrange
 from .indexed_dataset import IndexedDataset
 from .kernels import load
 from .log import EventLog, Report, loss_line, mean, skipped_line, validation_line
@@ -42,32 +40,10 @@ from .retention import remove_old
 from .rewarm import factor, rewarmed
 from .step import Step, take_statistics
 from .stop import StopRequest
+from .training import Training
 from .universal import describe
 from .universal_source import is_universal
 from .validation import evaluate
-
-
-@dataclass
-class Training:
-    """One process's part of a run, ready for the iteration after `progress`."""
-
-    config: Config
-    grid: Grid
-    engine: Any
-    step: Step
-    device: Any
-    stream: SampleStream
-    held_out: SampleStream
-    sizes: BatchSizes
-    progress: Progress
-    course: Course
-    flops_per_token: int
-    parameters: int
-    saved_args: argparse.Namespace | None = None
-
-    def length(self) -> int:
-        """The tokens of each sample in the next iteration."""
-        return self.course.length(self.progress.iteration + 1, self.config.seq_length)
 
 
 def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
