@@ -98,10 +98,15 @@ def find_toolchain() -> Toolchain:
 
 
 def find_nvcc() -> str | None:
-    """nvcc on PATH, in $CUDA_HOME, or where CUDA installs it by itself."""
-    homes = (os.environ.get("CUDA_HOME"), "/usr/local/cuda")
+    """nvcc on PATH, in $CUDA_HOME, where CUDA installs it by itself, or of its wheel from PyPI."""
+    homes = (os.environ.get("CUDA_HOME"), "/usr/local/cuda", *wheels_of_cuda())
     names = ("nvcc", *(f"{home}/bin/nvcc" for home in homes if home))
     return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def wheels_of_cuda() -> list[Path]:
+    """The CUDA that `pip install nvidia-cuda-nvcc` puts beside torch, the newest first."""
+    return sorted((Path(torch.__file__).parents[1] / "nvidia").glob("cu[0-9]*"), reverse=True)
 
 
 def cache_key(sources: Path, toolchain: Toolchain) -> str:
@@ -121,11 +126,13 @@ def cuda_files(sources: Path) -> list[Path]:
 
 
 def compile_commands(
-    sources: Path, toolchain: Toolchain, objects: Path
+    sources: Path, toolchain: Toolchain, objects: Path, headers: Path | None = None
 ) -> tuple[list[list[str]], list[str]]:
-    """One command per source, and the command that links their objects into `objects`/LIBRARY."""
+    """One command per source, and the command that links their objects into `objects`/LIBRARY.
+
+    `headers` is the include folder of another torch than the installed one."""
     torch_folder = Path(torch.__file__).parent
-    include = ["-isystem", str(torch_folder / "include")]
+    include = ["-isystem", str(headers or torch_folder / "include")]
     libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu"]
     compile_cxx = [toolchain.cxx, *CXX_FLAGS, *include]
     chosen = [(compile_cxx, file) for file in sorted((sources / "cpu").glob("*.cpp"))]
@@ -134,7 +141,8 @@ def compile_commands(
         compile_cuda = [toolchain.nvcc, *NVCC_FLAGS, "-DUSE_CUDA", *include]
         chosen += [(compile_cuda, file) for file in cuda_files(sources)]
         libraries.append("-ltorch_cuda")
-        linker = toolchain.nvcc  # it knows where its runtime library lies
+        linker = toolchain.nvcc  # it knows where its runtime library lies, but for the wheel's
+        libraries.append(f"-L{Path(toolchain.nvcc).parents[1] / 'lib'}")
     outputs = [objects / f"{file.parent.name}-{file.name}.o" for _, file in chosen]
     commands = [
         [*compiler, "-c", str(file), "-o", str(output)]
