@@ -13,6 +13,7 @@ import torch
 
 from .config import Config
 from .course import Course
+from .device import device_kind
 from .errors import RankError, TrainError
 from .grid import Grid
 from .optimizer import live_clip_grad, live_optimizer, live_scaler
@@ -72,7 +73,7 @@ def client_state(
         "torch_rng_state": torch.get_rng_state(),
         "rng_tracker_states": {},
     }
-    if torch.cuda.is_available():
+    if device_kind() == "cuda":
         state["cuda_rng_state"] = torch.cuda.get_rng_state()
     return state
 
@@ -196,7 +197,7 @@ def restore_rng(state: dict[str, Any]) -> None:
     random.setstate(state["random_rng_state"])
     np.random.set_state(state["np_rng_state"])
     torch.set_rng_state(state["torch_rng_state"])
-    if torch.cuda.is_available() and "cuda_rng_state" in state:
+    if device_kind() == "cuda" and "cuda_rng_state" in state:
         torch.cuda.set_rng_state(state["cuda_rng_state"])
 
 

@@ -91,9 +91,16 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
 
 
 def _same_kernels() -> None:
-    """Refuse ranks of which only some have native kernels: each kind of step waits for messages
-    that the other does not send."""
-    reasons = distributed.gather(load())
+    """Refuse ranks with another torch, or of which only some have native kernels: each kind of step
+    waits for messages that the other does not send."""
+    told = distributed.gather((torch.__version__, load()))
+    other = next((r for r, (version, _) in enumerate(told) if version != told[0][0]), None)
+    if other is not None:
+        raise TrainError(
+            f"rank {other} runs torch {told[other][0]}, rank 0 torch {told[0][0]}",
+            next="install the same torch for all ranks",
+        )
+    reasons = [reason for _, reason in told]
     rank, reason = next(((r, why) for r, why in enumerate(reasons) if why is not None), (0, None))
     if reason is not None and None in reasons:
         raise TrainError(

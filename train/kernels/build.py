@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from ..device import device_kind
+
 LIBRARY = "kernels.so"
 OLDEST_TORCH = (2, 10)  # its headers' stable ABI has everything that csrc/kernels uses
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
@@ -79,7 +81,8 @@ def cache_folder() -> Path:
 
 
 def find_toolchain() -> Toolchain:
-    """$CXX or the first C++ compiler on PATH; nvcc too if this torch is of its CUDA major."""
+    """$CXX or the first C++ compiler on PATH; nvcc too where a GPU computes and this torch is of
+    its CUDA major."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
         raise CannotBuildError(f"torch {torch.__version__} is older than 2.10")
     names = (os.environ.get("CXX"), "g++", "c++", "clang++")
@@ -87,7 +90,7 @@ def find_toolchain() -> Toolchain:
     if cxx is None:
         raise CannotBuildError("no C++ compiler on PATH (g++, c++, clang++)")
     versions = [_output([cxx, "--version"]).partition("\n")[0]]
-    nvcc = find_nvcc() if torch.version.cuda else None
+    nvcc = find_nvcc() if torch.version.cuda and device_kind() == "cuda" else None
     if nvcc is not None:
         said = _output([nvcc, "--version"])
         if f"release {str(torch.version.cuda).partition('.')[0]}." in said:

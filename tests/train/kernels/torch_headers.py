@@ -1,4 +1,4 @@
-"""Fetches the headers of the oldest and the newest torch that csrc/kernels is promised to build with.
+"""Fetches the headers of the oldest and the newest torch that the kernels must build with.
 
 Usage: python -m tests.train.kernels.torch_headers [VERSION…]     (`make torch-headers`)
 
