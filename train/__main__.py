@@ -183,13 +183,14 @@ def _prepare_data(arguments: Sequence[str]) -> int:
 
 
 def _build_kernels(arguments: Sequence[str]) -> int:
-    from .kernels.build import CannotBuildError, build
+    from .kernels.build import CannotBuildError, build, forget_failure
 
     argparse.ArgumentParser(
         prog="python -m train build-kernels",
         description="Compile the native kernels now; the first run would do it otherwise.",
     ).parse_args(arguments)
     try:
+        forget_failure()
         print(build())
     except (CannotBuildError, OSError) as e:
         raise TrainError(

@@ -9,9 +9,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import torch
 from ..device import device_kind
 
 LIBRARY = "kernels.so"
+REMEMBERED = 600.0
 OLDEST_TORCH = (2, 10)  # its headers' stable ABI has everything that csrc/kernels uses
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 # Not -ffast-math, which would delete the tests for nan.
@@ -50,17 +52,37 @@ def build() -> Path:
     """The compiled library: from the cache when it is there, else compiled now (seconds).
 
     Any number of processes may call it at once: one compiles, the others wait. A library appears by
-    a rename, so a killed build leaves nothing that would be loaded. Raises CannotBuildError.
+    a rename, so a killed build leaves nothing that would be loaded. What has failed is not tried
+    again for REMEMBERED seconds. Raises CannotBuildError.
     """
     sources = source_folder()
     toolchain = find_toolchain()
     library = cache_folder() / cache_key(sources, toolchain) / LIBRARY
     if library.is_file():
         return library
+    failure = library.parent.with_suffix(".failed")
     with _lock(library.parent.with_suffix(".lock")):
         if not library.is_file():
-            _compile_into(library.parent, sources, toolchain)
+            _refuse_a_recent(failure)
+            try:
+                _compile_into(library.parent, sources, toolchain)
+            except CannotBuildError as e:
+                failure.write_text(str(e), encoding="utf-8")
+                raise
     return library
+
+
+def forget_failure() -> None:
+    """Let the next `build` try what has failed minutes ago. Raises CannotBuildError."""
+    key = cache_key(source_folder(), find_toolchain())
+    (cache_folder() / f"{key}.failed").unlink(missing_ok=True)
+
+
+def _refuse_a_recent(failure: Path) -> None:
+    """The ranks of one start take turns: what failed for the first one fails for all, at once."""
+    with suppress(FileNotFoundError):
+        if time.time() - failure.stat().st_mtime < REMEMBERED:
+            raise CannotBuildError(failure.read_text("utf-8"))
 
 
 def source_folder() -> Path:
