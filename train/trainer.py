@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from .first_line import agreed_line, read_live
 from .grid import arrange
 from .indexed_dataset import IndexedDataset
 from .kernels import load
+from .loader import Loader
 from .log import EventLog, Report, loss_line, mean, skipped_line, validation_line
 from .microbatches import BatchSizes
 from .model import GPT
 from .optimizer import (
     build_engine,
+    gradient_dtype,
+    keep_implementation,
     live_clip_grad,
     live_loss_scale,
     live_optimizer,
@@ -55,6 +59,9 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     )
     dataset = IndexedDataset(config.data)
     state = None if checkpoint is None else read_client_state(checkpoint, config, grid)
+    config = replace(
+        config, grad_accum_dtype=gradient_dtype(config, None if state is None else state["args"])
+    )
     torch.manual_seed(config.seed)
     model = build_pipeline(config, grid) if grid.pipeline_size > 1 else GPT(config, grid)
     parameters, without_embeddings = count(model, grid)
@@ -64,9 +71,11 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
         model.forward = torch.compile(model.forward, backend="inductor")  # type: ignore[method-assign]
     universal = checkpoint is not None and is_universal(checkpoint)
     engine = build_engine(config, model, sizes, grid, universal)
+    fused = live_optimizer(engine).param_groups[0].get("fused")
     progress, course = Progress(), course_of(config)
     if checkpoint is not None and state is not None:
         load_checkpoint(engine, checkpoint, state["args"])
+        keep_implementation(live_optimizer(engine), fused)
         restore_rng(state)
         args = state["args"]
         if config.zero_stage in (0, 3):  # ZeRO 1 and 2 restore it from their shards
@@ -85,8 +94,9 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
         for part in (parts[0], parts[0] if config.eval_interval is None else parts[1])
     )
     return Training(
-        config, grid, engine, Step(engine, config, grid), device, stream, held_out, sizes, progress,
-        course, 6 * without_embeddings, parameters, None if state is None else state["args"],
+        config, grid, engine, Step(engine, config, grid), device, stream, Loader(stream, device),
+        held_out, sizes, progress, course, 6 * without_embeddings, parameters,
+        None if state is None else state["args"],
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from .config import Config
 from .course import Course
 from .data import SampleStream
 from .grid import Grid
+from .loader import Loader
 from .microbatches import BatchSizes
 from .progress import Progress
 from .step import Step
@@ -25,6 +26,7 @@ class Training:
     step: Step
     device: Any
     stream: SampleStream
+    loader: Loader
     held_out: SampleStream
     sizes: BatchSizes
     progress: Progress
