@@ -17,7 +17,8 @@ from ckptsurgeon.files import integrity
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats.checkpoint import opened
 from ckptsurgeon.formats.dcp.shards import DcpShards
-from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint, Optimizer
+from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
+from ckptsurgeon.formats.megatron.shards import Optimizer
 
 CONFIG = "metadata.json"
 """Written last: a folder without it is not complete."""
