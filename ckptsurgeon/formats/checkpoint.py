@@ -1,5 +1,4 @@
-"""What the checkpoints of all families have in common: trees of torch files, and what is asked of
-them."""
+"""What the checkpoints of all families have in common: trees of torch files, and their fields."""
 
 from __future__ import annotations
 
@@ -81,9 +80,10 @@ class BaseCheckpoint(ABC):
     def deciding(self, field: str) -> list[Place]:
         """The places that must agree: those that win. Adam's step is one number, wherever it is."""
         places = [place for place in self.locate(field) if place.wins]
-        if field == "adam_step":
-            return [Place(place.file, (), place.value) for place in places]
-        return places
+        if field != "adam_step":
+            return places
+        steps = dict.fromkeys((place.file, place.value) for place in places)
+        return [Place(file, (), step) for file, step in steps]
 
     def agreed(self, field: str) -> list[Any]:
         """The values of `field` that decide, as the first file has them. Raises Disagreement when

@@ -8,17 +8,17 @@ from pathlib import Path
 from ckptsurgeon.formats.protocol import Format
 
 FORMATS = (
-    "deepspeed.layout:DeepSpeed",
-    "megatron.layout:Megatron",
-    "dcp.layout:Torchtitan",
-    "dcp.layout:OlmoCore",
-    "plain.fairseq:Fairseq",
-    "huggingface.layout:Transformers",
-    "huggingface.layout:Accelerate",
-    "plain.nanotron:Nanotron",
+    "ckptsurgeon.formats.deepspeed.layout:DeepSpeed",
+    "ckptsurgeon.formats.megatron.layout:Megatron",
+    "ckptsurgeon.formats.dcp.layout:Torchtitan",
+    "ckptsurgeon.formats.dcp.layout:OlmoCore",
+    "ckptsurgeon.formats.plain.fairseq:Fairseq",
+    "ckptsurgeon.formats.huggingface.layout:Transformers",
+    "ckptsurgeon.formats.huggingface.layout:Accelerate",
+    "ckptsurgeon.formats.plain.nanotron:Nanotron",
 )
-"""`module:Class` of each format in this package, those that are told apart by more first. They are
-imported when they are asked: most commands need one."""
+"""`module:Class` of each format, those that are told apart by more first. They are imported when
+they are asked: most commands need one."""
 SIGNS = "no global_step<N>, iter_<N> or step-<N> folder, no latest"
 """What most runs would have had, for one that no format recognizes."""
 
@@ -27,7 +27,7 @@ def detect(run: Path) -> Format | None:
     """The format of the run rooted at `run`, or None."""
     for name in FORMATS:
         module, _, cls = name.partition(":")
-        item: Format = getattr(importlib.import_module(f"{__package__}.{module}"), cls)()
+        item: Format = getattr(importlib.import_module(module), cls)()
         if item.recognizes(run):
             return item
     return None

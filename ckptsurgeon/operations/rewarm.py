@@ -8,8 +8,9 @@ from dataclasses import replace
 from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, State
+from ckptsurgeon.formats.rampup import batch_size
 from ckptsurgeon.formats.schedules.rewarm import HOLD
-from ckptsurgeon.operations.counters import batch_size, consumed, iteration
+from ckptsurgeon.operations.counters import consumed, iteration
 from ckptsurgeon.operations.skip import merge
 from ckptsurgeon.recipe.recipe import Recipe, Rewarm, ranges
 from ckptsurgeon.run.run import Run
