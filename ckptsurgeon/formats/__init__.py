@@ -4,7 +4,6 @@ A family is a folder with a `layout` (the files of a run: a Format) and a `check
 them). A new format is one file or folder here, and one line in `detect.FORMATS`.
 """
 
-from ckptsurgeon.formats.detect import detect
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.protocol import (
     Blob,
@@ -35,5 +34,4 @@ __all__ = [
     "Setting",
     "State",
     "Weight",
-    "detect",
 ]

@@ -287,6 +287,14 @@ def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Ar
     return archives
 
 
+def read_shards(
+    paths: Iterable[Path], known: Archive | None = None
+) -> tuple[dict[Path, Any], dict[Path, Archive]]:
+    """The tree and the archive of each path; see `opened`."""
+    archives = opened(paths, known)
+    return {path: archive.tree() for path, archive in archives.items()}, archives
+
+
 def _is_scalar(value: Any) -> bool:
     return not isinstance(value, Tensor) or value.numel == 1
 

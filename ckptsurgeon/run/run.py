@@ -13,8 +13,8 @@ from typing import Any
 
 from ckptsurgeon.edits import Fingerprint, Move, Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import Checkpoint, Format, detect
-from ckptsurgeon.formats.detect import SIGNS
+from ckptsurgeon.formats import Checkpoint, Format
+from ckptsurgeon.formats.detect import SIGNS, detect
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.recipe import file as recipe_file
 from ckptsurgeon.recipe.recipe import unknown_key

@@ -14,7 +14,7 @@ from typing import Any
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE
 from ckptsurgeon.files.dcp import METADATA, Saved, Values
-from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.layout import BaseFormat
@@ -95,8 +95,8 @@ class Torchtitan(BaseFormat):
         """Read `.metadata` and the torch files beside it; values are read when asked for."""
         folder = self.directory(run, step)
         saved = Saved.open(self._saved(run, step))
-        archives = opened(path for path in self.torch_files(folder) if path not in without)
-        trees = {path: archive.tree() for path, archive in archives.items()}
+        beside = [path for path in self.torch_files(folder) if path not in without]
+        trees, archives = read_shards(beside)
         return DcpCheckpoint(
             folder,
             step,

@@ -15,7 +15,7 @@ from typing import Any
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats.checkpoint import KEPT_SCANS, opened
+from ckptsurgeon.formats.checkpoint import KEPT_SCANS, read_shards
 from ckptsurgeon.formats.deepspeed import flags, universal
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.optimizer import EXPERTS, OPTIM
@@ -191,13 +191,8 @@ class DeepSpeed(BaseFormat):
                 kept += [copy / n for n in sorted(_names(copy)) if MODEL.fullmatch(n)]
             kept += universal.shards(copy)
         kept = [path for path in kept if path not in without]
-        archives = opened(kept, None if without else self._first(checkpoint, names))
-        return DeepSpeedCheckpoint(
-            path=checkpoint,
-            step=step,
-            trees={path: archive.tree() for path, archive in archives.items()},
-            archives=archives,
-        )
+        known = None if without else self._first(checkpoint, names)
+        return DeepSpeedCheckpoint(checkpoint, step, *read_shards(kept, known))
 
 
 def _scanned(path: Path, identity: tuple[int, ...]) -> Archive:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.deepspeed.layout import STEP, DeepSpeed
 from ckptsurgeon.formats.huggingface.checkpoint import EngineCheckpoint, HuggingFaceCheckpoint
 from ckptsurgeon.formats.schedules.torch import is_torch
@@ -75,20 +75,19 @@ class _Saved(StepFolders):
         schedulers += [path for path, held in registered.items() if is_torch(held.tree())]
         if engine := _engine(folder):
             inner = _Engine(engine).open(folder, step, without)
-            archives = opened(schedulers)
-            trees = {path: archive.tree() for path, archive in archives.items()}
+            trees, archives = read_shards(schedulers)
             return EngineCheckpoint(
                 folder, step, inner.trees | trees, inner.archives | archives, tuple(schedulers)
             )
         optimizers = [p for p in _matching(folder, OPTIMIZER) if p not in without]
         scaler = folder / SCALER
         scalers = [scaler] if scaler.is_file() and scaler not in without else []
-        archives = opened([*optimizers, *schedulers, *scalers])
+        trees, archives = read_shards([*optimizers, *schedulers, *scalers])
         inside: tuple[Key, ...] = ()
         return HuggingFaceCheckpoint(
             path=folder,
             step=step,
-            trees={path: archive.tree() for path, archive in archives.items()},
+            trees=trees,
             archives=archives,
             optimizers=tuple((path, inside) for path in optimizers),
             schedulers=tuple(schedulers),

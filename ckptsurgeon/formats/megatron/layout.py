@@ -13,7 +13,7 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA
 from ckptsurgeon.files.text_file import number
-from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.megatron import options
@@ -86,7 +86,7 @@ class Megatron(BaseFormat):
         ranks = _ranks(folder)
         if not ranks:
             return ["mp_rank_00/model_optim_rng.pt"]
-        first = MegatronCheckpoint(folder, 0, *_opened([ranks[0] / "model_optim_rng.pt"]))
+        first = MegatronCheckpoint(folder, 0, *read_shards([ranks[0] / "model_optim_rng.pt"]))
         with understood(folder):
             args = first.args()
             sizes = [
@@ -166,13 +166,9 @@ class Megatron(BaseFormat):
                 "edited here",
                 next="resume and save once with --ckpt-format torch_dist, or set its flags",
             )
-        found = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
-        return MegatronCheckpoint(folder, step, *_opened([p for p in found if p not in without]))
-
-
-def _opened(paths: list[Path]) -> tuple[dict, dict]:  # type: ignore[type-arg]
-    archives = opened(paths)
-    return {path: archive.tree() for path, archive in archives.items()}, archives
+        shards = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
+        kept = [path for path in shards if path not in without]
+        return MegatronCheckpoint(folder, step, *read_shards(kept))
 
 
 def _is_dist(folder: Path) -> bool:

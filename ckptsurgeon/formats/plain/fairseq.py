@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
 from ckptsurgeon.formats.protocol import Checkpoint
@@ -81,7 +81,7 @@ class Fairseq(BaseFormat):
         parts = [int(m["mp"]) for m in matches if m["mp"]]
         ranks = [int(m["dp"]) for m in matches if m["dp"]]
         model, data = max(parts, default=0) + 1, max(ranks, default=0) + 1
-        first = FairseqCheckpoint(run, step, *_trees([shards[0]]), optimizers=())
+        first = FairseqCheckpoint(run, step, *read_shards([shards[0]]), optimizers=())
         with understood(shards[0]):
             world = first.argument("distributed_training", "distributed_world_size")
             saved = first.argument("common", "model_parallel_size")
@@ -153,7 +153,7 @@ class Fairseq(BaseFormat):
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> FairseqCheckpoint:
         """Read the tree of every shard, and of every copy in `checkpoint_last`."""
-        trees, archives = _trees([p for p in self.files(run, step) if p not in without])
+        trees, archives = read_shards([p for p in self.files(run, step) if p not in without])
         held = {path: tree.get(OPTIMIZER) for path, tree in trees.items()}
         kept = [path for path, state in held.items() if isinstance(state, dict)]
         shards = self._shards(run, step)
@@ -175,11 +175,6 @@ def _world(shards: list[Path]) -> tuple[int, int]:
     data = max((int(m["dp"] or 0) for m in matches), default=0)
     model = max((int(m["mp"] or 0) for m in matches), default=0)
     return data + 1, model + 1
-
-
-def _trees(paths: list[Path]) -> tuple[dict, dict]:  # type: ignore[type-arg]
-    archives = opened(paths)
-    return {path: archive.tree() for path, archive in archives.items()}, archives
 
 
 def _stems(run: Path) -> dict[str, list[Path]]:

@@ -16,7 +16,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
-from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.protocol import Fragment
 from ckptsurgeon.formats.sane import problem, understood
@@ -131,11 +131,12 @@ class Nanotron(StepFolders):
         inner, beside = folder / "optimizer", folder / "lr_scheduler"
         shards = [inner / name for name in listed(inner) if SHARD.fullmatch(name)]
         schedulers = [beside / name for name in listed(beside) if name.endswith(".pt")]
-        archives = opened([path for path in (*shards, *schedulers) if path not in without])
+        kept = [path for path in (*shards, *schedulers) if path not in without]
+        trees, archives = read_shards(kept)
         return NanotronCheckpoint(
             path=folder,
             step=step,
-            trees={path: archive.tree() for path, archive in archives.items()},
+            trees=trees,
             archives=archives,
             optimizers=tuple((path, ()) for path in shards if path in archives),
             schedulers=tuple(path for path in schedulers if path in archives),
