@@ -5,6 +5,7 @@ from __future__ import annotations
 from ckptsurgeon.edits import AnyChange, Change, Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
+from ckptsurgeon.formats.rampup import batch_size
 from ckptsurgeon.recipe.recipe import Recipe, ranges
 from ckptsurgeon.run.run import Run
 
@@ -91,21 +92,6 @@ def _skipped(run: Run, recipe: Recipe, state: State) -> int:
     for _ in range(first, last + 1):
         at += batch_size(state, at)
     return at
-
-
-def batch_size(state: State, consumed: int) -> int:
-    """The size of the batch that begins at sample `consumed`.
-
-    Ramp-up as in `megatron/microbatches.py`: sizes grow by the increment at equal distances over
-    the given samples, and what is consumed is never rounded."""
-    assert state.batch_size is not None
-    if state.rampup is None:
-        return state.batch_size
-    start, increment, samples = state.rampup
-    increments = (state.batch_size - start) // increment if increment > 0 else 0
-    if consumed > samples or increments <= 0 or samples <= 0:
-        return state.batch_size
-    return start + int(consumed / (samples / increments)) * increment
 
 
 def _standing(run: Run) -> list[Receipt]:

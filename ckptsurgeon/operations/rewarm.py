@@ -8,9 +8,9 @@ from dataclasses import replace
 from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, State
-from ckptsurgeon.formats.deepspeed.flags import scheduler_name
+from ckptsurgeon.formats.rampup import batch_size
 from ckptsurgeon.formats.schedules.rewarm import HOLD
-from ckptsurgeon.operations.counters import batch_size, consumed, iteration
+from ckptsurgeon.operations.counters import consumed, iteration
 from ckptsurgeon.operations.skip import merge
 from ckptsurgeon.recipe.recipe import Recipe, Rewarm, ranges
 from ckptsurgeon.run.run import Run
@@ -21,18 +21,15 @@ def rewarm(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyCh
     that the recipe sets if it sets one, and ends after `iterations` trained iterations, skipped and
     overflowed ones not counted.
 
-    Only the bundled trainer keeps a window. For another one the error says by which launches its
-    flags do the same."""
+    Only the bundled trainer keeps a window. For another one the error says by which launches
+    the same is done, where it can be."""
     wanted = recipe.rewarm
     if wanted is None:
         return [], []
-    try:
-        places = checkpoint.locate("rewarm")
-    except KeyError:  # a format that knows no such field
-        places = []
+    places = checkpoint.locate("rewarm")
     state = checkpoint.state()
     if not places or state.schedule is None or state.batch_size is None:
-        raise _by_flags(run, checkpoint.path.name, state, wanted)
+        raise _kept_nowhere(run, checkpoint.path.name, state, wanted)
     position = recipe.set.position
     start = int(state.schedule["num_steps"]) if position is None else position
     kept = () if recipe.clear_skip else state.promise.skip or ()
@@ -75,38 +72,12 @@ def _warnings(recipe: Recipe, checkpoint: Checkpoint, wanted: Rewarm) -> list[st
     ]
 
 
-def _by_flags(run: Run, name: str, state: State, wanted: Rewarm) -> SurgeryError:
-    """What BigScience did by hand in three job scripts (tr8b-104B, Embed-Norm experiment 6), where
-    the trainer has such flags. Megatron-LM's finds no param group again under another --lr."""
-    what = f"{name} keeps no re-warm window: only the bundled trainer does"
-    if run.format.name != "deepspeed" or state.schedule is None:
-        return SurgeryError(
-            what,
-            next=(
-                "ckptsurgeon reset moments    without re-warm",
-                "and a small rate until the moments have filled: ckptsurgeon set-lr, and back "
-                "at a later checkpoint",
-            ),
-        )
-    override = f"--override-{scheduler_name(state.schedule)}"
-    if wanted.kind != HOLD:
-        return SurgeryError(
-            what,
-            next=(
-                "leave rewarm out: AnnealingLR can't warm up again in the middle of a run",
-                "GLM-130B's trainer has a flag for it: --warmup-samples-after-loading SAMPLES",
-            ),
-        )
-    stop = f"CONSUMED_SAMPLES + {wanted.iterations} × GLOBAL_BATCH_SIZE"
+def _kept_nowhere(run: Run, name: str, state: State, wanted: Rewarm) -> SurgeryError:
+    until = f"CONSUMED_SAMPLES + {wanted.iterations} × GLOBAL_BATCH_SIZE"
     done = state.promise.consumed_samples
     if done is not None and state.batch_size is not None:
-        stop = str(done + samples_of(wanted.iterations, state, done, ()))
+        until = str(done + samples_of(wanted.iterations, state, done, ()))
     return SurgeryError(
-        what,
-        next=(
-            "ckptsurgeon reset moments    without re-warm; then three launches of your trainer:",
-            f"1. --lr 0 --min-lr 0 {override} --train-samples {stop}",
-            f"2. --lr, --min-lr and --train-samples as ever, and {override}",
-            f"3. from then on the same without {override}",
-        ),
+        f"{name} keeps no re-warm window: only the bundled trainer does",
+        next=run.format.advise_rewarm(state, wanted.kind, until),
     )

@@ -30,19 +30,15 @@ def swap_optimizer(
 
     A rollback to a step from before an earlier swap brings the config back with it."""
     wanted = recipe.swap_optimizer
-    try:
-        named = checkpoint.locate("optimizer")
-    except KeyError:
-        named = []
+    named = checkpoint.locate("optimizer")
     if wanted is None:
         back = named and (recipe.rollback is not None or recipe.repair_latest is not None)
         return (_config(run, *_saved(checkpoint)) if back else []), []
     if not named:
-        flag = run.format.flags.get("no_optimizer", "without optimizer state")
         raise SurgeryError(
             f"{checkpoint.path.name} does not say which optimizer its state is of, so its trainer "
             "would load one's state into the other",
-            next=f"start the trainer with the new optimizer and {flag}",
+            next=run.format.advise("optimizer", wanted.to),
         )
     if all(place.value == wanted.to for place in named):
         return _config(run, *_saved(checkpoint)), []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.edits import AnyChange, Aside, Change, Plan, Promise, Receipt
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.report.run import FIELDS, places
+from ckptsurgeon.report.run import SHOWN
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, State
@@ -98,9 +98,9 @@ def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
                     "value": plain(place.value),
                     "wins": place.wins,
                 }
-                for place in places(checkpoint, field)
+                for place in checkpoint.locate(field)
             ]
-            for field in FIELDS
+            for field in SHOWN
         },
         "notes": list(state.notes),
     }

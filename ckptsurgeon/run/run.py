@@ -13,7 +13,8 @@ from typing import Any
 
 from ckptsurgeon.edits import Fingerprint, Move, Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import Checkpoint, Format, detect
+from ckptsurgeon.formats import Checkpoint, Format
+from ckptsurgeon.formats.detect import SIGNS, detect
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.recipe import file as recipe_file
 from ckptsurgeon.recipe.recipe import unknown_key
@@ -51,8 +52,7 @@ class Run:
             if (folder / HOME / "receipts").is_dir():
                 return cls(folder, Logs(), {})
         raise UsageError(
-            f"no training run in {here} or above (no global_step<N>, iter_<N> or step-<N> folder, "
-            "no latest)",
+            f"no training run in {here} or above ({SIGNS})",
             next="ckptsurgeon status -C RUN    with the folder that holds the checkpoints",
         )
 
@@ -173,7 +173,7 @@ class Run:
         """Pointer file → the step it names, or None when it is missing or names nothing."""
         return {
             self.relative(path): self.format.pointed(path)
-            for path in self.format.pointers(self.root, 0)
+            for path in self.format.pointer_files(self.root)
         }
 
     def latest(self) -> int:
@@ -199,7 +199,7 @@ class Run:
     def _found(self) -> int:
         """What a trainer without pointers takes."""
         complete = [step for step in self.steps() if self.complete(step)]
-        found = self.format.pointed(self.root)
+        found = self.format.resumes(self.root)
         if not complete:
             told = [n for step in self.steps()[-1:] for n in self.format.missing(self.root, step)]
             raise SurgeryError(

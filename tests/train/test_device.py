@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import REPO
+from tests.support.launch import REPO
 from train import device
 from train.device import device_kind, full_memory_told, unused_gpu
 from train.errors import RankError, UsageError

@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from tests.conftest import REPO
+from tests.support.launch import REPO
 from train.kernels.build import OLDEST_TORCH
 
 FOLDER = REPO / ".cache" / "torch-headers"
