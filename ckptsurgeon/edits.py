@@ -178,6 +178,22 @@ class Append:
         offset, data = self.writes[-1]
         return offset + len(data)
 
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The [start, end) of each write in `file`."""
+        return tuple((offset, offset + len(data)) for offset, data in self.writes)
+
+    def whole(self) -> Content:
+        """All bytes of `file` once this is done."""
+        pieces: list[Piece] = [Span(self.file, 0, self.old_size)]
+        end = self.old_size
+        for offset, data in self.writes:
+            if offset > end:
+                pieces.append(Hole(offset - end))
+            pieces.append(data)
+            end = offset + len(data)
+        return Content(tuple(pieces))
+
 
 @dataclass(frozen=True)
 class Truncate:

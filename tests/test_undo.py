@@ -125,7 +125,7 @@ def test_a_step_that_retention_took_is_said(trained: Trained) -> None:
     run = Run.open(root)
     surgery.apply(run, plan(run, from_data({"rollback": {"to": 4}, "set": {"beta2": 0.9}})))
     (root / "global_step4").rename(root / "removed")
-    with pytest.raises(SurgeryError, match="which receipt 0001 changed, is not there any more"):
+    with pytest.raises(SurgeryError, match="which receipt 0001 changed, no longer exists"):
         surgery.plan_undo(run)
 
 

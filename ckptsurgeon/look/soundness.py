@@ -5,22 +5,23 @@ Each level contains those before it. Reads only, CHUNK bytes at a time, `jobs` f
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives import crc32
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
+from ckptsurgeon.progress import Progress
 
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
 CHUNK = 1 << 19
@@ -30,9 +31,6 @@ TORCH = (".pt", ".pth", ".bin")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 """What a tree that no trainer saved makes of the code that expects one."""
-
-_T = TypeVar("_T")
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -251,18 +249,14 @@ def _crcs(shard: Shard, archive: Archive) -> None:
             )
 
 
-def _sha(path: Path, wanted: str) -> list[str]:
-    digest = hashlib.sha256()
+def _sha(path: Path, expected: str) -> list[str]:
     try:
-        with path.open("rb") as file:
-            while data := file.read(CHUNK):
-                digest.update(data)
+        actual = integrity.sha256(path)
     except FileNotFoundError:
         return [f"{path}: missing, and the checkpoint's integrity manifest names it"]
-    found = digest.hexdigest()
-    if found == wanted:
+    if actual == expected:
         return []
-    return [f"{path}: its sha256 is {found[:16]}…, and the integrity manifest has {wanted[:16]}…"]
+    return [f"{path}: its sha256 is {actual[:16]}…, the integrity manifest has {expected[:16]}…"]
 
 
 def _checksum() -> Callable[[bytes, int], int]:

@@ -7,6 +7,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.recipe.recipe import Recipe, ranges
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.receipts import standing
 
 COUNTERS = ("consumed_samples", "tokens", "iteration")
 
@@ -86,7 +87,7 @@ def _skipped(run: Run, recipe: Recipe, state: State) -> int:
                 next=f"ckptsurgeon rollback --to {begin - 1}    and skip from there",
             )
         last = max(last, end)
-    if any(_same_skip(receipt, recipe, at, first) for receipt in _standing(run)):
+    if any(_same_skip(receipt, recipe, at, first) for receipt in standing(run.receipts())):
         return at
     for _ in range(first, last + 1):
         at += batch_size(state, at)
@@ -106,12 +107,6 @@ def batch_size(state: State, consumed: int) -> int:
     if consumed > samples or increments <= 0 or samples <= 0:
         return state.batch_size
     return start + int(consumed / (samples / increments)) * increment
-
-
-def _standing(run: Run) -> list[Receipt]:
-    receipts = run.receipts()
-    undone = {receipt.undoes for receipt in receipts}
-    return [r for r in receipts if r.undoes is None and r.id not in undone]
 
 
 def _same_skip(receipt: Receipt, recipe: Recipe, at: int, first: int) -> bool:

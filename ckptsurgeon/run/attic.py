@@ -10,7 +10,7 @@ from pathlib import Path
 from ckptsurgeon import disk
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import lock
-from ckptsurgeon.transaction.lock import HOME
+from ckptsurgeon.transaction.home import HOME
 
 
 @dataclass(frozen=True)

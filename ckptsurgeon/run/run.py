@@ -18,8 +18,8 @@ from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.recipe import file as recipe_file
 from ckptsurgeon.recipe.recipe import unknown_key
 from ckptsurgeon.run import writers
-from ckptsurgeon.transaction import journal, lock
-from ckptsurgeon.transaction.lock import HOME
+from ckptsurgeon.transaction import journal, lock, receipts
+from ckptsurgeon.transaction.home import HOME
 
 SETTINGS = "ckptsurgeon.yaml"
 NOTE = ".ckptsurgeon"
@@ -219,7 +219,7 @@ class Run:
 
     def receipts(self) -> list[Receipt]:
         """The surgeries done so far, oldest first."""
-        return journal.receipts(self.root)
+        return receipts.read(self.root)
 
     def under_way(self) -> str | None:
         """What a surgery that is alive does, where and since when; or whose lock is not removed."""
@@ -251,7 +251,7 @@ class Run:
         """Folders with event files of this run: in those that the settings name, or else in the
         root, at any depth. One that a surgery made to keep a cut branch is not among them."""
         kept: set[Path] = set()
-        for receipt in journal.receipts(self.root, mentioning="tfevents"):
+        for receipt in receipts.read(self.root, mentioning="tfevents"):
             if receipt.undoes is None:
                 kept |= self._kept_branches(receipt)
         found = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +16,13 @@ from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import safetensors_header
 from ckptsurgeon.formats import Weight
+from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import refuse_taken
 
 SHARD_BYTES = 5_000_000_000
 """Of one file, unless a single tensor is larger."""
 INDEX = "model.safetensors.index.json"
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

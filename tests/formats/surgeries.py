@@ -8,7 +8,7 @@ from ckptsurgeon import look, surgery
 from ckptsurgeon.edits import Plan
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.lock import HOME
+from ckptsurgeon.transaction.home import HOME
 
 
 def snapshot(root: Path) -> dict[str, bytes]:
