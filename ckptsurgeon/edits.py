@@ -7,9 +7,20 @@ lies outside). Nothing here reads or writes the disk. Each value survives JSON a
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
+
+
+def relative(path: Path, root: Path) -> str:
+    """`path` as edits name it: POSIX, from the run's root, `..` when it lies outside."""
+    name, start = str(path), f"{root}/"
+    if name.startswith(start) and "/.." not in name:  # nearly always, and ten times as fast
+        return name[len(start) :]
+    return Path(os.path.relpath(path, root)).as_posix()
+
 
 Scalar: TypeAlias = bool | int | float | str | None
 Value: TypeAlias = Scalar | list[Any] | tuple[Any, ...]

@@ -102,7 +102,7 @@ def test_the_log_folder_stays_one_after_an_undo(trained: Trained) -> None:
     assert any(isinstance(c, Aside) and c.field == "tensorboard" for c in wanted.changes)
     surgery.apply(run, wanted)
     surgery.apply(run, surgery.plan_undo(run))
-    assert run.logdirs() == [root / "tensorboard"]
+    assert run.logs.folders() == [root / "tensorboard"]
     told = [(type(change), change.field) for change in wanted.changes]
     assert [(type(change), change.field) for change in plan(run, recipe).changes] == told
 

@@ -99,7 +99,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         warnings=tuple(warnings),
         step=step if edited else None,
         steps=tuple(stay) if edited else (),
-        logs=tuple(run.event_files()) if edited else (),
+        logs=tuple(run.logs.event_files()) if edited else (),
     )
 
 

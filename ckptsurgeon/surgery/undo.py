@@ -165,7 +165,7 @@ def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
     newer = [step for step in run.steps() if step not in receipt.steps]
     out = [run.relative(path) for step in newer for path in run.entries(step)]
     known = {*receipt.logs, *_ours(receipt)}
-    out += [file for file in run.event_files() if file not in known]
+    out += [file for file in run.logs.event_files() if file not in known]
     return [Move(file, run.attic(file, id)) for file in out]
 
 
