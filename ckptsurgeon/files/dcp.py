@@ -121,7 +121,7 @@ class Saved:
     def render(self, changes: Sequence[Change], base: str, name: str) -> tuple[Content, Content]:
         """The content of the new file `name` with all changed values, and that of `.metadata`.
 
-        `base` is this folder as edits name it. Raises as `torch_archive.render` does."""
+        `base` is this folder as edits name it. Raises as `append.render` does."""
         groups: dict[Item, list[Change]] = {}
         for change in changes:
             groups.setdefault(self.of(change.path), []).append(change)

@@ -13,7 +13,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import State
 from ckptsurgeon.formats.deepspeed import flags as megatron_deepspeed
 from ckptsurgeon.formats.megatron import flags as megatron_flags
-from ckptsurgeon.run.run import Run
+from ckptsurgeon.run.run import CONFIG, Run
 
 ADAM = {
     "beta1": "--adam-beta1", "beta2": "--adam-beta2", "eps": "--adam-eps",
@@ -41,8 +41,9 @@ def launch_flags(run: Run) -> list[str]:
     step = run.latest()
     state = run.checkpoint(step).state()
     launcher = LAUNCHERS.get(run.format.name)
-    megatron = run.format.name == "deepspeed"
-    if launcher is None or (megatron and (state.schedule is None or (run.root / CONFIG).is_file())):
+    # DeepSpeed's format is Megatron-DeepSpeed's too, if it has a schedule and no bundled trainer.
+    other = state.schedule is None or (run.root / CONFIG).is_file()
+    if launcher is None or (run.format.name == "deepspeed" and other):
         raise SurgeryError(
             f"this trainer ({state.dialect}) takes no values from flags that are known here",
             next=(
@@ -61,10 +62,6 @@ def launch_flags(run: Run) -> list[str]:
         if key in flags and value is not None:
             out += [flags[key], repr(value) if isinstance(value, float) else str(value)]
     return out
-
-
-CONFIG = "train.yaml"
-"""Of the bundled trainer, which `relaunch` starts itself."""
 
 
 def _values(state: State) -> dict[str, Any]:

@@ -204,7 +204,7 @@ class Archive:
         return found
 
     def tree(self, scanned: Scan | None = None) -> Any:
-        """The inert tree of data.pkl, see `pickle_reader.read`. The same one at each call.
+        """The inert tree of data.pkl, see `tree.read_with_globals`. The same one at each call.
         `scanned` is what `scan` gave, if it is there already."""
         if self._tree is None:
             found = scanned or self.scan()
