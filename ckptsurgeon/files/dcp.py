@@ -187,7 +187,8 @@ class Values(dict[str, Any]):
         return self[name]
 
     def copy(self) -> Values:
-        """The same, and what is set in one is not in the other."""
+        """As `dict.copy`, but values are still read when they are asked for: `patched` lays changes
+        over the copy of any tree, and must not read what they do not touch."""
         return Values(self.saved, self)
 
 

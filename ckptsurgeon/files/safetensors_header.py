@@ -11,11 +11,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
-    "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
-"""torch's name → the format's."""
+from ckptsurgeon.files.dtypes import SAFETENSORS
 
 
 def encode(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
@@ -26,7 +22,7 @@ def encode(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
     at = 0
     for name, dtype, shape, size in tensors:
         document[name] = {
-            "dtype": DTYPES[dtype],
+            "dtype": SAFETENSORS[dtype],
             "shape": list(shape),
             "data_offsets": [at, at + size],
         }

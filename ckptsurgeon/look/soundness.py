@@ -18,7 +18,7 @@ from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives import crc32
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
-from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
 from ckptsurgeon.progress import Progress
@@ -278,7 +278,7 @@ def _values(shard: Shard, archive: Archive) -> None:
     A storage that tensors of several kinds share counts as none of the moments."""
     kinds: dict[tuple[str, str], set[str]] = {}
     for path, tensor in tensors(archive.tree()):
-        if tensor.dtype in ("float16", "bfloat16", "float32", "float64"):
+        if tensor.dtype in FLOATS:
             kind = path[-1] if path and path[-1] in MOMENTS else ""
             if shard.blob is not None and not path:
                 if shard.blob.kind is None:
@@ -301,7 +301,7 @@ def _storage(shard: Shard, archive: Archive, name: str, dtype: str, kind: str) -
     for begin, finish, hole in _pieces(archive, start, end, item):
         if hole:
             continue
-        values = _floats(archive.read_at(begin, finish - begin), dtype, archive.byte_order())
+        values = floats(archive.read_at(begin, finish - begin), dtype, archive.byte_order())
         with numpy.errstate(all="ignore"):
             total = float(abs(values).sum(dtype="f8"))
         if not math.isfinite(total):
@@ -324,14 +324,3 @@ def _note(wrong: dict[str, tuple[int, int]], what: str, mask: Any, begin: int, i
     if count:
         before, first = wrong.get(what, (0, begin + int(mask.argmax()) * item))
         wrong[what] = (before + count, first)
-
-
-def _floats(data: bytes, dtype: str, order: str) -> Any:
-    """The elements as an array; bfloat16 as the upper half of float32."""
-    import numpy
-
-    if dtype == "bfloat16":
-        return (numpy.frombuffer(data, f"{order}u2").astype("u4") << 16).view("f4")
-    return numpy.frombuffer(
-        data, order + {"float16": "f2", "float32": "f4", "float64": "f8"}[dtype]
-    )

@@ -15,6 +15,7 @@ from pathlib import Path
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import safetensors_header
+from ckptsurgeon.files.dtypes import SAFETENSORS
 from ckptsurgeon.formats import Weight
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
@@ -82,7 +83,7 @@ def _distributed(weights: Sequence[Weight], shard_bytes: int) -> list[list[Weigh
     files: list[list[Weight]] = [[]]
     room = shard_bytes
     for weight in weights:
-        if weight.dtype not in safetensors_header.DTYPES:
+        if weight.dtype not in SAFETENSORS:
             raise SurgeryError(f"{weight.name}: safetensors has no {weight.dtype}")
         size = _size(weight)
         if files[-1] and size > room:
