@@ -139,7 +139,7 @@ def refuse_launch(run: Run) -> None:
             f"{run.root} is a log directory without checkpoints: no trainer starts from it",
             next="the same command without --relaunch",
         )
-    launching.refuse_unknown(run)
+    launching.refuse_unknown_launch(run)
 
 
 def start(

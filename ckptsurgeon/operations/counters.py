@@ -8,6 +8,7 @@ from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.rampup import batch_size
 from ckptsurgeon.recipe.recipe import Recipe, ranges
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.receipts import standing
 
 COUNTERS = ("consumed_samples", "tokens", "iteration")
 
@@ -87,17 +88,11 @@ def _skipped(run: Run, recipe: Recipe, state: State) -> int:
                 next=f"ckptsurgeon rollback --to {begin - 1}    and skip from there",
             )
         last = max(last, end)
-    if any(_same_skip(receipt, recipe, at, first) for receipt in _standing(run)):
+    if any(_same_skip(receipt, recipe, at, first) for receipt in standing(run.receipts())):
         return at
     for _ in range(first, last + 1):
         at += batch_size(state, at)
     return at
-
-
-def _standing(run: Run) -> list[Receipt]:
-    receipts = run.receipts()
-    undone = {receipt.undoes for receipt in receipts}
-    return [r for r in receipts if r.undoes is None and r.id not in undone]
 
 
 def _same_skip(receipt: Receipt, recipe: Recipe, at: int, first: int) -> bool:

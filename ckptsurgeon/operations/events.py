@@ -36,10 +36,10 @@ def events(
         warnings += [
             f"{link}/ is a link, so its event files stay as they are; name it in "
             f"ckptsurgeon.yaml if they are this run's: tensorboard: [{link}]"
-            for link in run.linked_logs()
+            for link in run.logs.links()
         ]
     branch = _branch(run, wanted.branch)
-    for folder in run.logdirs():
+    for folder in run.logs.folders():
         if cut_at is not None:
             keep = (wanted.keep_as or f"cut-{len(run.receipts()) + 1:04d}") if wanted.keep else None
             done, said = cut.truncate(
@@ -67,7 +67,7 @@ def events(
 def _branch(run: Run, wanted: Sequence[str]) -> list[str]:
     """The names of the event files of the branch that is meant, however they were reached. Raises
     UsageError for one that is not there: it would decide nothing, silently."""
-    there = sorted({Path(file).name for file in run.event_files()}) if wanted else []
+    there = sorted({Path(file).name for file in run.logs.event_files()}) if wanted else []
     names = [Path(file).name for file in wanted]
     for name in names:
         if name not in there:
@@ -93,7 +93,7 @@ def _marks(checkpoint: Checkpoint | None, step: int, samples: int | None) -> Mar
 def note(run: Run, recipe: Recipe, step: int, title: str, when: float) -> list[AnyChange]:
     """The surgery as a text in the run's first log folder, unless the recipe says no; not behind a
     cut that it makes, where the same cut would find it."""
-    folders, cut_at = run.logdirs(), recipe.tensorboard.after
+    folders, cut_at = run.logs.folders(), recipe.tensorboard.after
     if not recipe.tensorboard.note or not folders:
         return []
     text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")

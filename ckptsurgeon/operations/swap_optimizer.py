@@ -13,9 +13,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.sane import is_number
 from ckptsurgeon.recipe.recipe import OPTIMIZERS, Recipe, SwapOptimizer
-from ckptsurgeon.run.run import Run
-
-CONFIG = "train.yaml"
+from ckptsurgeon.run.run import CONFIG, Run
 
 
 def swap_optimizer(

@@ -140,7 +140,7 @@ def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> 
         "schedule": None if state is None else plain(state.schedule),
         "steps": [{"step": step, "complete": run.complete(step)} for step in run.steps()],
         "pointers": run.pointers(),
-        "logdirs": [run.relative(folder) for folder in run.logdirs()],
+        "logdirs": [run.relative(folder) for folder in run.logs.folders()],
         "writers": run.writers(),
         "interrupted": run.interrupted(),
         "receipts": len(run.receipts()),

@@ -119,7 +119,7 @@ def schedule(state: State) -> str:
 
 def _events(run: Run) -> list[Row]:
     rows = []
-    for folder in run.logdirs():
+    for folder in run.logs.folders():
         files = sum(1 for _ in folder.glob("*tfevents*"))
         rows.append(Row("events", f"{run.relative(folder)}/", count(files, "file")))
     return rows or [Row("events", "none")]

@@ -17,9 +17,9 @@ from ckptsurgeon import disk, surgery
 from ckptsurgeon.edits import Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.recipe import Recipe, to_dict
-from ckptsurgeon.run.run import SETTINGS, Run
+from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
 
-LAUNCH = (SETTINGS, "train.yaml")
+LAUNCH = (SETTINGS, CONFIG)
 """Files beside the checkpoints that say how the run is started; the branch gets copies."""
 CANNOT_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS)
 

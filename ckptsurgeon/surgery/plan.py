@@ -26,7 +26,7 @@ from ckptsurgeon.operations.swap_optimizer import swap_optimizer
 from ckptsurgeon.recipe.recipe import Recipe, absolute, to_dict
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import render, touched
-from ckptsurgeon.transaction import journal
+from ckptsurgeon.transaction import receipts
 
 OPERATIONS = (
     rollback,
@@ -50,7 +50,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
 
     Raises SurgeryError when it can't be done in every shard, and names what to do instead."""
     run.refuse_busy()
-    id = journal.next_id(run.root)
+    id = receipts.next_id(run.root)
     if run.bare:
         return _plan_logs(run, recipe, id)
     step = _target(run, recipe)
@@ -99,7 +99,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         warnings=tuple(warnings),
         step=step if edited else None,
         steps=tuple(stay) if edited else (),
-        logs=tuple(run.event_files()) if edited else (),
+        logs=tuple(run.logs.event_files()) if edited else (),
     )
 
 

@@ -103,7 +103,7 @@ def test_the_log_folder_stays_one_after_an_undo(trained: Trained) -> None:
     assert any(isinstance(c, Aside) and c.field == "tensorboard" for c in wanted.changes)
     surgery.apply(run, wanted)
     surgery.apply(run, surgery.plan_undo(run))
-    assert run.logdirs() == [root / "tensorboard"]
+    assert run.logs.folders() == [root / "tensorboard"]
     told = [(type(change), change.field) for change in wanted.changes]
     assert [(type(change), change.field) for change in plan(run, recipe).changes] == told
 
@@ -126,7 +126,7 @@ def test_a_step_that_retention_took_is_said(trained: Trained) -> None:
     run = Run.open(root)
     surgery.apply(run, plan(run, from_data({"rollback": {"to": 4}, "set": {"beta2": 0.9}})))
     (root / "global_step4").rename(root / "removed")
-    with pytest.raises(SurgeryError, match="which receipt 0001 changed, is not there any more"):
+    with pytest.raises(SurgeryError, match="which receipt 0001 changed, no longer exists"):
         surgery.plan_undo(run)
 
 
