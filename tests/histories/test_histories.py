@@ -213,6 +213,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("opt-11.9", {"set": {"lr": 6e-5}}, "--lr 6e-05"),
     ("opt-12.16", {"set": {"clip_grad": 0.3}}, "--clip-norm 0.3"),
     ("opt-12.35", {"set": {"lr": 9e-3}}, "--lr 0.009"),
+    ("opt-12.41", {"swap_optimizer": {"to": "sgdw", "momentum": 0.0}}, "--reset-optimizer"),
     ("opt-before-12.42", {"set": {"lr": 9e-5}}, "--lr 9e-05"),
     ("opt-12.42", {"set": {"lr": 6e-5}}, "--lr 6e-05"),
     ("opt-12.44", {"set": {"lr": 5.4e-5}}, "--lr 5.4e-05"),
@@ -251,8 +252,16 @@ def test_a_restart_of_opt_by_flags(metaseq: Path, row: str, recipe: dict, flag: 
         (6210, {"set": {"seed": 43}}, ["--seed 43"]),
         (8400, {"skip": ["8401-8800"]}, ["--skip-train-iteration-range 8401-8800"]),
         (13250, {"skip": ["13251-14000"]}, ["--skip-train-iteration-range 13251-14000"]),
-        (16800, {"rewarm": {"iterations": 100}}, ["--lr 0", "--train-samples 7799008"]),
-        (16800, {"rewarm": {"iterations": 300}}, ["--lr 0", "--train-samples 8208608"]),
+        (
+            16800,
+            {"rewarm": {"iterations": 100}},
+            ["three launches", "--lr 0 --min-lr 0", "--train-samples 7799008"],
+        ),
+        (
+            16800,
+            {"rewarm": {"iterations": 300}},
+            ["three launches", "--lr 0 --min-lr 0", "--train-samples 8208608"],
+        ),
         (
             22800,
             {"rewarm": {"iterations": 500, "kind": "ramp"}},
