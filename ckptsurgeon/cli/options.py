@@ -1,4 +1,4 @@
-"""The options that every command accepts, the exit codes, and how a command gets them."""
+"""The options that every command accepts, and how a command gets them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from ckptsurgeon.cli.commands import Command, examples, exit_codes
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.report import Style
 
@@ -28,32 +29,15 @@ REMEDIES = {
     errno.EROFS: "mount it writable, then run the same command again",
     errno.ENOSPC: "free some space, then run the same command again",
     errno.EDQUOT: "free some space, then run the same command again",
-    errno.ENOENT: "name one that is there",
+    errno.ENOENT: "check the path: it does not exist",
 }
 """What helps against an error of the operating system."""
-EXIT_CODES = {
-    0: "done, or nothing to do",
-    1: "failed or declined; the run is exactly as it was",
-    2: "wrong usage; the run is exactly as it was",
-    3: "with --exit-code: there are changes",
-    4: "verification failed; the message says what differs",
-    5: "an interrupted surgery is waiting: ckptsurgeon recover",
-    130: "Ctrl-C before the commit point; the run is exactly as it was",
-}
 AllowGlobal = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-global", metavar="NAME", help="A module.name that shards may hold; repeatable."
     ),
 ]
-LOOKS = (0, 1, 2)
-EDITS = (0, 1, 2, 4, 5, 130)
-
-
-def exit_codes(codes: tuple[int, ...], more: str = "") -> str:
-    """The last lines of a command's --help."""
-    rows = [f"  {code:<4} {EXIT_CODES[code]}" for code in codes]
-    return "\n".join(["\b", "Exit codes:", *rows, *([f"  {more}"] if more else [])])
 
 
 class Nowhere(io.TextIOBase):
@@ -78,8 +62,10 @@ class Common:
         Path | None,
         typer.Option("--run", "-C", metavar="DIR", help="The run, found upward from DIR [here]."),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show, and do nothing.")] = False
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Show what would happen and stop.")
+    ] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document (docs/json.md).")] = (
         False
     )
@@ -142,7 +128,8 @@ class Editing(Common):
     ] = 8
     allow_global: AllowGlobal = None
     no_tb_note: Annotated[
-        bool, typer.Option("--no-tb-note", help="Do not write the surgery into the logs as a text.")
+        bool,
+        typer.Option("--no-tb-note", help="Do not write a note about the surgery into the logs."),
     ] = False
 
 
@@ -151,7 +138,7 @@ class OneLiner(Editing):
     """What every command that is a recipe of one section accepts."""
 
     print_recipe: Annotated[
-        bool, typer.Option("--print-recipe", help="Print the same request as YAML, and do nothing.")
+        bool, typer.Option("--print-recipe", help="Print the same request as YAML and stop.")
     ] = False
 
 
@@ -193,16 +180,17 @@ def _carry_out(function: Callable[..., None], given: Mapping[str, Any]) -> None:
         ) from None
 
 
-def saved_steps(ctx: typer.Context) -> list[str]:
-    """What completes a step: the steps of the run, or nothing when there is no run."""
-    from ckptsurgeon.run.run import Run
-
-    above = ctx.parent.params if ctx.parent else {}
-    folder = ctx.params.get("run_dir") or above.get("run_dir") or Path()
-    try:
-        return [str(step) for step in Run.open(Path(folder)).steps()]
-    except (SurgeryError, OSError):
-        return []
+def build(row: Command) -> Any:
+    """The command of Typer for a row of the table; its help ends with exit codes and examples."""
+    function = row.function()
+    text, _, _ = (function.__doc__ or "").partition("Examples:\n")
+    shown = "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples(function))])
+    epilog = f"{exit_codes(row.codes, row.more)}\n\n{shown}"
+    single = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+    single.command(row.name, help=inspect.cleandoc(text), epilog=epilog)(command(function))
+    return typer.main.get_command(single)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

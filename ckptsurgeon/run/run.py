@@ -13,10 +13,10 @@ from typing import Any
 
 from ckptsurgeon.edits import Fingerprint, Move, Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files import plain_yaml
+from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats import Checkpoint, Format, detect
 from ckptsurgeon.formats.logs import Logs
-from ckptsurgeon.recipe import file as recipe_file
-from ckptsurgeon.recipe.recipe import unknown_key
 from ckptsurgeon.run import writers
 from ckptsurgeon.transaction import journal, lock
 from ckptsurgeon.transaction.lock import HOME
@@ -354,7 +354,7 @@ class Run:
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    data = recipe_file.settings(file)
+    data = plain_yaml.read(file)
     for key in data:
         if key not in ("name", "tensorboard", "relaunch"):
             raise unknown_key(key, ("name", "tensorboard", "relaunch"), str(file))

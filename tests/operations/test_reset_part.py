@@ -12,8 +12,8 @@ import pytest
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.operations.section import Recipe
 from ckptsurgeon.recipe.file import from_data
-from ckptsurgeon.recipe.recipe import Recipe
 from tests.conftest import REPO, Trained
 from tests.test_contract import first_line, tree
 
