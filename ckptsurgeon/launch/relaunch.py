@@ -14,9 +14,9 @@ from typing import Any, TextIO
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
+from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.launch.slurm import Job
-from ckptsurgeon.recipe.file import settings
-from ckptsurgeon.recipe.recipe import Relaunch
+from ckptsurgeon.operations.relaunch import Relaunch
 from ckptsurgeon.run.run import CONFIG, Run
 
 LIBRARIES = ("torch", "deepspeed", "tensorboard")
@@ -102,7 +102,7 @@ def job(
     if isinstance(own, dict):
         switch = own.get("kill_switch")
     else:
-        switch = settings(run.root / CONFIG).get("kill_switch_path")
+        switch = plain_yaml.read(run.root / CONFIG).get("kill_switch_path")
         if switch is None:
             switch = run.root / "kill-switch"
             argv.append(f"kill_switch_path={switch}")

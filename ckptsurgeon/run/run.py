@@ -10,11 +10,11 @@ from typing import Any
 
 from ckptsurgeon.edits import Fingerprint, Receipt, relative
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files import plain_yaml
+from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats import Checkpoint, Format
 from ckptsurgeon.formats.detect import SIGNS, detect
 from ckptsurgeon.formats.logs import Logs
-from ckptsurgeon.recipe import file as recipe_file
-from ckptsurgeon.recipe.recipe import unknown_key
 from ckptsurgeon.run import writers
 from ckptsurgeon.run.log_folders import LogFolders
 from ckptsurgeon.transaction import journal, lock, receipts
@@ -251,7 +251,7 @@ class Run:
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    data = recipe_file.settings(file)
+    data = plain_yaml.read(file)
     for key in data:
         if key not in ("name", "tensorboard", "relaunch"):
             raise unknown_key(key, ("name", "tensorboard", "relaunch"), str(file))
