@@ -15,9 +15,9 @@ from pathlib import Path
 from bench.process import REPO, python
 from bench.row import Row, ratio
 from ckptsurgeon import disk
+from ckptsurgeon.files.plain_yaml import read
 from ckptsurgeon.logs.tensorboard import event_file, frame
 from ckptsurgeon.logs.tensorboard.event_file import Piece
-from ckptsurgeon.recipe.file import settings
 
 RECIPE = REPO / "recipes" / "tags" / "bigscience-23.yaml"
 NAME = "events.out.tfevents.1600000000.host.1.0"
@@ -32,7 +32,7 @@ def make_log(path: Path, iterations: int) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    tags = [*settings(RECIPE), *(f"activations/layer {i}/norm" for i in range(8))]
+    tags = [*read(RECIPE), *(f"activations/layer {i}/norm" for i in range(8))]
     with path.open("wb") as file:
         file.write(event_file.version_record(1.6e9))
         for iteration in range(1, iterations + 1):
@@ -84,7 +84,7 @@ def cut(source: Path, target: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    pairs = settings(RECIPE)
+    pairs = read(RECIPE)
     with frame.Opened(source) as (data, _), target.open("wb", buffering=0) as out:
 
         def emit(piece: Piece) -> None:
@@ -108,7 +108,7 @@ def rename_by_tensorboard(source: Path, target: Path) -> None:
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    pairs = settings(RECIPE)
+    pairs = read(RECIPE)
     with target.open("wb") as out:
         writer = RecordWriter(out)
         for event in LegacyEventFileLoader(str(source)).Load():

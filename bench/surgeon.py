@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import ckptsurgeon.formats.deepspeed.layout  # noqa: F401
-from ckptsurgeon import Hyperparameters, Recipe, Run, apply, plan, plan_undo
+from ckptsurgeon import Hyperparameters, Recipe, Reset, Run, apply, plan, plan_undo
 
 RECIPES = {
-    "set-lr": Recipe(set=Hyperparameters(lr=3e-5)),
-    "set-beta2": Recipe(set=Hyperparameters(beta2=0.9)),
-    "reset": Recipe(reset=["moments"]),
+    "set-lr": Recipe(Hyperparameters(lr=3e-5)),
+    "set-beta2": Recipe(Hyperparameters(beta2=0.9)),
+    "reset": Recipe(Reset(reset=["moments"])),
 }
 
 

@@ -1,8 +1,10 @@
 """Hyperparameter surgery on sharded checkpoints: one transaction, undoable.
 
-from ckptsurgeon import Run, Recipe, plan, apply
-run = Run.open(Path("."))
-receipt = apply(run, plan(run, Recipe(set=Hyperparameters(lr=3e-5))))
+from pathlib import Path
+from ckptsurgeon import Hyperparameters, Recipe, Run, apply, plan
+
+run = Run.open(Path())
+receipt = apply(run, plan(run, Recipe(Hyperparameters(lr=3e-5), why="loss spike")))
 """
 
 from __future__ import annotations
@@ -16,7 +18,17 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from ckptsurgeon.edits import Plan, Promise, Receipt
     from ckptsurgeon.look.verify import inspect, verify
-    from ckptsurgeon.recipe.recipe import Hyperparameters, Recipe, Rollback
+    from ckptsurgeon.operations.events import TensorBoard
+    from ckptsurgeon.operations.hyperparameters import Hyperparameters
+    from ckptsurgeon.operations.relaunch import Relaunch
+    from ckptsurgeon.operations.replicas import Replicas
+    from ckptsurgeon.operations.reset import Moments, Reset
+    from ckptsurgeon.operations.rewarm import Rewarm
+    from ckptsurgeon.operations.rollback import Repair, Rollback
+    from ckptsurgeon.operations.section import Recipe
+    from ckptsurgeon.operations.skip import Skip
+    from ckptsurgeon.operations.swap_optimizer import SwapOptimizer
+    from ckptsurgeon.recipe.file import from_data, load
     from ckptsurgeon.run.run import Run
     from ckptsurgeon.surgery.apply import apply, recover
     from ckptsurgeon.surgery.plan import plan
@@ -24,7 +36,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Plan": "edits", "Promise": "edits", "Receipt": "edits",
-    "Hyperparameters": "recipe.recipe", "Recipe": "recipe.recipe", "Rollback": "recipe.recipe",
+    "Recipe": "operations.section", "from_data": "recipe.file", "load": "recipe.file",
+    "Hyperparameters": "operations.hyperparameters", "Relaunch": "operations.relaunch",
+    "Moments": "operations.reset", "Repair": "operations.rollback",
+    "Replicas": "operations.replicas",
+    "Reset": "operations.reset", "Rewarm": "operations.rewarm", "Rollback": "operations.rollback",
+    "Skip": "operations.skip", "SwapOptimizer": "operations.swap_optimizer",
+    "TensorBoard": "operations.events",
     "Run": "run.run",
     "plan": "surgery.plan", "apply": "surgery.apply", "recover": "surgery.apply",
     "plan_undo": "surgery.undo",
@@ -33,14 +51,25 @@ _HOMES = {
 
 __all__ = [
     "Hyperparameters",
+    "Moments",
     "Plan",
     "Promise",
     "Receipt",
     "Recipe",
+    "Relaunch",
+    "Repair",
+    "Replicas",
+    "Reset",
+    "Rewarm",
     "Rollback",
     "Run",
+    "Skip",
+    "SwapOptimizer",
+    "TensorBoard",
     "apply",
+    "from_data",
     "inspect",
+    "load",
     "plan",
     "plan_undo",
     "recover",

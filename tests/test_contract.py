@@ -38,9 +38,18 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "lower-beta2": (["rollback.to=4"], {"step": 5, "betas": [0.9, 0.9]}),
     "fake-sgd": (
         ["set.decay_style=constant"],
-        {"step": 9, "betas": [0.0, 0.95], "eps": 1.0, "lr": 9e-3},
+        {
+            "step": 9,
+            "betas": [0.0, 0.95],
+            "eps": 100.0,
+            "lr": 9e-3,
+            "weight_decay": [1e-3, 0.0],
+        },
     ),
-    "real-sgd": (["set.decay_style=constant"], {"step": 9, "lr": 9e-3, "adam_step": 8}),
+    "real-sgd": (
+        ["set.decay_style=constant"],
+        {"step": 9, "lr": 0.1, "adam_step": 8, "weight_decay": [1e-4, 0.0]},
+    ),
     "lower-clip": ([], {"step": 9, "clip_grad": 0.3}),
     "change-seed": (["rollback.to=4"], {"step": 5, "seed": 43}),
 }

@@ -1,8 +1,7 @@
-"""The command line: one table of commands, and every error in three lines."""
+"""The command line: what `ckptsurgeon` starts; every error leaves in three lines."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,45 +10,30 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from ckptsurgeon import report
-from ckptsurgeon.cli import attic, copies, look, one_liners, recipes, run
-from ckptsurgeon.cli.options import EDITS, LOOKS, Nowhere, command, exit_codes
+from ckptsurgeon.cli.commands import commands, exit_codes
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.version import VERSION
 
-COMMANDS: tuple[tuple[str, Any, str], ...] = (
-    ("status", look.status, exit_codes(LOOKS)),
-    ("show", look.show, exit_codes(LOOKS)),
-    ("log", look.log, exit_codes(LOOKS)),
-    ("verify", look.verify, exit_codes((*LOOKS, 4))),
-    ("doctor", look.doctor, exit_codes((*LOOKS, 4))),
-    ("plan", recipes.plan, exit_codes((*LOOKS, 3, 5))),
-    ("apply", recipes.apply, exit_codes(EDITS)),
-    ("undo", recipes.undo, exit_codes(EDITS)),
-    ("recover", recipes.recover, exit_codes(EDITS)),
-    ("rollback", one_liners.rollback, exit_codes(EDITS)),
-    ("set-lr", one_liners.set_lr, exit_codes(EDITS)),
-    ("set", one_liners.set_values, exit_codes(EDITS)),
-    ("reset", one_liners.reset, exit_codes(EDITS)),
-    ("skip", one_liners.skip, exit_codes(EDITS)),
-    ("swap-optimizer", one_liners.swap_optimizer, exit_codes(EDITS)),
-    ("sync-replicas", one_liners.sync_replicas, exit_codes(EDITS)),
-    ("repair-latest", one_liners.repair_latest, exit_codes(EDITS)),
-    ("truncate-tb-events", one_liners.truncate_tb_events, exit_codes(EDITS)),
-    ("rename-tb-events", one_liners.rename_tb_events, exit_codes(EDITS)),
-    ("relaunch", run.relaunch, exit_codes((*LOOKS, 4, 5, 130), "else the status of the trainer")),
-    ("fork", copies.fork, exit_codes((0, 1, 2, 4, 5, 130))),
-    ("export", copies.export, exit_codes((0, 1, 2, 5, 130))),
-    ("compact", attic.compact, exit_codes(EDITS)),
-    ("shrink", attic.shrink, exit_codes(EDITS)),
-    ("prune", attic.prune, exit_codes((0, 1, 2, 5, 130))),
-    ("unlock", attic.unlock, exit_codes((0, 1, 2, 130))),
-)
-"""Name, function and exit codes, in the order in which --help lists them."""
-
 
 class Surgeon(TyperGroup):
-    """The group of all commands: what a command raises leaves as three lines and an exit code."""
+    """The group of all commands, of which one is loaded when it is asked for. What it raises leaves
+    as three lines and an exit code."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = dict.fromkeys(commands())  # type: ignore[assignment]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name, or None."""
+        from ckptsurgeon.cli.build import build
+
+        row = commands().get(cmd_name)
+        return None if row is None else build(row)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The commands in --help, none of which is loaded for it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(row.name, row.help) for row in commands().values()])
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
@@ -75,8 +59,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, _function, _epilog in COMMANDS:
-    app.command(_name, epilog=_epilog)(command(_function))
 
 
 def _version(wanted: bool) -> None:
@@ -91,7 +73,11 @@ def ckptsurgeon(
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            "--run", "-C", metavar="DIR", envvar="CKPTSURGEON_RUN", help="As -C of every command."
+            "--run",
+            "-C",
+            metavar="DIR",
+            envvar="CKPTSURGEON_RUN",
+            help="The run to work on (same as -C on any command).",
         ),
     ] = None,
     version: Annotated[
@@ -102,13 +88,16 @@ def ckptsurgeon(
 
     The value you set is the value the next step uses, and if anything goes wrong the run is exactly
     as it was."""
-    ctx.default_map = {name: {"run_dir": run_dir} for name, *_ in COMMANDS if run_dir is not None}
+    if run_dir is not None:
+        ctx.default_map = {name: {"run_dir": run_dir} for name in commands()}
 
 
 def main() -> None:
     """The console script."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this, as a daemon may do
+            from ckptsurgeon.cli.options import Nowhere
+
             setattr(sys, name, Nowhere())
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -117,7 +106,11 @@ def main() -> None:
 
 
 def _fail(error: SurgeryError, words: Sequence[str]) -> int:
+    from ckptsurgeon import report
+
     if "--json" in words:
+        import json
+
         print(json.dumps(report.error_json(error)), file=sys.stderr)
     else:
         print(report.error(error, report.Style.of(sys.stderr)), file=sys.stderr)

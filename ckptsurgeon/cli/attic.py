@@ -8,44 +8,45 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.options import Common, Editing, saved_steps
-from ckptsurgeon.cli.recipes import carry_out
+from ckptsurgeon.cli.carry_out import carry_out
+from ckptsurgeon.cli.options import Common, Editing
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.operations.completion import saved_steps
 
 if TYPE_CHECKING:
     from ckptsurgeon.run.run import Run
 
+Step = Annotated[
+    int | None,
+    typer.Argument(metavar="STEP", help="A saved step [latest].", autocompletion=saved_steps),
+]
 
-def compact(
-    step: Annotated[
-        int | None,
-        typer.Argument(metavar="STEP", help="A saved step [latest].", autocompletion=saved_steps),
-    ] = None,
-    *,
-    common: Editing,
-) -> None:
+
+def compact(step: Step = None, *, common: Editing) -> None:
     """Rewrite grown shards without dead bytes.
 
     Values and tensors stay as they are. The old shards go to the attic; once they are pruned, no
-    earlier surgery on them can be undone."""
+    earlier surgery on them can be undone.
+
+    Examples:
+    ckptsurgeon compact
+    ckptsurgeon compact 6 --dry-run
+    """
     from ckptsurgeon import surgery
 
     run = common.open_run()
     carry_out(run, surgery.plan_compact(run, step, allow_globals=common.allow_global or ()), common)
 
 
-def shrink(
-    step: Annotated[
-        int | None,
-        typer.Argument(metavar="STEP", help="A saved step [latest].", autocompletion=saved_steps),
-    ] = None,
-    *,
-    common: Editing,
-) -> None:
+def shrink(step: Step = None, *, common: Editing) -> None:
     """Rewrite shards saved with unused bytes.
 
     A view that is saved takes its whole storage along, which can make a file ten times as large.
-    Values and tensors stay as they are; the old shards go to the attic."""
+    Values and tensors stay as they are; the old shards go to the attic.
+
+    Examples:
+    ckptsurgeon shrink --dry-run
+    """
     from ckptsurgeon import surgery
 
     run = common.open_run()
@@ -65,7 +66,12 @@ def prune(
     """Remove what past surgeries keep in the attic. There is no undo.
 
     The surgeries whose attic goes, and all before them, can't be undone any more. On a terminal the
-    run's name is asked for; elsewhere --yes counts only together with --run."""
+    run's name is asked for; elsewhere --yes counts only together with --run.
+
+    Examples:
+    ckptsurgeon prune --keep 3
+    ckptsurgeon prune --dry-run
+    """
     from ckptsurgeon.run import attic
 
     run = common.open_run()
@@ -79,7 +85,7 @@ def prune(
         return
     if not common.as_json:
         common.answer(lambda: report.attic(chosen, common.style), dict)
-    _confirm(run, report.count(len(chosen), "attic"), common, named=common.run_dir is not None)
+    _confirm_by_name(run, report.count(len(chosen), "attic"), common)
     try:
         attic.prune(run, chosen)
     except (OSError, KeyboardInterrupt) as error:
@@ -97,7 +103,11 @@ def prune(
 def unlock(*, common: Common) -> None:
     """Remove the lock of a surgery that died elsewhere.
 
-    Make sure that it does not run any more: a lock of this machine goes by itself."""
+    Make sure that it does not run any more: a lock of this machine goes by itself.
+
+    Examples:
+    ckptsurgeon unlock --dry-run
+    """
     from ckptsurgeon.transaction import lock
 
     run = common.open_run()
@@ -105,17 +115,18 @@ def unlock(*, common: Common) -> None:
     if holder is None:
         common.answer(lambda: "nothing to unlock", lambda: {"schema": report.SCHEMA, "lock": None})
         return
-    told = {"schema": report.SCHEMA, "lock": str(holder)}
+    document = {"schema": report.SCHEMA, "lock": str(holder)}
     if common.dry_run:
-        common.answer(lambda: f"held by {holder}", lambda: told)
+        common.answer(lambda: f"held by {holder}", lambda: document)
         return
-    _confirm(run, f"the lock of {holder}", common, named=common.run_dir is not None)
+    _confirm_by_name(run, f"the lock of {holder}", common)
     lock.unlock(run.root, holder)
-    common.report(lambda: f"unlocked: it was held by {holder}", lambda: told)
+    common.report(lambda: f"unlocked: it was held by {holder}", lambda: document)
 
 
-def _confirm(run: Run, what: str, common: Common, *, named: bool) -> None:
-    if common.yes and named:
+def _confirm_by_name(run: Run, what: str, common: Common) -> None:
+    """--yes counts only beside -C, so that a command typed in the wrong folder removes nothing."""
+    if common.yes and common.run_dir is not None:
         return
     if common.yes or common.as_json or not sys.stdin.isatty():
         raise SurgeryError(

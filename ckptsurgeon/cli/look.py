@@ -9,12 +9,18 @@ from typing import Annotated
 import typer
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.options import Common, saved_steps
+from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import SurgeryError, VerificationFailed
+from ckptsurgeon.operations.completion import saved_steps
 
 
 def status(*, common: Common) -> None:
-    """The run: steps, pointers, values, events, surgery."""
+    """The run: steps, pointers, values, events, surgery.
+
+    Examples:
+    ckptsurgeon status
+    ckptsurgeon status --json
+    """
     run = common.open_run()
     state, problem = None, None
     try:
@@ -30,25 +36,34 @@ def status(*, common: Common) -> None:
 
 def show(
     step: Annotated[
-        int,
-        typer.Argument(metavar="STEP", help="A saved step.", autocompletion=saved_steps),
-    ],
+        int | None,
+        typer.Argument(metavar="STEP", help="A saved step [latest].", autocompletion=saved_steps),
+    ] = None,
     *,
     common: Common,
 ) -> None:
     """One checkpoint: each field and all its places.
 
-    The place that wins on load stands first; a copy is what the trainer overwrites or ignores."""
+    The place that wins on load stands first; a copy is what the trainer overwrites or ignores.
+
+    Examples:
+    ckptsurgeon show
+    ckptsurgeon show 6
+    """
     run = common.open_run()
-    found = run.checkpoint(step)
+    checkpoint = run.checkpoint(run.latest() if step is None else step)
     common.answer(
-        lambda: report.checkpoint(run, found, common.style),
-        lambda: report.checkpoint_json(run, found),
+        lambda: report.checkpoint(run, checkpoint, common.style),
+        lambda: report.checkpoint_json(run, checkpoint),
     )
 
 
 def log(*, common: Common) -> None:
-    """The surgeries of this run, newest first."""
+    """The surgeries of this run, newest first.
+
+    Examples:
+    ckptsurgeon log
+    """
     receipts = common.open_run().receipts()
     common.answer(lambda: report.log(receipts, common.style), lambda: report.log_json(receipts))
 
@@ -79,7 +94,12 @@ def verify(
     """Read one step and say what is wrong with it.
 
     Shards complete, readable and in agreement, pointers right, the last promise kept; with
-    --level 3 also every byte that has a CRC, with 4 NaN, Inf and impossible moments."""
+    --level 3 also every byte that has a CRC, with 4 NaN, Inf and impossible moments.
+
+    Examples:
+    ckptsurgeon verify
+    ckptsurgeon verify 6 --level 4
+    """
     from ckptsurgeon import look
 
     with report.Progress(sys.stderr, quiet=common.quiet or common.as_json or level < 3) as progress:
@@ -96,7 +116,11 @@ def doctor(*, common: Common) -> None:
     """What is wrong with the run, and what to do.
 
     All that verify finds at the latest step, and what makes a run diverge although every file is
-    sound: a lost Adam step, newer checkpoints of an abandoned branch, a stale pointer."""
+    sound: a lost Adam step, newer checkpoints of an abandoned branch, a stale pointer.
+
+    Examples:
+    ckptsurgeon doctor
+    """
     from ckptsurgeon.look.doctor import diagnose
 
     run = common.open_run()

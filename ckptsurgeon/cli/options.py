@@ -1,18 +1,16 @@
-"""The options that every command accepts, the exit codes, and how a command gets them."""
+"""The options that every command accepts, in bundles."""
 
 from __future__ import annotations
 
-import errno
-import inspect
 import io
 import json
 import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,38 +20,12 @@ from ckptsurgeon.report import Style
 if TYPE_CHECKING:
     from ckptsurgeon.run.run import Run
 
-REMEDIES = {
-    errno.EACCES: "run as the user who owns it, or change its rights",
-    errno.EPERM: "run as the user who owns it, or change its rights",
-    errno.EROFS: "mount it writable, then run the same command again",
-    errno.ENOSPC: "free some space, then run the same command again",
-    errno.EDQUOT: "free some space, then run the same command again",
-    errno.ENOENT: "name one that is there",
-}
-"""What helps against an error of the operating system."""
-EXIT_CODES = {
-    0: "done, or nothing to do",
-    1: "failed or declined; the run is exactly as it was",
-    2: "wrong usage; the run is exactly as it was",
-    3: "with --exit-code: there are changes",
-    4: "verification failed; the message says what differs",
-    5: "an interrupted surgery is waiting: ckptsurgeon recover",
-    130: "Ctrl-C before the commit point; the run is exactly as it was",
-}
 AllowGlobal = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-global", metavar="NAME", help="A module.name that shards may hold; repeatable."
     ),
 ]
-LOOKS = (0, 1, 2)
-EDITS = (0, 1, 2, 4, 5, 130)
-
-
-def exit_codes(codes: tuple[int, ...], more: str = "") -> str:
-    """The last lines of a command's --help."""
-    rows = [f"  {code:<4} {EXIT_CODES[code]}" for code in codes]
-    return "\n".join(["\b", "Exit codes:", *rows, *([f"  {more}"] if more else [])])
 
 
 class Nowhere(io.TextIOBase):
@@ -78,8 +50,10 @@ class Common:
         Path | None,
         typer.Option("--run", "-C", metavar="DIR", help="The run, found upward from DIR [here]."),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show, and do nothing.")] = False
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Show what would happen and stop.")
+    ] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document (docs/json.md).")] = (
         False
     )
@@ -142,7 +116,8 @@ class Editing(Common):
     ] = 8
     allow_global: AllowGlobal = None
     no_tb_note: Annotated[
-        bool, typer.Option("--no-tb-note", help="Do not write the surgery into the logs as a text.")
+        bool,
+        typer.Option("--no-tb-note", help="Do not write a note about the surgery into the logs."),
     ] = False
 
 
@@ -151,7 +126,7 @@ class OneLiner(Editing):
     """What every command that is a recipe of one section accepts."""
 
     print_recipe: Annotated[
-        bool, typer.Option("--print-recipe", help="Print the same request as YAML, and do nothing.")
+        bool, typer.Option("--print-recipe", help="Print the same request as YAML and stop.")
     ] = False
 
 
@@ -176,74 +151,3 @@ class LogOneLiner(OneLiner):
     def where(self) -> Path | None:
         """The first log folder has the receipts."""
         return self.tb[0] if self.tb else super().where
-
-
-def _carry_out(function: Callable[..., None], given: Mapping[str, Any]) -> None:
-    try:
-        function(**given)
-    except KeyboardInterrupt:
-        raise Cancelled("stopped by Ctrl-C", next="run the same command again") from None
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # the reader of stdout has gone: Typer ends with 1, silently
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        remedy = REMEDIES.get(error.errno or 0, "ckptsurgeon status")
-        raise SurgeryError(
-            f"{where}{error.strerror or error}", untouched="nothing was committed", next=remedy
-        ) from None
-
-
-def saved_steps(ctx: typer.Context) -> list[str]:
-    """What completes a step: the steps of the run, or nothing when there is no run."""
-    from ckptsurgeon.run.run import Run
-
-    above = ctx.parent.params if ctx.parent else {}
-    folder = ctx.params.get("run_dir") or above.get("run_dir") or Path()
-    try:
-        return [str(step) for step in Run.open(Path(folder)).steps()]
-    except (SurgeryError, OSError):
-        return []
-
-
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` as Typer wants it: a parameter of a class above becomes the options in that class.
-
-    Ctrl-C inside `function` becomes Cancelled, what the disk refuses a SurgeryError, and an error's
-    commands get the -C that they need."""
-    hints = get_type_hints(function, include_extras=True)
-    bundles: dict[str, type[Common]] = {}
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(function).parameters.values():
-        hint = hints[parameter.name]
-        if not is_dataclass(hint):
-            parameters.append(
-                parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
-            )
-            continue
-        bundles[parameter.name] = hint  # type: ignore[assignment]
-        types = get_type_hints(hint, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                item.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=item.default,
-                annotation=types[item.name],
-            )
-            for item in fields(hint)
-        ]
-
-    def invoke(**given: Any) -> None:
-        for name, bundle in bundles.items():
-            given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
-        common = next(given[name] for name in bundles)
-        try:
-            _carry_out(function, given)
-        except SurgeryError as error:
-            error.next = tuple(common.here(hint) for hint in error.next)
-            raise
-
-    invoke.__doc__ = function.__doc__
-    invoke.__name__ = function.__name__
-    invoke.__annotations__ = {item.name: item.annotation for item in parameters}
-    invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return invoke

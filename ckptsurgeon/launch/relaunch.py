@@ -14,12 +14,11 @@ from typing import Any, TextIO
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
+from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.launch.slurm import Job
-from ckptsurgeon.recipe.file import settings
-from ckptsurgeon.recipe.recipe import Relaunch
-from ckptsurgeon.run.run import Run
+from ckptsurgeon.operations.relaunch import Relaunch
+from ckptsurgeon.run.run import CONFIG, Run
 
-CONFIG = "train.yaml"
 LIBRARIES = ("torch", "deepspeed", "tensorboard")
 """What the extra `train` installs."""
 STANDS = "the surgery stands; the trainer has trained no step"
@@ -40,7 +39,7 @@ def command(
     With `nodes` it is what starts the share of one of so many nodes, whose torchrun takes the
     rendezvous from its environment."""
     arguments = [*(wanted.args if wanted else []), *extra]
-    refuse_unknown(run)
+    refuse_unknown_launch(run)
     own = run.settings.get("relaunch")
     if own is not None:
         return [*map(str, own["command"]), *arguments]
@@ -75,7 +74,7 @@ def _refuse_without_trainer() -> None:
         )
 
 
-def refuse_unknown(run: Run) -> None:
+def refuse_unknown_launch(run: Run) -> None:
     """Raise when nothing in the run says how its trainer is started."""
     own = run.settings.get("relaunch")
     if own is not None:
@@ -103,7 +102,7 @@ def job(
     if isinstance(own, dict):
         switch = own.get("kill_switch")
     else:
-        switch = settings(run.root / CONFIG).get("kill_switch_path")
+        switch = plain_yaml.read(run.root / CONFIG).get("kill_switch_path")
         if switch is None:
             switch = run.root / "kill-switch"
             argv.append(f"kill_switch_path={switch}")

@@ -1,1 +1,77 @@
-"""Intent becomes changes: one file per section of a recipe."""
+"""Intent becomes changes: one file per section of a recipe, and the table that lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckptsurgeon.operations.section import Recipe, Section
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One file: the module, and its commands with the line that `--help` shows of each.
+
+    The module is imported when it is needed. It holds SECTIONS, a tuple of Section classes, and
+    COMMANDS, a dictionary that says which function a command is: one that returns the data of a
+    recipe."""
+
+    module: str
+    commands: dict[str, str]
+
+    @property
+    def sections(self) -> tuple[type[Section], ...]:
+        """The sections of a recipe that it takes."""
+        sections: tuple[type[Section], ...] = import_module(self.module).SECTIONS
+        return sections
+
+    def command(self, name: str) -> Callable[..., dict[str, Any]]:
+        """The function of one of its commands."""
+        function: Callable[..., dict[str, Any]] = import_module(self.module).COMMANDS[name]
+        return function
+
+
+HERE = __name__
+OPERATIONS = (
+    Operation(f"{HERE}.rollback", {
+        "rollback": "Go back to a saved step.",
+        "repair-latest": "Make `latest` name a checkpoint that loads.",
+    }),
+    Operation(f"{HERE}.hyperparameters", {
+        "set-lr": "Change the learning-rate schedule.",
+        "set": "Change hyperparameters in every place that keeps them.",
+    }),
+    Operation(f"{HERE}.reset", {"reset": "Start the Adam moments or the loss scale anew."}),
+    Operation(f"{HERE}.rewarm", {}),
+    Operation(f"{HERE}.skip", {"skip": "Pass over the data of some iterations."}),
+    Operation(f"{HERE}.swap_optimizer", {
+        "swap-optimizer": "Switch the run to another optimizer."
+    }),
+    Operation(f"{HERE}.replicas", {
+        "sync-replicas": "Average parameters that every tensor-parallel rank keeps a copy of."
+    }),
+    Operation(f"{HERE}.events", {
+        "truncate-tb-events": "Cut TensorBoard events after an iteration.",
+        "rename-tb-events": "Rename TensorBoard tags.",
+    }),
+    Operation(f"{HERE}.relaunch", {}),
+)  # fmt: skip
+"""In this order a plan lists their changes, a title and a recipe their sections, and `--help` their
+commands. The order means nothing to the result: each reads the state before the surgery."""
+
+
+def kinds() -> list[type[Section]]:
+    """The sections that a recipe may have."""
+    return [kind for operation in OPERATIONS for kind in operation.sections]
+
+
+def in_order(recipe: Recipe) -> list[Section]:
+    """The sections of `recipe`, with those that stand in every recipe."""
+    known = kinds()
+    unknown = [kind.__name__ for kind in recipe.given if kind not in known]
+    if unknown:
+        raise LookupError(f"no operation is listed for {', '.join(unknown)}")
+    return [recipe[kind] for kind in known if kind.standing or kind in recipe.given]

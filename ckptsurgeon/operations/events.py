@@ -2,31 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
 
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.logs import cut
 from ckptsurgeon.logs.marks import Marks
-from ckptsurgeon.recipe.recipe import Recipe
+from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
 from ckptsurgeon.run.run import Run
 
+ORDERS = ("wall", "mtime", "name")
+AXES = ("iteration", "samples", "tokens", "gigaflos")
 
-def events(
-    run: Run, recipe: Recipe, checkpoint: Checkpoint | None
-) -> tuple[list[AnyChange], list[str]]:
-    """Changes for the recipe's `tensorboard`: a cut at the rollback step (or `after`), or a rename.
 
-    The checkpoint's own counters and save time say which branch is meant; without a checkpoint the
-    logs alone do."""
-    wanted = recipe.tensorboard
+@dataclass(frozen=True)
+class TensorBoard(Section):
+    """`truncate` cuts event files at the rollback step (or `after`) by lineage; the cut branch is
+    kept as a run of its own named `keep_as` unless `keep` is false; `rename` maps old tag to new.
+
+    `branch`, `order`, `axes` and `samples` (consumed at `after`) decide what the logs can't prove
+    (logs/lineage.py); `salvage` drops damaged records; `note` writes the surgery into the
+    logs."""
+
+    key: ClassVar[str] = "tensorboard"
+    standing: ClassVar[bool] = True
+    on_logs: ClassVar[bool] = True
+
+    truncate: bool = True
+    after: int | None = None
+    keep: bool = True
+    keep_as: str | None = None
+    rename: dict[str, str] = field(default_factory=dict)
+    regex: bool = False
+    allow_merge: bool = False
+    branch: list[str] = field(default_factory=list)
+    order: str | None = None
+    axes: dict[str, str] = field(default_factory=dict)
+    samples: int | None = None
+    salvage: bool = False
+    note: bool = True
+
+    def check(self, recipe: Recipe) -> None:
+        if self.order is not None and self.order not in ORDERS:
+            raise unknown_value(self.order, ORDERS, "tensorboard.order")
+        for tag, axis in self.axes.items():
+            if axis not in AXES:
+                raise unknown_value(axis, AXES, f"tensorboard.axes.{tag}")
+        for key, value in (("after", self.after), ("samples", self.samples)):
+            if value is not None and value < 0:
+                raise UsageError(f"`tensorboard.{key}` is {value}", next=f"{key} is never below 0")
+
+    def title(self, run: Run, step: int) -> list[str]:
+        parts = [] if self.after is None else [f"cut events after {self.after}"]
+        tags = len(self.rename)
+        return [*parts, *([f"rename {tags} tag{'s' if tags > 1 else ''}"] if tags else [])]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        """A cut at the rollback step (or `after`), or a rename. The checkpoint's own counters and
+        save time say which branch is meant."""
+        back = recipe.leaves_newer and self.truncate
+        cut_at = checkpoint.step if self.after is None and back else self.after
+        return _changed(run, self, cut_at, checkpoint)
+
+    def log_changes(self, run: Run, recipe: Recipe) -> Changes:
+        """The same without a checkpoint: the logs alone say which branch is meant."""
+        return _changed(run, self, self.after, None)
+
+    def record(self, run: Run, recipe: Recipe, step: int | None, title: str) -> list[AnyChange]:
+        """The surgery as a text in the run's first log folder, unless the recipe says no; not
+        behind a cut that it makes, where the same cut would find it."""
+        folders = run.logs.folders()
+        steps = [at for at in (step, self.after) if at is not None]
+        if not self.note or not folders or not steps:
+            return []
+        text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
+        return [cut.note(folders[0], run.root, min(steps), text, time.time())]
+
+
+def _changed(
+    run: Run, wanted: TensorBoard, cut_at: int | None, checkpoint: Checkpoint | None
+) -> Changes:
     changes: list[AnyChange] = []
     warnings: list[str] = []
-    cut_at = wanted.after
-    if cut_at is None and checkpoint is not None and recipe.rollback and wanted.truncate:
-        cut_at = checkpoint.step
     if cut_at is not None and wanted.rename:
         raise UsageError(
             "a cut and a rename of the same event files in one recipe",
@@ -36,10 +101,10 @@ def events(
         warnings += [
             f"{link}/ is a link, so its event files stay as they are; name it in "
             f"ckptsurgeon.yaml if they are this run's: tensorboard: [{link}]"
-            for link in run.linked_logs()
+            for link in run.logs.links()
         ]
     branch = _branch(run, wanted.branch)
-    for folder in run.logdirs():
+    for folder in run.logs.folders():
         if cut_at is not None:
             keep = (wanted.keep_as or f"cut-{len(run.receipts()) + 1:04d}") if wanted.keep else None
             done, said = cut.truncate(
@@ -67,12 +132,12 @@ def events(
 def _branch(run: Run, wanted: Sequence[str]) -> list[str]:
     """The names of the event files of the branch that is meant, however they were reached. Raises
     UsageError for one that is not there: it would decide nothing, silently."""
-    there = sorted({Path(file).name for file in run.event_files()}) if wanted else []
+    there = sorted({Path(file).name for file in run.logs.event_files()}) if wanted else []
     names = [Path(file).name for file in wanted]
     for name in names:
         if name not in there:
-            told = ", ".join(there[:3]) + (" …" if len(there) > 3 else "")
-            raise UsageError(f"branch: no event file is called {name}", next=f"there is: {told}")
+            some = ", ".join(there[:3]) + (" …" if len(there) > 3 else "")
+            raise UsageError(f"branch: no event file is called {name}", next=f"there is: {some}")
     return names
 
 
@@ -90,12 +155,120 @@ def _marks(checkpoint: Checkpoint | None, step: int, samples: int | None) -> Mar
     )
 
 
-def note(run: Run, recipe: Recipe, step: int, title: str, when: float) -> list[AnyChange]:
-    """The surgery as a text in the run's first log folder, unless the recipe says no; not behind a
-    cut that it makes, where the same cut would find it."""
-    folders, cut_at = run.logdirs(), recipe.tensorboard.after
-    if not recipe.tensorboard.note or not folders:
-        return []
-    text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
-    at = step if cut_at is None else min(step, cut_at)
-    return [cut.note(folders[0], run.root, at, text, when)]
+# --- commands ------------------------------------------------------------------------------------
+
+KeepTB = Annotated[
+    str | None,
+    typer.Option(
+        "--keep-tb", metavar="NAME", help="Keep the cut events as a TensorBoard run called NAME."
+    ),
+]
+NoKeepTB = Annotated[
+    bool, typer.Option("--no-keep-tb", help="Do not keep the cut events as a run of their own.")
+]
+
+
+def kept(name: str | None, nothing: bool) -> dict[str, Any]:
+    """What --keep-tb and --no-keep-tb say of the cut branch."""
+    if name is not None and nothing:
+        raise UsageError("--keep-tb and --no-keep-tb exclude each other", next="give one of them")
+    return {"keep": False} if nothing else given(keep_as=name)
+
+
+def truncate_tb_events(
+    after: Annotated[
+        int, typer.Option("--after", metavar="STEP", help="The last iteration that stays.")
+    ],
+    keep_tb: KeepTB = None,
+    no_keep_tb: NoKeepTB = False,
+    branch: Annotated[
+        list[str] | None,
+        typer.Option("--branch", metavar="FILE", help="An event file of the branch that is meant."),
+    ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option("--axis", metavar="TAG=AXIS", help="iteration, samples, tokens or gigaflos."),
+    ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option("--order", metavar="BY", help="Order files by wall, mtime or name."),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", metavar="N", help="Samples consumed at STEP, if nothing says."),
+    ] = None,
+    salvage: Annotated[
+        bool, typer.Option("--salvage", help="Drop damaged records instead of refusing.")
+    ] = False,
+) -> dict[str, Any]:
+    """Cut TensorBoard events after an iteration.
+
+    Tags on other axes (samples, tokens, gigaflos) are cut at the same moment of training. Works on
+    a bare log directory too: --tb DIR.
+
+    Examples:
+    ckptsurgeon truncate-tb-events --after 6 --keep-tb before-the-spike
+    ckptsurgeon truncate-tb-events --after 6 --tb tensorboard --yes
+    """
+    section = given(
+        after=after,
+        branch=branch or None,
+        axes=dict(_pair(text) for text in axis) if axis else None,
+        order=order,
+        samples=samples,
+        salvage=salvage or None,
+    )
+    return {"tensorboard": {**section, **kept(keep_tb, no_keep_tb)}}
+
+
+def rename_tb_events(
+    tags: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="OLD NEW …", help="Pairs of a tag and its new name."),
+    ] = None,
+    mapping: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="YAML: old tag: new tag, or a recipe with them.",
+        ),
+    ] = None,
+    regex: Annotated[bool, typer.Option("--regex", help="OLD is a regular expression.")] = False,
+    allow_merge: Annotated[
+        bool, typer.Option("--allow-merge", help="NEW may be a tag that exists.")
+    ] = False,
+) -> dict[str, Any]:
+    """Rename TensorBoard tags.
+
+    All pairs take one pass over each file. Works on a bare log directory too: --tb DIR.
+
+    Examples:
+    ckptsurgeon rename-tb-events 'lm loss' 'lm-loss-training/lm loss'
+    """
+    if mapping is not None and not tags:
+        pairs = plain_yaml.read(mapping)
+        section = pairs.get("tensorboard")
+        if isinstance(section, Mapping):
+            pairs = section.get("rename", {})
+    elif mapping is None and tags and len(tags) % 2 == 0:
+        pairs = dict(zip(tags[::2], tags[1::2], strict=True))
+    else:
+        raise UsageError(
+            "the tags to rename are OLD NEW or --map FILE, one of the two",
+            next="ckptsurgeon rename-tb-events 'lm loss' 'lm-loss-training/lm loss'",
+        )
+    return {"tensorboard": {"rename": pairs, "regex": regex, "allow_merge": allow_merge}}
+
+
+def _pair(text: str) -> tuple[str, str]:
+    tag, equals, axis = text.rpartition("=")
+    if not equals:
+        raise UsageError(f"--axis {text!r} is not TAG=AXIS", next="--axis 'my loss=samples'")
+    return tag, axis
+
+
+SECTIONS = (TensorBoard,)
+COMMANDS = {"truncate-tb-events": truncate_tb_events, "rename-tb-events": rename_tb_events}

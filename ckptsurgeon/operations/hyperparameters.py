@@ -1,51 +1,157 @@
-"""Wanted hyperparameters: lr schedule, betas, eps, weight decay, clipping, seed, loss scale."""
+"""Hyperparameters and counters: lr schedule, betas, eps, weight decay, clipping, seed, samples."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import typer
 
 from ckptsurgeon.edits import AnyChange, Change
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import Checkpoint, Place
-from ckptsurgeon.formats.sane import UnknownField
-from ckptsurgeon.recipe.recipe import Recipe
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.plain_yaml import lay
+from ckptsurgeon.formats import Checkpoint, Place, State
+from ckptsurgeon.operations.counters import COUNTERS, counted
+from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section, unknown_value
 from ckptsurgeon.run.run import Run
 
 SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style", "position")
+DECAY_STYLES = ("constant", "linear", "cosine")
+MAX_SEED = (1 << 32) - 1
+"""Of numpy, which trainers draw the order of their data with."""
 LEAP = 10.0
 """A peak that becomes so many times larger is pointed out."""
-COUPLED = {"cur_iter": 0, "last_overflow_iter": -1, "_growth_tracker": 0}
-"""Counters that a dynamic loss scaler takes its next growth from."""
 
 
-def hyperparameters(
-    run: Run, recipe: Recipe, checkpoint: Checkpoint
-) -> tuple[list[AnyChange], list[str]]:
-    """Changes for the recipe's `set`, in every place of every shard.
+@dataclass(frozen=True)
+class Hyperparameters(Section):
+    """Wanted values, in every place of every shard. A text such as `0.5x` scales the present one.
 
-    What the format does not keep is refused with the trainer's flag to use instead."""
-    wanted = recipe.set.given()
-    if not wanted:
-        return [], []
-    surgeon = _Setter(run, checkpoint)
-    surgeon.schedule(wanted)
-    for key in ("beta1", "beta2"):
-        if key in wanted:
-            surgeon.beta(int(key[-1]) - 1, wanted[key])
-    if "eps" in wanted:
-        surgeon.groups("eps", wanted["eps"])
-    if "weight_decay" in wanted:
-        surgeon.groups("weight_decay", wanted["weight_decay"])
-    for key in ("clip_grad", "seed"):
-        if key in wanted:
-            surgeon.flagged(key, wanted[key])
-    if "loss_scale" in wanted:
-        surgeon.loss_scale(wanted["loss_scale"])
-    if "beta2" in wanted and "moments" not in recipe.reset:
-        surgeon.warn_young_moments(wanted["beta2"])
-    if "lr" in wanted:
-        surgeon.warn_leap(wanted["lr"])
-    return list(surgeon.changes.values()), surgeon.warnings
+    `lr` is the peak of the schedule (Megatron's max_lr); `warmup` and `decay` count samples;
+    `consumed_samples`, `tokens` and `iteration` are the counters that the data position, the logs
+    and the next step's number come from. `position` is where the schedule stands: in samples with
+    Megatron's AnnealingLR, in steps of the scheduler with others."""
+
+    key: ClassVar[str] = "set"
+    standing: ClassVar[bool] = True
+    synonyms: ClassVar[Mapping[str, str]] = {
+        "learning_rate": "lr", "max_lr": "lr", "peak_lr": "lr", "lr_warmup_samples": "warmup",
+        "warmup_steps": "warmup", "warmup_samples": "warmup", "lr_decay_samples": "decay",
+        "decay_steps": "decay", "lr_decay_style": "decay_style", "wd": "weight_decay",
+        "grad_clip": "clip_grad", "clip": "clip_grad", "gradient_clipping": "clip_grad",
+        "max_grad_norm": "clip_grad", "epsilon": "eps", "b1": "beta1", "b2": "beta2",
+        "last_epoch": "position", "num_steps": "position", "last_batch_iteration": "position",
+    }  # fmt: skip
+
+    lr: float | str | None = None
+    min_lr: float | str | None = None
+    warmup: int | None = None
+    decay: int | None = None
+    decay_style: str | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    eps: float | str | None = None
+    weight_decay: float | str | None = None
+    clip_grad: float | str | None = None
+    seed: int | None = None
+    loss_scale: float | str | None = None
+    consumed_samples: int | None = None
+    tokens: int | None = None
+    iteration: int | None = None
+    position: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The keys that were set, in the order of the table above."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+
+    def check(self, recipe: Recipe) -> None:
+        if self.decay_style is not None and self.decay_style not in DECAY_STYLES:
+            raise unknown_value(self.decay_style, DECAY_STYLES, "set.decay_style")
+        for key, value in self.given().items():
+            if isinstance(value, str):  # a scale of the present value, or a decay style
+                continue
+            limit = None
+            if key in ("beta1", "beta2"):
+                limit = None if 0 <= value < 1 else f"0 <= {key} < 1"
+            elif key in ("eps", "loss_scale"):
+                limit = None if value > 0 else f"{key} is above 0"
+            elif value < 0 and key != "position":  # whose least value is the schedule's to say
+                limit = f"{key} is never below 0"
+            most = MAX_SEED if key == "seed" else MAX_COUNT
+            if limit is None and isinstance(value, int) and value > most:
+                limit = f"{key} is at most {most}"
+            if limit is not None:
+                raise UsageError(f"`set.{key}` is {value}", next=limit)
+
+    def settled(self, state: State) -> Hyperparameters:
+        return self.scaled(_present(state))
+
+    def scaled(self, present: Mapping[str, float | None]) -> Hyperparameters:
+        """The same with each `0.5x` replaced by that share of the `present` value: a plan keeps
+        absolute values, so that applying it twice changes nothing."""
+        absolute: dict[str, Any] = {}
+        for key, value in self.given().items():
+            if key != "decay_style" and isinstance(value, str):
+                base = present.get(key)
+                if base is None:
+                    raise UsageError(
+                        f"`{key}: {value}`: the checkpoint keeps no single {key} to scale",
+                        next=f"{key}: NUMBER",
+                    )
+                absolute[key] = float(value[:-1]) * base
+        return dataclasses.replace(self, **absolute)
+
+    def iteration_after(self, state: State) -> int:
+        """The last iteration that counts as done after the surgery."""
+        return state.step if self.iteration is None else self.iteration
+
+    def title(self, run: Run, step: int) -> list[str]:
+        pairs = " ".join(f"{key}={_short(value)}" for key, value in self.given().items())
+        return [f"set {pairs}"] if pairs else []
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        wanted = self.given()
+        setter = _Setter(run, checkpoint)
+        setter.schedule(wanted)
+        for key in ("beta1", "beta2"):
+            if key in wanted:
+                setter.beta(int(key[-1]) - 1, wanted[key])
+        for key in ("eps", "weight_decay"):
+            if key in wanted:
+                setter.groups(key, wanted[key])
+        for key in ("clip_grad", "seed"):
+            if key in wanted:
+                setter.flagged(key, wanted[key])
+        if "loss_scale" in wanted:
+            setter.loss_scale(wanted["loss_scale"])
+        if "lr" in wanted:
+            setter.warn_leap(wanted["lr"])
+        counters = {key: value for key, value in wanted.items() if key in COUNTERS}
+        changes, warnings = counted(run, checkpoint, counters, self.position is not None)
+        return [*setter.changes.values(), *changes], [*setter.warnings, *warnings]
+
+
+def _present(state: State) -> dict[str, float | None]:
+    """What a relative value scales: one number per key, or None where groups differ."""
+    promise, schedule = state.promise, state.schedule or {}
+    peak = promise.lr if state.peak_lr is None else state.peak_lr
+    decays = {value for value in promise.weight_decay or () if value != 0}
+    return {
+        "lr": schedule.get("max_lr", peak),
+        "min_lr": schedule.get("min_lr"),
+        "eps": promise.eps,
+        "weight_decay": decays.pop() if len(decays) == 1 else None,
+        "clip_grad": promise.clip_grad,
+        "loss_scale": promise.loss_scale,
+    }
+
+
+def _short(value: object) -> str:
+    """A number without digits that say nothing, as it could have been typed: 300000, 1e-05."""
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)
 
 
 class _Setter:
@@ -71,7 +177,7 @@ class _Setter:
     def schedule(self, wanted: dict[str, Any]) -> None:
         """lr, min_lr, warmup, decay, decay_style, position, as the format keeps them."""
         given = {key: wanted[key] for key in SCHEDULE if key in wanted}
-        if "position" in given and not self._has_position():
+        if "position" in given and not self.checkpoint.locate("position"):
             raise SurgeryError(
                 "this checkpoint keeps no position of a scheduler that could be set",
                 next="its trainer derives it from a counter: set iteration or consumed_samples",
@@ -81,12 +187,6 @@ class _Setter:
             for field, place, value in settings:
                 self.put(field, place, value)
             self.warnings += warnings
-
-    def _has_position(self) -> bool:
-        try:
-            return bool(self.checkpoint.locate("position"))
-        except UnknownField:
-            return False
 
     def beta(self, index: int, value: float) -> None:
         for place in self._places("betas", "set betas on the trainer's command line"):
@@ -118,37 +218,20 @@ class _Setter:
         if not any(place.wins for place in places):
             raise SurgeryError(
                 f"this checkpoint does not decide {key}: the trainer's command line does",
-                next=f"relaunch the trainer with {self.run.format.flags[key]} {value}",
+                next=self.run.format.advise(key, value),
             )
         for place in places:
             self.put(key, place, value)
 
     def loss_scale(self, value: float) -> None:
-        places = self.checkpoint.locate("loss_scale")
-        if not self.checkpoint.state().dynamic_loss_scale or not places:
+        settings = self.checkpoint.rescale(value)
+        if not self.checkpoint.state().dynamic_loss_scale or not settings:
             raise SurgeryError(
                 "the run has no dynamic loss scale (bf16 and fp32 train without one)",
                 next="drop loss_scale",
             )
-        for place in places:
-            self.put("loss_scale", place, value)
-            for name, start in COUPLED.items():
-                old = self.checkpoint.value(place.file, (*place.path[:-1], name))
-                if old is not None:
-                    beside = Place(place.file, (*place.path[:-1], name), old)
-                    self.put("loss_scale", beside, start)
-
-    def warn_young_moments(self, beta2: float) -> None:
-        promise = self.checkpoint.state().promise
-        if promise.betas is None or promise.adam_step is None or promise.betas[1] == beta2:
-            return
-        horizon = 3 / (1 - max(beta2, promise.betas[1]))
-        if promise.adam_step < horizon:
-            self.warnings.append(
-                f"exp_avg_sq has seen only {promise.adam_step} steps under beta2 "
-                f"{promise.betas[1]:g}; the bias correction of the new one is off until about "
-                f"step {horizon:.0f}"
-            )
+        for field, place, new in settings:
+            self.put(field, place, new)
 
     def warn_leap(self, lr: float) -> None:
         """3e5 where 3e-5 was meant is a rate like any other, to a format."""
@@ -165,3 +248,76 @@ class _Setter:
         if not places:
             raise SurgeryError(f"this checkpoint keeps no {name}", next=advice)
         return places
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def settings_of(pairs: Sequence[str]) -> list[str]:
+    """`lr=3e-5` as it stands in a recipe: `set.lr=3e-5`."""
+    return [pair if pair.startswith("set.") else f"set.{pair}" for pair in pairs]
+
+
+def set_lr(
+    lr: Annotated[
+        str | None, typer.Argument(metavar="LR", help="The peak of the schedule, or 0.5x of it.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option("--scale", metavar="FACTOR", help="Multiply the peak instead.")
+    ] = None,
+    min_lr: Annotated[
+        str | None, typer.Option("--min-lr", metavar="LR", help="Where the decay ends.")
+    ] = None,
+    warmup: Annotated[
+        str | None, typer.Option("--warmup", metavar="SAMPLES", help="Length of the warm-up.")
+    ] = None,
+    decay: Annotated[
+        str | None, typer.Option("--decay", metavar="SAMPLES", help="Length of the decay.")
+    ] = None,
+    decay_style: Annotated[
+        str | None,
+        typer.Option("--decay-style", metavar="STYLE", help="constant, linear or cosine."),
+    ] = None,
+) -> dict[str, Any]:
+    """Change the learning-rate schedule.
+
+    Examples:
+    ckptsurgeon set-lr 3e-5
+    ckptsurgeon set-lr --scale 0.5 --min-lr 1e-6
+    """
+    if lr is not None and scale is not None:
+        raise UsageError("both LR and --scale were given", next="ckptsurgeon set-lr --scale 0.5")
+    wanted = {
+        "lr": f"{scale}x" if scale is not None else lr,
+        "min_lr": min_lr,
+        "warmup": warmup,
+        "decay": decay,
+        "decay_style": decay_style,
+    }
+    pairs = [f"set.{key}={value}" for key, value in wanted.items() if value is not None]
+    if not pairs:
+        raise UsageError("no learning rate was given", next="ckptsurgeon set-lr 3e-5")
+    return lay({}, pairs)
+
+
+def set_values(
+    settings: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY=VALUE", help="For example: beta2=0.95 eps=1e-8"),
+    ],
+) -> dict[str, Any]:
+    """Change hyperparameters in every place that keeps them.
+
+    KEY is lr min_lr warmup decay decay_style beta1 beta2 eps weight_decay clip_grad seed
+    loss_scale, or a counter: consumed_samples tokens iteration position. A VALUE such as 0.5x
+    scales the present one.
+
+    Examples:
+    ckptsurgeon set beta2=0.95 eps=1e-8
+    ckptsurgeon set weight_decay=0.5x --dry-run
+    """
+    return lay({}, settings_of(settings))
+
+
+SECTIONS = (Hyperparameters,)
+COMMANDS = {"set-lr": set_lr, "set": set_values}

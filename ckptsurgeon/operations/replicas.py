@@ -3,40 +3,51 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import typer
 
 from ckptsurgeon.edits import AnyChange, Change, Elements
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats, from_floats
 from ckptsurgeon.formats import Checkpoint, Copy, Replica
-from ckptsurgeon.recipe.recipe import Recipe
+from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, given
 from ckptsurgeon.run.run import Run
 
 
-def replicas(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:
-    """Changes for `sync_replicas`: weights, fp32 masters and both moments of every parameter that
-    is whole on each rank and not equal on all, each the mean of its copies in float64."""
-    wanted = recipe.sync_replicas
-    if wanted is None:
-        return [], []
-    found = [item for item in checkpoint.replicas() if re.search(wanted.params, item.parameter)]
-    if not found:
-        raise UsageError(
-            f"no replicated parameter matches {wanted.params!r}",
-            next="ckptsurgeon sync-replicas    takes them all",
-        )
-    changes: list[AnyChange] = []
-    for replica in drifted(checkpoint, found):
-        data = _mean(checkpoint, replica)
-        told = f"mean of {len(replica.copies)} ranks"
-        for copy in replica.copies:
-            if read(checkpoint, copy) != data:
-                place = copy.place
-                field = f"{replica.kind} of {replica.parameter}"
-                new = Elements(data, told)
-                file = run.relative(place.file)
-                changes.append(Change(file, field, "values", new, place.path, copy.elements))
-    return changes, []
+@dataclass(frozen=True)
+class Replicas(Section):
+    """Weights, fp32 masters and both moments of every parameter that is whole on each rank and not
+    equal on all: each the mean of its copies in float64. `params` says of which parameters."""
+
+    key: ClassVar[str] = "sync_replicas"
+
+    params: str = ""
+
+    def check(self, recipe: Recipe) -> None:
+        check_pattern("sync_replicas.params", self.params)
+
+    def title(self, run: Run, step: int) -> list[str]:
+        return ["sync replicas"]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        matching = [r for r in checkpoint.replicas() if re.search(self.params, r.parameter)]
+        if not matching:
+            raise UsageError(
+                f"no replicated parameter matches {self.params!r}",
+                next="ckptsurgeon sync-replicas    takes them all",
+            )
+        changes: list[AnyChange] = []
+        for replica in drifted(checkpoint, matching):
+            data = _mean(checkpoint, replica)
+            new = Elements(data, f"mean of {len(replica.copies)} ranks")
+            field = f"{replica.kind} of {replica.parameter}"
+            for copy in replica.copies:
+                if read(checkpoint, copy) != data:
+                    file, path = run.relative(copy.place.file), copy.place.path
+                    changes.append(Change(file, field, "values", new, path, copy.elements))
+        return changes, []
 
 
 def drifted(checkpoint: Checkpoint, found: list[Replica]) -> list[Replica]:
@@ -61,29 +72,33 @@ def _mean(checkpoint: Checkpoint, replica: Replica) -> bytes:
     if len(dtypes) > 1:
         raise SurgeryError(f"{replica.parameter}: its copies are of {' and '.join(sorted(dtypes))}")
     dtype = dtypes.pop()
-    values = [_decoded(read(checkpoint, copy), dtype) for copy in replica.copies]
+    if dtype not in FLOATS:
+        raise SurgeryError(f"{replica.parameter}: a mean of {dtype} has no meaning")
+    values = [floats(read(checkpoint, copy), dtype).astype("f8") for copy in replica.copies]
     if len({len(item) for item in values}) > 1:
         raise SurgeryError(f"{replica.parameter}: its copies differ in size")
-    return _encoded(numpy.mean(values, axis=0, dtype="f8"), dtype)
+    return from_floats(numpy.mean(values, axis=0, dtype="f8"), dtype)
 
 
-NUMBERS = {"float64": "<f8", "float32": "<f4", "float16": "<f2"}
+# --- commands ------------------------------------------------------------------------------------
 
 
-def _decoded(data: bytes, dtype: str) -> Any:
-    import numpy
+def sync_replicas(
+    params: Annotated[
+        str | None,
+        typer.Option("--params", metavar="REGEX", help="Only parameters whose names match REGEX."),
+    ] = None,
+) -> dict[str, Any]:
+    """Average parameters that every tensor-parallel rank keeps a copy of.
 
-    if dtype == "bfloat16":
-        return (numpy.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").astype("f8")
-    if dtype not in NUMBERS:
-        raise SurgeryError(f"a mean of {dtype} has no meaning")
-    return numpy.frombuffer(data, NUMBERS[dtype]).astype("f8")
+    Layer norms and the like, which are whole on every rank: weights, fp32 masters and moments,
+    where the copies drifted apart.
+
+    Examples:
+    ckptsurgeon sync-replicas --params layernorm
+    """
+    return {"sync_replicas": given(params=params)}
 
 
-def _encoded(values: Any, dtype: str) -> bytes:
-    """Rounded to nearest, ties to even."""
-    if dtype != "bfloat16":
-        return bytes(values.astype(NUMBERS[dtype]).tobytes())
-    bits = values.astype("<f4").view("<u4")
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return bytes(rounded.astype("<u2").tobytes())
+SECTIONS = (Replicas,)
+COMMANDS = {"sync-replicas": sync_replicas}

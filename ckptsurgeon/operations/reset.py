@@ -4,41 +4,116 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import typer
 
 from ckptsurgeon.edits import ZEROS, AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.moments import ALL, ALSO
-from ckptsurgeon.recipe.recipe import Moments, Recipe
+from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.rewarm import Hold, Ramp, Rewarm, window
+from ckptsurgeon.operations.section import (
+    Changes,
+    Recipe,
+    Section,
+    check_pattern,
+    given,
+    unknown_value,
+)
 from ckptsurgeon.run.run import Run
 
+STATES = ("moments", "loss_scale")
 
-def reset(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:
-    """Changes for the recipe's `reset`; fp32 masters, schedule and counters are not touched.
+
+@dataclass(frozen=True)
+class Moments:
+    """What narrows a reset of the moments: `only` exp_avg, `params` whose names match."""
+
+    only: str | None = None
+    params: str | None = None
+
+
+@dataclass(frozen=True)
+class Reset(Section):
+    """What starts anew; fp32 masters, schedule and counters are not touched.
 
     Moments means exp_avg, exp_avg_sq and step together, with what AMSGrad and Muon keep, unless
-    `recipe.moments` confines it: zeroing only exp_avg_sq makes the first update up to 79,500 times
-    lr and is refused, and keeping step makes it (1 - β1)/√(1 - β2) times lr, which is said."""
-    changes: list[AnyChange] = []
-    warnings: list[str] = []
-    if "moments" in recipe.reset and recipe.moments != Moments():
-        changes += _part(run, checkpoint, recipe.moments)
-        if changes:
-            warnings.append(_first_update(checkpoint, recipe.moments))
-    elif "moments" in recipe.reset:
-        changes += _moments(run, checkpoint)
-        zeroed = any(isinstance(change, Change) and change.new == ZEROS for change in changes)
-        if any(change.field == "momentum_buffer" for change in changes):
-            warnings.append("the momentum of parameters that are not Adam's (Muon) begins anew too")
-        if zeroed and (recipe.rewarm is None or recipe.rewarm.iterations == 0):
-            warnings.append("after a moment reset the first update is 1.0 × lr in every weight")
-    if "loss_scale" in recipe.reset:
-        changes += _loss_scale(run, checkpoint)
-    return changes, warnings
+    `moments` narrows it: zeroing only exp_avg_sq makes the first update up to 79,500 times lr and
+    is refused, and keeping step makes it (1 - β1)/√(1 - β2) times lr, which the plan says."""
+
+    standing: ClassVar[bool] = True
+
+    reset: list[str] = field(default_factory=list)
+    moments: Moments = field(default_factory=Moments)
+
+    def check(self, recipe: Recipe) -> None:
+        for state in self.reset:
+            if state not in STATES:
+                raise unknown_value(state, STATES, "reset")
+        only, params = self.moments.only, self.moments.params
+        if (only or params) and "moments" not in self.reset:
+            raise UsageError(
+                "`moments` narrows a reset, but the recipe resets no moments",
+                next="reset: [moments]",
+            )
+        if only == "exp_avg_sq":
+            raise UsageError(
+                "exp_avg_sq alone is never reset: the next update would be up to 79,500 times lr",
+                next="reset moments, or reset moments --only exp_avg",
+            )
+        if only not in (None, "exp_avg"):
+            raise unknown_value(str(only), ("exp_avg",), "moments.only")
+        check_pattern("moments.params", params or "")
+
+    def title(self, run: Run, step: int) -> list[str]:
+        part = " ".join(item for item in (self.moments.only, self.moments.params) if item)
+        return [f"reset {state}{f' ({part})' if part else ''}" for state in self.reset]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        changes: list[AnyChange] = []
+        warnings: list[str] = []
+        beta2 = recipe[Hyperparameters].beta2
+        if "moments" not in self.reset:
+            warnings += _young(checkpoint, beta2) if beta2 is not None else []
+        elif self.moments != Moments():
+            changes += _part(run, checkpoint, self.moments)
+            if changes:
+                warnings.append(_first_update(checkpoint, self.moments))
+        else:
+            changes += _moments(run, checkpoint)
+            zeroed = any(isinstance(change, Change) and change.new == ZEROS for change in changes)
+            if any(change.field == "momentum_buffer" for change in changes):
+                warnings.append(
+                    "the momentum of parameters that are not Adam's (Muon) begins anew too"
+                )
+            rewarm = recipe.get(Rewarm)
+            if zeroed and (rewarm is None or rewarm.iterations == 0):
+                warnings.append("after a moment reset the first update is 1.0 × lr in every weight")
+        if "loss_scale" in self.reset:
+            changes += _loss_scale(run, checkpoint)
+        return changes, warnings
+
+
+def _young(checkpoint: Checkpoint, beta2: float) -> list[str]:
+    """A warning when moments that are kept have seen too few steps for another beta2."""
+    promise = checkpoint.state().promise
+    if promise.betas is None or promise.adam_step is None or promise.betas[1] == beta2:
+        return []
+    horizon = 3 / (1 - max(beta2, promise.betas[1]))
+    if promise.adam_step >= horizon:
+        return []
+    return [
+        f"exp_avg_sq has seen only {promise.adam_step} steps under beta2 {promise.betas[1]:g}; the "
+        f"bias correction of the new one is off until about step {horizon:.0f}"
+    ]
 
 
 def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
-    """exp_avg alone, or the moments of some parameters; the step stays, as others share it."""
+    """Only exp_avg, or the moments of some parameters; the step stays, as others share it."""
     also = [name for name in ALSO if not part.only and checkpoint.locate(name)]
     names = (part.only,) if part.only else ("exp_avg", "exp_avg_sq", *also)
     changes: list[AnyChange] = []
@@ -123,3 +198,46 @@ def _loss_scale(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
             Change(run.relative(place.file), "loss_scale", place.value, start, place.path)
         )
     return changes
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def states_of(names: Sequence[str]) -> list[str]:
+    """`loss-scale`, as it is typed, as it stands in a recipe."""
+    return [name.replace("-", "_") for name in names]
+
+
+def reset(
+    states: Annotated[
+        list[str], typer.Argument(metavar="moments|loss-scale", help="What starts anew.")
+    ],
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="exp_avg", help="Reset only this moment.")
+    ] = None,
+    params: Annotated[
+        str | None,
+        typer.Option("--params", metavar="REGEX", help="Only parameters whose names match REGEX."),
+    ] = None,
+    hold: Hold = None,
+    ramp: Ramp = None,
+) -> dict[str, Any]:
+    """Start the Adam moments or the loss scale anew.
+
+    Moments are exp_avg, exp_avg_sq and step together; fp32 masters and the schedule stay. With
+    --only or --params Adam's step is kept; the plan says what that costs.
+
+    Examples:
+    ckptsurgeon reset moments --rewarm 100
+    ckptsurgeon reset moments --params layernorm --dry-run
+    """
+    part = given(only=only, params=params)
+    return {
+        "reset": states_of(states),
+        **window(hold, ramp),
+        **({"moments": part} if part else {}),
+    }
+
+
+SECTIONS = (Reset,)
+COMMANDS = {"reset": reset}

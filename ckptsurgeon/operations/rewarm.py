@@ -3,49 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
 
-from ckptsurgeon.edits import AnyChange, Change
-from ckptsurgeon.errors import SurgeryError
+import typer
+
+from ckptsurgeon.edits import Change
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
-from ckptsurgeon.formats.deepspeed.flags import scheduler_name
+from ckptsurgeon.formats.rampup import batch_size
 from ckptsurgeon.formats.schedules.rewarm import HOLD
-from ckptsurgeon.operations.counters import batch_size, consumed, iteration
-from ckptsurgeon.operations.skip import merge
-from ckptsurgeon.recipe.recipe import Recipe, Rewarm, ranges
+from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
+from ckptsurgeon.operations.skip import Skip
 from ckptsurgeon.run.run import Run
 
+KINDS = ("hold", "ramp")
+MAX_ITERATIONS = 1_000_000_000
 
-def rewarm(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:
-    """Changes for the recipe's `rewarm`: the window opens at the position of the schedule, the one
-    that the recipe sets if it sets one, and ends after `iterations` trained iterations, skipped and
-    overflowed ones not counted.
 
-    Only the bundled trainer keeps a window. For another one the error says by which launches its
-    flags do the same."""
-    wanted = recipe.rewarm
-    if wanted is None:
-        return [], []
-    try:
+@dataclass(frozen=True)
+class Rewarm(Section):
+    """For `iterations` trained iterations the moments fill while the weights stay (`hold`), or the
+    rate rises from 0 to its schedule (`ramp`). 0 iterations close a window that is open.
+
+    Only the bundled trainer keeps a window. For another one the error says by which launches
+    the same is done, where it can be."""
+
+    key: ClassVar[str] = "rewarm"
+
+    iterations: int
+    kind: str = "hold"
+
+    def check(self, recipe: Recipe) -> None:
+        if self.kind not in KINDS:
+            raise unknown_value(self.kind, KINDS, "rewarm.kind")
+        if not 0 <= self.iterations <= MAX_ITERATIONS:
+            raise UsageError(
+                f"`rewarm.iterations` is {self.iterations}",
+                next=f"0 <= iterations <= {MAX_ITERATIONS}; 0 closes a window that is open",
+            )
+
+    def title(self, run: Run, step: int) -> list[str]:
+        return [f"rewarm {self.iterations} ({self.kind})"]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        """The window opens at the position of the schedule, the one that the recipe sets if it sets
+        one, and ends after so many trained iterations; skipped and overflowed ones do not count."""
         places = checkpoint.locate("rewarm")
-    except KeyError:  # a format that knows no such field
-        places = []
-    state = checkpoint.state()
-    if not places or state.schedule is None or state.batch_size is None:
-        raise _by_flags(run, checkpoint.path.name, state, wanted)
-    position = recipe.set.position
-    start = int(state.schedule["num_steps"]) if position is None else position
-    kept = () if recipe.clear_skip else state.promise.skip or ()
-    skip = merge([*kept, *([] if recipe.skip_by_counters else ranges(recipe.skip))])
-    begin = replace(state, step=iteration(recipe, state))
-    end = start + samples_of(wanted.iterations, begin, consumed(run, recipe, state), skip)
-    new = [wanted.kind, start, end] if wanted.iterations else []
-    changes: list[AnyChange] = [
-        Change(run.relative(place.file), "rewarm", place.value, new, place.path)
-        for place in places
-        if list(place.value) != new
-    ]
-    return changes, _warnings(recipe, checkpoint, wanted)
+        state = checkpoint.state()
+        if not places or state.schedule is None or state.batch_size is None:
+            raise _kept_nowhere(run, checkpoint.path.name, state, self)
+        asked, skips = recipe[Hyperparameters], recipe[Skip]
+        start = int(state.schedule["num_steps"]) if asked.position is None else asked.position
+        begin = replace(state, step=asked.iteration_after(state))
+        first = skips.consumed_after(run, asked, state)
+        passed = skips.ranges_after(state.promise.skip or ())
+        end = start + samples_of(self.iterations, begin, first, passed)
+        new = [self.kind, start, end] if self.iterations else []
+        changes = [
+            Change(run.relative(place.file), "rewarm", place.value, new, place.path)
+            for place in places
+            if list(place.value) != new
+        ]
+        return [*changes], _warnings(recipe, checkpoint, self)
 
 
 def samples_of(iterations: int, state: State, sample: int, skip: Sequence[tuple[int, int]]) -> int:
@@ -65,7 +86,8 @@ def _warnings(recipe: Recipe, checkpoint: Checkpoint, wanted: Rewarm) -> list[st
     betas = checkpoint.state().promise.betas
     if not wanted.iterations or betas is None or wanted.kind != HOLD:
         return []
-    beta2 = recipe.set.beta2 if recipe.set.beta2 is not None else betas[1]
+    asked = recipe[Hyperparameters].beta2
+    beta2 = betas[1] if asked is None else asked
     filled = 1.0 - beta2**wanted.iterations
     if filled >= 0.9:
         return []
@@ -75,38 +97,41 @@ def _warnings(recipe: Recipe, checkpoint: Checkpoint, wanted: Rewarm) -> list[st
     ]
 
 
-def _by_flags(run: Run, name: str, state: State, wanted: Rewarm) -> SurgeryError:
-    """What BigScience did by hand in three job scripts (tr8b-104B, Embed-Norm experiment 6), where
-    the trainer has such flags. Megatron-LM's finds no param group again under another --lr."""
-    what = f"{name} keeps no re-warm window: only the bundled trainer does"
-    if run.format.name != "deepspeed" or state.schedule is None:
-        return SurgeryError(
-            what,
-            next=(
-                "ckptsurgeon reset moments    without re-warm",
-                "and a small rate until the moments have filled: ckptsurgeon set-lr, and back "
-                "at a later checkpoint",
-            ),
-        )
-    override = f"--override-{scheduler_name(state.schedule)}"
-    if wanted.kind != HOLD:
-        return SurgeryError(
-            what,
-            next=(
-                "leave rewarm out: AnnealingLR can't warm up again in the middle of a run",
-                "GLM-130B's trainer has a flag for it: --warmup-samples-after-loading SAMPLES",
-            ),
-        )
-    stop = f"CONSUMED_SAMPLES + {wanted.iterations} × GLOBAL_BATCH_SIZE"
+def _kept_nowhere(run: Run, name: str, state: State, wanted: Rewarm) -> SurgeryError:
+    until = f"CONSUMED_SAMPLES + {wanted.iterations} × GLOBAL_BATCH_SIZE"
     done = state.promise.consumed_samples
     if done is not None and state.batch_size is not None:
-        stop = str(done + samples_of(wanted.iterations, state, done, ()))
+        until = str(done + samples_of(wanted.iterations, state, done, ()))
     return SurgeryError(
-        what,
-        next=(
-            "ckptsurgeon reset moments    without re-warm; then three launches of your trainer:",
-            f"1. --lr 0 --min-lr 0 {override} --train-samples {stop}",
-            f"2. --lr, --min-lr and --train-samples as ever, and {override}",
-            f"3. from then on the same without {override}",
-        ),
+        f"{name} keeps no re-warm window: only the bundled trainer does",
+        next=run.format.advise_rewarm(state, wanted.kind, until),
     )
+
+
+# --- options of commands -------------------------------------------------------------------------
+
+Hold = Annotated[
+    int | None,
+    typer.Option(
+        "--rewarm",
+        metavar="K",
+        help="For the first K iterations, update the moments but leave the weights alone.",
+    ),
+]
+Ramp = Annotated[
+    int | None,
+    typer.Option("--rewarm-ramp", metavar="K", help="Raise the rate from 0 over K iterations."),
+]
+
+
+def window(hold: int | None, ramp: int | None) -> dict[str, Any]:
+    """The section that --rewarm or --rewarm-ramp stands for."""
+    if hold is not None and ramp is not None:
+        raise UsageError("--rewarm and --rewarm-ramp exclude each other", next="give one of them")
+    if ramp is not None:
+        return {"rewarm": {"iterations": ramp, "kind": "ramp"}}
+    return {} if hold is None else {"rewarm": {"iterations": hold}}
+
+
+SECTIONS = (Rewarm,)
+COMMANDS: dict[str, Any] = {}

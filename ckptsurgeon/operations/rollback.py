@@ -2,29 +2,107 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
 
 from ckptsurgeon.edits import AnyChange, Aside, Change, Content, Rewrite, Span
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.recipe.recipe import Recipe
+from ckptsurgeon.operations import events, swap_optimizer
+from ckptsurgeon.operations.completion import saved_steps
+from ckptsurgeon.operations.hyperparameters import settings_of
+from ckptsurgeon.operations.reset import states_of
+from ckptsurgeon.operations.rewarm import Hold, Ramp, window
+from ckptsurgeon.operations.section import Changes, Recipe, Section, check_step, given
 from ckptsurgeon.run.run import Run
 
 
-def rollback(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:
-    """Changes for `rollback.to` or `repair_latest`, whose step `checkpoint` is.
+@dataclass(frozen=True)
+class Rollback(Section):
+    """Back to step `to`: newer checkpoints go to the attic, the pointers name `to`.
 
-    Newer steps must leave, and not only lose the pointer: trainers that pick the highest step
-    would go back to the abandoned branch, and retention would delete the new one first."""
-    changes: list[AnyChange] = []
-    if recipe.rollback is not None:
-        changes += [
+    Newer steps must leave, and not only lose the pointer: trainers that pick the highest step would
+    go back to the abandoned branch, and retention would delete the new one first."""
+
+    key: ClassVar[str] = "rollback"
+    leaves_newer: ClassVar[bool] = True
+
+    to: int
+
+    def check(self, recipe: Recipe) -> None:
+        check_step(self.to)
+
+    def target(self, run: Run) -> int:
+        return self.to
+
+    def title(self, run: Run, step: int) -> list[str]:
+        newest = max(run.steps())
+        return [f"rollback {newest} → {step}" if newest != step else f"rollback to {step}"]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        newer = [
             Aside(run.relative(path), "checkpoint")
             for step in run.steps()
             if step > checkpoint.step
             for path in run.entries(step)
         ]
-    elif recipe.repair_latest is None:
-        return [], []
+        changes, warnings = _named(run, recipe, checkpoint)
+        return [*newer, *changes], warnings
+
+
+@dataclass(frozen=True)
+class Repair(Section):
+    """The pointers name step `to`, or the newest complete checkpoint; no checkpoint moves."""
+
+    key: ClassVar[str] = "repair_latest"
+
+    to: int | None = None
+
+    def check(self, recipe: Recipe) -> None:
+        check_step(self.to)
+        if recipe.get(Rollback) is not None:
+            raise UsageError(
+                "`rollback` sets the pointers itself; `repair_latest` beside it has no meaning",
+                next="drop repair_latest",
+            )
+
+    def target(self, run: Run) -> int:
+        return _newest(run) if self.to is None else self.to
+
+    def title(self, run: Run, step: int) -> list[str]:
+        return [f"repair latest → {step}"]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        changes, warnings = _named(run, recipe, checkpoint)
+        over = [str(newer) for newer in run.steps() if newer > checkpoint.step]
+        if self.to is None and over:
+            warnings.append(f"newer, incomplete or damaged: {', '.join(over)}")
+        return changes, warnings
+
+
+def _newest(run: Run) -> int:
+    """The newest step that is complete and can be read: a half-copied shard has its name, too."""
+    problem = SurgeryError(
+        f"no complete checkpoint in {run.root}", next="ckptsurgeon status    what is missing"
+    )
+    for step in reversed(run.steps()):
+        if run.complete(step):
+            try:
+                run.checkpoint(step).state()
+            except SurgeryError as error:
+                problem = error
+                continue
+            return step
+    raise problem
+
+
+def _named(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+    """Every pointer names the step of `checkpoint`, and the trainer's config its optimizer."""
+    changes: list[AnyChange] = []
     pointers = run.format.pointers(run.root, checkpoint.step)
     for path, text in pointers.items():
         if isinstance(text, Path):
@@ -33,17 +111,85 @@ def rollback(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[Any
             continue
         old = path.read_text("utf-8", "replace") if path.exists() else None
         changes.append(Change(run.relative(path), "latest", old, text))
-    warnings = []
-    copied = run.root / "latest_universal"
-    if copied.exists() and copied not in pointers:
-        warnings.append(
-            f"latest_universal is not changed: step {checkpoint.step} has no universal copy, so "
-            "relaunch without load_universal (--universal-checkpoint)"
-        )
-    return changes, warnings
+    if recipe.get(swap_optimizer.SwapOptimizer) is None:
+        changes += swap_optimizer.saved_config(run, checkpoint)
+    return changes, run.format.stale_pointers(run.root, checkpoint.step)
 
 
 def _copy(run: Run, path: Path, shard: Path) -> Rewrite:
     content = Content((Span(run.relative(shard), 0, shard.stat().st_size),))
     new = not path.exists()
     return Rewrite(run.relative(path), "latest", content, f"a copy of {shard.name}", new)
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def rollback(
+    to: Annotated[
+        int,
+        typer.Option("--to", metavar="STEP", help="A saved step.", autocompletion=saved_steps),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="As `ckptsurgeon set`; repeatable."),
+    ] = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option("--reset", metavar="STATE", help="moments or loss-scale; repeatable."),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option("--skip", metavar="A-B", help="Iterations to pass over; repeatable."),
+    ] = None,
+    hold: Hold = None,
+    ramp: Ramp = None,
+    keep_tb: events.KeepTB = None,
+    no_keep_tb: events.NoKeepTB = False,
+    no_truncate: Annotated[
+        bool, typer.Option("--no-truncate", help="Leave the event files alone.")
+    ] = False,
+) -> dict[str, Any]:
+    """Go back to a saved step.
+
+    Newer checkpoints go to the attic, the pointers name the step, and event files are cut there.
+
+    Examples:
+    ckptsurgeon rollback --to 6
+    ckptsurgeon rollback --to 6 --set lr=3e-5 --skip 7-8 --why "loss spike at 7"
+    """
+    tensorboard = events.kept(keep_tb, no_keep_tb)
+    if no_truncate:
+        tensorboard["truncate"] = False
+    data = {
+        "rollback": {"to": to},
+        **({"reset": states_of(reset)} if reset else {}),
+        **window(hold, ramp),
+        **({"skip": skip} if skip else {}),
+        **({"tensorboard": tensorboard} if tensorboard else {}),
+    }
+    return lay(data, settings_of(settings or ()))
+
+
+def repair_latest(
+    to: Annotated[
+        int | None,
+        typer.Option(
+            "--to",
+            metavar="STEP",
+            help="A saved step [the newest complete one].",
+            autocompletion=saved_steps,
+        ),
+    ] = None,
+) -> dict[str, Any]:
+    """Make `latest` name a checkpoint that loads.
+
+    Examples:
+    ckptsurgeon repair-latest
+    ckptsurgeon repair-latest --to 6
+    """
+    return {"repair_latest": given(to=to)}
+
+
+SECTIONS = (Rollback, Repair)
+COMMANDS = {"rollback": rollback, "repair-latest": repair_latest}

@@ -2,61 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
-from ckptsurgeon.edits import AnyChange, Change
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.operations.counters import iteration
-from ckptsurgeon.recipe.recipe import Recipe, ranges
+import typer
+
+from ckptsurgeon.edits import AnyChange, Change, Receipt
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats import Checkpoint, State
+from ckptsurgeon.formats.rampup import batch_size
+from ckptsurgeon.operations.counters import counted
+from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.receipts import standing
 
 
-def skip(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> tuple[list[AnyChange], list[str]]:
-    """Changes for the recipe's `skip` and `clear_skip`: the union with the ranges already there.
+@dataclass(frozen=True)
+class Skip(Section):
+    """Ranges to pass over, 1-based, both ends included, as Megatron counts: added to those that are
+    there already, unless `clear_skip` forgets these.
 
-    1-based, both ends included, as Megatron counts (`start <= iteration + 1 <= end`)."""
-    wanted = [] if recipe.skip_by_counters else ranges(recipe.skip)
-    if not wanted and not recipe.clear_skip:
-        return [], []
-    places = checkpoint.locate("skip")
-    if not places:
-        raise SurgeryError(
-            f"{checkpoint.path.name} keeps no skip ranges: its trainer takes them from a flag",
-            next=(
-                _relaunch(run.format.flags, wanted),
-                "ckptsurgeon skip --by-counters    advance its samples instead",
-            ),
-        )
-    done = iteration(recipe, checkpoint.state())
-    warnings = [
-        f"skip {first}-{last} ends before step {done + 1}: it has no effect"
-        for first, last in merge(wanted)
-        if last <= done
-    ]
-    changes: list[AnyChange] = []
-    for place in places:
-        old = [(int(first), int(last)) for first, last in place.value]
-        new = merge([*([] if recipe.clear_skip else old), *wanted])
-        if new != old:
-            file = run.relative(place.file)
-            changes.append(Change(file, "skip", place.value, [list(r) for r in new], place.path))
-    return changes, warnings
+    `skip_by_counters` advances the consumed samples past them instead, and keeps the numbers of
+    the iterations."""
+
+    standing: ClassVar[bool] = True
+
+    skip: list[str] = field(default_factory=list)
+    skip_by_counters: bool = False
+    clear_skip: bool = False
+
+    def check(self, recipe: Recipe) -> None:
+        ranges(self.skip)
+        if self.skip_by_counters and not self.skip:
+            raise UsageError("`skip_by_counters` without a range", next="skip: [A-B]")
+        if self.skip_by_counters and recipe[Hyperparameters].consumed_samples is not None:
+            raise UsageError(
+                "both skip_by_counters and set.consumed_samples were given",
+                next="drop one of them: each says where the data goes on",
+            )
+
+    def title(self, run: Run, step: int) -> list[str]:
+        cleared = ["clear skip"] if self.clear_skip else []
+        how = " by counters" if self.skip_by_counters else ""
+        return [*cleared, *([f"skip {' '.join(self.skip)}{how}"] if self.skip else [])]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        changes: list[AnyChange] = []
+        warnings: list[str] = []
+        done = recipe[Hyperparameters].iteration_after(checkpoint.state())
+        if self.skip_by_counters:
+            samples = _advanced(run, self, checkpoint.state())
+            moved = recipe[Hyperparameters].position is not None
+            changes, warnings = counted(run, checkpoint, {"consumed_samples": samples}, moved)
+            warnings.append(
+                f"iteration {done + 1} trains on sample {samples}: numbers of iterations are not "
+                "skipped, so the next skip counts from there"
+            )
+        wanted = [] if self.skip_by_counters else ranges(self.skip)
+        if not wanted and not self.clear_skip:
+            return changes, warnings
+        places = checkpoint.locate("skip")
+        if not places:
+            raise SurgeryError(
+                f"{checkpoint.path.name} keeps no skip ranges: its trainer takes them from a flag",
+                next=(
+                    run.format.advise_skip(wanted),
+                    "ckptsurgeon skip --by-counters    advance its samples instead",
+                ),
+            )
+        warnings += [
+            f"skip {first}-{last} ends before step {done + 1}: it has no effect"
+            for first, last in merge(wanted)
+            if last <= done
+        ]
+        for place in places:
+            old = [(int(first), int(last)) for first, last in place.value]
+            new = self.ranges_after(old)
+            if new != old:
+                file, pairs = run.relative(place.file), [list(pair) for pair in new]
+                changes.append(Change(file, "skip", place.value, pairs, place.path))
+        return changes, warnings
+
+    def ranges_after(self, present: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The ranges that are passed over after the surgery."""
+        kept = [] if self.clear_skip else present
+        return merge([*kept, *([] if self.skip_by_counters else ranges(self.skip))])
+
+    def consumed_after(self, run: Run, wanted: Hyperparameters, state: State) -> int:
+        """The sample at which the data goes on after the surgery."""
+        if self.skip_by_counters:
+            return _advanced(run, self, state)
+        if wanted.consumed_samples is not None:
+            return wanted.consumed_samples
+        return state.promise.consumed_samples or 0
 
 
-def _relaunch(flags: Mapping[str, str], wanted: Sequence[tuple[int, int]]) -> str:
-    """How the trainer is told: `skip` is a flag that takes ranges, `skip_list` one that takes them
-    joined by commas, `skip_each` one that takes every iteration by itself."""
-    if "skip" in flags:
-        words = [f"{first}-{last}" for first, last in wanted]
-        return " ".join(["relaunch the trainer with", flags["skip"], *words])
-    if "skip_list" in flags:
-        words = [f"{first}-{last}" for first, last in wanted]
-        return f"relaunch the trainer with {flags['skip_list']} {','.join(words)}"
-    if "skip_each" in flags:
-        each = [str(i) for first, last in wanted for i in range(first, last + 1)]
-        return " ".join(["relaunch the trainer with", flags["skip_each"], *each])
-    return "this trainer can't skip data: go back further, or change the data's order"
+def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """`["6900-7010", "7100"]` as inclusive iteration ranges."""
+    out = []
+    for text in texts:
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
+        if match is None:
+            raise UsageError(f"skip range {text!r} is not A-B", next="for example: 6900-7010")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last > MAX_COUNT:
+            raise UsageError(f"skip range {text!r} is too large", next=f"at most {MAX_COUNT}")
+        if first < 1 or last < first:
+            wrong = "starts before iteration 1" if first < 1 else "ends before it starts"
+            raise UsageError(
+                f"skip range {text!r} {wrong}", next="iterations count from 1, and A is at most B"
+            )
+        out.append((first, last))
+    return out
 
 
 def merge(items: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -68,3 +128,80 @@ def merge(items: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             out.append((first, last))
     return out
+
+
+# --- by counters ---------------------------------------------------------------------------------
+
+
+def _advanced(run: Run, wanted: Skip, state: State) -> int:
+    """The samples consumed once these iterations are passed over.
+
+    They must follow the checkpoint's step without a gap. The same skip, applied before and not
+    undone, is done already."""
+    at = state.promise.consumed_samples
+    if at is None or state.batch_size is None:
+        raise SurgeryError(
+            "the checkpoint keeps no consumed samples or no batch size to advance them by",
+            next="skip A-B    if its trainer takes ranges",
+        )
+    first, last = state.step + 1, state.step
+    for begin, end in sorted(ranges(wanted.skip)):
+        if begin > last + 1 or end < first:
+            raise UsageError(
+                f"skip {begin}-{end} by counters does not begin at the next iteration, {last + 1}",
+                next=f"ckptsurgeon rollback --to {begin - 1}    and skip from there",
+            )
+        last = max(last, end)
+    if any(_same_skip(receipt, wanted, at, first) for receipt in standing(run.receipts())):
+        return at
+    for _ in range(first, last + 1):
+        at += batch_size(state, at)
+    return at
+
+
+def _same_skip(receipt: Receipt, wanted: Skip, at: int, first: int) -> bool:
+    asked, promise = receipt.recipe, receipt.promise
+    return (
+        bool(asked.get("skip_by_counters"))
+        and list(asked.get("skip", ())) == wanted.skip
+        and promise is not None
+        and (promise.consumed_samples, promise.step) == (at, first)
+    )
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def skip(
+    ranges: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="A-B", help="Iterations, from 1, both ends included."),
+    ] = None,
+    by_counters: Annotated[
+        bool,
+        typer.Option("--by-counters", help="Advance the consumed samples past them instead."),
+    ] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Forget the ranges that are set.")] = False,
+) -> dict[str, Any]:
+    """Pass over the data of some iterations.
+
+    They count, and so do their samples, but nothing is trained and the schedule waits. With
+    --by-counters, for trainers whose own flag does not do that, the data position moves on by what
+    they would have consumed, and the numbers of the iterations do not.
+
+    Examples:
+    ckptsurgeon skip 20-24 30
+    ckptsurgeon skip 9-12 --by-counters
+    ckptsurgeon skip --clear
+    """
+    if not ranges and not clear:
+        raise UsageError("no range was given", next="ckptsurgeon skip 6900-7010")
+    return {
+        **({"skip": ranges} if ranges else {}),
+        **({"skip_by_counters": True} if by_counters else {}),
+        **({"clear_skip": True} if clear else {}),
+    }
+
+
+SECTIONS = (Skip,)
+COMMANDS = {"skip": skip}

@@ -6,67 +6,93 @@ OPT-175B did it at restart 12.41, after faking it for six restarts with values t
 from __future__ import annotations
 
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import typer
 
 from ckptsurgeon.edits import ABSENT, AnyChange, Change, Content, Renamed, Rewrite
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.sane import is_number
-from ckptsurgeon.recipe.recipe import OPTIMIZERS, Recipe, SwapOptimizer
-from ckptsurgeon.run.run import Run
+from ckptsurgeon.operations.reset import Reset
+from ckptsurgeon.operations.rewarm import Rewarm
+from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
+from ckptsurgeon.run.run import CONFIG, Run
 
-CONFIG = "train.yaml"
+OPTIMIZERS = ("adamw", "sgdw")
 
 
-def swap_optimizer(
-    run: Run, recipe: Recipe, checkpoint: Checkpoint
-) -> tuple[list[AnyChange], list[str]]:
-    """Changes for `swap_optimizer`: the trainer's arguments and config, the param groups, and the
-    state of every parameter. The groups keep Adam's betas and eps, which a swap back needs.
+@dataclass(frozen=True)
+class SwapOptimizer(Section):
+    """Go on with the optimizer `to`, adamw or sgdw; SGDW has a `momentum`, and its buffer begins as
+    Adam's exp_avg (`keep`) or empty.
 
     To SGDW: exp_avg_sq goes, and exp_avg becomes the momentum or goes too. To AdamW: the momentum
-    goes and Adam starts at step 0. Refused for a trainer whose checkpoints do not name their
-    optimizer: its loader would take one's state for the other's, or assert the class.
+    goes and Adam starts at step 0. The groups keep Adam's betas and eps, which a swap back needs.
+    Refused for a trainer whose checkpoints do not name their optimizer: its loader would take one's
+    state for the other's, or assert the class."""
 
-    A rollback to a step from before an earlier swap brings the config back with it."""
-    wanted = recipe.swap_optimizer
-    try:
+    key: ClassVar[str] = "swap_optimizer"
+
+    to: str
+    momentum: float = 0.9
+    keep: bool = False
+
+    def check(self, recipe: Recipe) -> None:
+        if self.to not in OPTIMIZERS:
+            raise unknown_value(self.to, OPTIMIZERS, "swap_optimizer.to")
+        if not 0 <= self.momentum < 1:
+            raise UsageError(
+                f"`swap_optimizer.momentum` is {self.momentum}", next="0 <= momentum < 1"
+            )
+        if recipe[Reset].reset or recipe.get(Rewarm) is not None:
+            raise UsageError(
+                "`swap_optimizer` begins the state anew; `reset` and `rewarm` beside it have no "
+                "meaning",
+                next="drop them",
+            )
+
+    def title(self, run: Run, step: int) -> list[str]:
+        return [f"swap the optimizer for {self.to}"]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        """The trainer's arguments and config, the param groups, and every parameter's state."""
         named = checkpoint.locate("optimizer")
-    except KeyError:
-        named = []
-    if wanted is None:
-        back = named and (recipe.rollback is not None or recipe.repair_latest is not None)
-        return (_config(run, *_saved(checkpoint)) if back else []), []
+        if not named:
+            raise SurgeryError(
+                f"{checkpoint.path.name} does not say which optimizer its state is of, so its "
+                "trainer would load one's state into the other",
+                next=run.format.advise("optimizer", self.to),
+            )
+        if all(place.value == self.to for place in named):
+            return saved_config(run, checkpoint), []
+        if any(place.value not in OPTIMIZERS for place in named):
+            raise SurgeryError(
+                f"the run's optimizer is {named[0].value}, and only adamw and sgdw can be swapped",
+                next="swap_optimizer is for adamw and sgdw",
+            )
+        changes = [_set(run, "optimizer", place, self.to) for place in named]
+        if self.to == "sgdw":
+            changes += _to_sgdw(run, checkpoint, self)
+            said = "exp_avg, which is (1 - β1) times SGD's sum" if self.keep else "nothing"
+            warnings = [f"the momentum starts from {said}; set the lr for SGD with it"]
+        else:
+            changes += _to_adamw(run, checkpoint)
+            warnings = ["Adam starts at step 0: the first update is 1.0 × lr in every weight"]
+        momentum = self.momentum if self.to == "sgdw" else None
+        return [*changes, *_config(run, self.to, momentum)], warnings
+
+
+def saved_config(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
+    """The trainer's config names the optimizer that `checkpoint` holds: a rollback to before a swap
+    brings it back."""
+    named = checkpoint.locate("optimizer")
     if not named:
-        flag = run.format.flags.get("no_optimizer", "without optimizer state")
-        raise SurgeryError(
-            f"{checkpoint.path.name} does not say which optimizer its state is of, so its trainer "
-            "would load one's state into the other",
-            next=f"start the trainer with the new optimizer and {flag}",
-        )
-    if all(place.value == wanted.to for place in named):
-        return _config(run, *_saved(checkpoint)), []
-    if any(place.value not in OPTIMIZERS for place in named):
-        raise SurgeryError(
-            f"the run's optimizer is {named[0].value}, and only adamw and sgdw can be swapped",
-            next="swap_optimizer is for adamw and sgdw",
-        )
-    changes = [_set(run, "optimizer", place, wanted.to) for place in named]
-    if wanted.to == "sgdw":
-        changes += _to_sgdw(run, checkpoint, wanted)
-        said = "exp_avg, which is (1 - β1) times SGD's sum" if wanted.keep else "nothing"
-        warnings = [f"the momentum starts from {said}; set the lr for SGD with it"]
-    else:
-        changes += _to_adamw(run, checkpoint)
-        warnings = ["Adam starts at step 0: the first update is 1.0 × lr in every weight"]
-    momentum = wanted.momentum if wanted.to == "sgdw" else None
-    return [*changes, *_config(run, wanted.to, momentum)], warnings
-
-
-def _saved(checkpoint: Checkpoint) -> tuple[Any, Any]:
-    """The optimizer that the checkpoint names, and its momentum, which only SGDW has."""
+        return []
     momentum = [place.value for place in checkpoint.locate("sgd_momentum")]
-    return checkpoint.locate("optimizer")[0].value, momentum[0] if momentum else None
+    return _config(run, named[0].value, momentum[0] if momentum else None)
 
 
 def _set(run: Run, field: str, place: Place, value: object) -> AnyChange:
@@ -128,3 +154,31 @@ def _config(run: Run, optimizer: str, momentum: float | None) -> list[AnyChange]
         text += "" if count else f"{line}\n"
     content = Content((text.encode(errors="surrogateescape"),))
     return [Rewrite(CONFIG, "config", content, f"optimizer {optimizer}")]
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def swap(
+    to: Annotated[str, typer.Argument(metavar="adamw|sgdw", help="The optimizer to go on with.")],
+    momentum: Annotated[
+        str | None, typer.Option("--momentum", metavar="M", help="Momentum of SGDW [0.9].")
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Begin SGDW's buffer as Adam's exp_avg.")
+    ] = False,
+) -> dict[str, Any]:
+    """Switch the run to another optimizer.
+
+    Groups, state, and the run's train.yaml are rewritten. To SGDW the moments go (or exp_avg
+    becomes the momentum); to AdamW the momentum goes, and Adam starts at step 0.
+
+    Examples:
+    ckptsurgeon swap-optimizer sgdw --momentum 0.9 --keep
+    """
+    data: dict[str, Any] = {"swap_optimizer": {"to": to, **({"keep": True} if keep else {})}}
+    return lay(data, [] if momentum is None else [f"swap_optimizer.momentum={momentum}"])
+
+
+SECTIONS = (SwapOptimizer,)
+COMMANDS = {"swap-optimizer": swap}

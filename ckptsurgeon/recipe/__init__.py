@@ -1,1 +1,1 @@
-"""What the user wants: the recipe, and the file that it is read from."""
+"""The recipe as a user writes it: a YAML file, overrides, plain data."""

@@ -1,8 +1,4 @@
-"""Reads a recipe: YAML, overrides, types; the only module that imports OmegaConf.
-
-A recipe is data from anywhere: resolvers are off; aliases, tags, duplicate keys, deep nesting and
-files over 1 MB are refused before a value is read.
-"""
+"""A recipe as plain data: read from YAML with overrides, its keys and types checked, and back."""
 
 from __future__ import annotations
 
@@ -11,26 +7,18 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import operations
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.recipe.recipe import Recipe, unknown_key
+from ckptsurgeon.files import plain_yaml
+from ckptsurgeon.files.plain_yaml import unknown_key
+from ckptsurgeon.operations.section import Recipe, Section
 
-MAX_BYTES = 1_000_000
-MAX_DEPTH = 32
-MISREAD = re.compile(r"<<|[-+]?\d[\d_]*(:\d+)+(\.\d*)?|[-+]?0\d+")
-"""Plain scalars that mean a merge, a number of base 60 (12:30 is 750) or of base 8 (010 is 8)."""
-
-
-FIXES = {
-    "duplicate key": "write each key once",
-    "'\\t'": "indent with spaces, not with tabs",
-    "another document": "keep one document in a file, without ---",
-    "expected ',' or": "close each { and [",
-}
-"""What helps against an error of the YAML reader, by a word of it."""
+HEADER: dict[str, type] = {"version": int, "name": str, "why": str}
+"""The keys of a recipe that belong to no section."""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -38,147 +26,92 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
     Raises UsageError: with the line for broken YAML, with the nearest key for an unknown one."""
     try:
-        text = _text(path)
+        data = plain_yaml.read(path)
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror}",
-            next="ckptsurgeon plan RECIPE.yaml    with a file that is there",
+            f"{path}: {error.strerror}", next="ckptsurgeon plan RECIPE.yaml    with another path"
         ) from None
-    return from_data(_parse(text, str(path)), overrides, where=str(path))
-
-
-def _text(path: Path) -> str:
-    with path.open("rb") as file:
-        raw = file.read(MAX_BYTES + 1)
-    if len(raw) > MAX_BYTES:
-        raise UsageError(
-            f"{path}: more than {MAX_BYTES} bytes; a recipe has at most {MAX_BYTES}",
-            next="check that this is the recipe and not another file",
-        )
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path}: byte {error.start}: not UTF-8 text", next="save it as UTF-8"
-        ) from None
+    return from_data(data, overrides, where=str(path))
 
 
 def from_data(
     data: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "the command line"
 ) -> Recipe:
     """A Recipe from plain data plus `section.key=value` overrides; types and keys are checked."""
-    merged: dict[str, Any] = dict(data)
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals or not key:
-            raise UsageError(f"{override!r} is not KEY=VALUE", next="for example: set.lr=3e-5")
-        _lay(merged, key.split("."), _parse_scalar(value), override)
-    recipe = _build(Recipe, merged, "", where)
-    assert isinstance(recipe, Recipe)
-    return recipe
+    kinds = {key: kind for kind in operations.kinds() for key in keys(kind)}
+    header: dict[str, Any] = {}
+    sections: dict[type[Section], dict[str, Any]] = {}
+    for key, value in plain_yaml.lay(data, overrides).items():
+        kind = kinds.get(key)
+        if key in HEADER:
+            header[key] = _convert(HEADER[key], value, key, where)
+        elif kind is None:
+            raise unknown_key(key, [*HEADER, *kinds], where)
+        elif not kind.key:
+            sections.setdefault(kind, {})[key] = value
+        elif value is not None or kind.standing:  # `rollback:` without a value asks for nothing
+            sections[kind] = value
+    version = header.pop("version", 1)
+    if version != 1:
+        raise UsageError(f"recipe version {version} is not known", next="version: 1")
+    made = [
+        _build(kind, value, f"{kind.key}." if kind.key else "", where)
+        for kind, value in sections.items()
+    ]
+    return Recipe(*made, **header)
 
 
-def settings(path: Path) -> dict[str, Any]:
-    """The plain data of a run's `ckptsurgeon.yaml`, read with the same refusals as a recipe."""
-    return _parse(_text(path), str(path))
+def to_data(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain data without what it leaves at its default."""
+    header = {"name": recipe.name, "why": recipe.why}
+    data: dict[str, Any] = {key: text for key, text in header.items() if text}
+    for section in operations.in_order(recipe):
+        values = _sparse(section)
+        if not section.key:
+            data |= values
+        elif values or not section.standing:
+            data[section.key] = values
+    return data
 
 
-# --- YAML ----------------------------------------------------------------------------------------
+def keys(kind: type[Section]) -> list[str]:
+    """The keys of a recipe that a section takes."""
+    return [kind.key] if kind.key else _names(kind)
 
 
-def _parse(text: str, where: str) -> dict[str, Any]:
-    import yaml
-    from omegaconf import OmegaConf
-
-    fix = "quote texts that hold `: ` or `#`, for example: why: 'spike: roll back'"
-    try:
-        _refuse_tricks(yaml.parse(text, Loader=yaml.SafeLoader), where)
-        loaded = OmegaConf.create(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        fix = next((text for word, text in FIXES.items() if word in problem), fix)
-        raise UsageError(f"{where}{line}: {problem}", next=fix) from None
-    except RecursionError:
-        raise UsageError(f"{where}: nested too deep", next="a recipe has two levels") from None
-    except ValueError as error:
-        raise UsageError(f"{where}: {str(error).splitlines()[0]}", next=fix) from None
-    data = OmegaConf.to_container(loaded, resolve=False)
-    if not isinstance(data, dict):
-        raise UsageError(
-            f"{where}: a recipe is a mapping of sections", next="see recipes/ for examples"
-        )
-    return {str(key): value for key, value in data.items()}
+def _names(kind: Any) -> list[str]:
+    return [item.name for item in dataclasses.fields(kind)]
 
 
-def _refuse_tricks(events: Iterator[Any], where: str) -> None:
-    depth, before = 0, ""
-    for event in events:
-        line = event.start_mark.line + 1
-        name = type(event).__name__
-        if before == "DocumentStartEvent" and name != "MappingStartEvent":
-            raise UsageError(
-                f"{where}: a recipe is a mapping of sections", next="see recipes/ for examples"
-            )
-        before = name
-        if name == "AliasEvent" or getattr(event, "anchor", None):
-            raise UsageError(
-                f"{where}:{line}: anchors and aliases are refused", next="write it out"
-            )
-        if getattr(event, "tag", None):
-            raise UsageError(
-                f"{where}:{line}: tag {event.tag} is refused", next="write a plain value"
-            )
-        if name == "ScalarEvent" and "${" in event.value:
-            raise UsageError(
-                f"{where}:{line}: ${{…}} is never expanded in a recipe",
-                next="write the value itself",
-            )
-        if name == "ScalarEvent" and event.implicit[0] and MISREAD.fullmatch(event.value):
-            raise UsageError(
-                f"{where}:{line}: YAML reads {event.value} as something else",
-                next="quote it if it is a text; write a number without `:` and leading zeros",
-            )
-        depth += name in ("MappingStartEvent", "SequenceStartEvent")
-        depth -= name in ("MappingEndEvent", "SequenceEndEvent")
-        if depth > MAX_DEPTH:
-            raise UsageError(
-                f"{where}:{line}: nested deeper than {MAX_DEPTH}", next="a recipe has two levels"
-            )
-
-
-def _parse_scalar(text: str) -> Any:
-    try:
-        return _parse(f"value: {text}" if text else "value: ''", "the command line")["value"]
-    except UsageError:
-        return text
-
-
-def _lay(data: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
-    for key in keys[:-1]:
-        inner = data.get(key)
-        data[key] = dict(inner) if isinstance(inner, Mapping) else {}
-        data = data[key]
-    if not keys[-1]:
-        raise UsageError(f"{override!r} is not KEY=VALUE", next="for example: set.lr=3e-5")
-    data[keys[-1]] = value
+def _sparse(value: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for item in dataclasses.fields(value):
+        here = getattr(value, item.name)
+        default = item.default
+        if item.default_factory is not dataclasses.MISSING:
+            default = item.default_factory()
+        if here == default and default is not dataclasses.MISSING:
+            continue
+        out[item.name] = _sparse(here) if dataclasses.is_dataclass(here) else here
+    return out
 
 
 # --- types ---------------------------------------------------------------------------------------
 
 
-def _build(kind: type, data: Any, prefix: str, where: str) -> Any:
+def _build(kind: Any, data: Any, prefix: str, where: str) -> Any:
+    names = _names(kind)
     if not isinstance(data, Mapping):
         raise UsageError(
             f"{where}: `{prefix.rstrip('.')}` must be a mapping, not {data!r}",
-            next=f"its keys are: {', '.join(f.name for f in dataclasses.fields(kind))}",
+            next=f"its keys are: {', '.join(names)}",
         )
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     for key, value in data.items():
-        if key not in hints:
-            raise unknown_key(f"{prefix}{key}", [f"{prefix}{name}" for name in hints], where)
+        if key not in names:
+            known = [f"{prefix}{name}" for name in names]
+            raise unknown_key(f"{prefix}{key}", known, where, getattr(kind, "synonyms", {}))
         values[key] = _convert(hints[key], value, f"{prefix}{key}", where)
     missing = [
         f"{prefix}{item.name}"
@@ -233,9 +166,9 @@ def _number(value: Any, key: str, where: str, relative: bool = True) -> float | 
         body = value[:-1] if value.endswith("x") and relative else value
         if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", body):
             return value if body != value else float(value)
-    wanted = "a number such as 3e-5, or a scale such as 0.5x" if relative else "a number"
-    raise _wrong(key, value, wanted, where)
+    write = "a number such as 3e-5, or a scale such as 0.5x" if relative else "a number"
+    raise _wrong(key, value, write, where)
 
 
-def _wrong(key: str, value: Any, wanted: str, where: str) -> UsageError:
-    return UsageError(f"{where}: `{key}` is {value!r}", next=f"write {wanted}")
+def _wrong(key: str, value: Any, write: str, where: str) -> UsageError:
+    return UsageError(f"{where}: `{key}` is {value!r}", next=f"write {write}")

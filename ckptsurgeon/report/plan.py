@@ -41,7 +41,7 @@ from ckptsurgeon.report.style import (
 )
 
 if TYPE_CHECKING:
-    from ckptsurgeon.recipe.recipe import Recipe
+    from ckptsurgeon.operations.section import Recipe
     from ckptsurgeon.transaction.journal import Recovery
 
 
@@ -229,9 +229,9 @@ def recipe(recipe: Recipe) -> str:
     """The recipe as YAML that `plan` and `apply` read."""
     import yaml
 
-    from ckptsurgeon.recipe.recipe import to_dict
+    from ckptsurgeon.recipe.file import to_data
 
-    return str(yaml.safe_dump(to_dict(recipe), sort_keys=False, allow_unicode=True)).rstrip()
+    return str(yaml.safe_dump(to_data(recipe), sort_keys=False, allow_unicode=True)).rstrip()
 
 
 def error(error: SurgeryError, style: Style) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.look.doctor import Diagnosis
     from ckptsurgeon.run.run import Run
 
-FIELDS = (
+SHOWN = (
     "lr", "max_lr", "min_lr", "warmup", "decay", "decay_style", "betas", "eps", "weight_decay",
     "clip_grad", "loss_scale", "adam_step", "consumed_samples", "skip", "seed", "rewarm",
 )  # fmt: skip
@@ -66,7 +66,7 @@ def _pointers(run: Run) -> list[Row]:
     if not named:
         complete = [step for step in run.steps() if run.complete(step)]
         highest = str(complete[-1]) if complete else "none"
-        found = run.format.pointed(run.root)
+        found = run.format.resumes(run.root)
         if complete and found is not None and found > complete[-1]:
             return [Row("latest", str(found), "incomplete, and what its trainer would resume")]
         return [Row("latest", highest, "the highest complete step: its trainer keeps no pointer")]
@@ -119,7 +119,7 @@ def schedule(state: State) -> str:
 
 def _events(run: Run) -> list[Row]:
     rows = []
-    for folder in run.logdirs():
+    for folder in run.logs.folders():
         files = sum(1 for _ in folder.glob("*tfevents*"))
         rows.append(Row("events", f"{run.relative(folder)}/", count(files, "file")))
     return rows or [Row("events", "none")]
@@ -149,17 +149,9 @@ def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     rows += [Row("note", clean(note)) for note in state.notes]
     lines = [f"{clean(run.name)}   step {state.step}", "", *table(rows, style), ""]
     kept: list[Row] = []
-    for field in FIELDS:
-        kept += _places(field, places(checkpoint, field))
+    for field in SHOWN:
+        kept += _places(field, checkpoint.locate(field))
     return "\n".join([*lines, *table(kept, style)])
-
-
-def places(checkpoint: Checkpoint, field: str) -> list[Place]:
-    """Where `field` is kept; nothing for a field that the format does not know."""
-    try:
-        return checkpoint.locate(field)
-    except KeyError:
-        return []
 
 
 def _places(field: str, found: list[Place]) -> list[Row]:

@@ -16,10 +16,11 @@ from pathlib import Path
 from ckptsurgeon import disk, surgery
 from ckptsurgeon.edits import Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.recipe.recipe import Recipe, to_dict
-from ckptsurgeon.run.run import SETTINGS, Run
+from ckptsurgeon.operations.section import Recipe
+from ckptsurgeon.recipe.file import to_data
+from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
 
-LAUNCH = (SETTINGS, "train.yaml")
+LAUNCH = (SETTINGS, CONFIG)
 """Files beside the checkpoints that say how the run is started; the branch gets copies."""
 CANNOT_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS)
 
@@ -68,7 +69,7 @@ def fork(
         files = _fill(run, step, partial, how)
         branch = Run.open(partial)
         receipt = None
-        if to_dict(recipe):
+        if to_data(recipe):
             plan = surgery.plan(branch, recipe, allow_globals=allow_globals)
             receipt = None if plan.empty else surgery.apply(branch, plan)
         disk.rename(partial, folder)
@@ -83,7 +84,7 @@ def fork(
 def refuse_taken(folder: Path) -> None:
     """Raise when the new directory's name is taken, or its parent is not there."""
     if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{folder} is there already", next="name a new directory")
+        raise UsageError(f"{folder} already exists", next="choose a new directory")
     if not folder.parent.is_dir():
         raise UsageError(f"{folder.parent} is not a directory", next="make it first")
 

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from ckptsurgeon.cli import COMMANDS
+from ckptsurgeon.cli.commands import commands
 from tests.cli.conftest import Surgeon
 
-NAMES = [name for name, *_ in COMMANDS]
+NAMES = list(commands())
 SHARED = ("-C, --run", "-n, --dry-run", "-y, --yes", "--json", "-q, --quiet")
 EDITING = NAMES[NAMES.index("rollback") : NAMES.index("relaunch")]
 HEAVY = ("torch", "deepspeed", "tensorboard", "numpy", "omegaconf", "yaml")
@@ -20,8 +20,8 @@ def test_every_command_of_the_design_is_there() -> None:
     assert NAMES == [
         "status", "show", "log", "verify", "doctor",
         "plan", "apply", "undo", "recover",
-        "rollback", "set-lr", "set", "reset", "skip",
-        "swap-optimizer", "sync-replicas", "repair-latest",
+        "rollback", "repair-latest", "set-lr", "set", "reset", "skip",
+        "swap-optimizer", "sync-replicas",
         "truncate-tb-events", "rename-tb-events",
         "relaunch", "fork", "export", "compact", "shrink", "prune", "unlock",
     ]  # fmt: skip
@@ -36,7 +36,8 @@ def test_help_has_the_shared_options_and_ends_with_the_exit_codes(
     assert surgeon(name, "--help").stdout == result.stdout
     for option in SHARED:
         assert f"  {option} " in result.stdout
-    _, _, codes = result.stdout.partition("Exit codes:\n")
+    _, _, end = result.stdout.partition("Exit codes:\n")
+    codes, _, _ = end.partition("Examples:\n")
     lines = [line.split()[0] for line in codes.strip().splitlines()]
     assert lines[:3] == ["0", "1", "2"]
     assert all(line.isdigit() or line == "else" for line in lines)

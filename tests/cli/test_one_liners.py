@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon.recipe.file import load
-from ckptsurgeon.recipe.recipe import to_dict
+from ckptsurgeon.operations.events import TensorBoard
+from ckptsurgeon.recipe.file import load, to_data
 from tests.cli.conftest import Surgeon
 
 CASES: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ def test_a_one_liner_is_a_recipe(surgeon: Surgeon, tmp_path: Path, line: str) ->
     assert (result.exit_code, result.stderr) == (0, "")
     file = tmp_path / "recipe.yaml"
     file.write_text(result.stdout, "utf-8")
-    assert to_dict(load(file)) == CASES[line]
+    assert to_data(load(file)) == CASES[line]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_map_is_a_recipe_or_plain_pairs(surgeon: Surgeon, tmp_path: Path, text
     result = surgeon("rename-tb-events", "--map", pairs, "--print-recipe")
     printed = tmp_path / "printed.yaml"
     printed.write_text(result.stdout)
-    assert load(printed).tensorboard.rename == {
+    assert load(printed)[TensorBoard].rename == {
         "lm loss": "lm-loss-training/lm loss",
         "grad-norm": "g/norm",
     }

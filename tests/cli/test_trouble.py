@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon import disk, surgery
+from ckptsurgeon import Hyperparameters, Recipe, disk, surgery
 from ckptsurgeon.errors import InterruptedSurgery
-from ckptsurgeon.recipe.recipe import Hyperparameters, Recipe
 from ckptsurgeon.run.run import Run
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
@@ -120,7 +119,7 @@ def test_a_live_trainer_is_seen_and_left_alone(surgeon: Surgeon, trained: Traine
 def test_an_interrupted_surgery_waits_for_recover(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
     run = Run.open(root)
-    plan = surgery.plan(run, Recipe(set=Hyperparameters(lr=5e-4)))
+    plan = surgery.plan(run, Recipe(Hyperparameters(lr=5e-4)))
 
     def stop(phase: str, done: int, total: int) -> None:
         if phase == "editing":
@@ -187,7 +186,7 @@ def test_a_surgery_that_is_alive_is_not_called_interrupted(
 ) -> None:
     root = trained()
     run = Run.open(root)
-    plan = surgery.plan(run, Recipe(set=Hyperparameters(lr=5e-4)))
+    plan = surgery.plan(run, Recipe(Hyperparameters(lr=5e-4)))
     told: list[tuple[int, str]] = []
 
     def meanwhile(phase: str, done: int, total: int) -> None:

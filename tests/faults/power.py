@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.transaction import lock
+from ckptsurgeon.transaction import process
 from tests.faults.inject import exited, hooked, outcome
 from tests.faults.sweep import Stage
 from tests.faults.world import Point, neither
@@ -297,7 +297,7 @@ def _record(stage: Stage, kill: int) -> Record:
             raise _Killed
         recorder(operation, path, details)
 
-    boot, lock._boot = lock._boot, lambda: "the boot before the cut"
+    boot, process.boot = process.boot, lambda: "the boot before the cut"
     try:
         with hooked(hook):
             stage.scenario.act(stage.world)
@@ -307,7 +307,7 @@ def _record(stage: Stage, kill: int) -> Record:
         with hooked(recorder), exited():
             stage.scenario.recover(stage.world)
     finally:
-        lock._boot = boot
+        process.boot = boot
     return Record(before, tuple(recorder.effects), killed, snapshot(stage.world, own=True))
 
 

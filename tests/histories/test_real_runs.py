@@ -11,8 +11,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ckptsurgeon import Run, look
+from ckptsurgeon.files.plain_yaml import read
 from ckptsurgeon.launch.relaunch import compare
-from ckptsurgeon.recipe.file import settings
 from tests.conftest import Trained
 from tests.support.launch import REPO, first_line, launch
 from tests.support.snapshot import snapshot
@@ -63,7 +63,7 @@ def tags(root: Path) -> set[str]:
 def test_the_23_pairs_rename_there_and_back_byte_for_byte(trained: Trained, tmp_path: Path) -> None:
     root = trained()
     before, now = snapshot(root), tags(root)
-    pairs = settings(MAP)
+    pairs = read(MAP)
     assert len(pairs) == 23
     logged = {old: new for old, new in pairs.items() if new in now}
     assert len(logged) >= 8
@@ -86,6 +86,6 @@ def test_the_23_pairs_rename_there_and_back_byte_for_byte(trained: Trained, tmp_
 
 @pytest.mark.parametrize("path", sorted((REPO / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_recipe_says_why_and_is_found_by_its_name(path: Path) -> None:
-    recipe = settings(path)
+    recipe = read(path)
     assert recipe.get("why") or recipe.get("name")
     assert re.fullmatch(r"[a-z0-9-]+", path.stem)

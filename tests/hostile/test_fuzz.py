@@ -15,14 +15,14 @@ from ckptsurgeon import Run, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.pickles.splice import splice
-from ckptsurgeon.files.pickles.tree import read, tensors
+from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats.deepspeed.layout import DeepSpeed
 from ckptsurgeon.logs.tensorboard.event_file import index
 from ckptsurgeon.recipe.file import from_data, load
 from tests.conftest import Trained
 from tests.hostile.hostile_run import MODEL, OPTIM, with_pickle
 from tests.hostile.mutations import RECIPE, mutated
-from tests.support.torch_files import GROUPS, plain_shard, save
+from tests.support.torch_files import GROUPS, plain_shard, read, save
 
 MUTATIONS = {
     "pickles": 9000,

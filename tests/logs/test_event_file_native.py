@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google_crc32c import python as in_python
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.custom_scalar import layout_pb2
@@ -130,7 +131,7 @@ def test_mutated_files_come_out_the_same(count: int, monkeypatch: pytest.MonkeyP
 def test_all_checksums_agree() -> None:
     for size in (0, 1, 7, 8, 9, 63, 1000):
         data = bytes(i * 7 & 255 for i in range(size))
-        assert event_file.native.by_table(data) == crc32c.by_table(data) == crc32c.value(data)
+        assert event_file.native.by_table(data) == in_python.value(data) == crc32c.value(data)
         assert event_file.native.masked(data) == crc32c.masked(data)
 
 

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon import Hyperparameters, Recipe, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.operations.counters import batch_size
+from ckptsurgeon.formats.rampup import batch_size
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.support.launch import first_line
@@ -71,10 +71,9 @@ def test_counters_that_a_run_does_not_keep_are_refused(trained: Trained) -> None
         if "args" in tree_:
             del tree_["args"].state["consumed_train_tokens"]
     assert checkpoint.locate("tokens") == []
-    from ckptsurgeon.operations.counters import counters
-
+    recipe = Recipe(Hyperparameters(tokens=1))
     with pytest.raises(SurgeryError, match="keeps no tokens"):
-        counters(run, from_data({"set": {"tokens": 1}}), checkpoint)
+        recipe[Hyperparameters].changes(run, recipe, checkpoint)
 
 
 def test_the_ramp_up_is_that_of_the_104b_run(trained: Trained) -> None:

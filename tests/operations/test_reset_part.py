@@ -10,8 +10,8 @@ import pytest
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.operations.section import Recipe
 from ckptsurgeon.recipe.file import from_data
-from ckptsurgeon.recipe.recipe import Recipe
 from tests.conftest import Trained
 from tests.support.launch import first_line, run_module
 from tests.support.snapshot import snapshot

@@ -11,22 +11,28 @@ from typing import Any
 import pytest
 
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.recipe.file import from_data, load
-from ckptsurgeon.recipe.recipe import Recipe, absolute, ranges, to_dict
+from ckptsurgeon.operations import kinds
+from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.skip import ranges
+from ckptsurgeon.recipe.file import HEADER, from_data, load, to_data
 from tests.support.launch import REPO
 
 
-def keys(kind: Any, prefix: str = "") -> list[str]:
+def keys(kind: Any, prefix: str) -> list[str]:
     out = []
-    for name, hint in typing.get_type_hints(kind).items():
-        inner = [a for a in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(a)]
-        out += keys(inner[0], f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
+    hints = typing.get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        name, hint = item.name, hints[item.name]
+        inner = dataclasses.is_dataclass(hint)
+        out += keys(hint, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
     return out
 
 
 def test_the_documentation_lists_every_key_and_no_other() -> None:
     text = (REPO / "docs" / "recipes.md").read_text("utf-8")
-    assert sorted(re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)) == sorted(keys(Recipe))
+    known = [key for kind in kinds() for key in keys(kind, f"{kind.key}." if kind.key else "")]
+    shown = re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)
+    assert sorted(shown) == sorted([*HEADER, *known])
 
 
 @pytest.mark.parametrize(
@@ -118,15 +124,15 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path) -> None:
 def test_every_spelling_of_a_number_is_a_number(tmp_path: Path, text: str) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(f"set: {{lr: {text}}}")
-    assert load(file).set.lr == 3e-5
-    assert from_data({}, [f"set.lr={text}"]).set.lr == 3e-5
+    assert load(file)[Hyperparameters].lr == 3e-5
+    assert from_data({}, [f"set.lr={text}"])[Hyperparameters].lr == 3e-5
 
 
 def test_overrides_lie_over_the_recipe(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text("rollback: {to: 50}\nset: {lr: 1e-3, beta1: 0.8}\n")
     recipe = load(file, ["rollback.to=60", "set.lr=2e-3", "skip=[5-6,9]"])
-    assert to_dict(recipe) == {
+    assert to_data(recipe) == {
         "rollback": {"to": 60},
         "set": {"lr": 2e-3, "beta1": 0.8},
         "skip": ["5-6", "9"],
@@ -137,15 +143,15 @@ def test_overrides_lie_over_the_recipe(tmp_path: Path) -> None:
 
 def test_a_recipe_survives_its_own_text() -> None:
     data = {"why": "x: y", "set": {"lr": "0.5x"}, "reset": ["moments"], "clear_skip": True}
-    assert to_dict(from_data(to_dict(from_data(data)))) == data
+    assert to_data(from_data(to_data(from_data(data)))) == data
 
 
 def test_a_scale_becomes_absolute_or_is_refused() -> None:
-    recipe = from_data({"set": {"lr": "0.5x", "eps": 1e-6}})
-    assert absolute(recipe, {"lr": 3e-4}).set.lr == 1.5e-4
-    assert absolute(recipe, {"lr": 3e-4}).set.eps == 1e-6
+    wanted = from_data({"set": {"lr": "0.5x", "eps": 1e-6}})[Hyperparameters]
+    assert wanted.scaled({"lr": 3e-4}).lr == 1.5e-4
+    assert wanted.scaled({"lr": 3e-4}).eps == 1e-6
     with pytest.raises(UsageError, match="keeps no single lr"):
-        absolute(recipe, {"lr": None})
+        wanted.scaled({"lr": None})
 
 
 def test_ranges_are_inclusive_and_count_from_one() -> None:

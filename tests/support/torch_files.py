@@ -19,6 +19,8 @@ import torch
 
 from ckptsurgeon.edits import Append, Change, Content, Hole, Span
 from ckptsurgeon.files.archives import append
+from ckptsurgeon.files.pickles.scan import scan
+from ckptsurgeon.files.pickles.tree import read_with_globals
 
 MODES = [(False, False), (False, True), (True, False), (True, True)]
 """mmap × weights_only."""
@@ -142,6 +144,11 @@ def zero_shard() -> dict[str, Any]:
         "ds_version": "0.19.8",
     }
     return shard
+
+
+def read(data: bytes) -> Any:
+    """The inert tree of one pickle."""
+    return read_with_globals(scan(data))[0]
 
 
 def save(tree: Any, path: Path, **options: Any) -> Path:

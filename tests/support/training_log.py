@@ -33,8 +33,9 @@ def tokens(iteration: int) -> int:
     return 2048 * samples(iteration)
 
 
-def gigaflos(iteration: int) -> float:
-    return samples(iteration) * 1742.375
+def gigaflos(consumed: int) -> float:
+    """After so many samples."""
+    return consumed * 1742.375
 
 
 def scalar(tag: str, value: float, new_style: bool) -> Summary.Value:
@@ -56,15 +57,18 @@ Logged = Iterator[tuple[str, int, float]]
 
 def megatron(job: Job, iteration: int) -> Logged:
     """What Megatron-DeepSpeed logs: (tag, x, value)."""
+    if iteration % job.interval and iteration % job.evaluate:
+        return
+    at = job.consumed(iteration)
     x = {
         "": iteration,
-        " vs samples": samples(iteration),
-        " vs tokens": tokens(iteration),
-        " vs gigaflos (without embeddings)": int(gigaflos(iteration)),
+        " vs samples": at,
+        " vs tokens": 2048 * at,
+        " vs gigaflos (without embeddings)": int(gigaflos(at)),
     }
     if iteration % job.interval == 0:
-        yield "steps-vs-samples/y=steps,x=samples", samples(iteration), iteration
-        yield "steps-vs-samples/y=samples,x=steps", iteration, samples(iteration)
+        yield "steps-vs-samples/y=steps,x=samples", at, iteration
+        yield "steps-vs-samples/y=samples,x=steps", iteration, at
         for tag in ("learning-rate/learning-rate", "grad-norm/grad-norm"):
             for axis in ("", " vs samples", " vs tokens"):
                 yield tag + axis, x[axis], iteration
@@ -107,6 +111,7 @@ class Job:
     new_style: bool = True
     together: bool = False
     logged: Callable[[Job, int], Logged] = megatron
+    consumed: Callable[[int], int] = samples
     skipped: Sequence[int] = ()
     blip: bool = False
     points: list[tuple[Point, int]] = field(default_factory=list)
@@ -178,7 +183,8 @@ def all_points(directory: Path) -> list[Point]:
 
 def marks(iteration: int, saved_at: float | None = None) -> Marks:
     """What a checkpoint of the invented training says."""
-    return Marks(iteration, samples(iteration), tokens(iteration), gigaflos(iteration), saved_at)
+    at = samples(iteration)
+    return Marks(iteration, at, tokens(iteration), gigaflos(at), saved_at)
 
 
 def apply(changes: Sequence[AnyChange], root: Path) -> None:

@@ -102,7 +102,7 @@ def test_the_log_folder_stays_one_after_an_undo(trained: Trained) -> None:
     assert any(isinstance(c, Aside) and c.field == "tensorboard" for c in wanted.changes)
     surgery.apply(run, wanted)
     surgery.apply(run, surgery.plan_undo(run))
-    assert run.logdirs() == [root / "tensorboard"]
+    assert run.logs.folders() == [root / "tensorboard"]
     told = [(type(change), change.field) for change in wanted.changes]
     assert [(type(change), change.field) for change in plan(run, recipe).changes] == told
 
@@ -111,7 +111,7 @@ def test_a_shard_that_was_saved_anew_is_not_cut(trained: Trained) -> None:
     root = trained()
     run = Run.open(root)
     made = plan(run, from_data({"set": {"beta2": 0.9, "iteration": 6}}))
-    assert "ahead of the next step: 8; what the trainer saves again" in made.warnings[-1]
+    assert "not before the next step: 8; the trainer will save over them" in made.warnings[-1]
     surgery.apply(run, made)
     launch(f"--config={root / 'train.yaml'}", "train_iters=8")
     before = snapshot(root)
@@ -125,7 +125,7 @@ def test_a_step_that_retention_took_is_said(trained: Trained) -> None:
     run = Run.open(root)
     surgery.apply(run, plan(run, from_data({"rollback": {"to": 4}, "set": {"beta2": 0.9}})))
     (root / "global_step4").rename(root / "removed")
-    with pytest.raises(SurgeryError, match="which receipt 0001 changed, is not there any more"):
+    with pytest.raises(SurgeryError, match="which receipt 0001 changed, no longer exists"):
         surgery.plan_undo(run)
 
 

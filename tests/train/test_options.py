@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Hyperparameters, Recipe, Reset, Rollback, Run, plan, surgery
 from ckptsurgeon.launch.relaunch import compare
-from ckptsurgeon.recipe.recipe import Hyperparameters, Recipe, Rollback
 from tests.support.in_process import InProcess
 from tests.support.trained_run import step_back
 from train.errors import TrainError
@@ -96,10 +95,10 @@ def test_the_parameters_are_told_after_the_first_line(
 @pytest.mark.parametrize(
     ("optimizer", "recipe"),
     [
-        ("sgdw", Recipe(rollback=Rollback(to=4), set=Hyperparameters(lr=5e-4, weight_decay=0.3))),
+        ("sgdw", Recipe(Rollback(to=4), Hyperparameters(lr=5e-4, weight_decay=0.3))),
         (
             "lamb",
-            Recipe(rollback=Rollback(to=4), set=Hyperparameters(beta2=0.9), reset=["moments"]),
+            Recipe(Rollback(to=4), Hyperparameters(beta2=0.9), Reset(reset=["moments"])),
         ),
     ],
 )

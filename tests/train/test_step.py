@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Recipe, Reset, Run, plan, surgery
 from ckptsurgeon.launch.relaunch import compare
-from ckptsurgeon.recipe.recipe import Recipe
 from tests.support.in_process import InProcess
 from tests.support.trained_run import step_back
 from train.errors import TrainError
@@ -99,7 +98,7 @@ def test_a_reset_of_the_loss_scale_is_what_the_next_step_uses(
     run, overrides = tmp_path / "run", [*OVERFLOWS, f"zero_stage={stage}"]
     in_process.train(run, *overrides)
     fallen = json.loads(in_process.resumed_line(run, *overrides))["loss_scale"]
-    wanted = plan(Run.open(run), Recipe(reset=["loss_scale"]))
+    wanted = plan(Run.open(run), Recipe(Reset(reset=["loss_scale"])))
     assert wanted.promise is not None and fallen < wanted.promise.loss_scale == 2.0**21
     surgery.apply(Run.open(run), wanted)
     assert compare(wanted.promise, in_process.resumed_line(run, *overrides)) == []

@@ -18,7 +18,7 @@ import pytest
 
 from ckptsurgeon.edits import Content, Move, Plan, Replace
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
-from ckptsurgeon.transaction import journal
+from ckptsurgeon.transaction import journal, receipts
 from ckptsurgeon.transaction.redo import each
 from tests.faults import toy
 from tests.faults.inject import Fault, count_calls, hooked, outcome
@@ -104,14 +104,14 @@ def test_a_receipt_says_who_what_when(world: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LOGNAME", "somebody-else")
     monkeypatch.setenv("SECRET_TOKEN", "do-not-keep")
     receipt = journal.commit(world / "run", toy.rollback(world))
-    assert journal.receipts(world / "run") == [receipt]
+    assert receipts.read(world / "run") == [receipt]
     assert (receipt.id, receipt.why, receipt.host) == ("0001", "a test", os.uname().nodename)
     assert receipt.when.endswith("+00:00")
     assert receipt.user != "somebody-else"
     folder = world / "run/.ckptsurgeon/receipts/0001"
     assert json.loads((folder / "recipe.json").read_text()) == {"why": "a test"}
     assert "do-not-keep" not in (folder / "receipt.json").read_text()
-    assert journal.next_id(world / "run") == "0002"
+    assert receipts.next_id(world / "run") == "0002"
 
 
 def test_nothing_is_left_inside_a_checkpoint(world: Path) -> None:
@@ -130,7 +130,7 @@ def test_undo_is_bit_identical_with_times(world: Path) -> None:
     journal.commit(world / "run", toy.undo(world))
     assert visible(world) == before
     assert {name: (world / name).lstat().st_ino for name in before} == inodes
-    assert [receipt.undoes for receipt in journal.receipts(world / "run")] == [None, "0001"]
+    assert [receipt.undoes for receipt in receipts.read(world / "run")] == [None, "0001"]
 
 
 def test_a_surgery_after_an_undo_does_the_same_again(world: Path) -> None:
@@ -182,7 +182,7 @@ def test_an_interrupted_surgery_blocks_the_next(world: Path) -> None:
     assert found == {name: what for name, what in before.items() if "/lock" not in name}
     assert journal.recover(world / "run") == journal.Recovery("finished", "surgery 0001", "0001")
     assert journal.interrupted(world / "run") is None
-    assert len(journal.receipts(world / "run")) == 1
+    assert len(receipts.read(world / "run")) == 1
 
 
 def test_a_staged_surgery_is_discarded(world: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_damaged_receipt_is_named(world: Path) -> None:
     path = world / "run/.ckptsurgeon/receipts/0001/receipt.json"
     path.write_text(path.read_text()[:-20])
     with pytest.raises(SurgeryError, match=r"receipt\.json is damaged"):
-        journal.receipts(world / "run")
+        receipts.read(world / "run")
 
 
 # --- file systems --------------------------------------------------------------------------------

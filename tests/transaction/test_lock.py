@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.transaction import lock
+from ckptsurgeon.transaction import lock, process
+from ckptsurgeon.transaction.home import HOME
 from tests.faults.inject import Fault, count_calls, exited, hooked, outcome
 from tests.faults.world import workplace
 from tests.support.launch import REPO
@@ -28,15 +29,15 @@ def another(root: Path) -> Iterator[tuple[str, int]]:
     command = [sys.executable, "-m", "tests.faults.contend", "wait", str(root)]
     with subprocess.Popen(
         command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip(), process.pid
+    ) as other:
+        assert other.stdout is not None
+        yield other.stdout.readline().strip(), other.pid
 
 
 def leave(root: Path, **other: Any) -> lock.Holder:
     """A lock record that differs from one of this process in `other`."""
     record = dataclasses.replace(lock._myself("rollback 300 → 200"), **other)
-    home = root / lock.HOME
+    home = root / HOME
     home.mkdir(exist_ok=True)
     (home / "lock").write_bytes(lock._encode(record))
     return record
@@ -61,7 +62,7 @@ def test_release_leaves_the_run_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_home_with_receipts_stays(tmp_path: Path) -> None:
-    (tmp_path / lock.HOME / "receipts").mkdir(parents=True)
+    (tmp_path / HOME / "receipts").mkdir(parents=True)
     held(tmp_path)
     assert snapshot(tmp_path, own=True).keys() == {".ckptsurgeon", ".ckptsurgeon/receipts"}
 
@@ -148,9 +149,9 @@ def test_ten_thousand_acquisitions_by_six_processes() -> None:
 
 def _dead() -> int:
     """The pid of a process that was, and is no more."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+    with subprocess.Popen([sys.executable, "-c", ""]) as other:
         pass
-    return process.pid
+    return other.pid
 
 
 def test_the_lock_of_a_killed_process_is_broken(tmp_path: Path) -> None:
@@ -159,6 +160,39 @@ def test_the_lock_of_a_killed_process_is_broken(tmp_path: Path) -> None:
     assert (tmp_path / ".ckptsurgeon/lock").exists()
     held(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_lock_of_a_zombie_is_broken(tmp_path: Path) -> None:
+    """A container without an init keeps a killed surgeon as a zombie."""
+    surgeon = subprocess.Popen(["sleep", "60"])
+    start = process.start(surgeon.pid)
+    assert start
+    for known in (start, 0):
+        leave(tmp_path, pid=surgeon.pid, start=known)
+        with pytest.raises(SurgeryError, match="under way"):
+            held(tmp_path)
+    surgeon.kill()
+    os.waitid(os.P_PID, surgeon.pid, os.WEXITED | os.WNOWAIT)
+    for known in (start, 0):
+        leave(tmp_path, pid=surgeon.pid, start=known)
+        held(tmp_path)
+    surgeon.wait()
+
+
+def test_a_process_whose_first_thread_has_ended_is_alive(tmp_path: Path) -> None:
+    """/proc calls it a zombie, too."""
+    wait = "threading.Thread(target=time.sleep, args=(60,)).start()"
+    end = "ctypes.CDLL(None).pthread_exit(None)"
+    command = [sys.executable, "-c", f"import ctypes, threading, time; {wait}; {end}"]
+    with subprocess.Popen(command) as surgeon:
+        while " Z " not in Path(f"/proc/{surgeon.pid}/stat").read_text():
+            assert surgeon.poll() is None
+        start = process.start(surgeon.pid)
+        assert start
+        leave(tmp_path, pid=surgeon.pid, start=start)
+        with pytest.raises(SurgeryError, match="under way"):
+            held(tmp_path)
+        surgeon.kill()
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.deepspeed.layout import STEP, DeepSpeed
-from ckptsurgeon.formats.plain.huggingface_checkpoint import EngineCheckpoint, HuggingFaceCheckpoint
+from ckptsurgeon.formats.huggingface.checkpoint import EngineCheckpoint, HuggingFaceCheckpoint
 from ckptsurgeon.formats.schedules.torch import is_torch
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
 
@@ -30,7 +30,6 @@ class _Saved(StepFolders):
     """What both libraries have in common."""
 
     name = "huggingface"
-    flags: Mapping[str, str] = {}
     besides: tuple[str, ...] = ()
     """Files without which no optimizer is loaded, or nothing at all."""
 
@@ -62,13 +61,9 @@ class _Saved(StepFolders):
             ),
         ]
 
-    def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
-        """None: the highest number is resumed."""
-        return {}
-
-    def pointed(self, pointer: Path) -> int | None:
+    def resumes(self, run: Path) -> int | None:
         """The highest number, whatever the folder holds."""
-        return max(self.steps(pointer), default=None)
+        return max(self.steps(run), default=None)
 
     def open(
         self, run: Path, step: int, without: Collection[Path] = ()
@@ -80,20 +75,19 @@ class _Saved(StepFolders):
         schedulers += [path for path, held in registered.items() if is_torch(held.tree())]
         if engine := _engine(folder):
             inner = _Engine(engine).open(folder, step, without)
-            archives = opened(schedulers)
-            trees = {path: archive.tree() for path, archive in archives.items()}
+            trees, archives = read_shards(schedulers)
             return EngineCheckpoint(
                 folder, step, inner.trees | trees, inner.archives | archives, tuple(schedulers)
             )
         optimizers = [p for p in _matching(folder, OPTIMIZER) if p not in without]
         scaler = folder / SCALER
         scalers = [scaler] if scaler.is_file() and scaler not in without else []
-        archives = opened([*optimizers, *schedulers, *scalers])
+        trees, archives = read_shards([*optimizers, *schedulers, *scalers])
         inside: tuple[Key, ...] = ()
         return HuggingFaceCheckpoint(
             path=folder,
             step=step,
-            trees={path: archive.tree() for path, archive in archives.items()},
+            trees=trees,
             archives=archives,
             optimizers=tuple((path, inside) for path in optimizers),
             schedulers=tuple(schedulers),
@@ -106,8 +100,7 @@ class Transformers(_Saved):
     """`checkpoint-<N>` with `trainer_state.json`."""
 
     name = "transformers"
-    flags: Mapping[str, str] = {"clip_grad": "--max_grad_norm", "seed": "--seed"}
-
+    options: Mapping[str, str] = {"clip_grad": "--max_grad_norm", "seed": "--seed"}
     besides = ("scheduler.pt", STATE)
 
     def recognizes(self, run: Path) -> bool:
@@ -129,16 +122,19 @@ class Accelerate(_Saved):
     """Folders that `save_state` filled: `checkpoint_<N>`, or the user's own names with a number."""
 
     name = "accelerate"
-    flags: Mapping[str, str] = {
-        "clip_grad": "max_norm in its call of clip_grad_norm_:",
-        "seed": "in its call of set_seed:",
-    }
 
     def is_step(self, folder: Path) -> bool:
         """By an optimizer's or an engine's files beside Accelerate's random states."""
         folder = _inside(folder)
         random = any(name.startswith("random_states_") for name in listed(folder))
         return random and (bool(_matching(folder, OPTIMIZER)) or _engine(folder) is not None)
+
+    def advise(self, key: str, value: object) -> str:
+        """The call in the user's own script: there is no command line to go by."""
+        calls = {"clip_grad": f"clip_grad_norm_(…, max_norm={value})", "seed": f"set_seed({value})"}
+        if key in calls:
+            return f"in the script, call {calls[key]}, then relaunch"
+        return super().advise(key, value)
 
 
 class _Engine(DeepSpeed):

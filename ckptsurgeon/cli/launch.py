@@ -17,7 +17,7 @@ from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckptsurgeon.recipe.recipe import Relaunch
+    from ckptsurgeon.operations.relaunch import Relaunch
     from ckptsurgeon.run.run import Run
 
 
@@ -60,9 +60,15 @@ def relaunch(
     """Start the trainer and check its first line.
 
     The line must say what the checkpoint promises; else the trainer is stopped, and the exit code
-    is 4. With --slurm a job of one or more nodes does all that."""
+    is 4. With --slurm a job of one or more nodes does all that.
+
+    Examples:
+    ckptsurgeon relaunch --check
+    ckptsurgeon relaunch -- train_iters=10
+    ckptsurgeon relaunch --slurm --nodes 2 --sbatch time=20:00:00 -o job.sh
+    """
     from ckptsurgeon import look
-    from ckptsurgeon.recipe.recipe import Relaunch
+    from ckptsurgeon.operations.relaunch import Relaunch
 
     _check(slurm, nodes, options, output, whole, arguments)
     run = common.open_run()
@@ -111,17 +117,17 @@ def _script(
     output: Path | None,
     common: Common,
 ) -> None:
-    from ckptsurgeon.launch import relaunch as launching
-    from ckptsurgeon.launch.slurm import script
+    from ckptsurgeon.launch import slurm
+    from ckptsurgeon.launch.relaunch import job as slurm_job
 
-    job = launching.job(run, wanted, extra, nodes, options)
-    text = script(job)
+    job = slurm_job(run, wanted, extra, nodes, options)
+    text = slurm.script(job)
     if output is not None and not common.dry_run:
         try:
             disk.write_new(output, os.fsencode(text))
         except FileExistsError:
             raise UsageError(
-                f"{output} is there already", next="remove it, or name another"
+                f"{output} already exists", next="remove it, or choose another name"
             ) from None
     kept = output is not None and not common.dry_run
     common.answer(
@@ -132,14 +138,14 @@ def _script(
 
 def refuse_launch(run: Run) -> None:
     """Raise when it is known before a surgery that no trainer can be started after it."""
-    from ckptsurgeon.launch import relaunch as launching
+    from ckptsurgeon.launch.relaunch import refuse_unknown_launch
 
     if run.bare:
         raise UsageError(
             f"{run.root} is a log directory without checkpoints: no trainer starts from it",
             next="the same command without --relaunch",
         )
-    launching.refuse_unknown(run)
+    refuse_unknown_launch(run)
 
 
 def start(
@@ -155,16 +161,16 @@ def start(
     """Run the trainer and exit with its status.
 
     Its output is the answer; with --json it goes to stderr, and the answer is one document."""
-    from ckptsurgeon.launch import relaunch as launching
+    from ckptsurgeon.launch import relaunch
 
     if argv is None:
-        argv = launching.command(run, wanted, extra)
+        argv = relaunch.command(run, wanted, extra)
     out = sys.stderr if common.as_json else sys.stdout
     if common.dry_run:
         common.answer(lambda: shlex.join(argv), lambda: report.relaunch_json(argv, promise, None))
         return
     try:
-        status = launching.relaunch(run, promise, argv, check=check, out=out)
+        status = relaunch.relaunch(run, promise, argv, check=check, out=out)
     except KeyboardInterrupt:
         raise Cancelled(
             "the trainer was stopped by Ctrl-C",

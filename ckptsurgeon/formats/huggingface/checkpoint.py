@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import Place, Setting
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.protocol import Place, Setting
 
 
 @dataclass
@@ -38,17 +38,18 @@ class EngineCheckpoint(DeepSpeedCheckpoint):
 
     schedulers: tuple[Path, ...] = ()
 
-    def _locate(self, name: str) -> list[Place]:
-        found = super()._locate(name)
-        if name == "scheduler":
-            found += [Place(file, (), self.trees[file]) for file in self.schedulers]
-        if name == "position":
-            found += [p for file in self.schedulers for p in self.at(file, ("last_epoch",))]
-        return found
+    def find(self, field: str) -> list[Place]:
+        """The engine's places, and of the schedulers those beside it."""
+        places = super().find(field)
+        if field == "scheduler":
+            places += [Place(file, (), self.trees[file]) for file in self.schedulers]
+        if field == "position":
+            places += [p for file in self.schedulers for p in self.at(file, ("last_epoch",))]
+        return places
 
-    def _schedule(self) -> Any:
+    def schedule(self) -> Any:
         """The engine's; else that beside it, which is loaded after."""
-        inner = super()._schedule()
+        inner = super().schedule()
         if inner is None and self.schedulers:
             return self.trees[self.schedulers[0]]
         return inner

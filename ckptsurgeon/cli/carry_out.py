@@ -1,0 +1,146 @@
+"""The one path of every edit: plan, print, ask, apply, print, relaunch."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from ckptsurgeon import report
+from ckptsurgeon.cli.launch import refuse_launch, start
+from ckptsurgeon.cli.options import Cancelled, Common, Editing, LogOneLiner, OneLiner
+from ckptsurgeon.errors import UNTOUCHED, SurgeryError
+
+if TYPE_CHECKING:
+    from ckptsurgeon.edits import Plan
+    from ckptsurgeon.operations import Operation
+    from ckptsurgeon.operations.relaunch import Relaunch
+    from ckptsurgeon.operations.section import Recipe
+    from ckptsurgeon.run.run import Run
+
+
+def one_liner(operation: Operation, name: str) -> Callable[..., None]:
+    """The command `name` of an operation, with the options of every edit: it carries out the recipe
+    that its flags stand for."""
+    request = operation.command(name)
+    on_logs = any(kind.on_logs for kind in operation.sections)
+
+    def edit(*, common: OneLiner, **given: Any) -> None:
+        _one_section(common, request(**given))
+
+    bundle = LogOneLiner if on_logs else OneLiner
+    signature = inspect.signature(request)
+    common = inspect.Parameter("common", inspect.Parameter.KEYWORD_ONLY, annotation=bundle)
+    edit.__doc__ = request.__doc__
+    edit.__name__ = request.__name__
+    edit.__annotations__ = {**get_type_hints(request, include_extras=True), "common": bundle}
+    edit.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), common]
+    )
+    return edit
+
+
+def _one_section(common: OneLiner, data: Mapping[str, Any]) -> None:
+    """Carry out the recipe that the flags of a one-line command stand for, or print it."""
+    from ckptsurgeon.recipe.file import from_data, to_data
+
+    wanted = from_data(data)
+    if common.print_recipe:
+        wanted = wanted.but(why=common.why)
+        common.answer(lambda: report.recipe(wanted), lambda: to_data(wanted))
+        return
+    operate(common, wanted)
+
+
+def operate(common: Editing, wanted: Recipe) -> None:
+    """plan → print → confirm → apply → print → relaunch, for every recipe wherever it came from."""
+    from ckptsurgeon import surgery
+    from ckptsurgeon.operations.events import TensorBoard
+    from ckptsurgeon.operations.relaunch import Relaunch
+
+    wanted = wanted.but(why=common.why)
+    if common.no_tb_note:
+        wanted = wanted.but(replace(wanted[TensorBoard], note=False))
+    run = common.open_run()
+    made = surgery.plan(run, wanted, allow_globals=common.allow_global or ())
+    carry_out(run, made, common, wanted.get(Relaunch))
+
+
+def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = None) -> None:
+    """Print the plan, ask, apply it, print the receipt, relaunch.
+
+    Raises SurgeryError when nobody says yes: without a terminal only --yes counts."""
+    from ckptsurgeon import look, surgery
+
+    if common.relaunch:
+        refuse_launch(run)
+    if common.dry_run:
+        show(run, plan, common)
+        return
+    if plan.empty:
+        show(run, plan, common)
+    else:
+        if not common.as_json:
+            show(run, plan, common)
+        _confirm(plan, common)
+        with report.Progress(sys.stderr, quiet=common.quiet) as progress:
+            try:
+                receipt = surgery.apply(run, plan, jobs=common.jobs, progress=progress)
+            except KeyboardInterrupt:
+                raise _stopped(run, plan) from None
+        common.report(
+            lambda: common.here(report.done(receipt, common.style, resumes=not run.bare)),
+            lambda: report.plan_json(plan, run.format.name, receipt),
+        )
+    if common.relaunch:
+        try:
+            promise = plan.promise or look.inspect(run).promise
+            start(run, promise, launch, (), common)
+        except SurgeryError as error:
+            if not plan.empty and error.untouched == UNTOUCHED:
+                error.untouched = "the surgery stands; the trainer was not started"
+            raise
+
+
+def show(run: Run, plan: Plan, common: Common) -> None:
+    """Print a plan."""
+    undone = next((item for item in run.receipts() if item.id == plan.undoes), None)
+    common.answer(
+        lambda: report.plan(plan, run.name, common.style, undone),
+        lambda: report.plan_json(plan, run.format.name),
+    )
+
+
+def _stopped(run: Run, plan: Plan) -> SurgeryError:
+    """Ctrl-C before the commit point or, when there is a receipt, before the verification."""
+    if any(receipt.id == plan.id for receipt in run.receipts()):
+        return Cancelled(
+            f"{plan.title}: stopped by Ctrl-C when it was done, before it was verified",
+            untouched="every byte from before the surgery is kept",
+            next=("ckptsurgeon verify", f"ckptsurgeon undo {plan.id}"),
+        )
+    return Cancelled(f"{plan.title}: stopped by Ctrl-C", next="run the same command again")
+
+
+def _confirm(plan: Plan, common: Common) -> None:
+    if common.yes:
+        return
+    if common.as_json or not sys.stdin.isatty():
+        reason = (
+            "--json shows no plan to confirm"
+            if common.as_json
+            else "there is no terminal to ask on"
+        )
+        raise SurgeryError(
+            f"{plan.title}: {reason}, and --yes was not given",
+            next=("the same command with --dry-run    look first", "the same command with --yes"),
+        )
+    question = f"{plan.title}: apply? [y/N] " if common.quiet else "apply? [y/N] "
+    print(question, end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):
+        print(file=sys.stderr)  # Ctrl-D leaves the cursor behind the question
+    if answer.strip().lower() not in ("y", "yes"):
+        raise SurgeryError(f"{plan.title}: declined", next="the same command again, and answer y")

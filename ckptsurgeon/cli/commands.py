@@ -1,0 +1,94 @@
+"""The one table of commands: name, where it is, its line in `--help`, and its exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from ckptsurgeon import operations
+from ckptsurgeon.operations import Operation
+
+EXIT_CODES = {
+    0: "done, or nothing to do",
+    1: "failed or declined; the run is exactly as it was",
+    2: "wrong usage; the run is exactly as it was",
+    3: "with --exit-code: there are changes",
+    4: "verification failed; the message says what differs",
+    5: "an interrupted surgery is waiting: ckptsurgeon recover",
+    130: "Ctrl-C before the commit point; the run is exactly as it was",
+}
+LOOKS = (0, 1, 2)
+PLANS = (*LOOKS, 3, 5)
+EDITS = (*LOOKS, 4, 5, 130)
+WRITES = (*LOOKS, 5, 130)
+UNLOCKS = (*LOOKS, 130)
+
+
+@dataclass(frozen=True)
+class Command:
+    """`place` is `module:function` in this package, or the operation whose command it is. Neither
+    is imported before the command is asked for."""
+
+    name: str
+    place: str | Operation
+    help: str
+    codes: tuple[int, ...]
+    more: str = ""
+
+    def function(self) -> Callable[..., None]:
+        """What carries it out; its docstring ends with its examples."""
+        if isinstance(self.place, Operation):
+            from ckptsurgeon.cli.carry_out import one_liner
+
+            return one_liner(self.place, self.name)
+        module, _, name = self.place.partition(":")
+        function: Callable[..., None] = getattr(import_module(f"{__package__}.{module}"), name)
+        return function
+
+
+BEFORE = (
+    Command("status", "look:status", "The run: steps, pointers, values, events, surgery.", LOOKS),
+    Command("show", "look:show", "One checkpoint: each field and all its places.", LOOKS),
+    Command("log", "look:log", "The surgeries of this run, newest first.", LOOKS),
+    Command("verify", "look:verify", "Read one step and say what is wrong with it.", (*LOOKS, 4)),
+    Command("doctor", "look:doctor", "What is wrong with the run, and what to do.", (*LOOKS, 4)),
+    Command("plan", "recipes:plan", "Show what a recipe would change; change nothing.", PLANS),
+    Command("apply", "recipes:apply", "Carry out a recipe or a kept plan.", EDITS),
+    Command("undo", "recipes:undo", "Bring back the bytes from before a surgery.", EDITS),
+    Command("recover", "recipes:recover", "Finish or discard an interrupted surgery.", EDITS),
+)
+AFTER = (
+    Command(
+        "relaunch", "launch:relaunch", "Start the trainer and check its first line.",
+        (*LOOKS, 4, 5, 130), "else the status of the trainer",
+    ),
+    Command("fork", "fork:fork", "Make a branch of the run in a directory of its own.", EDITS),
+    Command("export", "export:export", "Write the weights of one step as safetensors.", WRITES),
+    Command("compact", "attic:compact", "Rewrite grown shards without dead bytes.", EDITS),
+    Command("shrink", "attic:shrink", "Rewrite shards saved with unused bytes.", EDITS),
+    Command("prune", "attic:prune", "Remove what past surgeries keep in the attic.", WRITES),
+    Command("unlock", "attic:unlock", "Remove the lock of a surgery that died elsewhere.", UNLOCKS),
+)  # fmt: skip
+
+
+def commands() -> dict[str, Command]:
+    """Every command by its name, in the order in which `--help` lists them."""
+    one_liners = [
+        Command(name, operation, help, EDITS)
+        for operation in operations.OPERATIONS
+        for name, help in operation.commands.items()
+    ]
+    return {command.name: command for command in (*BEFORE, *one_liners, *AFTER)}
+
+
+def exit_codes(codes: tuple[int, ...], more: str = "") -> str:
+    """Exit codes as `--help` shows them."""
+    rows = [f"  {code:<4} {EXIT_CODES[code]}" for code in codes]
+    return "\n".join(["\b", "Exit codes:", *rows, *([f"  {more}"] if more else [])])
+
+
+def examples(function: Callable[..., None]) -> list[str]:
+    """The commands below `Examples:` in the docstring of a command."""
+    _, _, lines = (function.__doc__ or "").partition("Examples:\n")
+    return [line.strip() for line in lines.splitlines() if line.strip()]

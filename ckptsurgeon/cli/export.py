@@ -1,0 +1,56 @@
+"""export: the weights of one step in a new directory; the run is only read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckptsurgeon import report
+from ckptsurgeon.cli.options import Common
+from ckptsurgeon.operations.completion import saved_steps
+
+
+def export(
+    step: Annotated[
+        int, typer.Argument(metavar="STEP", help="A saved step.", autocompletion=saved_steps)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A new directory.")],
+    shard_size: Annotated[
+        float,
+        typer.Option(
+            "--shard-size", metavar="GB", min=0.000001, help="Largest size of one output file."
+        ),
+    ] = 5.0,
+    *,
+    common: Common,
+) -> None:
+    """Write the weights of one step as safetensors.
+
+    Files with an index, in a new directory. Weights of all ranks are consolidated: as they were
+    saved, or the fp32 masters of ZeRO 3. No tensor is held in memory.
+
+    Examples:
+    ckptsurgeon export 8 -o ../weights
+    """
+    from ckptsurgeon.surgery import export
+    from ckptsurgeon.surgery.fork import refuse_taken
+
+    run = common.open_run()
+    run.refuse_interrupted()
+    if common.dry_run:
+        refuse_taken(output)
+        tensors, size = export.preview(run, step)
+        files: tuple[str, ...] = ()
+    else:
+        with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
+            done = export.export(
+                run, step, output, shard_bytes=int(shard_size * 1e9), progress=progress
+            )
+        tensors, size, files = done.tensors, done.size, done.files
+    common.report(
+        lambda: report.export(output, tensors, size, files),
+        lambda: report.export_json(output, tensors, size, files),
+    )

@@ -1,0 +1,71 @@
+"""fork: a branch of the run in a directory of its own; the run is only read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckptsurgeon import report
+from ckptsurgeon.cli.options import AllowGlobal, Common
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.operations.completion import saved_steps
+
+
+def fork(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new run's directory.")],
+    step: Annotated[
+        int | None,
+        typer.Option(
+            "--step", metavar="STEP", help="A saved step [latest].", autocompletion=saved_steps
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="As `ckptsurgeon set`; repeatable."),
+    ] = None,
+    hard_link: Annotated[
+        bool, typer.Option("--hard-link", help="Share whole files instead of their blocks.")
+    ] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Share nothing: copy every byte.")] = False,
+    allow_global: AllowGlobal = None,
+    why: Annotated[
+        str | None, typer.Option("--why", metavar="TEXT", help="The reason, kept in the receipt.")
+    ] = None,
+    *,
+    common: Common,
+) -> None:
+    """Make a branch of the run in a directory of its own.
+
+    It holds one step, shares its bytes, and has its own counters, pointers and receipts. Nothing of
+    this run changes.
+
+    Examples:
+    ckptsurgeon fork ../branch --step 6 --copy
+    ckptsurgeon fork ../lower-lr --copy --set lr=3e-5 --why "is the lr too high?"
+    """
+    from ckptsurgeon.recipe.file import from_data
+    from ckptsurgeon.surgery import fork
+
+    if hard_link and copy:
+        raise UsageError("both --hard-link and --copy were given", next="one of them")
+    run = common.open_run()
+    run.refuse_interrupted()
+    at = run.latest() if step is None else step
+    recipe = from_data({"why": why} if why else {}, [f"set.{item}" for item in settings or ()])
+    if not settings:
+        recipe = from_data({})
+    how = "hard-link" if hard_link else "copy" if copy else "reflink"
+    if common.dry_run:
+        fork.refuse_taken(folder)
+        run.checkpoint(at)
+        files = run.format.files(run.root, at)
+        total = sum(path.stat().st_size for path in files)
+        done = fork.Fork(folder, at, len(files), total, None)
+    else:
+        done = fork.fork(run, at, folder, recipe, how, allow_globals=allow_global or ())
+    common.report(
+        lambda: report.fork(done, how, written=not common.dry_run),
+        lambda: report.fork_json(done, how, written=not common.dry_run),
+    )

@@ -1,0 +1,22 @@
+"""How the trainer is started after a surgery: a section that changes nothing on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ckptsurgeon.operations.section import Section
+
+
+@dataclass(frozen=True)
+class Relaunch(Section):
+    """What `--relaunch` starts: ranks on this machine, and more arguments for the trainer."""
+
+    key: ClassVar[str] = "relaunch"
+
+    nproc_per_node: int | None = None
+    args: list[str] = field(default_factory=list)
+
+
+SECTIONS = (Relaunch,)
+COMMANDS: dict[str, Any] = {}

@@ -1,0 +1,137 @@
+"""A section of a recipe, and the recipe that operations read: what is wanted, and may it be meant.
+
+A recipe holds the wanted state, not steps: the order of its keys means nothing, what is absent
+stays as it is, and applying it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from ckptsurgeon.edits import AnyChange
+from ckptsurgeon.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckptsurgeon.formats import Checkpoint, State
+    from ckptsurgeon.run.run import Run
+
+Changes = tuple[list[AnyChange], list[str]]
+"""What an operation changes, and its warnings: a sentence each."""
+MAX_COUNT = (1 << 63) - 1
+S = TypeVar("S", bound="Section")
+
+
+class Section:
+    """What one operation takes from a recipe: a frozen dataclass, and the operation itself.
+
+    Each hook below has a default that does nothing. `key` names the mapping that holds the fields;
+    without it the fields are keys of the recipe itself."""
+
+    key: ClassVar[str] = ""
+    standing: ClassVar[bool] = False
+    """Whether a recipe without this section means one with its defaults."""
+    on_logs: ClassVar[bool] = False
+    """Whether it works on a log folder without checkpoints."""
+    leaves_newer: ClassVar[bool] = False
+    """Whether the steps after `target` leave the run."""
+    synonyms: ClassVar[Mapping[str, str]] = {}
+    """What other programs call one of its keys."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise UsageError for values that can't be meant, alone or beside the other sections."""
+
+    def target(self, run: Run) -> int | None:
+        """The step whose checkpoint is edited, if this section says so; else the latest is."""
+        return None
+
+    def settled(self: S, state: State) -> S:
+        """The same with absolute values for relative ones, from the state before the surgery."""
+        return self
+
+    def title(self, run: Run, step: int) -> list[str]:
+        """What the surgery does at `step`, in the words of plan, receipt and log."""
+        return []
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        """What becomes of `checkpoint` and the rest of the run. It reads, and never writes.
+
+        Raises SurgeryError, with the trainer's flag to use instead, for what the format can't
+        keep."""
+        return [], []
+
+    def log_changes(self, run: Run, recipe: Recipe) -> Changes:
+        """The same in a log folder without checkpoints, for a section that is `on_logs`."""
+        return [], []
+
+    def record(self, run: Run, recipe: Recipe, step: int | None, title: str) -> list[AnyChange]:
+        """What is added to a surgery that changes something: a note of it. `step` is None where
+        there are no checkpoints."""
+        return []
+
+
+class Recipe:
+    """Everything that one surgery is asked for. `why` is the line that the receipt and `log` keep.
+
+    `Recipe(Rollback(to=6210), Hyperparameters(lr=3e-5), why="loss spike")`; it checks what it is
+    given, and raises UsageError."""
+
+    def __init__(self, *sections: Section, name: str = "", why: str = "") -> None:
+        self.given: dict[type[Section], Section] = {type(item): item for item in sections}
+        self.name = name
+        self.why = why
+        if len(self.given) < len(sections):
+            raise UsageError("a recipe has one section of each kind", next="merge them")
+        for section in sections:
+            section.check(self)
+
+    def get(self, kind: type[S]) -> S | None:
+        """The section of this kind, if the recipe has it."""
+        section = self.given.get(kind)
+        return section if isinstance(section, kind) else None
+
+    def __getitem__(self, kind: type[S]) -> S:
+        """The section of this kind, or one with its defaults."""
+        section = self.get(kind)
+        return kind() if section is None else section
+
+    def but(self, *sections: Section, why: str | None = None) -> Recipe:
+        """The same recipe with these sections in place of its own."""
+        kinds = {**self.given, **{type(item): item for item in sections}}
+        return Recipe(*kinds.values(), name=self.name, why=self.why if why is None else why)
+
+    @property
+    def leaves_newer(self) -> bool:
+        """Whether newer steps leave the run."""
+        return any(section.leaves_newer for section in self.given.values())
+
+
+# --- what several sections check -----------------------------------------------------------------
+
+
+def unknown_value(text: str, known: Sequence[str], key: str) -> UsageError:
+    """The error for a value that is not one of `known`, with the nearest one that is."""
+    near = difflib.get_close_matches(text, known, n=1, cutoff=0.5)
+    hint = f"did you mean `{near[0]}`?" if near else f"one of: {', '.join(known)}"
+    return UsageError(f"`{key}` is {text!r}", next=hint)
+
+
+def check_pattern(key: str, pattern: str) -> None:
+    """Raise for a text that is not a regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"`{key}`: {error}", next="a regular expression") from None
+
+
+def check_step(step: int | None) -> None:
+    """Raise for a step that no run can have."""
+    if step is not None and step < 0:
+        raise UsageError(f"step {step} is below 0", next="ckptsurgeon status")
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The values that were given on a command line: those that are not None."""
+    return {key: value for key, value in values.items() if value is not None}
