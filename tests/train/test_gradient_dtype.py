@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.train.conftest import edit, step_back
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.trained_run import edit, step_back
 from train import batch
 from train.config import load_config
 from train.errors import TrainError, UsageError
