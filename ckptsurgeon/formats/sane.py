@@ -95,7 +95,8 @@ def refuse_rates(rates: Iterable[float]) -> None:
     for rate in rates:
         if not is_number(rate):
             raise SurgeryError(
-                f"the saved schedule gives the rate {rate!r}; a rate must be finite and not negative",
+                f"the saved schedule gives the rate {rate!r}; a rate must be finite and not "
+                "negative",
                 next="ckptsurgeon show    what the scheduler's state holds",
             )
 
