@@ -9,7 +9,12 @@ import pytest
 
 from tests.conftest import REPO
 
-PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", REPO / "SECURITY.md", *REPO.glob("docs/*.md")]
+PAGES = [
+    REPO / "README.md",
+    REPO / "CONTRIBUTING.md",
+    REPO / "SECURITY.md",
+    *REPO.glob("docs/*.md"),
+]
 TOPS = ("ckptsurgeon", "train", "csrc", "docs", "tests", "recipes", "bench")
 
 

@@ -179,6 +179,6 @@ def agree(name: str, places: Sequence[Place]) -> None:
                 f"{place.value!r} in {place.file.name}",
                 next=(
                     "ckptsurgeon verify      list every disagreement",
-                    "ckptsurgeon rollback    to a step whose shards agree",
+                    "ckptsurgeon doctor    which step to go back to",
                 ),
             )

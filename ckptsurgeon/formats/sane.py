@@ -122,7 +122,7 @@ def understood(path: Path) -> Iterator[None]:
     ) as e:
         raise SurgeryError(
             f"{path}: its pickle holds what no trainer saves ({type(e).__name__}: {str(e)[:100]})",
-            next="ckptsurgeon rollback    to a step that can be read",
+            next="ckptsurgeon doctor    which step to go back to",
         ) from None
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.report.fields import FIELDS, places
 from ckptsurgeon.report.plan import promise
 from ckptsurgeon.report.style import (
     GREEN,
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.doctor import Diagnosis
     from ckptsurgeon.run.run import Run
-
-FIELDS = (
-    "lr", "max_lr", "min_lr", "warmup", "decay", "decay_style", "betas", "eps", "weight_decay",
-    "clip_grad", "loss_scale", "adam_step", "consumed_samples", "skip", "seed", "rewarm",
-)  # fmt: skip
-"""What `show` asks a checkpoint for, in this order."""
 
 
 def status(run: Run, state: State | None, problem: SurgeryError | None, style: Style) -> str:
@@ -152,14 +147,6 @@ def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     for field in FIELDS:
         kept += _places(field, places(checkpoint, field))
     return "\n".join([*lines, *table(kept, style)])
-
-
-def places(checkpoint: Checkpoint, field: str) -> list[Place]:
-    """Where `field` is kept; nothing for a field that the format does not know."""
-    try:
-        return checkpoint.locate(field)
-    except KeyError:
-        return []
 
 
 def _places(field: str, found: list[Place]) -> list[Row]:
