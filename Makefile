@@ -12,12 +12,13 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/.cache/torch_extensions
 export OMP_NUM_THREADS := 1
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help venv test test-formats lint nightly demo bench clean
+.PHONY: help venv test test-formats torch-headers lint nightly demo bench clean
 
 help:
 	@echo "make venv     .venv with everything, by constraints.txt"
 	@echo "make test     lint, types, import contracts, and the whole test suite"
 	@echo "make test-formats  checkpoints of other libraries, which it installs"
+	@echo "make torch-headers  of the oldest and newest torch (220 MB); make test then compiles with them"
 	@echo "make demo     a run diverges, is operated on, and recovers (CPU, minutes)"
 	@echo "make bench    the figures of README.md, as ratios measured in one run"
 	@echo "make lint     ruff, mypy, import-linter"
@@ -46,7 +47,10 @@ $(VENV)/.formats: $(VENV)/.complete
 test-formats: $(VENV)/.formats
 	$(PY) -m pytest -m "formats and not slow" -n $(WORKERS) --dist loadfile
 
-nightly: lint $(VENV)/.formats
+torch-headers: venv
+	$(PY) -m tests.train.kernels.torch_headers
+
+nightly: lint torch-headers $(VENV)/.formats
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 demo: venv

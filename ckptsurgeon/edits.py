@@ -7,9 +7,20 @@ lies outside). Nothing here reads or writes the disk. Each value survives JSON a
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
+
+
+def relative(path: Path, root: Path) -> str:
+    """`path` as edits name it: POSIX, from the run's root, `..` when it lies outside."""
+    name, start = str(path), f"{root}/"
+    if name.startswith(start) and "/.." not in name:  # nearly always, and ten times as fast
+        return name[len(start) :]
+    return Path(os.path.relpath(path, root)).as_posix()
+
 
 Scalar: TypeAlias = bool | int | float | str | None
 Value: TypeAlias = Scalar | list[Any] | tuple[Any, ...]
@@ -177,6 +188,22 @@ class Append:
     def new_size(self) -> int:
         offset, data = self.writes[-1]
         return offset + len(data)
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The [start, end) of each write in `file`."""
+        return tuple((offset, offset + len(data)) for offset, data in self.writes)
+
+    def whole(self) -> Content:
+        """All bytes of `file` once this is done."""
+        pieces: list[Piece] = [Span(self.file, 0, self.old_size)]
+        end = self.old_size
+        for offset, data in self.writes:
+            if offset > end:
+                pieces.append(Hole(offset - end))
+            pieces.append(data)
+            end = offset + len(data)
+        return Content(tuple(pieces))
 
 
 @dataclass(frozen=True)

@@ -2,58 +2,71 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-REPO = Path(__file__).parent.parent
+from tests.support.engines import end_engines
+from tests.support.launch import REPO, launch
+
 # The kernels are built once per checkout, and every process of a test finds them there.
 os.environ["XDG_CACHE_HOME"] = str(REPO / ".cache")
+# No example fails because the machine is slow or busy.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 STEPS = (2, 4, 6, 8)
 Trained = Callable[..., Path]
 
 
-def launch(*arguments: str, ranks: int = 1, status: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the trainer to its end and return what it printed; `status` is what it must exit with."""
-    command = [sys.executable]
-    if ranks > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "-m", "train", *arguments],
-        cwd=REPO,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == status, done.stderr[-3000:]
-    return done
+@pytest.fixture(autouse=True, scope="module")
+def _engines_end_with_their_module() -> Iterator[None]:
+    yield
+    end_engines()
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of the session share: what one has made there, none makes again."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """The folder, made by the first worker that asks; the others wait until it is whole."""
+    whole = folder.with_suffix(".whole")
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not whole.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            whole.touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus(shared: Path) -> Path:
     """The prefix of an indexed dataset of Python's own manual."""
-    prefix = tmp_path_factory.mktemp("data") / "topics"
-    launch("prepare-data", "--pydoc", "--output", str(prefix))
-    return prefix
+
+    def make(folder: Path) -> None:
+        launch("prepare-data", "--pydoc", "--output", folder / "topics")
+
+    return once(shared / "corpus", make) / "topics"
 
 
 @pytest.fixture(scope="session")
-def _originals(
-    tmp_path_factory: pytest.TempPathFactory, corpus: Path
-) -> Callable[[int, int, str], Path]:
-    made: dict[tuple[int, int, str], Path] = {}
-
+def _originals(shared: Path, corpus: Path) -> Callable[[int, int, str], Path]:
     def make(ranks: int, zero: int, dtype: str) -> Path:
-        key = (ranks, zero, dtype)
-        if key not in made:
-            root = tmp_path_factory.mktemp("trained") / f"w{ranks}-z{zero}-{dtype}"
+        def train(root: Path) -> None:
             launch(
                 "--config=train/configs/tiny.yaml",
                 "--from-scratch",
@@ -65,8 +78,8 @@ def _originals(
                 "save_interval=2",
                 ranks=ranks,
             )
-            made[key] = root
-        return made[key]
+
+        return once(shared / f"w{ranks}-z{zero}-{dtype}", train)
 
     return make
 

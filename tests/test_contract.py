@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ import pytest
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.recipe.file import load
-from tests.conftest import REPO, Trained, launch
+from tests.conftest import Trained
+from tests.support.launch import REPO, first_line
+from tests.support.snapshot import snapshot
 
 # Recipe → what fits it to a run with steps 2, 4, 6, 8, and what the live optimizer must then hold.
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -37,33 +38,26 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "lower-beta2": (["rollback.to=4"], {"step": 5, "betas": [0.9, 0.9]}),
     "fake-sgd": (
         ["set.decay_style=constant"],
-        {"step": 9, "betas": [0.0, 0.95], "eps": 1.0, "lr": 9e-3},
+        {
+            "step": 9,
+            "betas": [0.0, 0.95],
+            "eps": 100.0,
+            "lr": 9e-3,
+            "weight_decay": [1e-3, 0.0],
+        },
     ),
-    "real-sgd": (["set.decay_style=constant"], {"step": 9, "lr": 9e-3, "adam_step": 8}),
+    "real-sgd": (
+        ["set.decay_style=constant"],
+        {"step": 9, "lr": 0.1, "adam_step": 8, "weight_decay": [1e-4, 0.0]},
+    ),
     "lower-clip": ([], {"step": 9, "clip_grad": 0.3}),
     "change-seed": (["rollback.to=4"], {"step": 5, "seed": 43}),
 }
 
 
-def tree(root: Path) -> dict[str, str]:
-    """Every file outside `.ckptsurgeon` with the hash of its bytes and its time."""
-    return {
-        str(path.relative_to(root)): (
-            hashlib.sha256(path.read_bytes()).hexdigest() + f" {path.stat().st_mtime_ns}"
-        )
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and ".ckptsurgeon" not in path.parts
-    }
-
-
-def first_line(root: Path, ranks: int = 1) -> str:
-    done = launch(f"--config={root / 'train.yaml'}", "--exit-after-first-line", ranks=ranks)
-    return done.stdout.splitlines()[0]
-
-
 def operate_and_resume(root: Path, name: str, ranks: int) -> None:
     overrides, expected = CASES[name]
-    before = tree(root)
+    before = snapshot(root)
     run = Run.open(root)
     wanted = plan(run, load(REPO / "recipes" / f"{name}.yaml", overrides))
     assert wanted.promise is not None
@@ -79,7 +73,7 @@ def operate_and_resume(root: Path, name: str, ranks: int) -> None:
     assert again.empty
 
     surgery.apply(run, surgery.plan_undo(run))
-    assert tree(root) == before
+    assert snapshot(root) == before
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

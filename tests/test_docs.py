@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
+from tests.support.launch import REPO
 
 PAGES = [
     REPO / "README.md",

@@ -1,12 +1,13 @@
-"""What a start of the command line loads, and who may change the disk."""
+"""What a start of the command line loads, who may change the disk, and what tests import."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from pathlib import Path
 
-from tests.conftest import REPO
+from tests.support.launch import REPO
 
 HEAVY = ("torch", "deepspeed", "tensorboard", "numpy", "omegaconf", "yaml")
 
@@ -84,3 +85,29 @@ def test_the_check_sees_a_write() -> None:
         call = ast.parse(text).body[0]
         assert isinstance(call, ast.Expr) and isinstance(call.value, ast.Call)
         assert changes_the_disk(call.value), text
+
+
+def test_no_test_module_imports_another() -> None:
+    """What two of them need lies in tests/support, or beside them in a module that is no test."""
+    modules = {path: imported(path) for path in sorted((REPO / "tests").rglob("*.py"))}
+    assert any("tests.support.launch" in names for names in modules.values())
+    found = [
+        f"{path.relative_to(REPO)}: {name}"
+        for path, names in modules.items()
+        for name in names
+        if name.startswith("tests.") and any(part.startswith("test_") for part in name.split("."))
+    ]
+    assert found == []
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that `path` imports, and every name in it that may be a module."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parent = path.relative_to(REPO).parts[: -node.level] if node.level else ()
+            module = ".".join([*parent, *([node.module] if node.module else [])])
+            names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return names

@@ -9,7 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import REPO, Trained
+from tests.conftest import Trained
+from tests.support.launch import REPO
 
 BLOCK = re.compile(r"<!-- transcript: (\w+) -->\n```console\n(.*?)```", re.DOTALL)
 README = (REPO / "README.md").read_text("utf-8")

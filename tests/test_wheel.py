@@ -16,7 +16,8 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.conftest import REPO, Trained
+from tests.conftest import Trained
+from tests.support.launch import REPO
 
 
 @pytest.fixture(scope="module")

@@ -2,4 +2,25 @@
 
 It saves real DeepSpeed checkpoints with Megatron-DeepSpeed's client state; on resume the
 checkpoint wins over the config, and the first line it prints says what the live engine holds.
+
+These are all the places that change an object of DeepSpeed at run time:
+
+- distributed.start: `deepspeed.ops.__compatible_ops__`, so that no op is compiled on a CPU.
+- optimizer, at its import: a filter on DeepSpeed's logger, which warns of every optimizer that is
+  not on its list.
+- optimizer.allow_fp16: `accelerator.is_fp16_supported`, for fp16 on a CPU that lacks it.
+- optimizer.build_engine: the inner optimizer's state is cleared; the step that DeepSpeed takes at
+  its start is no step of the run.
+- optimizer.set_clip_grad: the clipping norm, which ZeRO 0 and 3 do not restore.
+- fused_step.fuse: the wrapper's `step` and, in fp32 without ZeRO, `engine.clip_fp32_gradients`: one
+  pass over the gradients instead of five. DeepSpeed's own runs on a wrapper that we do not know.
+- step.Step, after `fuse`: the inner optimizer's `step` and `wrapper.overflow`, so that
+  `skip_grad_norm` leaves a step out and the engine counts it.
+- pipeline.train_batch: `engine._take_model_step`, anew for each batch: the stock one passes no
+  arguments to the scheduler.
+- universal.names_as_saved: `optimizer.param_names` while it loads; a pipeline names parameters by
+  the number of their layer.
+- universal.mend_zero_3: param groups and step counts after a load, which gives all groups those of
+  the first.
+- rewarm.rewarmed: the rate of each param group, for one step.
 """

@@ -79,8 +79,10 @@ def _run(
 ) -> None:
     device = distributed.start(config.threads)
     from . import trainer  # after `start`, which chooses DeepSpeed's accelerator
+    from .device import full_memory_told
 
-    training = trainer.prepare(config, checkpoint, device)
+    with full_memory_told():
+        training = trainer.prepare(config, checkpoint, device)
     line = trainer.first_line(training)
     say(line)
     if checkpoint is not None and distributed.rank() == 0:
@@ -97,7 +99,8 @@ def _run(
         # Only now: a start that was refused must not change what the next relaunch reads.
         write_atomically(Path(config.save) / RUN_CONFIG, dump_config(config))
     trainer.announce(training, say)
-    trainer.train(training, say)
+    with full_memory_told():
+        trainer.train(training, say)
 
 
 def _take_stdout() -> Callable[[str], None]:
@@ -180,13 +183,14 @@ def _prepare_data(arguments: Sequence[str]) -> int:
 
 
 def _build_kernels(arguments: Sequence[str]) -> int:
-    from .kernels.build import CannotBuildError, build
+    from .kernels.build import CannotBuildError, build, forget_failure
 
     argparse.ArgumentParser(
         prog="python -m train build-kernels",
         description="Compile the native kernels now; the first run would do it otherwise.",
     ).parse_args(arguments)
     try:
+        forget_failure()
         print(build())
     except (CannotBuildError, OSError) as e:
         raise TrainError(

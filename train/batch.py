@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from . import distributed
-
-if TYPE_CHECKING:
-    from .trainer import Training
+from .loader import MicroBatch, Part
+from .training import Training
 
 
 def run_batch(training: Training, size: int) -> tuple[float, float]:
@@ -24,7 +20,7 @@ def run_batch(training: Training, size: int) -> tuple[float, float]:
     norm = 0.0
     for micro_batch in range(count):
         _seed_dropout(training, micro_batch)
-        tokens, targets = _micro_batch(training, micro_batch)
+        tokens, targets = _micro_batch(training, micro_batch, size)
         # DeepSpeed's own count of micro-batches goes astray when the batch size ramps up.
         engine.set_gradient_accumulation_boundary(micro_batch == count - 1)
         micro_loss = engine(tokens, targets)
@@ -41,7 +37,7 @@ def _in_pipeline(training: Training, size: int) -> tuple[float, float]:
     if training.course.curriculum is not None:
         training.engine.reset_activation_shape()  # what the stages send each other has changed
     return training.step.run_pipeline(
-        (_micro_batch(training, number) for number in range(count)),
+        (_micro_batch(training, number, size) for number in range(count)),
         lambda number: _seed_dropout(training, number),
         increment=size,
         token_num=training.progress.tokens + size * training.length(),
@@ -58,14 +54,21 @@ def _seed_dropout(training: Training, micro_batch: int) -> None:
         torch.manual_seed(seed % 2**64)
 
 
-def _micro_batch(training: Training, micro_batch: int) -> tuple[Tensor, Tensor]:
-    config, progress, sizes = training.config, training.progress, training.sizes
-    first = sizes.first_sample(progress.samples, micro_batch, training.grid.data_rank)
-    batch = training.stream.batch(first, config.micro_batch_size)
-    poison = config.poison
-    if poison is not None and poison[0] <= progress.iteration + 1 <= poison[1]:
-        batch = training.stream.poisoned(batch, first)
-    tokens, targets = (
-        torch.from_numpy(part[:, : training.length()]).to(training.device) for part in batch
+def _micro_batch(training: Training, micro_batch: int, size: int) -> MicroBatch:
+    """One micro-batch of the global batch; the guess is that the next has the same size."""
+    following = (
+        _part(training, micro_batch + 1, 0)
+        if micro_batch + 1 < training.sizes.micro_batches(size)
+        else _part(training, 0, size)
     )
-    return tokens, targets
+    return training.loader.take(_part(training, micro_batch, 0), following)
+
+
+def _part(training: Training, micro_batch: int, later: int) -> Part:
+    """The samples of this rank's micro-batch, of the batch that begins `later` samples from now."""
+    config, progress, sizes = training.config, training.progress, training.sizes
+    first = sizes.first_sample(progress.samples + later, micro_batch, training.grid.data_rank)
+    iteration, poison = progress.iteration + (2 if later else 1), config.poison
+    poisoned = poison is not None and poison[0] <= iteration <= poison[1]
+    length = training.course.length(iteration, config.seq_length)
+    return Part(first, config.micro_batch_size, length, poisoned)

@@ -13,9 +13,10 @@ import torch
 
 from .config import Config
 from .course import Course
+from .device import device_kind
 from .errors import RankError, TrainError
 from .grid import Grid
-from .optimizer import live_clip_grad, live_optimizer, live_scaler
+from .optimizer import live_clip_grad, live_optimizer, live_scaler, without_prints
 from .progress import Progress
 from .run_folder import LATEST, LATEST_ITERATION, write_atomically
 from .shards import check_sizes, missing, model_states
@@ -72,7 +73,7 @@ def client_state(
         "torch_rng_state": torch.get_rng_state(),
         "rng_tracker_states": {},
     }
-    if torch.cuda.is_available():
+    if device_kind() == "cuda":
         state["cuda_rng_state"] = torch.cuda.get_rng_state()
     return state
 
@@ -130,6 +131,7 @@ def megatron_args(
         zero_stage=config.zero_stage,
         bf16=config.dtype == "bf16",
         fp16=config.dtype == "fp16",
+        grad_accum_dtype=config.grad_accum_dtype if config.dtype == "bf16" else config.dtype,
         initial_loss_scale=config.initial_loss_scale,
         **live_scaler(engine),
         tensor_model_parallel_size=grid.tensor_size,
@@ -168,6 +170,9 @@ def read_client_state(checkpoint: Path, config: Config, grid: Grid) -> dict[str,
     if is_universal(checkpoint):
         check_target(checkpoint, args, grid)
         return state
+    theirs, ours = getattr(args, "grad_accum_dtype", dtype), config.grad_accum_dtype
+    if config.zero_stage == 1 and ours not in ("auto", theirs):  # another wrapper, other files
+        raise _cannot_continue(checkpoint, "grad_accum_dtype", theirs, ours)
     absent = missing(checkpoint, args)
     if absent:
         raise _unusable(checkpoint, f"{', '.join(absent)} missing")
@@ -180,7 +185,7 @@ def load_checkpoint(engine: Any, checkpoint: Path, args: Any) -> None:
     universal = is_universal(checkpoint)
     names = names_as_saved(engine, checkpoint, args) if universal else nullcontext()
     try:
-        with names:
+        with names, without_prints():
             loaded, _ = engine.load_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
     except Exception as e:
         what = f"rank {engine.global_rank} can't load it: {_first_line(e)}"
@@ -196,7 +201,7 @@ def restore_rng(state: dict[str, Any]) -> None:
     random.setstate(state["random_rng_state"])
     np.random.set_state(state["np_rng_state"])
     torch.set_rng_state(state["torch_rng_state"])
-    if torch.cuda.is_available() and "cuda_rng_state" in state:
+    if device_kind() == "cuda" and "cuda_rng_state" in state:
         torch.cuda.set_rng_state(state["cuda_rng_state"])
 
 

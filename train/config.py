@@ -21,6 +21,7 @@ DECAY_STYLES = ("linear", "cosine", "constant")
 OPTIMIZERS = ("adamw", "sgdw", "lamb")
 FUSED = ("auto", "always", "never")
 DTYPES = ("fp32", "bf16", "fp16")
+GRADIENT_DTYPES = ("auto", "fp32", "bf16")
 ACTIVATIONS = ("gelu", "relu")
 ATTENTIONS = ("sdpa", "plain", "stable")
 POSITION_INITS = ("gaussian", "sinusoidal")
@@ -92,6 +93,9 @@ class Config:
     checkpoint_activations: bool = False  # recompute each layer's activations in the backward pass
     zero_stage: int = 1
     dtype: str = "fp32"
+    # In which gradients of bf16 add up and are reduced; auto: fp32 with ZeRO, or as the checkpoint.
+    grad_accum_dtype: str = "auto"
+    overlap_comm: Optional[bool] = None  # ZeRO 1 and 2; null: on GPUs  # noqa: UP045
     threads: int = 1  # torch threads per rank
     compile: bool = False  # torch.compile fuses the model instead of our kernels; slow to start
     # fp16: a static scale, or DeepSpeed's dynamic one.
@@ -225,6 +229,12 @@ def validate(config: Config) -> None:
     _check(c.lr_decay_style in DECAY_STYLES, "lr_decay_style", c.lr_decay_style, DECAY_STYLES)
     _check(c.fused_optimizer in FUSED, "fused_optimizer", c.fused_optimizer, FUSED)
     _check(c.dtype in DTYPES, "dtype", c.dtype, DTYPES)
+    _check(c.grad_accum_dtype in GRADIENT_DTYPES, "grad_accum_dtype", c.grad_accum_dtype,
+           GRADIENT_DTYPES)  # fmt: skip
+    _check(c.grad_accum_dtype == "auto" or c.dtype == "bf16", "grad_accum_dtype",
+           f"{c.grad_accum_dtype} with dtype {c.dtype}", "auto there")  # fmt: skip
+    _check(c.grad_accum_dtype != "fp32" or c.zero_stage > 0, "grad_accum_dtype",
+           "fp32 with zero_stage 0", "auto or bf16 there: DeepSpeed has no other")  # fmt: skip
     _check(c.zero_stage in range(4), "zero_stage", c.zero_stage, (0, 1, 2, 3))
     _check(c.optimizer != "lamb" or c.zero_stage < 3, "optimizer", "lamb with zero_stage 3",
            "adamw or sgdw there: its flat slices tell no parameter's norm")  # fmt: skip

@@ -34,14 +34,17 @@ def start(threads: int) -> Any:
     """Join the process group (NCCL with a GPU, else gloo) and return torch's device."""
     import torch
 
+    from .device import device_kind, unused_gpu
+
     torch.set_num_threads(threads)
     if hasattr(torch.compiler, "set_default_backend"):
         # DeepSpeed decorates an optimizer that is not used here with torch.compile; the default
         # backend would import the whole inductor for it.
         torch.compiler.set_default_backend("eager")
-    on_gpu = torch.cuda.is_available()
-    if not on_gpu:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    kind = os.environ["DS_ACCELERATOR"] = device_kind()
+    on_gpu = kind == "cuda"
+    if not on_gpu and rank() == 0 and (reason := unused_gpu()) is not None:
+        warnings.warn(f"the GPU of this machine is not used: {reason}", stacklevel=2)
     import deepspeed
 
     # DeepSpeed still calls the old name; nothing that a user of the trainer can act on.

@@ -9,18 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .feed import Feed
 from .kernels import adamw_flat_
-
-
-@dataclass(frozen=True)
-class Feed:
-    """What one parameter is stepped with, instead of its `.grad`: pieces of the gradient that lie
-    behind one another, as scaled as they are, which of them enter the statistics here and not on
-    another rank, and where the low-precision copy goes."""
-
-    pieces: Sequence[Tensor]
-    counted: Sequence[bool]
-    out: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +29,8 @@ class FusedAdamW(torch.optim.AdamW):
 
     `grad_mul` scales the gradients of the next step only, in the same pass. `feeds` give it
     gradients that are not `.grad` (of the next step only, too). `counts` says of a parameter with
-    a `.grad` whether it enters the statistics here. Without amsgrad and maximize.
+    a `.grad` whether it enters the statistics here. `grad_norm` is for whoever clips. Without
+    amsgrad and maximize.
     """
 
     def __init__(
@@ -52,6 +43,7 @@ class FusedAdamW(torch.optim.AdamW):
     ) -> None:
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self.grad_mul: float | Tensor = 1.0
+        self.grad_norm: Tensor | None = None
         self.feeds: dict[Tensor, Feed] = {}
         self.counts: Callable[[Tensor], bool] = lambda parameter: True
         self._sums: list[Tensor] = []

@@ -8,18 +8,21 @@ module knows; in every other case DeepSpeed's own runs, on the same optimizer, w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.utils import all_gather_dp_groups
 from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID, DeepSpeedZeroOptimizer
+from torch import Tensor
 
-from .fused_adamw import Feed, FusedAdamW
-from .grad_norm import norm_check, raw_grad_norm
+from .feed import Feed, joined
+from .fused_adamw import FusedAdamW
+from .grad_norm import norm_check
 from .grid import Grid
 
 KNOWN = "0.19."  # the DeepSpeed whose steps these are
@@ -33,11 +36,14 @@ def fuse(engine: Any, grid: Grid) -> bool:
     wrapper = engine.optimizer
     if type(wrapper) is DeepSpeedZeroOptimizer and _plain_zero(wrapper):
         _replace(wrapper, lambda: _zero_step(wrapper, grid))
+    elif type(wrapper) is BF16_Optimizer and _plain_bf16(wrapper):
+        runs = [_runs(wrapper, group, grid) for group in range(len(wrapper.bf16_groups))]
+        _replace(wrapper, lambda: _bf16_step(wrapper, runs))
     elif type(wrapper) is FP16_UnfusedOptimizer and wrapper.mpu is None:
         _replace(wrapper, lambda: _unfused_step(wrapper))
     elif type(wrapper) is FusedAdamW:
         wrapper.counts = grid.counts
-        engine.clip_fp32_gradients = lambda: _clip(engine, grid)
+        engine.clip_fp32_gradients = lambda: _clip(engine)
     else:
         return False
     return True
@@ -67,10 +73,7 @@ def _zero_step(zero: Any, grid: Grid) -> bool:
     because a gradient is not finite; then DeepSpeed decides what that means."""
     groups = range(len(zero.bit16_groups))
     feeds = [_zero_feed(zero, i, grid) for i in groups]
-    pieces = [pair for feed in feeds for pair in zip(feed.pieces, feed.counted, strict=True)]
-    device = zero.single_partition_of_fp32_groups[0].device
-    check = norm_check([piece for piece, counted in pieces if counted], device)
-    check[1] += norm_check([piece for piece, counted in pieces if not counted], device)[1]
+    check = _check(feeds, zero.single_partition_of_fp32_groups[0].device)
     dist.all_reduce(check, group=zero.dp_process_group)
     zero._model_parallel_all_reduce(tensor=check, op=dist.ReduceOp.SUM)
     squared, nonfinite = check.tolist()
@@ -114,7 +117,78 @@ def _zero_feed(zero: Any, group: int, grid: Grid) -> Feed:
         parameter = None if padding else next(parameters, None)
         counted.append(parameter is not None and grid.counts(parameter))
     rank = dist.get_rank(group=zero.real_dp_process_group[group])
-    return Feed(pieces, counted, zero.parallel_partitioned_bit16_groups[group][rank])
+    return joined(pieces, counted, zero.parallel_partitioned_bit16_groups[group][rank])
+
+
+def _check(feeds: Sequence[Feed], device: torch.device) -> Tensor:
+    """[sum of squares of what is counted here, number of inf and nan in all] of this rank."""
+    pieces = [pair for feed in feeds for pair in zip(feed.pieces, feed.counted, strict=True)]
+    check = norm_check([piece for piece, counted in pieces if counted], device)
+    others = [piece for piece, counted in pieces if not counted]
+    if others:
+        check[1] += norm_check(others, device)[1]
+    return check
+
+
+def _plain_bf16(wrapper: Any) -> bool:
+    return (
+        wrapper.using_real_optimizer
+        and not wrapper.has_moe_layers
+        and wrapper.grad_acc_dtype == torch.float32
+    )
+
+
+def _runs(wrapper: Any, group: int, grid: Grid) -> list[tuple[int, int, bool]]:
+    """[start, end) in this rank's partition of one group, and whether it is counted here."""
+    size = wrapper.fp32_groups_flat_partition[group].numel()
+    first = size * dist.get_rank(group=wrapper.real_dp_process_group[group])
+    runs: list[tuple[int, int, bool]] = []
+    end = 0
+    for parameter in wrapper.bf16_groups[group]:
+        begin, end = end, end + parameter.numel()
+        start, stop, counted = max(begin - first, 0), min(end - first, size), grid.counts(parameter)
+        if start < stop:
+            if runs and runs[-1][2] == counted:
+                start = runs.pop()[0]
+            runs.append((start, stop, counted))
+    done = runs[-1][1] if runs else 0
+    return [*runs, (done, size, False)] if done < size else runs  # padding
+
+
+def _bf16_step(wrapper: Any, runs: Sequence[Sequence[tuple[int, int, bool]]]) -> bool:
+    """bf16 with gradients in float32: `deepspeed/runtime/bf16_optimizer.py`, `step`. False as
+    above."""
+    masters = wrapper.fp32_groups_flat_partition
+    feeds = []
+    for group, gradient in enumerate(wrapper.fp32_groups_gradient_flat_partition):
+        rank = dist.get_rank(group=wrapper.real_dp_process_group[group])
+        out = wrapper.bf16_partitioned_groups[group][rank]
+        pieces = [gradient[start:end] for start, end, _ in runs[group]]
+        feeds.append(Feed(pieces, [counted for _, _, counted in runs[group]], out))
+    check = _check(feeds, masters[0].device)
+    dist.all_reduce(check, group=wrapper.dp_process_group)
+    if wrapper.mpu is not None:
+        dist.all_reduce(check, group=wrapper.mpu.get_model_parallel_group())
+    squared, nonfinite = check.tolist()
+    if nonfinite:
+        return False
+    optimizer = wrapper.optimizer
+    wrapper.overflow = False
+    wrapper._global_grad_norm = math.sqrt(squared)
+    optimizer.grad_mul = _multiplier(wrapper._global_grad_norm, 1.0, wrapper.clip_grad)
+    optimizer.feeds = dict(zip(masters, feeds, strict=True))
+    optimizer.step()
+    optimizer.forget_feeds()
+    wrapper._lazy_init_hp_params_optimizer_state()
+    all_gather_dp_groups(
+        groups_flat=wrapper.bf16_groups_flat,
+        partitioned_param_groups=wrapper.bf16_partitioned_groups,
+        dp_process_group=wrapper.real_dp_process_group,
+        start_alignment_factor=wrapper.nccl_start_alignment_factor,
+        allgather_bucket_size=wrapper.allgather_bucket_size,
+    )
+    wrapper.clear_hp_grads()
+    return True
 
 
 def _unfused_step(wrapper: Any) -> bool:
@@ -146,9 +220,9 @@ def _multiplier(norm: float, scale: float, clip_grad: float) -> float:
     return 1 / (max((norm / scale + EPSILON) / clip_grad, 1.0) * scale)
 
 
-def _clip(engine: Any, grid: Grid) -> None:
-    """float32 without ZeRO: what the engine does before it steps. A norm that is not finite makes
-    the weights nan, as it does in DeepSpeed."""
-    norm = raw_grad_norm(engine.module, grid)
-    ratio = engine.gradient_clipping() / (norm + EPSILON)
-    engine.optimizer.grad_mul = 1.0 if ratio >= 1 else ratio  # nan stays
+def _clip(engine: Any) -> None:
+    """float32 without ZeRO: what the engine does before it steps, with the norm that `Step` has
+    taken, and without waiting for it. A norm that is not finite makes the weights nan, as it does
+    in DeepSpeed."""
+    ratio = engine.gradient_clipping() / (engine.optimizer.grad_norm + EPSILON)
+    engine.optimizer.grad_mul = ratio.clamp(max=1.0).float()  # nan stays

@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .fused_adamw import Statistics
 from .progress import Progress
-
-if TYPE_CHECKING:
-    from .fused_adamw import Statistics
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
+from contextlib import redirect_stdout
 from typing import Any
 
 import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import logger
 from torch import nn
 
 from .config import Config
+from .device import device_kind
 from .errors import TrainError
 from .fused_adamw import FusedAdamW
 from .fused_step import fuse
@@ -52,7 +56,16 @@ def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     native = config.fused_optimizer == "auto" and load() is None
     if native or config.fused_optimizer == "always":
         return FusedAdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps)
-    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps)
+    # On a GPU whose kernels can't be compiled, torch's own fused one is the next best.
+    fused = True if config.fused_optimizer == "auto" and device_kind() == "cuda" else None
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps, fused=fused)
+
+
+def keep_implementation(optimizer: torch.optim.Optimizer, fused: bool | None) -> None:
+    """After a load: a param group that was saved elsewhere must not choose how this one steps."""
+    if type(optimizer) is torch.optim.AdamW:
+        for group in optimizer.param_groups:
+            group["fused"] = fused
 
 
 def build_engine(
@@ -75,16 +88,17 @@ def build_engine(
             decay_style=config.lr_decay_style,
         )
 
-    engine, _, _, _ = deepspeed.initialize(
-        model=model,
-        optimizer=optimizer,
-        lr_scheduler=scheduler,
-        mpu=grid.mpu if grid.pipeline_size == 1 else None,  # a pipeline has its own
-        config={
-            **deepspeed_config(config, sizes, sum(p.numel() for p in model.parameters())),
-            "checkpoint": {"load_universal": universal},
-        },
-    )
+    with without_prints():
+        engine, _, _, _ = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            lr_scheduler=scheduler,
+            mpu=grid.mpu if grid.pipeline_size == 1 else None,  # a pipeline has its own
+            config={
+                **deepspeed_config(config, sizes, sum(p.numel() for p in model.parameters())),
+                "checkpoint": {"load_universal": universal},
+            },
+        )
     # Without ZeRO, DeepSpeed's 16-bit wrapper runs one step on zero gradients to allocate its
     # state, which would count as Adam step 1.
     optimizer.state.clear()
@@ -94,6 +108,12 @@ def build_engine(
     if isinstance(optimizer, LAMB):
         tell_partitions(optimizer, engine, grid)
     return engine
+
+
+def without_prints() -> redirect_stdout[io.StringIO]:
+    """Inside, nothing is printed: the wrapper for bf16 tells its use of memory in 20 lines. What is
+    wrong is logged or raised."""
+    return redirect_stdout(io.StringIO())
 
 
 def allow_fp16() -> None:
@@ -116,8 +136,12 @@ def tell_partitions(optimizer: LAMB, engine: Any, grid: Grid) -> None:
     try:
         if engine.zero_optimization():
             # `deepspeed/runtime/zero/stage_1_and_2.py` links these for its own checkpoints.
-            for i, flat in enumerate(wrapper.single_partition_of_fp32_groups):
-                parameters = wrapper.bit16_groups[i]
+            if isinstance(wrapper, BF16_Optimizer):
+                flats, groups_of = wrapper.fp32_groups_flat_partition, wrapper.bf16_groups
+            else:
+                flats, groups_of = wrapper.single_partition_of_fp32_groups, wrapper.bit16_groups
+            for i, flat in enumerate(flats):
+                parameters = groups_of[i]
                 fragments = [
                     Fragment(index, address.start, address.numel, counted(parameter))
                     for index, parameter in enumerate(parameters)
@@ -145,7 +169,7 @@ def deepspeed_config(config: Config, sizes: BatchSizes, parameters: int) -> dict
     # DeepSpeed obeys the factor only where it reduces whole gradients: with reduce_scatter it
     # ignores it at stage 1 and asserts at 2 and 3.
     whole = config.gradient_predivide_factor != 1.0
-    return {
+    settings: dict[str, Any] = {
         "train_batch_size": first,
         "train_micro_batch_size_per_gpu": sizes.micro_batch_size,
         "gradient_accumulation_steps": sizes.micro_batches(first),
@@ -154,6 +178,7 @@ def deepspeed_config(config: Config, sizes: BatchSizes, parameters: int) -> dict
             "reduce_scatter": not whole,
             # DeepSpeed allocates a bucket whole; a small model needs one of its own size.
             "reduce_bucket_size": min(BUCKET, parameters),
+            "overlap_comm": overlaps(config, sizes.ranks),
         },
         "gradient_predivide_factor": config.gradient_predivide_factor,
         "zero_allow_untested_optimizer": True,
@@ -168,7 +193,32 @@ def deepspeed_config(config: Config, sizes: BatchSizes, parameters: int) -> dict
             "min_loss_scale": config.min_loss_scale,
         },
         "steps_per_print": None,
+        # It would wait for the GPU in each forward pass and each step.
+        "timers": {"throughput": {"enabled": False, "synchronized": False}},
     }
+    if config.dtype == "bf16" and config.grad_accum_dtype == "fp32":
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+        settings["communication_data_type"] = "fp32"  # else it rounds before it reduces
+    return settings
+
+
+def overlaps(config: Config, data_ranks: int) -> bool:
+    """Whether DeepSpeed reduces gradients while the backward pass goes on."""
+    if config.zero_stage not in (1, 2) or config.pipeline_model_parallel_size > 1:
+        return False
+    if config.overlap_comm is not None:
+        return config.overlap_comm
+    return data_ranks > 1 and device_kind() == "cuda"
+
+
+def gradient_dtype(config: Config, saved_args: Any) -> str:
+    """In which dtype gradients of bf16 add up: what the config says or, with `auto`, what the
+    checkpoint was made with; in a new run fp32 where DeepSpeed can, which is not without ZeRO."""
+    if config.grad_accum_dtype != "auto" or config.dtype != "bf16":
+        return config.grad_accum_dtype
+    if saved_args is not None:
+        return str(getattr(saved_args, "grad_accum_dtype", "bf16"))  # older ones lack it
+    return "fp32" if config.zero_stage else "bf16"
 
 
 def live_clip_grad(engine: Any) -> float:

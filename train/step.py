@@ -32,7 +32,7 @@ class Step:
         self._engine, self._grid = engine, grid
         self._zero, self._fp16 = config.zero_stage > 0, config.dtype == "fp16"
         self._wrapped = self._zero or config.dtype != "fp32"
-        self._norm, self._scale = 0.0, 1.0
+        self._norm, self._scale = torch.zeros(()), 1.0
         if config.skip_grad_norm:
             self._leave_out_above(config.skip_grad_norm)
 
@@ -84,6 +84,9 @@ class Step:
         self._scale = live_loss_scale(self._engine)
         if not self._wrapped:
             self._norm = raw_grad_norm(self._engine.module, self._grid)
+            optimizer = live_optimizer(self._engine)
+            if isinstance(optimizer, FusedAdamW):
+                optimizer.grad_norm = self._norm
 
     @contextmanager
     def _divergence_told(self) -> Iterator[None]:
@@ -103,7 +106,7 @@ class Step:
     def _live_norm(self) -> float:
         """Of the gradients that the step in progress, or the last one, has used."""
         if not self._wrapped:
-            return self._norm
+            return float(self._norm)
         norm = float(self._engine.optimizer._global_grad_norm)
         if norm < 0:  # what DeepSpeed makes of NaN
             return math.inf

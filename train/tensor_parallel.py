@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .device import device_kind
 from .grid import Grid
 from .kernels import linear
 
@@ -126,7 +127,7 @@ def own_random_numbers(grid: Grid, wanted: bool = True) -> Iterator[None]:
         yield
         return
     seed = int(torch.randint(2**31, ())) + 2718 + grid.tensor_rank
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    devices = [torch.cuda.current_device()] if device_kind() == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,21 @@ from . import distributed
 from .batch import run_batch
 from .checkpoint import LAUNCH, load_checkpoint, read_client_state, restore_rng, save_checkpoint
 from .config import Config
-from .course import Course, course_of, saved_course
+from .course import course_of, saved_course
 from .data import SampleStream, split_documents
 from .errors import TrainError
 from .first_line import agreed_line, read_live
-from .grid import Grid, arrange
+from .grid import arrange
 from .indexed_dataset import IndexedDataset
 from .kernels import load
+from .loader import Loader
 from .log import EventLog, Report, loss_line, mean, skipped_line, validation_line
 from .microbatches import BatchSizes
 from .model import GPT
 from .optimizer import (
     build_engine,
+    gradient_dtype,
+    keep_implementation,
     live_clip_grad,
     live_loss_scale,
     live_optimizer,
@@ -42,32 +44,10 @@ from .retention import remove_old
 from .rewarm import factor, rewarmed
 from .step import Step, take_statistics
 from .stop import StopRequest
+from .training import Training
 from .universal import describe
 from .universal_source import is_universal
 from .validation import evaluate
-
-
-@dataclass
-class Training:
-    """One process's part of a run, ready for the iteration after `progress`."""
-
-    config: Config
-    grid: Grid
-    engine: Any
-    step: Step
-    device: Any
-    stream: SampleStream
-    held_out: SampleStream
-    sizes: BatchSizes
-    progress: Progress
-    course: Course
-    flops_per_token: int
-    parameters: int
-    saved_args: argparse.Namespace | None = None
-
-    def length(self) -> int:
-        """The tokens of each sample in the next iteration."""
-        return self.course.length(self.progress.iteration + 1, self.config.seq_length)
 
 
 def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
@@ -79,6 +59,9 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     )
     dataset = IndexedDataset(config.data)
     state = None if checkpoint is None else read_client_state(checkpoint, config, grid)
+    config = replace(
+        config, grad_accum_dtype=gradient_dtype(config, None if state is None else state["args"])
+    )
     torch.manual_seed(config.seed)
     model = build_pipeline(config, grid) if grid.pipeline_size > 1 else GPT(config, grid)
     parameters, without_embeddings = count(model, grid)
@@ -88,9 +71,11 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
         model.forward = torch.compile(model.forward, backend="inductor")  # type: ignore[method-assign]
     universal = checkpoint is not None and is_universal(checkpoint)
     engine = build_engine(config, model, sizes, grid, universal)
+    fused = live_optimizer(engine).param_groups[0].get("fused")
     progress, course = Progress(), course_of(config)
     if checkpoint is not None and state is not None:
         load_checkpoint(engine, checkpoint, state["args"])
+        keep_implementation(live_optimizer(engine), fused)
         restore_rng(state)
         args = state["args"]
         if config.zero_stage in (0, 3):  # ZeRO 1 and 2 restore it from their shards
@@ -109,15 +94,23 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
         for part in (parts[0], parts[0] if config.eval_interval is None else parts[1])
     )
     return Training(
-        config, grid, engine, Step(engine, config, grid), device, stream, held_out, sizes, progress,
-        course, 6 * without_embeddings, parameters, None if state is None else state["args"],
+        config, grid, engine, Step(engine, config, grid), device, stream, Loader(stream, device),
+        held_out, sizes, progress, course, 6 * without_embeddings, parameters,
+        None if state is None else state["args"],
     )  # fmt: skip
 
 
 def _same_kernels() -> None:
-    """Refuse ranks of which only some have native kernels: each kind of step waits for messages
-    that the other does not send."""
-    reasons = distributed.gather(load())
+    """Refuse ranks with another torch, or of which only some have native kernels: each kind of step
+    waits for messages that the other does not send."""
+    told = distributed.gather((torch.__version__, load()))
+    other = next((r for r, (version, _) in enumerate(told) if version != told[0][0]), None)
+    if other is not None:
+        raise TrainError(
+            f"rank {other} runs torch {told[other][0]}, rank 0 torch {told[0][0]}",
+            next="install the same torch for all ranks",
+        )
+    reasons = [reason for _, reason in told]
     rank, reason = next(((r, why) for r, why in enumerate(reasons) if why is not None), (0, None))
     if reason is not None and None in reasons:
         raise TrainError(

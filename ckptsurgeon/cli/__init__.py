@@ -26,7 +26,7 @@ class Surgeon(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of this name, or None."""
-        from ckptsurgeon.cli.options import build
+        from ckptsurgeon.cli.build import build
 
         row = commands().get(cmd_name)
         return None if row is None else build(row)

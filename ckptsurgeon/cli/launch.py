@@ -138,14 +138,14 @@ def _script(
 
 def refuse_launch(run: Run) -> None:
     """Raise when it is known before a surgery that no trainer can be started after it."""
-    from ckptsurgeon.launch.relaunch import refuse_unknown
+    from ckptsurgeon.launch.relaunch import refuse_unknown_launch
 
     if run.bare:
         raise UsageError(
             f"{run.root} is a log directory without checkpoints: no trainer starts from it",
             next="the same command without --relaunch",
         )
-    refuse_unknown(run)
+    refuse_unknown_launch(run)
 
 
 def start(

@@ -1,38 +1,25 @@
-"""The options that every command accepts, and how a command gets them."""
+"""The options that every command accepts, in bundles."""
 
 from __future__ import annotations
 
-import errno
-import inspect
 import io
 import json
 import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckptsurgeon.cli.commands import Command, examples, exit_codes
-from ckptsurgeon.cli.values import PlainCommand
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.report import Style
 
 if TYPE_CHECKING:
     from ckptsurgeon.run.run import Run
 
-REMEDIES = {
-    errno.EACCES: "run as the user who owns it, or change its rights",
-    errno.EPERM: "run as the user who owns it, or change its rights",
-    errno.EROFS: "mount it writable, then run the same command again",
-    errno.ENOSPC: "free some space, then run the same command again",
-    errno.EDQUOT: "free some space, then run the same command again",
-    errno.ENOENT: "check the path: it does not exist",
-}
-"""What helps against an error of the operating system."""
 AllowGlobal = Annotated[
     list[str] | None,
     typer.Option(
@@ -164,76 +151,3 @@ class LogOneLiner(OneLiner):
     def where(self) -> Path | None:
         """The first log folder has the receipts."""
         return self.tb[0] if self.tb else super().where
-
-
-def _carry_out(function: Callable[..., None], given: Mapping[str, Any]) -> None:
-    try:
-        function(**given)
-    except KeyboardInterrupt:
-        raise Cancelled("stopped by Ctrl-C", next="run the same command again") from None
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # the reader of stdout has gone: Typer ends with 1, silently
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        remedy = REMEDIES.get(error.errno or 0, "ckptsurgeon status")
-        raise SurgeryError(
-            f"{where}{error.strerror or error}", untouched="nothing was committed", next=remedy
-        ) from None
-
-
-def build(row: Command) -> Any:
-    """The command of Typer for a row of the table; its help ends with exit codes and examples."""
-    function = row.function()
-    text, _, _ = (function.__doc__ or "").partition("Examples:\n")
-    shown = "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples(function))])
-    epilog = f"{exit_codes(row.codes, row.more)}\n\n{shown}"
-    single = typer.Typer(
-        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-    )
-    add = single.command(row.name, cls=PlainCommand, help=inspect.cleandoc(text), epilog=epilog)
-    add(command(function))
-    return typer.main.get_command(single)
-
-
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` as Typer wants it: a parameter of a class above becomes the options in that class.
-
-    Ctrl-C inside `function` becomes Cancelled, what the disk refuses a SurgeryError, and an error's
-    commands get the -C that they need."""
-    hints = get_type_hints(function, include_extras=True)
-    bundles: dict[str, type[Common]] = {}
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(function).parameters.values():
-        hint = hints[parameter.name]
-        if not is_dataclass(hint):
-            parameters.append(
-                parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
-            )
-            continue
-        bundles[parameter.name] = hint  # type: ignore[assignment]
-        types = get_type_hints(hint, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                item.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=item.default,
-                annotation=types[item.name],
-            )
-            for item in fields(hint)
-        ]
-
-    def invoke(**given: Any) -> None:
-        for name, bundle in bundles.items():
-            given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
-        common = next(given[name] for name in bundles)
-        try:
-            _carry_out(function, given)
-        except SurgeryError as error:
-            error.next = tuple(common.here(hint) for hint in error.next)
-            raise
-
-    invoke.__doc__ = function.__doc__
-    invoke.__name__ = function.__name__
-    invoke.__annotations__ = {item.name: item.annotation for item in parameters}
-    invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return invoke

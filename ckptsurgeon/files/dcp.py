@@ -121,7 +121,7 @@ class Saved:
     def render(self, changes: Sequence[Change], base: str, name: str) -> tuple[Content, Content]:
         """The content of the new file `name` with all changed values, and that of `.metadata`.
 
-        `base` is this folder as edits name it. Raises as `torch_archive.render` does."""
+        `base` is this folder as edits name it. Raises as `append.render` does."""
         groups: dict[Item, list[Change]] = {}
         for change in changes:
             groups.setdefault(self.of(change.path), []).append(change)
@@ -187,7 +187,8 @@ class Values(dict[str, Any]):
         return self[name]
 
     def copy(self) -> Values:
-        """The same, and what is set in one is not in the other."""
+        """As `dict.copy`, but values are still read when they are asked for: `patched` lays changes
+        over the copy of any tree, and must not read what they do not touch."""
         return Values(self.saved, self)
 
 

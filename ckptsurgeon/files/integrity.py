@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Append, Content, Hole
+from ckptsurgeon.edits import Append, Content
 from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.transaction.content import read as read_content
 
 MANIFEST = "integrity.json"
 MAX_BYTES = 64 << 20
@@ -22,7 +23,7 @@ CHUNK = 1 << 20
 def read(folder: Path) -> dict[str, str]:
     """File name → sha256 in hexadecimal; empty when the folder has no manifest.
 
-    Raises DamagedFile if it is none that Megatron-LM writes."""
+    Raises DamagedFile if it is not one that Megatron-LM writes."""
     try:
         return dict(_document(folder)["files"])
     except FileNotFoundError:
@@ -37,12 +38,14 @@ def refreshed(folder: Path, rendered: Mapping[Path, Append | Content], root: Pat
     document = _document(folder)
     known = document["files"]
     for path, new in rendered.items():
-        if path.name in known and (found := _digest(_bytes(path, 0, None))) != known[path.name]:
+        if path.name in known and (before := sha256(path)) != known[path.name]:
             raise SurgeryError(
-                f"{path}: its sha256 is {found[:16]}…, and {MANIFEST} has {known[path.name][:16]}…",
+                f"{path}: its sha256 is {before[:16]}…, and {MANIFEST} has "
+                f"{known[path.name][:16]}…",
                 next="ckptsurgeon verify --level 3    every file that differs",
             )
-        known[path.name] = _digest(_rendered(path, new, root))
+        content = new.whole() if isinstance(new, Append) else new
+        known[path.name] = _sha256_of(content, root)
     document["files"] = dict(sorted(known.items()))
     return Content((json.dumps(document, indent=2).encode(),))
 
@@ -59,40 +62,21 @@ def _document(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         right = False
     if not right:
-        raise DamagedFile(str(path), 0, "it is no manifest of sha256 sums")
+        raise DamagedFile(str(path), 0, "it is not a manifest of sha256 sums")
     return document  # type: ignore[no-any-return]
 
 
-def _rendered(path: Path, new: Append | Content, root: Path) -> Iterator[bytes]:
-    if isinstance(new, Content):
-        for piece in new.pieces:
-            if isinstance(piece, bytes):
-                yield piece
-            elif isinstance(piece, Hole):
-                yield from (
-                    bytes(min(CHUNK, piece.size - at)) for at in range(0, piece.size, CHUNK)
-                )
-            else:
-                yield from _bytes(root / piece.file, piece.start, piece.end)
-        return
-    yield from _bytes(path, 0, new.old_size)
-    at = new.old_size
-    for offset, data in new.writes:
-        for begin in range(at, offset, CHUNK):
-            yield bytes(min(CHUNK, offset - begin))
-        yield data
-        at = offset + len(data)
-
-
-def _bytes(path: Path, start: int, end: int | None) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(start)
-        while data := file.read(CHUNK if end is None else min(CHUNK, end - file.tell())):
-            yield data
-
-
-def _digest(pieces: Iterator[bytes]) -> str:
+def sha256(path: Path) -> str:
+    """The sum of a file, in hexadecimal. Raises OSError if it can't be read."""
     digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
+    with path.open("rb") as file:
+        while data := file.read(CHUNK):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _sha256_of(content: Content, root: Path) -> str:
+    digest = hashlib.sha256()
+    for data in read_content(root, content):
+        digest.update(data)
     return digest.hexdigest()

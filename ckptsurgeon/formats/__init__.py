@@ -1,274 +1,37 @@
-"""The Format protocol: where one family of trainers keeps each field, and which place wins on load.
+"""Where each family of trainers keeps each field of a checkpoint, and which place wins on load.
 
-A new format is one file in this folder plus one name in `FORMATS`.
+A family is a folder with a `layout` (the files of a run: a Format) and a `checkpoint` (what is in
+them). A new format is one file or folder here, and one line in `detect.FORMATS`.
 """
 
-from __future__ import annotations
-
-import importlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Fill, Key, Promise
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.archives.archive import Archive
-
-
-class Place(NamedTuple):
-    """One place where a checkpoint keeps a field.
-
-    `path` is the key path inside the pickle of `file`. `wins` is true when the trainer's value at
-    step N + 1 comes from here, and false for a copy that is overwritten or never read. `zero` is
-    what a tensor becomes to hold zeros: a code where its elements are quantized."""
-
-    file: Path
-    path: tuple[Key, ...]
-    value: Any
-    wins: bool = True
-    zero: str | Fill = ZEROS
-
-
-class Fragment(NamedTuple):
-    """The part of one parameter that is in the tensor at `place`: its elements [start, end)."""
-
-    parameter: str
-    place: Place
-    start: int
-    end: int
-
-
-class Weight(NamedTuple):
-    """One weight of the model: its bytes are those of `spans` (file, start, end), in order."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    spans: tuple[tuple[Path, int, int], ...]
-
-
-class Blob(NamedTuple):
-    """A torch archive inside a larger file: `length` bytes from `start` on. `kind` is exp_avg or
-    exp_avg_sq when its one tensor is of a moment, and None when it may be padding, which trainers
-    save as they find it in memory."""
-
-    file: Path
-    start: int
-    length: int
-    kind: str | None = ""
-
-
-class Copy(NamedTuple):
-    """One rank's copy of a replicated parameter: a tensor, or `elements` [start, end) of it."""
-
-    place: Place
-    elements: tuple[int, int] | None
-
-
-class Replica(NamedTuple):
-    """The copies of one parameter's weights, master, exp_avg or exp_avg_sq (`kind`) that should be
-    equal."""
-
-    parameter: str
-    kind: str
-    copies: tuple[Copy, ...]
-
-
-class Setting(NamedTuple):
-    """A new value for one place; `field` is what a plan calls it."""
-
-    field: str
-    place: Place
-    value: Any
-
-
-@dataclass(frozen=True)
-class State:
-    """One checkpoint as its trainer would see it: no tensor bytes.
-
-    `schedule` has Megatron's AnnealingLR keys (steps are samples) or None. Of another family,
-    `scheduler` says it in words, and `peak_lr` is what `lr` of a recipe sets and scales. `tokens`,
-    `gigaflos` and `saved_at` (Unix time of the newest file) are what event files are matched with;
-    `batch_size` and `rampup` (start, increment, samples) give the samples of an iteration."""
-
-    step: int
-    promise: Promise
-    schedule: Mapping[str, Any] | None
-    dialect: str
-    data_parallel: int
-    model_parallel: int
-    dynamic_loss_scale: bool
-    tokens: int | None
-    gigaflos: float | None
-    saved_at: float
-    notes: tuple[str, ...] = ()
-    batch_size: int | None = None
-    rampup: tuple[int, int, int] | None = None
-    peak_lr: float | None = None
-    scheduler: str = ""
-
-
-class Checkpoint(Protocol):
-    """One saved step, its shards' trees read once."""
-
-    path: Path
-    step: int
-    archives: dict[Path, Archive]
-
-    def contradictions(self) -> list[str]:
-        """What can't be true together in the shards, a sentence each."""
-        ...
-
-    def state(self) -> State:
-        """What is in the checkpoint. Raises SurgeryError when its shards disagree."""
-        ...
-
-    def locate(self, field: str) -> list[Place]:
-        """Every place `field` is kept in, in every shard; an empty list when it is kept nowhere."""
-        ...
-
-    def value(self, file: Path, path: tuple[Key, ...]) -> Any:
-        """The value under `path` in `file`; None when it is not there."""
-        ...
-
-    def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
-        """Whether the tensor in `place` is known to be all zeros without reading its bytes; of
-        `elements` [start, end), whether they are zeros by their bytes."""
-        ...
-
-    def fragments(self, name: str) -> list[Fragment]:
-        """Where the elements of each parameter are in the tensors of `name` (exp_avg,
-        exp_avg_sq). Raises SurgeryError where the format does not say."""
-        ...
-
-    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """What to write so that the schedule is `wanted` (recipe keys lr, min_lr, warmup, decay,
-        decay_style) from the next step on, and what to warn of.
-
-        Raises UsageError for a schedule that can't be, SurgeryError for one that is kept
-        elsewhere, with the trainer's flag to use instead."""
-        ...
-
-    def scaler_start(self) -> list[tuple[Place, Any]]:
-        """Each place of the dynamic loss scaler with the value that it had in a new run."""
-        ...
-
-    def replicas(self) -> list[Replica]:
-        """Parameters that several tensor-parallel ranks keep whole. Raises SurgeryError where there
-        are none, or the format does not say."""
-        ...
-
-    def weights(self) -> Iterator[Weight]:
-        """Every weight of the model, consolidated over all ranks, one at a time. Raises
-        SurgeryError where the format, or this checkpoint, does not say how to join them."""
-        ...
-
-    def render(
-        self, changes: Mapping[str, Sequence[Change]], root: Path
-    ) -> dict[str, Append | Content]:
-        """The new bytes of every file of the run at `root` that `changes` (file → its own) lead to;
-        a file that is not there yet is a new one. Together they are one state of the checkpoint."""
-        ...
-
-    def compact(self, root: Path) -> list[tuple[str, Content, int]]:
-        """For each shard with dead bytes: its name from `root`, its content without them, and how
-        many they are."""
-        ...
-
-    def blobs(self) -> list[Blob]:
-        """The archives that lie inside larger files, each once; those of whole `.pt` files are not
-        among them."""
-        ...
-
-    def digests(self) -> Mapping[Path, str]:
-        """The sha256 that the trainer saved for a file, in hexadecimal."""
-        ...
-
-    def globals(self) -> Mapping[str, frozenset[str]]:
-        """By shard, every `module.name` that its trainer would import to load it."""
-        ...
-
-    def after(self, changes: Sequence[AnyChange], root: Path) -> Checkpoint:
-        """This checkpoint as it will be once `changes` are on disk; nothing is written."""
-        ...
-
-
-class Format(Protocol):
-    """One family of trainers."""
-
-    name: str
-    flags: Mapping[str, str]
-    """Recipe key → the trainer's own flag, for what its checkpoints do not decide."""
-
-    def recognizes(self, run: Path) -> bool:
-        """Whether the directory looks like the root of such a run."""
-        ...
-
-    def steps(self, run: Path) -> list[int]:
-        """The saved steps, ascending, complete or not."""
-        ...
-
-    def directory(self, run: Path, step: int) -> Path:
-        """The folder that step `step` is saved in."""
-        ...
-
-    def entries(self, run: Path, step: int) -> list[Path]:
-        """The files or folders that are step `step` and nothing else: what leaves when it goes."""
-        ...
-
-    def files(self, run: Path, step: int) -> list[Path]:
-        """Every file of step `step`, ascending: of its folders all, shards or not."""
-        ...
-
-    def missing(self, run: Path, step: int) -> list[str]:
-        """The names of the shards that must exist for the step to load, and do not."""
-        ...
-
-    def strays(self, run: Path, step: int) -> list[str]:
-        """A sentence for each name that belongs to no rank of this step."""
-        ...
-
-    def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
-        """Each pointer file of the run with the whole text that makes it name `step`, or with the
-        shard of `step` that it must be a copy of. The files alone do not depend on `step`."""
-        ...
-
-    def pointed(self, pointer: Path) -> int | None:
-        """The step that a pointer file names, or None when it is missing or names nothing.
-
-        Of a trainer that keeps none, and is asked with its run, the step that it finds there by its
-        own rule; None where that is the highest complete one."""
-        ...
-
-    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> Checkpoint:
-        """Read the trees of every shard of one saved step, but for those in `without`."""
-        ...
-
-
-FORMATS = (
-    "deepspeed.layout:DeepSpeed",
-    "megatron.layout:Megatron",
-    "dcp.layout:Torchtitan",
-    "dcp.layout:OlmoCore",
-    "plain.fairseq:Fairseq",
-    "plain.huggingface:Transformers",
-    "plain.huggingface:Accelerate",
-    "plain.nanotron:Nanotron",
+from ckptsurgeon.formats.fields import FIELDS
+from ckptsurgeon.formats.protocol import (
+    Blob,
+    Checkpoint,
+    Copy,
+    Disagreement,
+    Format,
+    Fragment,
+    Hazard,
+    Place,
+    Replica,
+    Setting,
+    State,
+    Weight,
 )
-"""`module:Class` of each format, those that are told apart by more first. They are imported when
-they are asked: most commands need one."""
 
-
-def detect(run: Path) -> Format | None:
-    """The format of the run rooted at `run`, or None."""
-    for name in FORMATS:
-        module, _, cls = name.partition(":")
-        item: Format = getattr(importlib.import_module(f"{__name__}.{module}"), cls)()
-        if item.recognizes(run):
-            return item
-    return None
-
-
-class Disagreement(SurgeryError):
-    """Shards of one checkpoint hold different values of a field that must be the same in all."""
+__all__ = [
+    "FIELDS",
+    "Blob",
+    "Checkpoint",
+    "Copy",
+    "Disagreement",
+    "Format",
+    "Fragment",
+    "Hazard",
+    "Place",
+    "Replica",
+    "Setting",
+    "State",
+    "Weight",
+]

@@ -1,36 +1,154 @@
-"""The shards of one saved step as trees: what every format that is made of torch files shares."""
+"""What the checkpoints of all families have in common: trees of torch files, and their fields."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Elements, Fill, Key
+from ckptsurgeon.edits import (
+    ZEROS,
+    AnyChange,
+    Append,
+    Change,
+    Content,
+    Elements,
+    Fill,
+    Key,
+    Promise,
+)
 from ckptsurgeon.errors import DamagedFile, SurgeryError
-from ckptsurgeon.files.archives import append
-from ckptsurgeon.files.archives import compact as archive_compact
+from ckptsurgeon.files.archives import append, compact
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats import Blob, Disagreement, Fragment, Place, Replica, Weight
+from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.patched import New, patched
-from ckptsurgeon.formats.sane import problem
+from ckptsurgeon.formats.protocol import (
+    Blob,
+    Disagreement,
+    Fragment,
+    Place,
+    Replica,
+    Setting,
+    State,
+    Weight,
+)
+from ckptsurgeon.formats.sane import problem, understood
 
 KEPT_SCANS = 2 << 20
 """Bytes of pickle whose scans are kept from reading to rendering: a scan is 20 times as large."""
 
-Self = TypeVar("Self", bound="Shards")
+Self = TypeVar("Self", bound="BaseCheckpoint")
 
 
 @dataclass
-class Shards:
-    """One saved step with the tree of each torch file in it; a format adds what they mean."""
+class BaseCheckpoint(ABC):
+    """One saved step with the tree of each torch file in it. A family says by `find` where a field
+    is and by `read_state` what it means; it overrides what it can do beyond that."""
 
     path: Path
     step: int
     trees: dict[Path, Any]
     archives: dict[Path, Archive]
+
+    growth: ClassVar[Mapping[str, int]] = {}
+    """Counters beside a loss scale that its next growth is taken from → their start."""
+
+    def __post_init__(self) -> None:
+        self._places: dict[str, list[Place]] = {}
+        self._state: State | None = None
+
+    # --- fields ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def find(self, field: str) -> list[Place]:
+        """Every place of `field`, as the files have it; an empty list when it is kept nowhere.
+        What it stumbles over is an error of the file."""
+
+    def locate(self, field: str) -> list[Place]:
+        """What `find` says, asked once, and only values that the field can have."""
+        assert field in FIELDS, f"no field is called {field}"
+        if field not in self._places:
+            with understood(self.path):
+                places = self.find(field)
+            self.check(field, places)
+            self._places[field] = places
+        return self._places[field]
+
+    def deciding(self, field: str) -> list[Place]:
+        """The places that must agree: those that win. Adam's step is one number, wherever it is."""
+        places = [place for place in self.locate(field) if place.wins]
+        if field != "adam_step":
+            return places
+        steps = dict.fromkeys((place.file, place.value) for place in places)
+        return [Place(file, (), step) for file, step in steps]
+
+    def agreed(self, field: str) -> list[Any]:
+        """The values of `field` that decide, as the first file has them. Raises Disagreement when
+        another file has others."""
+        places = self.deciding(field)
+        agree(field, places)
+        return [place.value for place in places if place.file == places[0].file]
+
+    # --- meaning ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read_state(self) -> State:
+        """The state, from what `agreed` and `promise` say."""
+
+    def state(self) -> State:
+        """The promise of this checkpoint. Raises Disagreement with the files that differ."""
+        if self._state is None:
+            with understood(self.path):
+                self._state = self.read_state()
+        return self._state
+
+    def promise(self, step: int, lr: float | None) -> Promise:
+        """What the step after `step` will use: `lr`, and of every other field what is agreed."""
+        betas, eps = self.agreed("betas"), self.agreed("eps")
+        decays, adam = self.agreed("weight_decay"), self.agreed("adam_step")
+        scale, clip = self.agreed("loss_scale"), self.agreed("clip_grad")
+        samples, seed, skip = (self.agreed(n) for n in ("consumed_samples", "seed", "skip"))
+        ranges = skip[0] if skip else None
+        return Promise(
+            step=step + 1,
+            lr=lr,
+            betas=(float(betas[0][0]), float(betas[0][1])) if betas else None,
+            eps=float(eps[0]) if eps else None,
+            weight_decay=tuple(float(value) for value in decays) or None,
+            adam_step=int(max(adam)) if adam else None,
+            loss_scale=float(scale[0]) if scale else 1.0,
+            clip_grad=float(clip[0]) if clip else None,
+            consumed_samples=int(samples[0]) if samples else None,
+            skip=None if ranges is None else tuple((int(a), int(b)) for a, b in ranges),
+            seed=int(seed[0]) if seed else None,
+        )
+
+    @abstractmethod
+    def contradictions(self) -> list[str]:
+        """What can't be true together in the shards, a sentence each."""
+
+    @abstractmethod
+    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """See `protocol.Checkpoint.reschedule`."""
+
+    @abstractmethod
+    def scaler_start(self) -> list[tuple[Place, Any]]:
+        """See `protocol.Checkpoint.scaler_start`."""
+
+    def rescale(self, scale: float) -> list[Setting]:
+        """The scale in every place, and the counters of `growth` beside each at their start."""
+        out: list[Setting] = []
+        for place in self.locate("loss_scale"):
+            out.append(Setting("loss_scale", place, scale))
+            for name, start in self.growth.items():
+                beside = self.at(place.file, (*place.path[:-1], name))
+                out += [Setting("loss_scale", p, start) for p in beside if p.value is not None]
+        return out
+
+    # --- trees -----------------------------------------------------------------------------------
 
     def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
         """The place `path` of `file` with its plain value, or nothing if it is not there."""
@@ -85,8 +203,13 @@ class Shards:
             next="its own trainer's conversion tool",
         )
 
-    def check(self, name: str, places: Sequence[Place]) -> None:
-        """Raise DamagedFile for a value that `name` can't have (`sane.problem`)."""
+    def check(
+        self,
+        name: str,
+        places: Sequence[Place],
+        problem: Callable[[str, Any], str] = problem,
+    ) -> None:
+        """Raise DamagedFile for a value in which `problem` finds that `name` can't have it."""
         numbers = {(type(p.value), p.value): p for p in places if type(p.value) in (int, float)}
         others = [place for place in places if type(place.value) not in (int, float)]
         for place in (*numbers.values(), *others):  # thousands hold the same number
@@ -108,17 +231,17 @@ class Shards:
         out = []
         for path, archive in self.archives.items():
             file = path.relative_to(root).as_posix()
-            content = archive_compact.compact(archive, file)
+            content = compact.compact(archive, file)
             if content is not None:
                 out.append((file, content, archive.size - content.size))
         return out
 
     def blobs(self) -> list[Blob]:
-        """None: each shard is one archive."""
+        """No file has archives inside: each shard is one."""
         return []
 
     def digests(self) -> dict[Path, str]:
-        """None are saved."""
+        """No digest is saved."""
         return {}
 
     def globals(self) -> dict[str, frozenset[str]]:
@@ -162,6 +285,14 @@ def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Ar
         if room >= 0:
             archive.scan(keep=True)
     return archives
+
+
+def read_shards(
+    paths: Iterable[Path], known: Archive | None = None
+) -> tuple[dict[Path, Any], dict[Path, Archive]]:
+    """The tree and the archive of each path; see `opened`."""
+    archives = opened(paths, known)
+    return {path: archive.tree() for path, archive in archives.items()}, archives
 
 
 def _is_scalar(value: Any) -> bool:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.protocol import Checkpoint
 
 
-class Logs:
+class Logs(BaseFormat):
     """The Format of a bare log directory. It has no steps and no pointers."""
 
     name = "logs"
-    flags: Mapping[str, str] = {}
 
     def recognizes(self, run: Path) -> bool:
         """Never by itself: only a user, or an earlier surgery, says that a folder is one."""
         return False
 
     def steps(self, run: Path) -> list[int]:
-        """None."""
+        """No step is saved here."""
         return []
 
     def directory(self, run: Path, step: int) -> Path:
@@ -28,28 +28,16 @@ class Logs:
         return run
 
     def entries(self, run: Path, step: int) -> list[Path]:
-        """Nothing."""
+        """No file is a step's."""
         return []
 
     def files(self, run: Path, step: int) -> list[Path]:
-        """Nothing."""
+        """No file is a step's."""
         return []
 
     def missing(self, run: Path, step: int) -> list[str]:
-        """Nothing."""
+        """No shard is needed."""
         return []
-
-    def strays(self, run: Path, step: int) -> list[str]:
-        """Nothing."""
-        return []
-
-    def pointers(self, run: Path, step: int) -> dict[Path, str]:
-        """None."""
-        return {}
-
-    def pointed(self, pointer: Path) -> int | None:
-        """None."""
-        return None
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> Checkpoint:
         """Raises UsageError."""

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptsurgeon.edits import ZEROS, Fill, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats import Place
-
-if TYPE_CHECKING:
-    from ckptsurgeon.formats.checkpoint import Shards
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.protocol import Place
 
 NESTED = "__bnb_optimizer_quant_state__"
 NUMBERS = {"exp_avg": "1", "exp_avg_sq": "2"}
@@ -30,7 +28,7 @@ SCALES = ("absmax", "max", "new_max")
 
 
 def places(
-    shards: Shards,
+    checkpoint: BaseCheckpoint,
     file: Path,
     path: tuple[Key, ...],
     state: Mapping[Key, Any],
@@ -55,7 +53,7 @@ def places(
     if codes.dtype != "uint8":  # a small parameter, kept in 32 bits
         yield Place(file, (*path, f"state{number}"), codes, wins)
         return
-    code = _zero(shards, file, map, number)
+    code = _zero(checkpoint, file, map, number)
     zero = Fill(code) if code else ZEROS
     yield Place(file, (*path, f"state{number}"), codes, wins, zero)
     for scale in SCALES:
@@ -64,10 +62,10 @@ def places(
             yield Place(file, (*path, f"{scale}{number}"), tensor, wins)
 
 
-def _zero(shards: Shards, file: Path, map: Any, number: str) -> int:
+def _zero(checkpoint: BaseCheckpoint, file: Path, map: Any, number: str) -> int:
     """The index of 0 in a map of at most 256 numbers."""
     if isinstance(map, Tensor) and 0 < map.numel <= 256 and map.stride == (1,):
-        archive = shards.archives[file]
+        archive = checkpoint.archives[file]
         archive.storage(map)
         item = ITEM_BYTES[map.dtype]
         start = archive.payload(f"data/{map.storage}") + map.offset * item

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.schedules.annealing import KEYS, is_annealing, normal
 
 MAX_NODES = 10_000
 """Values in the largest field, each reference counted again."""
@@ -23,7 +22,7 @@ MAX_RANKS = 1 << 20
 
 NUMBERS = {
     "lr", "max_lr", "min_lr", "initial_lr", "eps", "weight_decay", "loss_scale", "clip_grad",
-    "warmup", "decay", "adam_step", "group_step",
+    "warmup", "decay", "adam_step",
 }  # fmt: skip
 COUNTS = {"consumed_samples", "seed", "iteration", "global_steps", "tokens", "global_batch_size"}
 
@@ -44,15 +43,15 @@ def problem(field: str, value: Any) -> str:
         right, wanted = all(map(_is_range, pairs)), "a list of pairs of iterations"
     elif field == "rewarm":
         right, wanted = is_window(value), "a re-warm window"
-    elif field == "lr_scheduler" and is_annealing(value):
-        named = normal(value) or {}
-        numbers = [named[key] for key in KEYS - {"decay_style"}]
-        right = right and all(map(is_number, numbers)) and isinstance(named["decay_style"], str)
-        wanted = "AnnealingLR's numbers and decay style"
     elif field == "ranks":
         right = is_count(value) and 0 < value <= MAX_RANKS
         wanted = f"a whole number from 1 to {MAX_RANKS}"
-    return "" if right else f"{field} is {_short(value)}, not {wanted}"
+    return "" if right else refusal(field, value, wanted)
+
+
+def refusal(field: str, value: Any, wanted: str) -> str:
+    """The sentence that `value` is not what `field` must be, with as much of it as can be shown."""
+    return f"{field} is {_short(value)}, not {wanted}"
 
 
 def is_window(value: Any) -> bool:
@@ -101,17 +100,11 @@ def refuse_rates(rates: Iterable[float]) -> None:
             )
 
 
-class UnknownField(KeyError):
-    """The format keeps no field of this name: a question of the caller, not of the file."""
-
-
 @contextlib.contextmanager
 def understood(path: Path) -> Iterator[None]:
     """What can't be computed from the values in `path` is an error of the file."""
     try:
         yield
-    except UnknownField:
-        raise
     except (
         ArithmeticError,
         AttributeError,

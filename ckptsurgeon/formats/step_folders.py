@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.layout import BaseFormat
 
 NUMBERED = re.compile(r"(?P<name>.*?)(?P<number>\d{1,18})")
 
 
-class StepFolders(ABC):
+class StepFolders(BaseFormat, ABC):
     """A format says by `is_step` which folders are steps."""
 
     @abstractmethod

@@ -17,9 +17,8 @@ from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.launch.slurm import Job
 from ckptsurgeon.operations.relaunch import Relaunch
-from ckptsurgeon.run.run import Run
+from ckptsurgeon.run.run import CONFIG, Run
 
-CONFIG = "train.yaml"
 LIBRARIES = ("torch", "deepspeed", "tensorboard")
 """What the extra `train` installs."""
 STANDS = "the surgery stands; the trainer has trained no step"
@@ -40,7 +39,7 @@ def command(
     With `nodes` it is what starts the share of one of so many nodes, whose torchrun takes the
     rendezvous from its environment."""
     arguments = [*(wanted.args if wanted else []), *extra]
-    refuse_unknown(run)
+    refuse_unknown_launch(run)
     own = run.settings.get("relaunch")
     if own is not None:
         return [*map(str, own["command"]), *arguments]
@@ -75,7 +74,7 @@ def _refuse_without_trainer() -> None:
         )
 
 
-def refuse_unknown(run: Run) -> None:
+def refuse_unknown_launch(run: Run) -> None:
     """Raise when nothing in the run says how its trainer is started."""
     own = run.settings.get("relaunch")
     if own is not None:

@@ -46,13 +46,7 @@ def diagnose(run: Run) -> list[Diagnosis]:
                 f"ckptsurgeon rollback --to {found.step}    moves them aside",
             )
         )
-    if (run.root / "latest_universal").exists():
-        out.append(
-            Diagnosis(
-                "latest_universal names a converted checkpoint, and training never moves it on",
-                "leave --universal-checkpoint out after the first start",
-            )
-        )
+    out += [Diagnosis(*hazard) for hazard in run.format.hazards(run.root)]
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
         checkpoint = run.checkpoint(found.step)
         out += _adam_step(run, checkpoint)
@@ -82,10 +76,7 @@ def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Diagnosis]:
     promise, step = state.promise, state.promise.adam_step
     if step is None:
         return []
-    try:
-        skipped = max((int(place.value) for place in checkpoint.locate("skipped_steps")), default=0)
-    except KeyError:
-        skipped = 0
+    skipped = max((int(place.value) for place in checkpoint.locate("skipped_steps")), default=0)
     taken = state.step - skipped
     moments = [place for name in ("exp_avg", "exp_avg_sq") for place in checkpoint.locate(name)]
     if step == 0 and taken > 0 and not all(checkpoint.is_zero(place) for place in moments):

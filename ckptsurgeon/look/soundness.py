@@ -5,22 +5,23 @@ Each level contains those before it. Reads only, CHUNK bytes at a time, `jobs` f
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives import crc32
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
-from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
+from ckptsurgeon.progress import Progress
 
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
 CHUNK = 1 << 19
@@ -30,9 +31,6 @@ TORCH = (".pt", ".pth", ".bin")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 """What a tree that no trainer saved makes of the code that expects one."""
-
-_T = TypeVar("_T")
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -251,18 +249,14 @@ def _crcs(shard: Shard, archive: Archive) -> None:
             )
 
 
-def _sha(path: Path, wanted: str) -> list[str]:
-    digest = hashlib.sha256()
+def _sha(path: Path, expected: str) -> list[str]:
     try:
-        with path.open("rb") as file:
-            while data := file.read(CHUNK):
-                digest.update(data)
+        actual = integrity.sha256(path)
     except FileNotFoundError:
         return [f"{path}: missing, and the checkpoint's integrity manifest names it"]
-    found = digest.hexdigest()
-    if found == wanted:
+    if actual == expected:
         return []
-    return [f"{path}: its sha256 is {found[:16]}…, and the integrity manifest has {wanted[:16]}…"]
+    return [f"{path}: its sha256 is {actual[:16]}…, the integrity manifest has {expected[:16]}…"]
 
 
 def _checksum() -> Callable[[bytes, int], int]:
@@ -284,7 +278,7 @@ def _values(shard: Shard, archive: Archive) -> None:
     A storage that tensors of several kinds share counts as none of the moments."""
     kinds: dict[tuple[str, str], set[str]] = {}
     for path, tensor in tensors(archive.tree()):
-        if tensor.dtype in ("float16", "bfloat16", "float32", "float64"):
+        if tensor.dtype in FLOATS:
             kind = path[-1] if path and path[-1] in MOMENTS else ""
             if shard.blob is not None and not path:
                 if shard.blob.kind is None:
@@ -307,7 +301,7 @@ def _storage(shard: Shard, archive: Archive, name: str, dtype: str, kind: str) -
     for begin, finish, hole in _pieces(archive, start, end, item):
         if hole:
             continue
-        values = _floats(archive.read_at(begin, finish - begin), dtype, archive.byte_order())
+        values = floats(archive.read_at(begin, finish - begin), dtype, archive.byte_order())
         with numpy.errstate(all="ignore"):
             total = float(abs(values).sum(dtype="f8"))
         if not math.isfinite(total):
@@ -330,14 +324,3 @@ def _note(wrong: dict[str, tuple[int, int]], what: str, mask: Any, begin: int, i
     if count:
         before, first = wrong.get(what, (0, begin + int(mask.argmax()) * item))
         wrong[what] = (before + count, first)
-
-
-def _floats(data: bytes, dtype: str, order: str) -> Any:
-    """The elements as an array; bfloat16 as the upper half of float32."""
-    import numpy
-
-    if dtype == "bfloat16":
-        return (numpy.frombuffer(data, f"{order}u2").astype("u4") << 16).view("f4")
-    return numpy.frombuffer(
-        data, order + {"float16": "f2", "float32": "f4", "float64": "f8"}[dtype]
-    )

@@ -10,8 +10,9 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Disagreement, State
 from ckptsurgeon.look import soundness
+from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.journal import Progress
+from ckptsurgeon.transaction.receipts import standing
 
 
 @dataclass(frozen=True)
@@ -69,21 +70,24 @@ def verify(
         known = level >= soundness.MEANING and isinstance(error, Disagreement)
         if error.what not in findings and not (known and sound.findings):
             findings.append(error.what)
-    receipts = run.receipts()
-    undone = {receipt.undoes for receipt in receipts}
-    standing = [r for r in receipts if r.undoes is None and r.id not in undone]
-    if promise is not None and standing and standing[-1].promise is not None:
-        promised = standing[-1].promise
-        if promised.step == promise.step:
-            told = differences(promised, promise)
-            findings += [f"receipt {standing[-1].id}: {sentence}" for sentence in told]
+    if promise is not None:
+        findings += _broken_promise(run, promise)
     return Verification(
-        step,
-        run.format.name,
-        promise,
-        sound.files,
-        tuple(findings),
-        level,
-        sound.no_crc,
-        sound.moments,
+        step=step,
+        format=run.format.name,
+        promise=promise,
+        files=sound.files,
+        findings=tuple(findings),
+        level=level,
+        no_crc=sound.no_crc,
+        moments=sound.moments,
     )
+
+
+def _broken_promise(run: Run, actual: Promise) -> list[str]:
+    """How the disk differs from the newest promise in force, if that is for the same next step."""
+    receipts = standing(run.receipts())
+    promised = receipts[-1].promise if receipts else None
+    if promised is None or promised.step != actual.step:
+        return []
+    return [f"receipt {receipts[-1].id}: {text}" for text in differences(promised, actual)]

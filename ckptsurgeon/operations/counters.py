@@ -7,7 +7,7 @@ from typing import Any
 
 from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import Checkpoint, State
+from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.operations.section import Changes
 from ckptsurgeon.run.run import Run
 
@@ -41,18 +41,3 @@ def counted(run: Run, checkpoint: Checkpoint, wanted: Mapping[str, Any], moved: 
             f"{wanted['iteration'] + 1}"
         )
     return changes, warnings
-
-
-def batch_size(state: State, consumed: int) -> int:
-    """The size of the batch that begins at sample `consumed`.
-
-    Ramp-up as in `megatron/microbatches.py`: sizes grow by the increment at equal distances over
-    the given samples, and what is consumed is never rounded."""
-    assert state.batch_size is not None
-    if state.rampup is None:
-        return state.batch_size
-    start, increment, samples = state.rampup
-    increments = (state.batch_size - start) // increment if increment > 0 else 0
-    if consumed > samples or increments <= 0 or samples <= 0:
-        return state.batch_size
-    return start + int(consumed / (samples / increments)) * increment

@@ -79,7 +79,7 @@ class TensorBoard(Section):
     def record(self, run: Run, recipe: Recipe, step: int | None, title: str) -> list[AnyChange]:
         """The surgery as a text in the run's first log folder, unless the recipe says no; not
         behind a cut that it makes, where the same cut would find it."""
-        folders = run.logdirs()
+        folders = run.logs.folders()
         steps = [at for at in (step, self.after) if at is not None]
         if not self.note or not folders or not steps:
             return []
@@ -101,10 +101,10 @@ def _changed(
         warnings += [
             f"{link}/ is a link, so its event files stay as they are; name it in "
             f"ckptsurgeon.yaml if they are this run's: tensorboard: [{link}]"
-            for link in run.linked_logs()
+            for link in run.logs.links()
         ]
     branch = _branch(run, wanted.branch)
-    for folder in run.logdirs():
+    for folder in run.logs.folders():
         if cut_at is not None:
             keep = (wanted.keep_as or f"cut-{len(run.receipts()) + 1:04d}") if wanted.keep else None
             done, said = cut.truncate(
@@ -132,7 +132,7 @@ def _changed(
 def _branch(run: Run, wanted: Sequence[str]) -> list[str]:
     """The names of the event files of the branch that is meant, however they were reached. Raises
     UsageError for one that is not there: it would decide nothing, silently."""
-    there = sorted({Path(file).name for file in run.event_files()}) if wanted else []
+    there = sorted({Path(file).name for file in run.logs.event_files()}) if wanted else []
     names = [Path(file).name for file in wanted]
     for name in names:
         if name not in there:

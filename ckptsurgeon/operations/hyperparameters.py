@@ -13,7 +13,6 @@ from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, Place, State
-from ckptsurgeon.formats.sane import UnknownField
 from ckptsurgeon.operations.counters import COUNTERS, counted
 from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section, unknown_value
 from ckptsurgeon.run.run import Run
@@ -24,8 +23,6 @@ MAX_SEED = (1 << 32) - 1
 """Of numpy, which trainers draw the order of their data with."""
 LEAP = 10.0
 """A peak that becomes so many times larger is pointed out."""
-COUPLED = {"cur_iter": 0, "last_overflow_iter": -1, "_growth_tracker": 0}
-"""Counters that a dynamic loss scaler takes its next growth from."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +177,7 @@ class _Setter:
     def schedule(self, wanted: dict[str, Any]) -> None:
         """lr, min_lr, warmup, decay, decay_style, position, as the format keeps them."""
         given = {key: wanted[key] for key in SCHEDULE if key in wanted}
-        if "position" in given and not self._has_position():
+        if "position" in given and not self.checkpoint.locate("position"):
             raise SurgeryError(
                 "this checkpoint keeps no position of a scheduler that could be set",
                 next="its trainer derives it from a counter: set iteration or consumed_samples",
@@ -190,12 +187,6 @@ class _Setter:
             for field, place, value in settings:
                 self.put(field, place, value)
             self.warnings += warnings
-
-    def _has_position(self) -> bool:
-        try:
-            return bool(self.checkpoint.locate("position"))
-        except UnknownField:
-            return False
 
     def beta(self, index: int, value: float) -> None:
         for place in self._places("betas", "set betas on the trainer's command line"):
@@ -227,25 +218,20 @@ class _Setter:
         if not any(place.wins for place in places):
             raise SurgeryError(
                 f"this checkpoint does not decide {key}: the trainer's command line does",
-                next=f"relaunch the trainer with {self.run.format.flags[key]} {value}",
+                next=self.run.format.advise(key, value),
             )
         for place in places:
             self.put(key, place, value)
 
     def loss_scale(self, value: float) -> None:
-        places = self.checkpoint.locate("loss_scale")
-        if not self.checkpoint.state().dynamic_loss_scale or not places:
+        settings = self.checkpoint.rescale(value)
+        if not self.checkpoint.state().dynamic_loss_scale or not settings:
             raise SurgeryError(
                 "the run has no dynamic loss scale (bf16 and fp32 train without one)",
                 next="drop loss_scale",
             )
-        for place in places:
-            self.put("loss_scale", place, value)
-            for name, start in COUPLED.items():
-                old = self.checkpoint.value(place.file, (*place.path[:-1], name))
-                if old is not None:
-                    beside = Place(place.file, (*place.path[:-1], name), old)
-                    self.put("loss_scale", beside, start)
+        for field, place, new in settings:
+            self.put(field, place, new)
 
     def warn_leap(self, lr: float) -> None:
         """3e5 where 3e-5 was meant is a rate like any other, to a format."""

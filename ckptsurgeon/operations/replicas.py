@@ -10,7 +10,7 @@ import typer
 
 from ckptsurgeon.edits import AnyChange, Change, Elements
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats, from_floats
 from ckptsurgeon.formats import Checkpoint, Copy, Replica
 from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, given
 from ckptsurgeon.run.run import Run
@@ -72,32 +72,12 @@ def _mean(checkpoint: Checkpoint, replica: Replica) -> bytes:
     if len(dtypes) > 1:
         raise SurgeryError(f"{replica.parameter}: its copies are of {' and '.join(sorted(dtypes))}")
     dtype = dtypes.pop()
-    values = [_decoded(read(checkpoint, copy), dtype) for copy in replica.copies]
+    if dtype not in FLOATS:
+        raise SurgeryError(f"{replica.parameter}: a mean of {dtype} has no meaning")
+    values = [floats(read(checkpoint, copy), dtype).astype("f8") for copy in replica.copies]
     if len({len(item) for item in values}) > 1:
         raise SurgeryError(f"{replica.parameter}: its copies differ in size")
-    return _encoded(numpy.mean(values, axis=0, dtype="f8"), dtype)
-
-
-NUMBERS = {"float64": "<f8", "float32": "<f4", "float16": "<f2"}
-
-
-def _decoded(data: bytes, dtype: str) -> Any:
-    import numpy
-
-    if dtype == "bfloat16":
-        return (numpy.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").astype("f8")
-    if dtype not in NUMBERS:
-        raise SurgeryError(f"a mean of {dtype} has no meaning")
-    return numpy.frombuffer(data, NUMBERS[dtype]).astype("f8")
-
-
-def _encoded(values: Any, dtype: str) -> bytes:
-    """Rounded to nearest, ties to even."""
-    if dtype != "bfloat16":
-        return bytes(values.astype(NUMBERS[dtype]).tobytes())
-    bits = values.astype("<f4").view("<u4")
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return bytes(rounded.astype("<u2").tobytes())
+    return from_floats(numpy.mean(values, axis=0, dtype="f8"), dtype)
 
 
 # --- commands ------------------------------------------------------------------------------------

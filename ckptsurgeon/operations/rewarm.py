@@ -11,9 +11,8 @@ import typer
 from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
-from ckptsurgeon.formats.deepspeed.flags import scheduler_name
+from ckptsurgeon.formats.rampup import batch_size
 from ckptsurgeon.formats.schedules.rewarm import HOLD
-from ckptsurgeon.operations.counters import batch_size
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
 from ckptsurgeon.operations.skip import Skip
@@ -28,8 +27,8 @@ class Rewarm(Section):
     """For `iterations` trained iterations the moments fill while the weights stay (`hold`), or the
     rate rises from 0 to its schedule (`ramp`). 0 iterations close a window that is open.
 
-    Only the bundled trainer keeps a window. For another one the error says by which launches its
-    flags do the same."""
+    Only the bundled trainer keeps a window. For another one the error says by which launches
+    the same is done, where it can be."""
 
     key: ClassVar[str] = "rewarm"
 
@@ -51,13 +50,10 @@ class Rewarm(Section):
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         """The window opens at the position of the schedule, the one that the recipe sets if it sets
         one, and ends after so many trained iterations; skipped and overflowed ones do not count."""
-        try:
-            places = checkpoint.locate("rewarm")
-        except KeyError:  # a format that knows no such field
-            places = []
+        places = checkpoint.locate("rewarm")
         state = checkpoint.state()
         if not places or state.schedule is None or state.batch_size is None:
-            raise _by_flags(run, checkpoint.path.name, state, self)
+            raise _kept_nowhere(run, checkpoint.path.name, state, self)
         asked, skips = recipe[Hyperparameters], recipe[Skip]
         start = int(state.schedule["num_steps"]) if asked.position is None else asked.position
         begin = replace(state, step=asked.iteration_after(state))
@@ -101,40 +97,14 @@ def _warnings(recipe: Recipe, checkpoint: Checkpoint, wanted: Rewarm) -> list[st
     ]
 
 
-def _by_flags(run: Run, name: str, state: State, wanted: Rewarm) -> SurgeryError:
-    """What BigScience did by hand in three job scripts (tr8b-104B, Embed-Norm experiment 6), where
-    the trainer has such flags. Megatron-LM's finds no param group again under another --lr."""
-    what = f"{name} keeps no re-warm window: only the bundled trainer does"
-    if run.format.name != "deepspeed" or state.schedule is None:
-        return SurgeryError(
-            what,
-            next=(
-                "ckptsurgeon reset moments    without re-warm",
-                "and a small rate until the moments have filled: ckptsurgeon set-lr, and back "
-                "at a later checkpoint",
-            ),
-        )
-    override = f"--override-{scheduler_name(state.schedule)}"
-    if wanted.kind != HOLD:
-        return SurgeryError(
-            what,
-            next=(
-                "leave rewarm out: AnnealingLR can't warm up again in the middle of a run",
-                "GLM-130B's trainer has a flag for it: --warmup-samples-after-loading SAMPLES",
-            ),
-        )
-    stop = f"CONSUMED_SAMPLES + {wanted.iterations} × GLOBAL_BATCH_SIZE"
+def _kept_nowhere(run: Run, name: str, state: State, wanted: Rewarm) -> SurgeryError:
+    until = f"CONSUMED_SAMPLES + {wanted.iterations} × GLOBAL_BATCH_SIZE"
     done = state.promise.consumed_samples
     if done is not None and state.batch_size is not None:
-        stop = str(done + samples_of(wanted.iterations, state, done, ()))
+        until = str(done + samples_of(wanted.iterations, state, done, ()))
     return SurgeryError(
-        what,
-        next=(
-            "ckptsurgeon reset moments    without re-warm; then three launches of your trainer:",
-            f"1. --lr 0 --min-lr 0 {override} --train-samples {stop}",
-            f"2. --lr, --min-lr and --train-samples as ever, and {override}",
-            f"3. from then on the same without {override}",
-        ),
+        f"{name} keeps no re-warm window: only the bundled trainer does",
+        next=run.format.advise_rewarm(state, wanted.kind, until),
     )
 
 

@@ -111,16 +111,9 @@ def _named(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
             continue
         old = path.read_text("utf-8", "replace") if path.exists() else None
         changes.append(Change(run.relative(path), "latest", old, text))
-    warnings = []
-    copied = run.root / "latest_universal"
-    if copied.exists() and copied not in pointers:
-        warnings.append(
-            f"latest_universal is not changed: step {checkpoint.step} has no universal copy, so "
-            "relaunch without load_universal (--universal-checkpoint)"
-        )
     if recipe.get(swap_optimizer.SwapOptimizer) is None:
         changes += swap_optimizer.saved_config(run, checkpoint)
-    return changes, warnings
+    return changes, run.format.stale_pointers(run.root, checkpoint.step)
 
 
 def _copy(run: Run, path: Path, shard: Path) -> Rewrite:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -12,10 +12,12 @@ import typer
 from ckptsurgeon.edits import AnyChange, Change, Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
-from ckptsurgeon.operations.counters import batch_size, counted
+from ckptsurgeon.formats.rampup import batch_size
+from ckptsurgeon.operations.counters import counted
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.receipts import standing
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Skip(Section):
             raise SurgeryError(
                 f"{checkpoint.path.name} keeps no skip ranges: its trainer takes them from a flag",
                 next=(
-                    _relaunch(run.format.flags, wanted),
+                    run.format.advise_skip(wanted),
                     *([f"{typed}    advance its samples instead"] if wanted else []),
                 ),
             )
@@ -129,21 +131,6 @@ def merge(items: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return out
 
 
-def _relaunch(flags: Mapping[str, str], wanted: Sequence[tuple[int, int]]) -> str:
-    """How the trainer is told: `skip` is a flag that takes ranges, `skip_list` one that takes them
-    joined by commas, `skip_each` one that takes every iteration by itself."""
-    if "skip" in flags:
-        words = [f"{first}-{last}" for first, last in wanted]
-        return " ".join(["relaunch the trainer with", flags["skip"], *words])
-    if "skip_list" in flags:
-        words = [f"{first}-{last}" for first, last in wanted]
-        return f"relaunch the trainer with {flags['skip_list']} {','.join(words)}"
-    if "skip_each" in flags:
-        each = [str(i) for first, last in wanted for i in range(first, last + 1)]
-        return " ".join(["relaunch the trainer with", flags["skip_each"], *each])
-    return "this trainer can't skip data: go back further, or change the data's order"
-
-
 # --- by counters ---------------------------------------------------------------------------------
 
 
@@ -166,17 +153,11 @@ def _advanced(run: Run, wanted: Skip, state: State) -> int:
                 next=f"ckptsurgeon rollback --to {begin - 1}    and skip from there",
             )
         last = max(last, end)
-    if any(_same_skip(receipt, wanted, at, first) for receipt in _standing(run)):
+    if any(_same_skip(receipt, wanted, at, first) for receipt in standing(run.receipts())):
         return at
     for _ in range(first, last + 1):
         at += batch_size(state, at)
     return at
-
-
-def _standing(run: Run) -> list[Receipt]:
-    receipts = run.receipts()
-    undone = {receipt.undoes for receipt in receipts}
-    return [r for r in receipts if r.undoes is None and r.id not in undone]
 
 
 def _same_skip(receipt: Receipt, wanted: Skip, at: int, first: int) -> bool:

@@ -19,10 +19,9 @@ from ckptsurgeon.formats.sane import is_number
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.rewarm import Rewarm
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
-from ckptsurgeon.run.run import Run
+from ckptsurgeon.run.run import CONFIG, Run
 
 OPTIMIZERS = ("adamw", "sgdw")
-CONFIG = "train.yaml"
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,12 @@ class SwapOptimizer(Section):
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         """The trainer's arguments and config, the param groups, and every parameter's state."""
-        named = _named(checkpoint)
+        named = checkpoint.locate("optimizer")
         if not named:
-            flag = run.format.flags.get("no_optimizer", "without optimizer state")
             raise SurgeryError(
                 f"{checkpoint.path.name} does not say which optimizer its state is of, so its "
                 "trainer would load one's state into the other",
-                next=f"start the trainer with the new optimizer and {flag}",
+                next=run.format.advise("optimizer", self.to),
             )
         if all(place.value == self.to for place in named):
             return saved_config(run, checkpoint), []
@@ -90,18 +88,11 @@ class SwapOptimizer(Section):
 def saved_config(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
     """The trainer's config names the optimizer that `checkpoint` holds: a rollback to before a swap
     brings it back."""
-    named = _named(checkpoint)
+    named = checkpoint.locate("optimizer")
     if not named:
         return []
     momentum = [place.value for place in checkpoint.locate("sgd_momentum")]
     return _config(run, named[0].value, momentum[0] if momentum else None)
-
-
-def _named(checkpoint: Checkpoint) -> list[Place]:
-    try:
-        return checkpoint.locate("optimizer")
-    except KeyError:  # a format that knows no such field
-        return []
 
 
 def _set(run: Run, field: str, place: Place, value: object) -> AnyChange:

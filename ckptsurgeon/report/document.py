@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.edits import AnyChange, Aside, Change, Plan, Promise, Receipt
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.report.fields import FIELDS, places
+from ckptsurgeon.report.fields import SHOWN
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, State
@@ -98,9 +98,9 @@ def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
                     "value": plain(place.value),
                     "wins": place.wins,
                 }
-                for place in places(checkpoint, field)
+                for place in checkpoint.locate(field)
             ]
-            for field in FIELDS
+            for field in SHOWN
         },
         "notes": list(state.notes),
     }
@@ -140,7 +140,7 @@ def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> 
         "schedule": None if state is None else plain(state.schedule),
         "steps": [{"step": step, "complete": run.complete(step)} for step in run.steps()],
         "pointers": run.pointers(),
-        "logdirs": [run.relative(folder) for folder in run.logdirs()],
+        "logdirs": [run.relative(folder) for folder in run.logs.folders()],
         "writers": run.writers(),
         "interrupted": run.interrupted(),
         "receipts": len(run.receipts()),

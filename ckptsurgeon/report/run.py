@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.report.fields import FIELDS, places
+from ckptsurgeon.report.fields import SHOWN
 from ckptsurgeon.report.plan import promise
 from ckptsurgeon.report.style import (
     GREEN,
@@ -61,7 +61,7 @@ def _pointers(run: Run) -> list[Row]:
     if not named:
         complete = [step for step in run.steps() if run.complete(step)]
         highest = str(complete[-1]) if complete else "none"
-        found = run.format.pointed(run.root)
+        found = run.format.resumes(run.root)
         if complete and found is not None and found > complete[-1]:
             return [Row("latest", str(found), "incomplete, and what its trainer would resume")]
         return [Row("latest", highest, "the highest complete step: its trainer keeps no pointer")]
@@ -114,7 +114,7 @@ def schedule(state: State) -> str:
 
 def _events(run: Run) -> list[Row]:
     rows = []
-    for folder in run.logdirs():
+    for folder in run.logs.folders():
         files = sum(1 for _ in folder.glob("*tfevents*"))
         rows.append(Row("events", f"{run.relative(folder)}/", count(files, "file")))
     return rows or [Row("events", "none")]
@@ -144,8 +144,8 @@ def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     rows += [Row("note", clean(note)) for note in state.notes]
     lines = [f"{clean(run.name)}   step {state.step}", "", *table(rows, style), ""]
     kept: list[Row] = []
-    for field in FIELDS:
-        kept += _places(field, places(checkpoint, field))
+    for field in SHOWN:
+        kept += _places(field, checkpoint.locate(field))
     return "\n".join([*lines, *table(kept, style)])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ckptsurgeon import disk
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import lock
-from ckptsurgeon.transaction.lock import HOME
+from ckptsurgeon.transaction.home import HOME
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Kept:
 
 def kept(run: Run) -> list[Kept]:
     """Every surgery that keeps something, oldest first."""
-    homes = [run.root / HOME, *(folder / HOME for folder in run.log_roots())]
+    homes = [run.root / HOME, *(folder / HOME for folder in run.logs.roots())]
     found = []
     for receipt in run.receipts():
         folders = [home / "attic" / receipt.id for home in dict.fromkeys(homes)]

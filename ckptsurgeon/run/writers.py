@@ -1,15 +1,21 @@
-"""Evidence that a file is still being written to: processes, leases and times. Reads only."""
+"""Evidence that a trainer still writes to a run: processes, leases and times. Reads only."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import socket
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from ckptsurgeon.edits import relative
+from ckptsurgeon.formats import Format
+from ckptsurgeon.transaction import process
 
 FLUSH_S = 120
 """Seconds after which torch's writer has flushed what it holds."""
@@ -18,6 +24,62 @@ AHEAD_S = 3600
 MOUNTS = Path("/proc/self/mountinfo")
 REMOTE = ("nfs", "nfs4", "cifs", "smb3")
 EVENT_WRITER = re.compile(r"tfevents\.(?P<born>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.\d+")
+
+
+def evidence(
+    root: Path, format: Format, logs: Iterable[Path], pointers: Mapping[str, int | None]
+) -> list[str]:
+    """Why somebody may be writing to the run at `root` now, a sentence for each sign.
+
+    Signs are the bundled trainer's `trainer.pid`, event files (`logs`) that may still be written
+    to, and a step that is being saved. Another host's trainer can't be seen from here, only what it
+    writes."""
+    signs = _trainer(root / "trainer.pid")
+    for item in logs:
+        sign = written(item) if item.is_file() else None
+        if sign:
+            signs.append(f"{relative(item, root)}: {sign}")
+    return signs + _saving(root, format, pointers)
+
+
+def _trainer(record: Path) -> list[str]:
+    """The process that the bundled trainer's record names, if it runs on this host."""
+    if not record.is_file():
+        return []
+    try:
+        data = json.loads(record.read_text("utf-8"))
+        pid, ticks = int(data["pid"]), int(data["start_time"])
+        here = data["host"] == socket.gethostname()
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return []
+    running = here and process.start(pid) == ticks
+    return [f"{record.name}: process {pid} is running"] if running else []
+
+
+def _saving(root: Path, format: Format, pointers: Mapping[str, int | None]) -> list[str]:
+    """A shard of the newest steps that somebody here has open, or a step beyond every pointer that
+    was written to a moment ago, and after them."""
+    named = [step for step in pointers.values() if step is not None]
+    if not named:
+        return []
+    paths = [root / name for name in pointers]
+    pointed = max((path.stat().st_mtime for path in paths if path.is_file()), default=0.0)
+    signs = []
+    for step in format.steps(root):
+        if step < max(named):
+            continue
+        for item in format.files(root, step):
+            if not item.is_file() or item.is_symlink():
+                continue
+            saved = item.stat().st_mtime
+            if is_open(item):
+                signs.append(f"{relative(item, root)}: somebody has it open for writing")
+            elif step > max(named) and saved > pointed and (ago := fresh(saved)):
+                signs.append(
+                    f"{relative(item, root)}: written {ago} and newer than what the pointers name: "
+                    f"a trainer may be saving it; it must be quiet for {FLUSH_S} s"
+                )
+    return signs
 
 
 def written(item: Path) -> str | None:
@@ -31,8 +93,8 @@ def written(item: Path) -> str | None:
         pid = int(match["pid"])
         if pid != os.getpid() and _born_before(pid, int(match["born"])):
             return f"its writer, process {pid}, is running"
-    elif host is not None and (told := fresh(item.stat().st_mtime)):
-        return f"written from {host} {told}; it must be quiet for {FLUSH_S} s"
+    elif host is not None and (ago := fresh(item.stat().st_mtime)):
+        return f"written from {host} {ago}; it must be quiet for {FLUSH_S} s"
     return "somebody has it open for writing" if is_open(item) else None
 
 
@@ -63,28 +125,19 @@ def is_open(item: Path) -> bool:
 def _file_system(descriptor: int) -> str:
     """The kind of the mount that an open file is on (proc(5)); empty where /proc does not say."""
     with contextlib.suppress(OSError, ValueError):
-        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text("ascii").split()
-        mount = told[told.index("mnt_id:") + 1]
+        words = Path(f"/proc/self/fdinfo/{descriptor}").read_text("ascii").split()
+        mount = words[words.index("mnt_id:") + 1]
         for line in MOUNTS.read_text("utf-8", "surrogateescape").splitlines():
             if line.startswith(f"{mount} "):
                 return line.partition(" - ")[2].split()[0]
     return ""
 
 
-def ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot (proc(5), stat field 22)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
-    except OSError:
-        return None
-    return int(stat.rsplit(")", 1)[1].split()[19])
-
-
 def _born_before(pid: int, moment: int) -> bool:
     """Whether `pid` is alive and was started before `moment` (Unix time), so that it can have
     made a file then: a number that was given anew since is no evidence."""
-    began = ticks(pid)
-    if began is None:
+    ticks = process.start(pid)
+    if ticks is None:
         return False
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return boot + began / os.sysconf("SC_CLK_TCK") <= moment + 2
+    return boot + ticks / os.sysconf("SC_CLK_TCK") <= moment + 2

@@ -7,9 +7,10 @@ from pathlib import Path
 from ckptsurgeon.edits import Plan, Promise, Receipt, differences
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import journal
-from ckptsurgeon.transaction.journal import Progress, Recovery
+from ckptsurgeon.transaction.journal import Recovery
 
 
 @collector_paused()

@@ -11,7 +11,7 @@ from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.known_globals import refuse_unknown
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import render, touched
-from ckptsurgeon.transaction import journal
+from ckptsurgeon.transaction import receipts
 
 
 def plan_compact(run: Run, step: int | None = None, *, allow_globals: Collection[str] = ()) -> Plan:
@@ -58,7 +58,7 @@ def _plan_rewrites(
 ) -> Plan:
     promise = checkpoint.state().promise
     refuse_unknown(checkpoint.globals(), allow_globals)
-    id = journal.next_id(run.root)
+    id = receipts.next_id(run.root)
     edits = render(run, checkpoint, changes, id)
     return Plan(
         id=id,

@@ -8,22 +8,22 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import safetensors_header
+from ckptsurgeon.files.dtypes import SAFETENSORS
 from ckptsurgeon.formats import Weight
+from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import refuse_taken
 
 SHARD_BYTES = 5_000_000_000
 """Of one file, unless a single tensor is larger."""
 INDEX = "model.safetensors.index.json"
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _distributed(weights: Sequence[Weight], shard_bytes: int) -> list[list[Weigh
     files: list[list[Weight]] = [[]]
     room = shard_bytes
     for weight in weights:
-        if weight.dtype not in safetensors_header.DTYPES:
+        if weight.dtype not in SAFETENSORS:
             raise SurgeryError(f"{weight.name}: safetensors has no {weight.dtype}")
         size = _size(weight)
         if files[-1] and size > room:

@@ -18,9 +18,9 @@ from ckptsurgeon.edits import Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.section import Recipe
 from ckptsurgeon.recipe.file import to_data
-from ckptsurgeon.run.run import SETTINGS, Run
+from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
 
-LAUNCH = (SETTINGS, "train.yaml")
+LAUNCH = (SETTINGS, CONFIG)
 """Files beside the checkpoints that say how the run is started; the branch gets copies."""
 CANNOT_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS)
 

@@ -13,7 +13,7 @@ from ckptsurgeon.operations.section import Recipe, Section
 from ckptsurgeon.recipe.file import keys, to_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import render, touched
-from ckptsurgeon.transaction import journal
+from ckptsurgeon.transaction import receipts
 
 
 @collector_paused()
@@ -25,7 +25,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
 
     Raises SurgeryError when it can't be done in every shard, and names what to do instead."""
     run.refuse_busy()
-    id = journal.next_id(run.root)
+    id = receipts.next_id(run.root)
     if run.bare:
         return _plan_logs(run, recipe, id)
     step = _target(run, recipe)
@@ -71,7 +71,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         warnings=(*after.notes, *warnings),
         step=step if edited else None,
         steps=tuple(stay) if edited else (),
-        logs=tuple(run.event_files()) if edited else (),
+        logs=tuple(run.logs.event_files()) if edited else (),
     )
 
 

@@ -12,9 +12,7 @@ from ckptsurgeon.edits import (
     Change,
     Content,
     Edit,
-    Hole,
     Move,
-    Piece,
     Replace,
     Rewrite,
     Span,
@@ -57,15 +55,8 @@ def _copied(copy: Content, rendered: Mapping[str, Append | Content]) -> Content:
     """What a pointer that is a copy of a whole shard gets: the bytes of the shard as edited."""
     (span,) = copy.pieces
     assert isinstance(span, Span)
-    edit = rendered.get(span.file)
-    if not isinstance(edit, Append):
-        return edit or copy
-    pieces: list[Piece] = [span]
-    at = span.end
-    for offset, data in edit.writes:
-        pieces += [Hole(offset - at)] * (offset > at) + [data]
-        at = offset + len(data)
-    return Content(tuple(pieces))
+    edit = rendered.get(span.file, copy)
+    return edit.whole() if isinstance(edit, Append) else edit
 
 
 def _shards(run: Run, rendered: Mapping[str, Append | Content], id: str) -> list[Edit]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import loud, replaced, rewrite, touched
-from ckptsurgeon.transaction import assumptions, journal
-from ckptsurgeon.transaction.lock import HOME
+from ckptsurgeon.transaction import assumptions, receipts
+from ckptsurgeon.transaction.home import HOME
 
 
 def plan_undo(run: Run, id: str | None = None) -> Plan:
@@ -33,72 +33,105 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     what it was before that surgery. If that only renamed or compacted, what was trained since
     stays, and only the files that it changed are brought back."""
     run.refuse_busy()
-    receipts = run.receipts()
-    undone = {receipt.undoes for receipt in receipts}
-    standing = [r for r in receipts if r.undoes is None and r.id not in undone]
-    if not standing and id is None:
-        raise UsageError(
-            "there is no surgery to undo" + (": all of them are undone" if receipts else ""),
-            next="ckptsurgeon log",
-        )
-    wanted = id.zfill(4) if id is not None else standing[-1].id
-    chosen = next((receipt for receipt in standing if receipt.id == wanted), None)
-    if chosen is None:
-        raise UsageError(_why_not(wanted, receipts), next="ckptsurgeon log")
-    later = [receipt.id for receipt in standing if receipt.id > chosen.id]
-    if later:
-        raise UsageError(
-            f"receipt {later[-1]} came after {chosen.id} and stands on it",
-            next=f"ckptsurgeon undo {later[-1]}    first",
-        )
-    if (run.root / pruned(chosen.id)).exists():
-        raise SurgeryError(
-            f"the attic of receipt {chosen.id} was pruned: what it moved aside is gone",
-            next="ckptsurgeon log",
-        )
-    edited = [edit.file for edit in chosen.inverse if not isinstance(edit, Move)]
-    lost = [file for file in edited if not (run.root / file).exists()]
-    if lost and chosen.step is not None and chosen.step not in run.steps():
-        raise SurgeryError(
-            f"{lost[0]}, which receipt {chosen.id} changed, is not there any more (a trainer with "
-            "keep_last removes old checkpoints)",
-            next="ckptsurgeon rollback --to STEP    of those that `ckptsurgeon status` lists",
-        )
-    new = journal.next_id(run.root)
-    since = _since(run, chosen, new)
-    edits: list[Edit] = [*since]
-    gone = [edit.src for edit in since]
-    # What the surgery had staged is not needed again, but it is kept: this undo's attic gets it.
-    staging, attic = f"{HOME}/staging/{chosen.id}/", f"{HOME}/attic/{new}/"
-    linked: list[Truncate] = []
-    for edit in chosen.inverse:
-        if isinstance(edit, Truncate) and _has_links(run, edit):
-            linked.append(edit)
-            continue
-        if isinstance(edit, Replace):
-            edit = replace(edit, kept=edit.kept.replace(staging, attic))
-        elif isinstance(edit, Move):
-            if edit.src in gone:
-                continue
-            edit = replace(edit, dst=edit.dst.replace(staging, attic))
-        edits.append(edit)
-    before, after = _replaced(run, linked, new)
-    pointed, pointers = _pointers(run, chosen, new)
-    edits = [*before, *edits, *after, *pointers]
+    receipt = _chosen(run.receipts(), id)
+    _refuse_lost(run, receipt)
+    new = receipts.next_id(run.root)
+    since = _since(run, receipt, new)
+    gone = [move.src for move in since]
+    inverse, linked = _inverse(run, receipt, new, gone)
+    first, last = _replaced(run, linked, new)
+    changes, pointers = _pointers(run, receipt, new)
+    edits = [*first, *since, *inverse, *last, *pointers]
     return Plan(
         id=new,
         run=str(run.root),
-        title=f"undo {chosen.id} ({chosen.title})",
+        title=f"undo {receipt.id} ({receipt.title})",
         recipe={},
-        changes=(*pointed, *(Aside(edit.src, _kind(run, edit.src)) for edit in since)),
+        changes=(*changes, *(Aside(file, _kind(run, file)) for file in gone)),
         edits=tuple(edits),
         assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(touched(edits))),
         promise=None,
-        warnings=(f"written since {chosen.id}, to the attic: {', '.join(gone)}",) if gone else (),
-        undoes=chosen.id,
-        step=chosen.step,
-        steps=chosen.steps,
+        warnings=(f"written since {receipt.id}, to the attic: {', '.join(gone)}",) if gone else (),
+        undoes=receipt.id,
+        step=receipt.step,
+        steps=receipt.steps,
     )
+
+
+# --- which surgery -------------------------------------------------------------------------------
+
+
+def _chosen(done: Sequence[Receipt], id: str | None) -> Receipt:
+    """The receipt to undo: nothing in force may stand on it."""
+    in_force = receipts.standing(done)
+    if not in_force and id is None:
+        raise UsageError(
+            "there is no surgery to undo" + (": all of them are undone" if done else ""),
+            next="ckptsurgeon log",
+        )
+    number = id.zfill(4) if id is not None else in_force[-1].id
+    chosen = next((receipt for receipt in in_force if receipt.id == number), None)
+    if chosen is None:
+        raise UsageError(_why_not(number, done), next="ckptsurgeon log")
+    if chosen is not in_force[-1]:
+        newest = in_force[-1].id
+        raise UsageError(
+            f"receipt {newest} came after {chosen.id} and stands on it",
+            next=f"ckptsurgeon undo {newest}    first",
+        )
+    return chosen
+
+
+def _why_not(id: str, done: Sequence[Receipt]) -> str:
+    for receipt in reversed(done):
+        if receipt.undoes == id:
+            return f"receipt {id} is undone already, by {receipt.id}"
+        if receipt.id == id:
+            return f"receipt {id} is itself an undo; do the surgery again instead"
+    return f"there is no receipt {id}"
+
+
+def _refuse_lost(run: Run, receipt: Receipt) -> None:
+    """What the surgery moved aside, and the files that it edited, must still exist."""
+    if (run.root / pruned(receipt.id)).exists():
+        raise SurgeryError(
+            f"the attic of receipt {receipt.id} was pruned: what it moved aside is gone",
+            next="ckptsurgeon log",
+        )
+    edited = [edit.file for edit in receipt.inverse if not isinstance(edit, Move)]
+    lost = [file for file in edited if not (run.root / file).exists()]
+    if lost and receipt.step is not None and receipt.step not in run.steps():
+        raise SurgeryError(
+            f"{lost[0]}, which receipt {receipt.id} changed, no longer exists (a trainer with "
+            "keep_last removes old checkpoints)",
+            next="ckptsurgeon rollback --to STEP    one of those that `ckptsurgeon status` lists",
+        )
+
+
+# --- the edits -----------------------------------------------------------------------------------
+
+
+def _inverse(
+    run: Run, receipt: Receipt, id: str, gone: Collection[str]
+) -> tuple[list[Edit], list[Truncate]]:
+    """The receipt's inverse as this undo does it; and the truncations that it must not do, as their
+    files have other names by now.
+
+    What the surgery had staged is not needed again, but it is kept: this undo's attic gets it. A
+    file in `gone` is in the attic already."""
+    staging, attic = f"{HOME}/staging/{receipt.id}/", f"{HOME}/attic/{id}/"
+    edits: list[Edit] = []
+    linked: list[Truncate] = []
+    for edit in receipt.inverse:
+        if isinstance(edit, Truncate) and _has_links(run, edit):
+            linked.append(edit)
+        elif isinstance(edit, Replace):
+            edits.append(replace(edit, kept=edit.kept.replace(staging, attic)))
+        elif not isinstance(edit, Move):
+            edits.append(edit)
+        elif edit.src not in gone:
+            edits.append(replace(edit, dst=edit.dst.replace(staging, attic)))
+    return edits, linked
 
 
 def _has_links(run: Run, edit: Truncate) -> bool:
@@ -121,15 +154,6 @@ def _replaced(run: Run, linked: Sequence[Truncate], id: str) -> tuple[list[Repla
     return first, [last]
 
 
-def _why_not(id: str, receipts: Sequence[Receipt]) -> str:
-    for receipt in reversed(receipts):
-        if receipt.undoes == id:
-            return f"receipt {id} is undone already, by {receipt.id}"
-        if receipt.id == id:
-            return f"receipt {id} is itself an undo; do the surgery again instead"
-    return f"there is no receipt {id}"
-
-
 def _kind(run: Run, file: str) -> str:
     return "checkpoint" if (run.root / file).is_dir() else "events"
 
@@ -141,7 +165,7 @@ def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
     newer = [step for step in run.steps() if step not in receipt.steps]
     out = [run.relative(path) for step in newer for path in run.entries(step)]
     known = {*receipt.logs, *_ours(receipt)}
-    out += [file for file in run.event_files() if file not in known]
+    out += [file for file in run.logs.event_files() if file not in known]
     return [Move(file, run.attic(file, id)) for file in out]
 
 

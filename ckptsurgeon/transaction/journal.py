@@ -12,25 +12,20 @@ Before 3, an error takes everything back: the run is byte for byte as it was. Af
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
-import pwd
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 from ckptsurgeon import disk
-from ckptsurgeon.edits import Content, Plan, Receipt, Rewrite, from_json, to_json
+from ckptsurgeon.edits import Plan, Receipt, from_json, to_json
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
-from ckptsurgeon.transaction import assumptions, lock, staging
-from ckptsurgeon.transaction.lock import HOME
+from ckptsurgeon.progress import Progress, silent
+from ckptsurgeon.transaction import assumptions, lock, receipts, staging
+from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.redo import Step, redo
-from ckptsurgeon.version import VERSION
-
-Progress = Callable[[str, int, int], None]
 
 RECOVER = "ckptsurgeon recover    finish it or take it back"
 
@@ -57,37 +52,6 @@ class Recovery:
 
 
 # --- look ----------------------------------------------------------------------------------------
-
-
-def next_id(root: Path) -> str:
-    """The id of the next surgery: "0001", …"""
-    return f"{max(map(int, _receipt_ids(root)), default=0) + 1:04d}"
-
-
-def receipts(root: Path, mentioning: str = "") -> list[Receipt]:
-    """Every surgery that was finished, oldest first; with `mentioning` only those whose text has
-    that word. Raises SurgeryError for a damaged receipt."""
-    found = []
-    for id in _receipt_ids(root):
-        path = root / _receipt_file(id)
-        if mentioning and mentioning.encode() not in path.read_bytes():
-            continue
-        status = path.stat()
-        found.append(_read_receipt(path, status.st_ino, status.st_size, status.st_mtime_ns))
-    return found
-
-
-@functools.lru_cache(64)
-def _read_receipt(path: Path, *status: int) -> Receipt:
-    """The receipt at `path`, read once for each state of the file: that of a checkpoint of 400
-    shards is long."""
-    try:
-        receipt = from_json(json.loads(path.read_bytes()))
-    except (ValueError, KeyError, TypeError):
-        receipt = None
-    if not isinstance(receipt, Receipt):
-        raise SurgeryError(f"{path} is damaged", next="move it aside; its surgery stays")
-    return receipt
 
 
 def interrupted(root: Path) -> str | None:
@@ -131,7 +95,7 @@ def commit(root: Path, plan: Plan, *, jobs: int = 8, progress: Progress | None =
             refuse_waiting(root)
             _refuse_other_id(root, plan)
             assumptions.check_files_again(root, plan.assumes, listings, [HOME])
-            return _commit(root, plan, listings, jobs, progress or _silent)
+            return _commit(root, plan, listings, jobs, progress or silent)
     except OSError as error:
         raise _failed(error) from error
 
@@ -139,7 +103,7 @@ def commit(root: Path, plan: Plan, *, jobs: int = 8, progress: Progress | None =
 def _commit(
     root: Path, plan: Plan, listings: assumptions.Listings, jobs: int, progress: Progress
 ) -> Receipt:
-    receipt = _receipt(plan)
+    receipt = receipts.of(plan)
     folders = staging.directories(root, plan)
     entry = Entry(plan.id, plan.title, staging.staged_files(plan), folders)
     try:
@@ -166,7 +130,7 @@ def _cut_off(root: Path, entry: Entry, error: BaseException) -> BaseException:
     """Take the staging back when the commit point was not reached. What to tell the user."""
     try:
         found = _read(root)
-        if found.committed if found else (root / _receipt_file(entry.id)).exists():
+        if found.committed if found else (root / receipts.receipt_file(entry.id)).exists():
             return _waiting(entry.title, error)
         _discard(root, entry)
     except (OSError, SurgeryError, KeyboardInterrupt) as second:
@@ -181,7 +145,7 @@ def refuse_stale(root: Path, plan: Plan) -> assumptions.Listings:
 
 
 def _refuse_other_id(root: Path, plan: Plan) -> None:
-    expected = next_id(root)
+    expected = receipts.next_id(root)
     if plan.id != expected:
         raise SurgeryError(
             f"the plan was made to be surgery {plan.id}, and the next one is {expected}: the run "
@@ -206,10 +170,6 @@ def _waiting(title: str, error: BaseException) -> InterruptedSurgery:
         untouched="every byte from before the surgery is kept",
         next=RECOVER,
     )
-
-
-def _silent(phase: str, done: int, total: int) -> None:
-    pass
 
 
 # --- recover -------------------------------------------------------------------------------------
@@ -249,7 +209,7 @@ def _recover(root: Path, jobs: int) -> Recovery:
     if not entry.committed:
         _discard(root, entry)
         return Recovery("discarded", entry.title)
-    _finish(root, entry, jobs, _silent)
+    _finish(root, entry, jobs, silent)
     return Recovery("finished", entry.title, entry.id)
 
 
@@ -260,7 +220,7 @@ def _discard(root: Path, entry: Entry) -> None:
 
 def _finish(root: Path, entry: Entry, jobs: int, progress: Progress) -> None:
     """Redo, receipt, tidy. Once the receipt is in place, the edits are known to be done."""
-    if not (root / _receipt_file(entry.id)).exists():
+    if not (root / receipts.receipt_file(entry.id)).exists():
         finished = 0
 
         def count(files: int) -> None:
@@ -270,61 +230,16 @@ def _finish(root: Path, entry: Entry, jobs: int, progress: Progress) -> None:
 
         count(0)
         redo(root, entry.steps, root / staging.tails_file(entry.id), jobs, count)
-    for staged, final in staging.records(entry.id).items():
+    for staged, final in receipts.records(entry.id).items():
         if (root / staged).exists():
             disk.rename(root / staged, root / final)
     # Not only after our own renames: those of an attempt which was killed may not be durable.
-    disk.fsync_directory((root / _receipt_file(entry.id)).parent)
+    disk.fsync_directory((root / receipts.receipt_file(entry.id)).parent)
     staging.remove(root, entry.files, entry.directories)
     _remove_journal(root)
 
 
 # --- files ---------------------------------------------------------------------------------------
-
-
-def _receipt_ids(root: Path) -> list[str]:
-    folder = root / HOME / "receipts"
-    if not folder.is_dir():
-        return []
-    ids = [item.name for item in folder.iterdir() if item.name.isdigit()]
-    return sorted(id for id in ids if (root / _receipt_file(id)).is_file())
-
-
-def _receipt_file(id: str) -> str:
-    return f"{HOME}/receipts/{id}/receipt.json"
-
-
-def _receipt(plan: Plan) -> Receipt:
-    return Receipt(
-        id=plan.id,
-        title=plan.title,
-        why=str(plan.recipe.get("why") or ""),
-        when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        user=_user(),
-        host=os.uname().nodename,
-        version=VERSION,
-        recipe=plan.recipe,
-        changes=tuple(
-            # What a log file got is on disk; a receipt tells which file, and that it changed.
-            replace(change, content=Content(())) if isinstance(change, Rewrite) else change
-            for change in plan.changes
-        ),
-        inverse=staging.inverse(plan.edits),
-        promise=plan.promise,
-        before=plan.before,
-        undoes=plan.undoes,
-        step=plan.step,
-        steps=plan.steps,
-        logs=plan.logs,
-    )
-
-
-def _user() -> str:
-    """The user's name by the user database: the environment is not evidence."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) -> None:

@@ -26,8 +26,9 @@ from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from ckptsurgeon.transaction import process
+from ckptsurgeon.transaction.home import HOME
 
-HOME = ".ckptsurgeon"
 ATTEMPTS = 200
 PAUSE_S = 0.002
 """How often, and how far apart, to look again while others take, break or release the lock."""
@@ -37,7 +38,8 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds the lock. `start` is in clock ticks since boot; "" or 0 means unknown."""
+    """Who holds the lock. `start` is in clock ticks since boot; "" or 0 means unknown. `uid` is for
+    the person who reads the record."""
 
     token: str
     host: str
@@ -227,7 +229,7 @@ def _remove(path: Path) -> None:
 
 
 def _held(lock: Path, found: Holder) -> SurgeryError:
-    if found.host == os.uname().nodename and found.namespace == _namespace():
+    if found.host == os.uname().nodename and found.namespace == process.namespace():
         follow = "wait until it ends, then run the same command again"
     else:
         follow = "ckptsurgeon unlock    remove it, once you are sure that nothing runs there"
@@ -241,10 +243,10 @@ def _myself(title: str) -> Holder:
     return Holder(
         token=secrets.token_hex(8),
         host=os.uname().nodename,
-        boot=_boot(),
-        namespace=_namespace(),
+        boot=process.boot(),
+        namespace=process.namespace(),
         pid=os.getpid(),
-        start=_start(os.getpid()) or 0,
+        start=process.start(os.getpid()) or 0,
         uid=os.getuid(),
         title=title,
         time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -270,44 +272,8 @@ def _read(path: Path) -> Holder | None:
 
 
 def _stale(record: Holder) -> bool:
-    if record.host != os.uname().nodename or record.namespace != _namespace():
+    if record.host != os.uname().nodename or record.namespace != process.namespace():
         return False
-    if record.boot and _boot() and record.boot != _boot():
+    if record.boot and process.boot() and record.boot != process.boot():
         return True
-    return record.pid > 0 and not _alive(record)
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def _namespace() -> int:
-    try:
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return 0
-
-
-def _alive(record: Holder) -> bool:
-    try:
-        os.kill(record.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    # /proc may hide the processes of other users: an unknown start time proves nothing.
-    start = _start(record.pid)
-    return start is None or not record.start or start == record.start
-
-
-def _start(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; -1 for a zombie, None if unknown."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    state, *rest = fields.rpartition(")")[2].split()
-    return -1 if state in "ZX" else int(rest[18])
+    return record.pid > 0 and process.is_gone(record.pid, record.start)

@@ -6,22 +6,17 @@ interruption leaves is found and removed.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from ckptsurgeon import disk
 from ckptsurgeon.edits import (
     Append,
     Content,
     Edit,
-    Hole,
     Move,
-    Piece,
     Plan,
     Receipt,
     Replace,
@@ -29,14 +24,13 @@ from ckptsurgeon.edits import (
     Tail,
     Truncate,
     length,
-    to_json,
 )
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.transaction.lock import HOME
+from ckptsurgeon.transaction import receipts
+from ckptsurgeon.transaction.content import joined, read
+from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.inverse import digest
 from ckptsurgeon.transaction.redo import Step, anchor, each
-
-PIECE = 1 << 20
-_ZEROS = bytes(PIECE)
 
 
 def tails_file(id: str) -> str:
@@ -44,26 +38,18 @@ def tails_file(id: str) -> str:
     return f"{HOME}/staging/{id}.tails"
 
 
-def records(id: str) -> dict[str, str]:
-    """Staged name → final name of the surgery's records; the receipt says that it is finished."""
-    return {
-        f"{HOME}/staging/{id}.{name}": f"{HOME}/receipts/{id}/{name}"
-        for name in ("recipe.json", "receipt.json")
-    }
-
-
 def staged_files(plan: Plan) -> tuple[str, ...]:
     """Every file that is written before the commit."""
     files = [name for name, _, _ in _contents(plan.edits)]
     if any(isinstance(edit, Append) for edit in plan.edits):
         files.append(tails_file(plan.id))
-    return (*files, *records(plan.id))
+    return (*files, *receipts.records(plan.id))
 
 
 def directories(root: Path, plan: Plan) -> tuple[str, ...]:
     """The directories that the plan fills or empties: those to be made, parents first, and those
     that may be left empty: below `.ckptsurgeon`, and in an undo those that the surgery made."""
-    filled = [*staged_files(plan), *records(plan.id).values()]
+    filled = [*staged_files(plan), *receipts.records(plan.id).values()]
     emptied = []
     for edit in plan.edits:
         if isinstance(edit, Move):
@@ -72,8 +58,8 @@ def directories(root: Path, plan: Plan) -> tuple[str, ...]:
         elif isinstance(edit, Replace):
             filled.append(edit.kept)
             emptied.append(edit.staged)
-    wanted = {str(parent) for name in filled for parent in _parents(name)}
-    missing = {name for name in wanted if not (root / name).is_dir()}
+    needed = {str(parent) for name in filled for parent in _parents(name)}
+    missing = {name for name in needed if not (root / name).is_dir()}
     inside = {str(p) for name in emptied for p in _parents(name) if HOME in p.parts}
     if plan.undoes is not None:
         inside |= {str(parent) for name in emptied for parent in _parents(name)[:1]}
@@ -92,9 +78,8 @@ def make_directories(root: Path, names: Iterable[str]) -> None:
 def write(root: Path, plan: Plan, receipt: Receipt, jobs: int) -> None:
     """Write every staged file, make it durable, and read it back."""
     contents = list(_contents(plan.edits))
-    documents = (receipt.recipe, to_json(receipt))
-    for name, document in zip(records(plan.id), documents, strict=True):
-        contents.append((name, Content((_pretty(document),)), None))
+    for name, data in receipts.contents(receipt).items():
+        contents.append((name, Content((data,)), None))
     tails = tuple(data for edit in _appends(plan.edits) for _, data in edit.writes)
     if tails:
         contents.append((tails_file(plan.id), Content(tails), None))
@@ -125,31 +110,14 @@ def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
     for edit in edits:
         if isinstance(edit, Append):
             before = anchor(root / edit.file, edit.old_size)
-            spans = _spans(edit)
-            out.append(Tail(edit.file, edit.old_size, spans, at, _digest(edit), before))
-            at += sum(end - start for start, end in spans)
+            tail = Tail(edit.file, edit.old_size, edit.spans, at, digest(edit), before)
+            out.append(tail)
+            at += sum(map(len, (data for _, data in edit.writes)))
         elif isinstance(edit, Truncate):
             out.append(edit)
         else:
             out.append(replace(edit, content=None))  # the staged file holds it
     return tuple(out)
-
-
-def inverse(edits: Iterable[Edit]) -> tuple[Edit, ...]:
-    """The edits that bring back the state before, in order; none for a plan that truncates, since
-    the bytes it cuts off are not kept: such a plan is an undo, and is undone by its recipe."""
-    out: list[Edit] = []
-    for edit in edits:
-        if isinstance(edit, Truncate):
-            return ()
-        if isinstance(edit, Append):
-            size, time = edit.new_size, edit.mtime_ns
-            out.append(Truncate(edit.file, edit.old_size, size, _digest(edit), _spans(edit), time))
-        elif isinstance(edit, Replace):
-            out.append(Replace(edit.file, staged=edit.kept, kept=edit.staged))
-        else:
-            out.append(Move(edit.dst, edit.src))
-    return tuple(reversed(out))
 
 
 # --- contents ------------------------------------------------------------------------------------
@@ -168,7 +136,7 @@ def _write_content(root: Path, name: str, content: Content, like: str | None) ->
     path = root / name
     with disk.created(path) as descriptor:
         offset = 0
-        for piece in _joined(content.pieces):
+        for piece in joined(content.pieces):
             if isinstance(piece, bytes):
                 disk.write_at(descriptor, path, offset, piece)
             elif isinstance(piece, Span):
@@ -182,53 +150,14 @@ def _write_content(root: Path, name: str, content: Content, like: str | None) ->
         if content.mtime_ns is not None:
             disk.set_times(path, content.mtime_ns)
         disk.fsync_file(descriptor, path)
-    _compare(path, _pieces(root, content))
+    _compare(path, read(root, content))
 
 
-def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The same content with neighbouring bytes in one piece, up to PIECE: the appended bytes of
-    10,000 tensors are 10,000 pieces."""
-    few: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        if isinstance(piece, bytes) and size + len(piece) <= PIECE:
-            few.append(piece)
-            size += len(piece)
-            continue
-        if few:
-            yield b"".join(few)
-            few, size = [], 0
-        yield piece
-    if few:
-        yield b"".join(few)
-
-
-def _pieces(root: Path, content: Content) -> Iterator[bytes]:
-    for piece in _joined(content.pieces):
-        if isinstance(piece, bytes):
-            yield piece
-            continue
-        if isinstance(piece, Hole):
-            whole, rest = divmod(piece.size, PIECE)
-            yield from (_ZEROS for _ in range(whole))
-            yield bytes(rest)
-            continue
-        with (root / piece.file).open("rb") as source:
-            source.seek(piece.start)
-            rest = piece.end - piece.start
-            while rest:
-                data = source.read(min(rest, PIECE))
-                if not data:
-                    raise SurgeryError(f"{root / piece.file} became shorter during the surgery")
-                yield data
-                rest -= len(data)
-
-
-def _compare(path: Path, wanted: Iterator[bytes]) -> None:
+def _compare(path: Path, written: Iterator[bytes]) -> None:
     """Read a staged file back, from the device where the kernel allows, and compare every byte."""
     with path.open("rb") as staged:
         os.posix_fadvise(staged.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        for data in wanted:
+        for data in written:
             if staged.read(len(data)) != data:
                 raise SurgeryError(
                     f"{path}: byte {staged.tell()}: what was written does not read back",
@@ -243,30 +172,6 @@ def _compare(path: Path, wanted: Iterator[bytes]) -> None:
 
 def _appends(edits: Iterable[Edit]) -> Iterator[Append]:
     return (edit for edit in edits if isinstance(edit, Append))
-
-
-def _pretty(document: Mapping[str, Any]) -> bytes:
-    """JSON with a line for each change and each edit. The encoder's own indentation takes ten times
-    as long, and a checkpoint of 400 shards has 5,000 changes."""
-    fields = []
-    for key, value in document.items():
-        text = json.dumps(value, ensure_ascii=False, default=to_json)
-        if text.startswith('[{"kind"'):  # a quote in a string has a backslash before it
-            text = "[\n  " + text[1:-1].replace('}, {"kind": ', '},\n  {"kind": ') + "\n ]"
-        fields.append(f" {json.dumps(key)}: {text}")
-    # A file name that is not UTF-8 has surrogates in it, which JSON escapes in the same way.
-    return ("{\n" + ",\n".join(fields) + "\n}\n").encode(errors="backslashreplace")
-
-
-def _spans(edit: Append) -> tuple[tuple[int, int], ...]:
-    return tuple((offset, offset + len(data)) for offset, data in edit.writes)
-
-
-def _digest(edit: Append) -> str:
-    digest = hashlib.sha256()
-    for _, data in edit.writes:
-        digest.update(data)
-    return digest.hexdigest()
 
 
 def _parents(name: str) -> list[PurePosixPath]:

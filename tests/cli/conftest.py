@@ -7,12 +7,12 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from ckptsurgeon.cli import app
+from tests.support.launch import REPO
 
 Surgeon = Callable[..., Result]
 PLAIN = {"NO_COLOR": None, "FORCE_COLOR": None, "CKPTSURGEON_RUN": None, "COLUMNS": "100"}
@@ -37,7 +37,7 @@ def on_terminal(answer: str, *words: object) -> tuple[int, str]:
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(
         [sys.executable, "-c", OWN_TERMINAL, *map(str, words)],
-        cwd=Path(__file__).parent.parent.parent,
+        cwd=REPO,
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
@@ -58,7 +58,7 @@ def on_terminal(answer: str, *words: object) -> tuple[int, str]:
             asked = True
             os.write(keeper, answer.encode())
     os.close(keeper)
-    return process.wait(timeout=60), output.decode().replace("\r\n", "\n")
+    return process.wait(timeout=600), output.decode().replace("\r\n", "\n")
 
 
 # In the process itself, not between fork and exec: a suite that has trained in this process is too

@@ -11,7 +11,7 @@ from ckptsurgeon import disk
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.faults.inject import Fault
-from tests.test_contract import tree
+from tests.support.snapshot import snapshot
 
 
 def test_prune_removes_the_attic_and_undo_says_so(surgeon: Surgeon, trained: Trained) -> None:
@@ -20,7 +20,7 @@ def test_prune_removes_the_attic_and_undo_says_so(surgeon: Surgeon, trained: Tra
     surgeon("set", "beta1=0.8", "--no-tb-note", "--yes", "-C", root)
     attic = root / ".ckptsurgeon" / "attic" / "0001"
     assert (attic / "global_step8").is_dir()
-    before = tree(root)
+    before = snapshot(root)
 
     told = json.loads(surgeon("prune", "--dry-run", "--json", "-C", root).stdout)
     assert [item["id"] for item in told["attics"]] == ["0001"]
@@ -31,7 +31,7 @@ def test_prune_removes_the_attic_and_undo_says_so(surgeon: Surgeon, trained: Tra
     assert result.exit_code == 0
     assert "0001" in result.stdout
     assert not attic.exists()
-    assert tree(root) == before
+    assert snapshot(root) == before
 
     assert surgeon("undo", "--yes", "-C", root).exit_code == 0  # 0002 kept nothing in the attic
     result = surgeon("undo", "--yes", "-C", root)
@@ -77,11 +77,11 @@ def test_links_in_the_attic_are_pruned_and_what_they_lead_to_is_not(
     (root / "global_step8").rename(other)
     (root / "global_step8").symlink_to(other)
     (root / "global_step6" / "link").symlink_to(other)
-    before = tree(other)
+    before = snapshot(other)
     assert surgeon("rollback", "--to", 4, "--yes", "-C", root).exit_code == 0
     assert surgeon("prune", "--yes", "-C", root).exit_code == 0
     assert not (root / ".ckptsurgeon" / "attic" / "0001").exists()
-    assert tree(other) == before
+    assert snapshot(other) == before
 
 
 def test_prune_that_is_cut_off_says_what_is_gone(

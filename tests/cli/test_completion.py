@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import REPO, Trained
+from tests.conftest import Trained
+from tests.support.launch import REPO
 
 
 def complete(line: str, folder: Path) -> list[str]:

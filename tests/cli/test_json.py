@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Surgeon
-from tests.conftest import REPO, Trained
+from tests.conftest import Trained
+from tests.support.launch import REPO
 
 
 def documented() -> dict[str, list[str]]:

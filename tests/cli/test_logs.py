@@ -12,7 +12,7 @@ import pytest
 from ckptsurgeon.logs.tensorboard import event_file, message
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
-from tests.test_contract import tree
+from tests.support.snapshot import snapshot
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def logs(trained: Trained, tmp_path: Path) -> list[Path]:
 
 
 def test_bare_logs_are_cut_renamed_and_brought_back(surgeon: Surgeon, logs: list[Path]) -> None:
-    before = [tree(folder) for folder in logs]
+    before = [snapshot(folder) for folder in logs]
     where = ["--tb", logs[0], "--tb", logs[1]]
     result = surgeon("truncate-tb-events", "--after", 5, *where, "--yes")
     assert result.exit_code == 0, result.stderr
@@ -45,7 +45,7 @@ def test_bare_logs_are_cut_renamed_and_brought_back(surgeon: Surgeon, logs: list
 
     for id in ("0002", "0001"):
         assert surgeon("undo", id, "-C", logs[0], "--yes").exit_code == 0
-    assert [tree(folder) for folder in logs] == before
+    assert [snapshot(folder) for folder in logs] == before
     assert not (logs[1] / "inner" / "deep" / "cut-0001").exists()
 
 
@@ -119,27 +119,27 @@ def test_a_link_to_logs_is_not_followed_and_that_is_said(
     root = trained()
     (root / "tensorboard").rename(tmp_path / "elsewhere")
     (root / "tensorboard").symlink_to(tmp_path / "elsewhere")
-    before = tree(tmp_path / "elsewhere")
+    before = snapshot(tmp_path / "elsewhere")
     result = surgeon("rollback", "--to", 4, "--yes", "-C", root)
     assert "tensorboard: [tensorboard]" in result.stdout
-    assert tree(tmp_path / "elsewhere") == before
+    assert snapshot(tmp_path / "elsewhere") == before
     assert surgeon("undo", "--yes", "-C", root).exit_code == 0
     (root / "ckptsurgeon.yaml").write_text("tensorboard: [tensorboard]")
     result = surgeon("rollback", "--to", 4, "--yes", "-C", root)
     assert "is a link" not in result.stdout
-    assert tree(tmp_path / "elsewhere") != before
+    assert snapshot(tmp_path / "elsewhere") != before
 
 
 def test_a_tag_may_be_called_as_a_word_of_our_own_files(
     surgeon: Surgeon, logs: list[Path], tmp_path: Path
 ) -> None:
-    before = tree(logs[0])
+    before = snapshot(logs[0])
     names = tmp_path / "map.yaml"
     names.write_text("lm-loss-training/lm loss: loss\nkind: Move\n")
     words = ("rename-tb-events", "--map", names, "--tb", logs[0], "--yes")
     assert surgeon(*words).exit_code == 0
     assert surgeon("undo", "-C", logs[0], "--yes").exit_code == 0
-    assert tree(logs[0]) == before
+    assert snapshot(logs[0]) == before
 
 
 def test_a_folder_without_logs_is_wrong_usage(surgeon: Surgeon, tmp_path: Path) -> None:

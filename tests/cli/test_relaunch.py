@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from tests.cli.conftest import Surgeon
-from tests.conftest import REPO, Trained
+from tests.conftest import Trained
+from tests.support.launch import REPO
 
 
 def test_a_rollback_relaunches_the_bundled_trainer(trained: Trained) -> None:
@@ -20,7 +21,7 @@ def test_a_rollback_relaunches_the_bundled_trainer(trained: Trained) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(REPO)},
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     _, _, after = done.stdout.partition(" relaunch\n")

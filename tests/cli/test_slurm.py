@@ -17,8 +17,9 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.launch.relaunch import compare, job
 from ckptsurgeon.launch.slurm import script
 from tests.cli.conftest import Surgeon
-from tests.conftest import REPO, Trained
-from tests.train.conftest import losses
+from tests.conftest import Trained
+from tests.support.launch import REPO
+from tests.support.trained_run import losses
 
 HOSTILE = 'it\'s a $(touch pwned) `touch pwned` "run"; #'
 SCONTROL = """#!/bin/bash
@@ -91,7 +92,7 @@ def test_two_nodes_train_keep_the_promise_save_at_the_signal_and_are_requeued(
         if line.startswith(" iteration       10/"):
             process.send_signal(signal.SIGUSR1)
             break
-    rest, _ = process.communicate(timeout=120)
+    rest, _ = process.communicate(timeout=600)
     assert process.returncode == 0, "".join(told) + rest
     assert compare(promise, told[0]) == []
     last = max(losses("".join(told) + rest))
@@ -111,7 +112,7 @@ def test_a_broken_promise_ends_the_job_with_4(trained: Trained, tmp_path: Path) 
     assert f"stop='{root}/stop here'" in text
     (root / "stop here").write_text("a person wants it")
     done = subprocess.run(
-        ["bash", "-c", text], env=cluster(tmp_path), capture_output=True, text=True, timeout=60
+        ["bash", "-c", text], env=cluster(tmp_path), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 4 and "lr: promised" in done.stderr
     assert not (tmp_path / "requeued").exists()
@@ -125,11 +126,11 @@ def test_the_shell_and_shellcheck_find_nothing_wrong(trained: Trained, tmp_path:
     plain = script(job(Run.open(root), None, (), 2, ()))
     assert "#SBATCH --gres=gpu:8" in text and "trap" in text and "trap" not in plain
     for one in (text, plain):
-        subprocess.run(["bash", "-n"], input=one, text=True, check=True, timeout=60)
+        subprocess.run(["bash", "-n"], input=one, text=True, check=True, timeout=600)
         if shutil.which("shellcheck"):
             checked = subprocess.run(
                 ["shellcheck", "--severity=style", "--exclude=SC2016,SC2089,SC2090", "-"],
-                input=one, text=True, capture_output=True, timeout=60,
+                input=one, text=True, capture_output=True, timeout=600,
             )  # fmt: skip
             assert checked.stdout == ""
 

@@ -10,14 +10,14 @@ import pytest
 
 from tests.cli.conftest import Surgeon, on_terminal
 from tests.conftest import Trained
-from tests.test_contract import tree
+from tests.support.snapshot import snapshot
 
 RECIPE = "why: spike\nrollback: {to: 4}\nset: {lr: 5e-4}\n"
 
 
 def test_a_rollback_is_done_shown_and_undone(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
-    before = tree(root)
+    before = snapshot(root)
     result = surgeon(
         "rollback", "--to", 4, "--set", "lr=5e-4", "--why", "spike", "--yes", "-C", root
     )
@@ -43,7 +43,7 @@ def test_a_rollback_is_done_shown_and_undone(surgeon: Surgeon, trained: Trained)
     assert "~ global_step4 → global_step8" in shown
     undone = surgeon("undo", "--yes", "--why", "by mistake", "-C", root)
     assert "the run is byte for byte what it was before 0001" in undone.stdout
-    assert tree(root) == before
+    assert snapshot(root) == before
     log = surgeon("log", "-C", root).stdout
     assert "why: by mistake" in log
     assert "(undone by 0002)" in log
@@ -61,7 +61,7 @@ def test_names_and_reasons_that_are_not_utf_8(surgeon: Surgeon, trained: Trained
     lines = config.read_bytes().splitlines()
     kept = [line for line in lines if not line.startswith(b"sgd_momentum")]
     config.write_bytes(b"\n".join([b"# caf\xe9", *kept]))
-    before = tree(root)
+    before = snapshot(root)
     words = ("--keep-tb", why, "--why", why, "--yes", "-C", root)
     assert surgeon("rollback", "--to", 4, *words).exit_code == 0
     assert surgeon("swap-optimizer", "sgdw", "--why", why, "--yes", "-C", root).exit_code == 0
@@ -69,14 +69,14 @@ def test_names_and_reasons_that_are_not_utf_8(surgeon: Surgeon, trained: Trained
     assert b"\nsgd_momentum: 0.9\n" in config.read_bytes()
     for _ in range(2):
         assert surgeon("undo", "--yes", "-C", root).exit_code == 0
-    assert tree(root) == before
+    assert snapshot(root) == before
 
 
 def test_looking_leaves_the_run_alone(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> None:
     root = trained()
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE)
-    before = tree(root)
+    before = snapshot(root)
     for words in (
         ["status"],
         ["show", 4],
@@ -95,7 +95,7 @@ def test_looking_leaves_the_run_alone(surgeon: Surgeon, trained: Trained, tmp_pa
         assert (result.exit_code, result.stderr) == (0, ""), words
         assert result.stdout, words
         assert surgeon(*words, "-q", "-C", root).stdout == "", words
-    assert tree(root) == before
+    assert snapshot(root) == before
     assert not (root / ".ckptsurgeon").exists()
 
 
@@ -125,10 +125,10 @@ def test_a_kept_plan_is_applied_once_and_only_to_what_it_saw(
     assert surgeon("plan", recipe, "-o", kept, "-C", root).exit_code == 0
     assert surgeon("plan", recipe, "-o", kept, "-C", root).exit_code == 2
     assert surgeon("set", "eps=1e-6", "--yes", "-C", root).exit_code == 0
-    before = tree(root)
+    before = snapshot(root)
     stale = surgeon("apply", kept, "--yes", "-C", root)
     assert stale.exit_code == 1
-    assert tree(root) == before
+    assert snapshot(root) == before
     surgeon("undo", "--yes", "-C", root)
     kept.unlink()
     surgeon("plan", recipe, "-o", kept, "-C", root)
@@ -139,23 +139,23 @@ def test_a_kept_plan_is_applied_once_and_only_to_what_it_saw(
 
 def test_without_a_terminal_only_yes_counts(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
-    before = tree(root)
+    before = snapshot(root)
     for words in (["set-lr", "5e-4"], ["set-lr", "5e-4", "--json"], ["set-lr", "5e-4", "-q"]):
         result = surgeon(*words, "-C", root, input="y\n")
         assert result.exit_code == 1, words
         assert "--yes" in result.stderr
-    assert tree(root) == before
+    assert snapshot(root) == before
     assert not (root / ".ckptsurgeon").exists()
 
 
 @pytest.mark.parametrize(("typed", "status"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("\x03", 130)])
 def test_on_a_terminal_it_asks(trained: Trained, typed: str, status: int) -> None:
     root = trained()
-    before = tree(root)
+    before = snapshot(root)
     ended, output = on_terminal(typed, "set-lr", "5e-4", "-C", root)
     assert "apply? [y/N] " in output
     assert ended == status
-    assert (tree(root) == before) == (status != 0)
+    assert (snapshot(root) == before) == (status != 0)
     assert ("untouched: the run is exactly as it was" in output) == (status != 0)
 
 

@@ -15,7 +15,7 @@ from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.run.run import Run
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
-from tests.test_contract import tree
+from tests.support.snapshot import snapshot
 
 
 def _no_pointer(root: Path) -> None:
@@ -35,7 +35,7 @@ def test_status_works_with_a_broken_latest_and_repair_mends_it(
     surgeon: Surgeon, trained: Trained, breaks: Callable[[Path], None]
 ) -> None:
     root = trained()
-    before = tree(root)
+    before = snapshot(root)
     breaks(root)
     told = surgeon("status", "-C", root)
     assert told.exit_code == 0
@@ -48,19 +48,19 @@ def test_status_works_with_a_broken_latest_and_repair_mends_it(
     mended = surgeon("repair-latest", "--no-tb-note", "--yes", "-C", root)
     assert mended.exit_code == 0, mended.stderr
     assert (root / "latest").read_text() == "global_step8"
-    assert tree(root).keys() == before.keys()
+    assert snapshot(root).keys() == before.keys()
     assert surgeon("verify", "-C", root).exit_code == 0
 
 
 def test_a_step_that_is_not_there_names_the_nearest(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
-    before = tree(root)
+    before = snapshot(root)
     for words in (["rollback", "--to", 5, "--yes"], ["show", 5], ["verify", 5]):
         result = surgeon(*words, "-C", root)
         assert result.exit_code == 2, words
         assert "step 4" in result.stderr
         assert "step 6" in result.stderr
-    assert tree(root) == before
+    assert snapshot(root) == before
 
 
 def test_an_incomplete_checkpoint_names_the_missing_shards(
@@ -69,13 +69,13 @@ def test_an_incomplete_checkpoint_names_the_missing_shards(
     root = trained()
     shard = next((root / "global_step6").glob("*optim_states.pt"))
     shard.unlink()
-    before = tree(root)
+    before = snapshot(root)
     result = surgeon("rollback", "--to", 6, "--yes", "-C", root)
     assert result.exit_code == 1
     assert shard.name in result.stderr
     assert f"ckptsurgeon -C {root} rollback --to 4 " in result.stderr
     assert "incomplete: 6" in surgeon("status", "-C", root).stdout
-    assert tree(root) == before
+    assert snapshot(root) == before
 
 
 def test_damage_is_exit_4(surgeon: Surgeon, trained: Trained) -> None:
@@ -95,12 +95,12 @@ def test_damage_is_exit_4(surgeon: Surgeon, trained: Trained) -> None:
 
 def test_a_rate_below_its_floor_is_refused(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
-    before = tree(root)
+    before = snapshot(root)
     result = surgeon("set-lr", "5e-6", "--yes", "-C", root)
     assert result.exit_code == 2
     assert "below min_lr" in result.stderr
     assert "--min-lr" in result.stderr
-    assert tree(root) == before
+    assert snapshot(root) == before
 
 
 def test_a_live_trainer_is_seen_and_left_alone(surgeon: Surgeon, trained: Trained) -> None:
@@ -108,12 +108,12 @@ def test_a_live_trainer_is_seen_and_left_alone(surgeon: Surgeon, trained: Traine
     start = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     record = {"pid": os.getpid(), "start_time": start, "host": socket.gethostname()}
     (root / "trainer.pid").write_text(json.dumps(record))
-    before = tree(root)
+    before = snapshot(root)
     result = surgeon("set-lr", "5e-4", "--yes", "-C", root)
     assert result.exit_code == 1
     assert f"process {os.getpid()}" in result.stderr
     assert f"process {os.getpid()} is running" in surgeon("status", "-C", root).stdout
-    assert tree(root) == before
+    assert snapshot(root) == before
 
 
 def test_an_interrupted_surgery_waits_for_recover(surgeon: Surgeon, trained: Trained) -> None:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.transaction import journal, redo, staging
+from ckptsurgeon.transaction import journal, receipts, redo, staging
 
 Bug = Callable[[], Iterator[tuple[Any, str, Callable[..., Any]]]]
 BUGS: dict[str, Bug] = {}
@@ -191,7 +191,7 @@ def _receipt_in_place_before_the_edits() -> Iterator[tuple[Any, str, Any]]:
     right = redo.redo
 
     def wrong(root: Path, steps: Any, tails: Path, jobs: int, done: Any) -> None:
-        for staged, final in staging.records(tails.name.partition(".")[0]).items():
+        for staged, final in receipts.records(tails.name.partition(".")[0]).items():
             disk.rename(root / staged, root / final)
             disk.fsync_directory((root / final).parent)
         right(root, steps, tails, jobs, done)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tests.faults.inject import Fault, outcome
 from tests.faults.sweep import Stage
-from tests.faults.world import Point, neither, restore, snapshot
+from tests.faults.world import Point, neither, restore
+from tests.support.snapshot import snapshot
 
 FS_IOC_SHUTDOWN, WITHOUT_FLUSH = 0x8004587D, 2
 SIZE = {"ext4": 24 << 20, "xfs": 304 << 20}
@@ -61,7 +62,7 @@ def real_cuts(stage: Stage, kind: str, every: int = 1) -> Iterator[Point]:
             if recovery.code != 0:
                 violation = violation or f"recover: exit {recovery.code}: {recovery.told}"
             wanted = [stage.after] if ended.code == 0 else [stage.before, stage.after]
-            violation = violation or neither(snapshot(target / "world"), *wanted)
+            violation = violation or neither(snapshot(target / "world", own=True), *wanted)
         yield Point(f"{kind}: cut at call {at}", ended.code, violation)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.transaction import lock
+from ckptsurgeon.transaction import process
 
 ERRORS = ("ENOSPC", "EIO", "EDQUOT", "EROFS", "EACCES")
 KINDS = ("KILL", *ERRORS, "FULL", "EINTR", "SHORT", "CTRL-C")
@@ -126,11 +126,11 @@ def _in_child(call: Callable[[], object], fault: Fault) -> Outcome:
 @contextmanager
 def exited() -> Iterator[None]:
     """Whoever failed in this process counts as gone: the user recovers from another one."""
-    alive, lock._alive = lock._alive, lambda record: record.pid != os.getpid() and alive(record)
+    gone, process.is_gone = process.is_gone, lambda pid, at: pid == os.getpid() or gone(pid, at)
     try:
         yield
     finally:
-        lock._alive = alive
+        process.is_gone = gone
 
 
 def count_calls(call: Callable[[], object]) -> list[str]:

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.transaction import lock
+from ckptsurgeon.transaction import process
 from tests.faults.inject import exited, hooked, outcome
 from tests.faults.sweep import Stage
-from tests.faults.world import Point, Snapshot, neither, snapshot
+from tests.faults.world import Point, neither
+from tests.support.snapshot import Snapshot, snapshot
 
 NAMES = ("link", "make_directory", "symlink", "rename", "unlink")
 
@@ -296,7 +297,7 @@ def _record(stage: Stage, kill: int) -> Record:
             raise _Killed
         recorder(operation, path, details)
 
-    boot, lock._boot = lock._boot, lambda: "the boot before the cut"
+    boot, process.boot = process.boot, lambda: "the boot before the cut"
     try:
         with hooked(hook):
             stage.scenario.act(stage.world)
@@ -306,8 +307,8 @@ def _record(stage: Stage, kill: int) -> Record:
         with hooked(recorder), exited():
             stage.scenario.recover(stage.world)
     finally:
-        lock._boot = boot
-    return Record(before, tuple(recorder.effects), killed, snapshot(stage.world))
+        process.boot = boot
+    return Record(before, tuple(recorder.effects), killed, snapshot(stage.world, own=True))
 
 
 def _cuts(stage: Stage, record: Record, rules: str) -> Iterator[Point]:
@@ -330,4 +331,4 @@ def _judge(stage: Stage, wanted: Sequence[Snapshot]) -> str | None:
     ended = outcome(lambda: stage.scenario.recover(stage.world))
     if ended.code != 0:
         return f"recover: exit {ended.code}: {ended.told}"
-    return neither(snapshot(stage.world), *wanted) or stage.read()
+    return neither(snapshot(stage.world, own=True), *wanted) or stage.read()

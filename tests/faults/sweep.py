@@ -13,17 +13,8 @@ from typing import Any
 
 from tests.faults.bugs import seeded
 from tests.faults.inject import KILLED, Fault, Outcome, count_calls, exited, outcome
-from tests.faults.world import (
-    Point,
-    Report,
-    Scenario,
-    differs,
-    neither,
-    restore,
-    save,
-    snapshot,
-    workplace,
-)
+from tests.faults.world import Point, Report, Scenario, neither, restore, save, workplace
+from tests.support.snapshot import differs, snapshot
 
 
 class Stage:
@@ -35,9 +26,9 @@ class Stage:
         self.world.mkdir()
         scenario.build(self.world)
         self.template = save(self.world)
-        self.before = snapshot(self.world)
+        self.before = snapshot(self.world, own=True)
         self.calls = count_calls(lambda: scenario.act(self.world))
-        self.after = snapshot(self.world)
+        self.after = snapshot(self.world, own=True)
 
     def reset(self) -> None:
         restore(self.template, self.world)
@@ -62,6 +53,15 @@ def reports(*jobs: tuple[Any, ...], bug: str = "") -> list[Report]:
     fork of a process that has imported torch takes twenty times as long."""
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         return [job.result() for job in [pool.submit(run, *job, bug=bug) for job in jobs]]
+
+
+def sound(found: Sequence[Report], at_least: int) -> None:
+    """No point of these sweeps is a violation, and there are enough of them."""
+    violations = [violation for report in found for violation in report.violations]
+    assert not violations, "\n".join(violations[:20])
+    points = sum(report.points for report in found)
+    print(f"{points} points, no violation")
+    assert points >= at_least, points
 
 
 def run(scenario: Scenario, sweep: Sweep, *arguments: Any, bug: str = "") -> Report:
@@ -119,21 +119,21 @@ def recovered(stage: Stage) -> str | None:
     ended = stage.recover()
     if ended.code != 0:
         return f"recover: exit {ended.code}: {ended.told}"
-    found = snapshot(stage.world)
+    found = snapshot(stage.world, own=True)
     violation = neither(found, stage.before, stage.after) or stage.read()
     if violation is None and differs(found, stage.before, times=False) is None:
         violation = differs(found, stage.before, times=True)
     if violation is not None:
         return f"after recover: {violation}"
     ended = stage.recover()
-    if ended.code != 0 or snapshot(stage.world) != found:
+    if ended.code != 0 or snapshot(stage.world, own=True) != found:
         return f"a second recover: exit {ended.code} {ended.told}, or it changed something"
     return None
 
 
 def _verdict(stage: Stage, ended: Outcome) -> str | None:
     """Whether the exit code says what is on disk; recovers where it says that this is needed."""
-    found = snapshot(stage.world)
+    found = snapshot(stage.world, own=True)
     if ended.code == 0:
         return differs(found, stage.after, times=False)
     if ended.code in (1, 130):

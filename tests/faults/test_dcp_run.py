@@ -9,7 +9,7 @@ import pytest
 from tests.faults.dcp_run import surgeries
 from tests.faults.inject import KILLED
 from tests.faults.sweep import faults, faults_in_recovery, reports
-from tests.formats.megatron_dist import save
+from tests.support.megatron_dist import save
 
 
 @pytest.mark.parametrize("file", [False, True])

@@ -6,31 +6,22 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.inject import ERRORS, KILLED
-from tests.faults.sweep import faults, faults_in_recovery, reports
+from tests.faults.sweep import faults, faults_in_recovery, reports, sound
 from tests.faults.toy import IN_THREADS, ROLLBACK, SCENARIOS, SET_LR, UNDO, UNDO_SET
-from tests.faults.world import Report
 
 BOTH = (False, True)
 
 
-def _sound(found: list[Report], at_least: int) -> None:
-    violations = [violation for report in found for violation in report.violations]
-    assert not violations, "\n".join(violations[:20])
-    points = sum(report.points for report in found)
-    print(f"{points} points, no violation")
-    assert points >= at_least, points
-
-
 def test_kill_at_every_call() -> None:
     found = reports(*((scenario, faults, ("KILL",)) for scenario in SCENARIOS))
-    _sound(found, 300)
+    sound(found, 300)
     assert all(set(report.codes) == {KILLED} for report in found)
 
 
 def test_every_disk_error_at_every_call_once_and_for_good() -> None:
     jobs = [(scenario, faults, (kind,), BOTH) for scenario in (ROLLBACK, UNDO) for kind in ERRORS]
     found = reports(*jobs)
-    _sound(found, 2000)
+    sound(found, 2000)
     assert all(set(report.codes) <= {1, 5} for report in found)
 
 
@@ -38,26 +29,26 @@ def test_full_disk_at_every_call() -> None:
     """Removals and renames go on when a disk is full, so that before the commit point all is taken
     back, and after it few calls are left that need space."""
     found = reports(*((scenario, faults, ("FULL",), BOTH) for scenario in (ROLLBACK, UNDO)))
-    _sound(found, 400)
+    sound(found, 400)
     assert all(set(report.codes) == {0, 1, 5} for report in found)
 
 
 def test_broken_and_short_calls_are_made_again() -> None:
     kinds = ("EINTR", "SHORT")
     once = reports(*((scenario, faults, kinds) for scenario in (ROLLBACK, UNDO)))
-    _sound(once, 250)
+    sound(once, 250)
     assert all(set(report.codes) == {0} for report in once)
-    _sound(reports(*((scenario, faults, kinds, (True,)) for scenario in (ROLLBACK, UNDO))), 250)
+    sound(reports(*((scenario, faults, kinds, (True,)) for scenario in (ROLLBACK, UNDO))), 250)
 
 
 def test_ctrl_c_at_every_call() -> None:
     found = reports(*((scenario, faults, ("CTRL-C",)) for scenario in SCENARIOS))
-    _sound(found, 300)
+    sound(found, 300)
     assert all(set(report.codes) == {130, 5} for report in found)
 
 
 def test_kill_at_every_call_of_a_recovery() -> None:
-    _sound(
+    sound(
         reports(
             (ROLLBACK, faults_in_recovery, ("KILL",), (False,), 7),
             (UNDO, faults_in_recovery, ("KILL",), (False,), 9),
@@ -73,7 +64,7 @@ def test_disk_errors_at_every_call_of_a_recovery() -> None:
         (SET_LR, faults_in_recovery, ("EIO", "EINTR"), (True,), 17),
         (UNDO_SET, faults_in_recovery, ("EIO", "EINTR"), (True,), 17),
     )
-    _sound(found, 1000)
+    sound(found, 1000)
 
 
 def test_faults_while_threads_are_at_work() -> None:
@@ -82,16 +73,16 @@ def test_faults_while_threads_are_at_work() -> None:
         (IN_THREADS, faults, ("KILL",), (False,), 3),
         (IN_THREADS, faults, ("EIO", "CTRL-C"), BOTH, 3),
     )
-    _sound(found, 200)
+    sound(found, 200)
 
 
 @pytest.mark.slow
 def test_kill_at_every_call_of_every_recovery() -> None:
-    _sound(reports(*((scenario, faults_in_recovery, ("KILL",)) for scenario in SCENARIOS)), 10_000)
+    sound(reports(*((scenario, faults_in_recovery, ("KILL",)) for scenario in SCENARIOS)), 10_000)
 
 
 @pytest.mark.slow
 def test_every_fault_at_every_call_of_many_recoveries() -> None:
     kinds = ("EIO", "FULL", "EINTR", "SHORT", "CTRL-C")
     jobs = [(scenario, faults_in_recovery, kinds, BOTH, 5) for scenario in SCENARIOS]
-    _sound(reports(*jobs), 20_000)
+    sound(reports(*jobs), 20_000)

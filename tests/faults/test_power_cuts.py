@@ -6,15 +6,14 @@ import pytest
 
 from tests.faults.cut import real_cuts, unavailable
 from tests.faults.power import cuts, cuts_in_recovery
-from tests.faults.sweep import reports
-from tests.faults.test_faults import _sound
+from tests.faults.sweep import reports, sound
 from tests.faults.toy import ROLLBACK, SCENARIOS, SET_LR, UNDO, UNDO_SET
 
 RULES = ("strict", "ext4")
 
 
 def test_every_state_of_every_cut() -> None:
-    _sound(reports(*((scenario, cuts, rules) for scenario in SCENARIOS for rules in RULES)), 1400)
+    sound(reports(*((scenario, cuts, rules) for scenario in SCENARIOS for rules in RULES)), 1400)
 
 
 def test_cut_during_the_recovery_from_a_kill() -> None:
@@ -26,13 +25,13 @@ def test_cut_during_the_recovery_from_a_kill() -> None:
         (ROLLBACK, cuts_in_recovery, "ext4", 16),
         (UNDO, cuts_in_recovery, "ext4", 8),
     )
-    _sound(found, 3600)
+    sound(found, 3600)
 
 
 @pytest.mark.slow
 def test_cut_during_every_other_recovery() -> None:
     jobs = [(scenario, cuts_in_recovery, rules, 2) for scenario in SCENARIOS for rules in RULES]
-    _sound(reports(*jobs), 40_000)
+    sound(reports(*jobs), 40_000)
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
@@ -42,7 +41,7 @@ def test_real_cuts(kind: str) -> None:
         pytest.skip(reason)
     # One after the other: the kernel's own threads share the two cores.
     found = [*reports((ROLLBACK, real_cuts, kind, 2)), *reports((UNDO, real_cuts, kind, 2))]
-    _sound(found, 100)
+    sound(found, 100)
     assert all(0 in report.codes for report in found)
 
 
@@ -52,4 +51,4 @@ def test_real_cuts_at_every_call(kind: str) -> None:
     reason = unavailable(kind)
     if reason is not None:
         pytest.skip(reason)
-    _sound([*reports(*((scenario, real_cuts, kind) for scenario in SCENARIOS))], 300)
+    sound([*reports(*((scenario, real_cuts, kind) for scenario in SCENARIOS))], 300)

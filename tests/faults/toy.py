@@ -21,8 +21,9 @@ from ckptsurgeon.edits import (
     Replace,
     Span,
 )
-from ckptsurgeon.transaction import journal
-from tests.faults.world import HOME, Scenario
+from ckptsurgeon.transaction import journal, receipts
+from tests.faults.world import Scenario
+from tests.support.snapshot import HOME
 
 MAGIC = b"END!"
 TRAILER = struct.Struct("<I4s")
@@ -137,7 +138,7 @@ def _set_lr(world: Path, step: int, id: str) -> list[Edit]:
 
 def undo(world: Path) -> Plan:
     """The inverse of the last receipt: what the run lost comes back from the attic."""
-    receipt = journal.receipts(world / "run")[-1]
+    receipt = receipts.read(world / "run")[-1]
     edits: list[Edit] = []
     for edit in receipt.inverse:
         if isinstance(edit, Replace):

@@ -16,10 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-HOME = ".ckptsurgeon"
-
-Snapshot = dict[str, tuple[str, bytes, int]]
-"""Path → kind, bytes (or link text), and the modification time of a file of the run."""
+from tests.support.snapshot import Snapshot, differs, walk
 
 
 @dataclass(frozen=True)
@@ -68,34 +65,10 @@ def workplace() -> Iterator[Path]:
         yield Path(name)
 
 
-def snapshot(world: Path) -> Snapshot:
-    """Everything in the world. A receipt is only known to be there: it holds the time."""
-    found: Snapshot = {}
-    for name, info in _walk(world):
-        if stat.S_ISDIR(info.st_mode):
-            found[name] = ("directory", b"", 0)
-        elif stat.S_ISLNK(info.st_mode):
-            found[name] = ("link", os.fsencode((world / name).readlink()), 0)
-        elif name.endswith("/receipt.json"):
-            found[name] = ("receipt", b"", 0)
-        else:
-            time = 0 if HOME in name else info.st_mtime_ns
-            found[name] = ("file", _bytes(f"{world}/{name}", info.st_size), time)
-    return found
-
-
-def _walk(world: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Every name below `world`, parents first. (Plain `os`: sweeps spend their time here.)"""
-    folders = [""]
-    while folders:
-        folder = folders.pop()
-        with os.scandir(f"{world}/{folder}") as entries:
-            for entry in entries:
-                name = f"{folder}{entry.name}"
-                info = entry.stat(follow_symlinks=False)
-                yield name, info
-                if stat.S_ISDIR(info.st_mode):
-                    folders.append(f"{name}/")
+def neither(found: Snapshot, *wanted: Snapshot) -> str | None:
+    """How `found` differs from every one of the wanted states, or None when it is one of them."""
+    said = [differs(found, one, times=False) for one in wanted]
+    return None if None in said else " and ".join(str(one) for one in said)
 
 
 def _bytes(path: str, size: int) -> bytes:
@@ -106,26 +79,6 @@ def _bytes(path: str, size: int) -> bytes:
         os.close(descriptor)
 
 
-def differs(found: Snapshot, wanted: Snapshot, *, times: bool) -> str | None:
-    """The first difference between two snapshots, or None."""
-    for name in sorted({*found, *wanted}):
-        if name not in found:
-            return f"{name} is missing"
-        if name not in wanted:
-            return f"{name} is left behind"
-        if found[name][:2] != wanted[name][:2]:
-            return f"{name} has other bytes"
-        if times and found[name][2] != wanted[name][2]:
-            return f"{name} has another time"
-    return None
-
-
-def neither(found: Snapshot, *wanted: Snapshot) -> str | None:
-    """How `found` differs from every one of the wanted states, or None when it is one of them."""
-    said = [differs(found, one, times=False) for one in wanted]
-    return None if None in said else " and ".join(str(one) for one in said)
-
-
 Saved = list[tuple[str, os.stat_result, bytes]]
 
 
@@ -133,7 +86,7 @@ def save(world: Path) -> Saved:
     """A world in memory: names, rights, times, hard links, bytes."""
     return [
         (name, info, _bytes(f"{world}/{name}", info.st_size) if _is_file(info) else b"")
-        for name, info in _walk(world)
+        for name, info in walk(world, own=True)
     ]
 
 

@@ -21,9 +21,9 @@ from ckptsurgeon.files import native
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.pickles.scan import Scan, scan
 from ckptsurgeon.files.pickles.splice import splice
-from ckptsurgeon.files.pickles.tree import Tensor, read, read_with_globals, tensors
-from tests.files.torch_files import plain_shard, save, zero_shard
-from tests.hostile.test_fuzz import mutated
+from ckptsurgeon.files.pickles.tree import Tensor, read_with_globals, tensors
+from tests.hostile.mutations import mutated
+from tests.support.torch_files import plain_shard, read, save, zero_shard
 
 pytestmark = pytest.mark.skipif(native.shards is None, reason="the native module is not built")
 

@@ -14,7 +14,7 @@ import torch
 from ckptsurgeon.edits import ABSENT, ZEROS, Append
 from ckptsurgeon.files.archives.append import Archive, render
 from ckptsurgeon.files.pickles.tree import get
-from tests.files.torch_files import (
+from tests.support.torch_files import (
     GROUPS,
     MODES,
     SCALER,

@@ -14,7 +14,7 @@ from torch.utils.serialization import config
 from ckptsurgeon.edits import ABSENT, ZEROS, Append, Content, Span
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.append import Archive, render
-from tests.files.torch_files import (
+from tests.support.torch_files import (
     GROUPS,
     MODES,
     STATE,

@@ -18,8 +18,8 @@ from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives.append import Archive, render
 from ckptsurgeon.files.pickles.scan import scan
 from ckptsurgeon.files.pickles.splice import splice
-from ckptsurgeon.files.pickles.tree import read, read_with_globals
-from tests.files.torch_files import GROUPS, change, plain_shard, save
+from ckptsurgeon.files.pickles.tree import read_with_globals
+from tests.support.torch_files import GROUPS, change, plain_shard, read, save
 
 P = b"\x80\x02"
 SHARED_KEY = P + b"}K\x01q\x00" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(60))

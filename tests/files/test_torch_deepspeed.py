@@ -12,7 +12,7 @@ from ckptsurgeon.edits import ZEROS, Append
 from ckptsurgeon.files.archives.append import Archive
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get, tensors
 from tests.conftest import Trained
-from tests.files.torch_files import GROUPS, STATE, change, edited, frozen
+from tests.support.torch_files import GROUPS, STATE, change, edited, frozen
 
 
 def load(path: Path) -> Any:

@@ -12,8 +12,8 @@ from ckptsurgeon import disk
 from ckptsurgeon.edits import ZEROS, Change, Content, Hole, Plan, Replace, from_json, to_json
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.append import render
-from ckptsurgeon.transaction import journal
-from tests.files.torch_files import STATE, frozen, load, plain_shard, save
+from ckptsurgeon.transaction import journal, receipts
+from tests.support.torch_files import STATE, frozen, load, plain_shard, save
 
 NUMEL = 1 << 19
 MOMENTS = [(*STATE, group, name) for group in (0, 1) for name in ("exp_avg", "exp_avg_sq")]
@@ -77,7 +77,7 @@ def test_a_hole_is_zeros_at_any_place_in_a_new_file(tmp_path: Path) -> None:
 
 
 def undo(root: Path) -> Plan:
-    receipt = journal.receipts(root)[0]
+    receipt = receipts.read(root)[0]
     return Plan("0002", str(root), "undo", {}, (), receipt.inverse, (), None, undoes="0001")
 
 

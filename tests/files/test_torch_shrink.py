@@ -14,7 +14,7 @@ import torch
 from ckptsurgeon.edits import Content
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.shrink import shrink
-from tests.files.torch_files import apply
+from tests.support.torch_files import apply
 
 
 def views() -> dict[str, Any]:

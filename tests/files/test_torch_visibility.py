@@ -14,7 +14,7 @@ import pytest
 from ckptsurgeon.edits import ZEROS, Append
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.append import FIRST_GAP, Archive, render
-from tests.files.torch_files import GROUPS, STATE, apply, change, load, plain_shard, save
+from tests.support.torch_files import GROUPS, STATE, apply, change, load, plain_shard, save
 
 Partly = Callable[[Path, Append], None]
 

@@ -18,7 +18,7 @@ from ckptsurgeon.files.archives import crc32
 from ckptsurgeon.files.archives.append import Archive
 from ckptsurgeon.files.archives.storage_edit import ranges
 from ckptsurgeon.files.pickles.tree import Tensor
-from tests.files.torch_files import change, edited, frozen, load, save
+from tests.support.torch_files import change, edited, frozen, load, save
 
 
 @given(st.integers(0, 100_000), st.binary(max_size=50), st.binary(max_size=50), st.binary())

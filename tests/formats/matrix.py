@@ -19,18 +19,18 @@ from ckptsurgeon import Run, surgery
 from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
-from tests.conftest import REPO
-from tests.formats import (
+from tests.support import (
     deepspeed_engine,
     fairseq_files,
     megatron_dist,
     megatron_engine,
     megatron_legacy,
-    test_dcp,
-    test_nanotron,
-    test_universal,
+    nanotron_files,
 )
-from tests.train.in_process import InProcess, one_rank
+from tests.support.dcp_trainers import olmo, torchtitan
+from tests.support.in_process import InProcess, one_rank
+from tests.support.launch import REPO
+from tests.support.universal import convert
 
 DOCUMENT = REPO / "docs" / "formats.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
@@ -62,7 +62,7 @@ def _bundled(root: Path) -> None:
 
 def _universal(root: Path) -> None:
     _deepspeed(1)(root)
-    test_universal.convert(root)
+    convert(root)
     (root / "latest_universal").write_text("global_step6_universal")
     (root / "latest").write_text("global_step6_universal")
 
@@ -93,10 +93,10 @@ FORMATS: dict[str, tuple[Maker, str]] = {
     "Megatron-DeepSpeed": (_megatron_deepspeed, "deepspeed"),
     "Megatron-LM legacy": (megatron_legacy.save, "megatron-core"),
     "Megatron-LM torch_dist": (megatron_dist.save, "megatron-core, torch"),
-    "torchtitan (DCP)": (test_dcp.torchtitan, "torch"),
-    "OLMo-core (DCP)": (test_dcp.olmo, "torch"),
+    "torchtitan (DCP)": (torchtitan, "torch"),
+    "OLMo-core (DCP)": (olmo, "torch"),
     "metaseq, fairseq": (fairseq_files.make_run, "torch"),
-    "nanotron": (test_nanotron.make, "torch"),
+    "nanotron": (nanotron_files.make, "torch"),
     "Hugging Face": (_hugging_face, "transformers, accelerate"),
 }
 """Format → how a run of at least two steps is made, and whose own loader reads the edited one in

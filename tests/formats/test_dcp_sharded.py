@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -15,20 +12,16 @@ from safetensors.torch import load_file
 
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.export import export
-from tests.formats.sharded_dcp import NAMES, tensor
-from tests.formats.surgeries import operate, snapshot, take_back
-
-REPO = Path(__file__).parent.parent.parent
+from tests.support.launch import run_module
+from tests.support.sharded_dcp import NAMES, tensor
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
 
 
 @pytest.mark.formats
 def test_chunks_of_two_ranks(tmp_path: Path) -> None:
     root = tmp_path / "run"
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc_per_node", "2", "-m", "tests.formats.sharded_dcp", str(root / "step-3")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
-    done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_module("tests.support.sharded_dcp", root / "step-3", ranks=2)
     assert len(list((root / "step-3").glob("*.distcp"))) == 2
     before = snapshot(root)
 

@@ -14,7 +14,7 @@ import pytest
 from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data
-from tests.formats.deepspeed_engine import Options, build, live, make, process_group, resume
+from tests.support.deepspeed_engine import Options, build, live, make, process_group, resume
 
 WARM: dict[str, Any] = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": 4}
 SECTIONS: dict[str, dict[str, Any]] = {

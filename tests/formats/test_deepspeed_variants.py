@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ import torch
 from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
-from tests.formats.deepspeed_engine import Options, launched, make, process_group, resume
+from tests.support.deepspeed_engine import Options, launched, make, process_group, resume
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import WANTED
 
 FP32_SUMS = {"data_types": {"grad_accum_dtype": "fp32"}}
 ELASTIC = {"elastic_checkpoint": True}
@@ -33,22 +34,12 @@ VARIANTS = {
     "experts-zero1": Options(stage=1, dtype="bf16", model="moe"),
     "experts-zero2": Options(stage=2, model="moe"),
 }
-WANTED = {"lr": 5e-4, "beta1": 0.8, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.3}
 
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     with process_group():
         yield
-
-
-def tree(root: Path) -> dict[str, str]:
-    """Every file of the run outside `.ckptsurgeon`, by the hash of its bytes."""
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and ".ckptsurgeon" not in path.parts
-    }
 
 
 def operate(root: Path, **recipe: Any) -> Plan:
@@ -83,7 +74,7 @@ def promised(made: Plan) -> dict[str, Any]:
 def test_the_engine_uses_what_was_set_and_reset(tmp_path: Path, name: str) -> None:
     options = VARIANTS[name]
     make(tmp_path / "run", options)
-    before, files = resume(tmp_path / "run", options), tree(tmp_path / "run")
+    before, files = resume(tmp_path / "run", options), snapshot(tmp_path / "run")
     assert before["moments"]["exp_avg"] > 0 and before["moments"]["exp_avg_sq"] > 0
 
     # The 16-bit wrappers of stage 0 make one update of zero gradients when they are built.
@@ -107,7 +98,7 @@ def test_the_engine_uses_what_was_set_and_reset(tmp_path: Path, name: str) -> No
 
     for _ in range(2):
         surgery.apply(Run.open(tmp_path / "run"), surgery.plan_undo(Run.open(tmp_path / "run")))
-    assert tree(tmp_path / "run") == files
+    assert snapshot(tmp_path / "run") == files
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

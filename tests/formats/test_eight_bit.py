@@ -13,8 +13,8 @@ from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.edits import Fill
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
-from tests.formats.deepspeed_engine import Options, build, live, make, process_group, train
-from tests.formats.megatron_legacy import megatron_enums, save
+from tests.support.deepspeed_engine import Options, build, live, make, process_group, train
+from tests.support.megatron_legacy import megatron_enums, save
 
 pytestmark = pytest.mark.formats
 NESTED = "__bnb_optimizer_quant_state__"

@@ -15,8 +15,9 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import fork
-from tests.formats.fairseq_files import NAMES, make_run, rate, resumed
-from tests.formats.surgeries import operate, snapshot, take_back
+from tests.support.fairseq_files import NAMES, make_run, rate, resumed
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
 
 
 @pytest.fixture

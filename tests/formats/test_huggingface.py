@@ -14,8 +14,9 @@ from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data, load
 from ckptsurgeon.run.run import Run
-from tests.conftest import REPO
-from tests.formats.surgeries import operate, snapshot, take_back
+from tests.support.launch import REPO
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
 
 pytestmark = [
     pytest.mark.formats,
@@ -294,7 +295,7 @@ def test_two_folders_of_one_number_are_told(tmp_path: Path) -> None:
 
 
 def test_an_engine_inside_and_the_scheduler_beside_it_change_together(tmp_path: Path) -> None:
-    from tests.formats.deepspeed_engine import Options, make, process_group, resume
+    from tests.support.deepspeed_engine import Options, make, process_group, resume
 
     root = tmp_path / "run"
     folder = root / "checkpoint-6"

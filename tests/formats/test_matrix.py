@@ -10,7 +10,7 @@ from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.edits import Plan
 from tests.formats.matrix import DOCUMENT, FORMATS, OPERATIONS, make, measured, outcome, table
 from tests.formats.matrix import written as with_table
-from tests.formats.surgeries import snapshot
+from tests.support.snapshot import snapshot
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),

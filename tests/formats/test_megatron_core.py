@@ -22,12 +22,13 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.schedules import megatron as megatron_scheduler
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
-from tests.formats.surgeries import operate, snapshot, take_back
+from tests.support.launch import REPO
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
 
 pytestmark = pytest.mark.formats
 pytest.importorskip("megatron.core")
 
-REPO = Path(__file__).parent.parent.parent
 KINDS = {
     "legacy": ["--sharding", "legacy"],
     "legacy-plain": ["--sharding", "legacy", "--no-distributed"],
@@ -46,9 +47,9 @@ FLAGS = ["--lr", "3e-4", "--min-lr", "3e-5", "--weight-decay", "0.05"]
 
 def megatron(what: str, root: Path, *flags: str, status: int = 0) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.formats.megatron_real", what, str(root)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.megatron_real", what, str(root)]
     done = subprocess.run(
-        [*command, *flags], cwd=REPO, env=environment, capture_output=True, text=True, timeout=300
+        [*command, *flags], cwd=REPO, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == status, done.stderr[-3000:]
     return done.stdout if status == 0 else done.stderr

@@ -14,8 +14,8 @@ import torch
 from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
-from tests.formats.megatron_engine import arguments, build, make, megatron, resume, save
-from tests.formats.test_deepspeed_variants import tree
+from tests.support.megatron_engine import arguments, build, make, megatron, resume, save
+from tests.support.snapshot import snapshot
 
 USE = {"use_checkpoint_lr_scheduler": True}
 SCHEDULE = {"lr": 3e-5, "min_lr": 1e-6, "warmup": 6, "decay": 160, "decay_style": "linear"}
@@ -218,7 +218,7 @@ def test_a_run_whose_flags_drop_the_optimizer_is_told_so(tmp_path: Path) -> None
 
 def test_optimizer_settings_and_the_step_in_the_group(tmp_path: Path) -> None:
     make(tmp_path)
-    before, files = resume(tmp_path), tree(tmp_path)
+    before, files = resume(tmp_path), snapshot(tmp_path)
     assert before["steps"] == {6}
     wanted = {"beta2": 0.9, "eps": 1e-6, "weight_decay": 0.3, "clip_grad": 0.5}
     made = operate(tmp_path, set=wanted, reset=["moments"])
@@ -229,7 +229,7 @@ def test_optimizer_settings_and_the_step_in_the_group(tmp_path: Path) -> None:
     assert after["weight_decay"] == (0.3, 0.3, 0.0)
     assert after["steps"] == {made.promise.adam_step} == {0} and after["moments"] == 0
     surgery.apply(Run.open(tmp_path), surgery.plan_undo(Run.open(tmp_path)))
-    assert tree(tmp_path) == files
+    assert snapshot(tmp_path) == files
 
 
 def test_a_rollback_takes_every_pointer_along(tmp_path: Path) -> None:

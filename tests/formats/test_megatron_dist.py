@@ -12,8 +12,9 @@ from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
-from tests.formats.megatron_dist import loaded, save
-from tests.formats.surgeries import operate, snapshot, take_back
+from tests.support.megatron_dist import loaded, save
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
 
 
 @pytest.mark.parametrize("integrity", [False, True])

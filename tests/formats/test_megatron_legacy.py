@@ -15,8 +15,9 @@ from ckptsurgeon.formats import Disagreement
 from ckptsurgeon.formats.schedules import megatron
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
-from tests.formats.megatron_legacy import SCHEDULE, cosine, megatron_enums, save
-from tests.formats.surgeries import operate, snapshot, take_back
+from tests.support.megatron_legacy import SCHEDULE, cosine, megatron_enums, save
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
 
 TRACKER = "latest_checkpointed_iteration.txt"
 

@@ -5,7 +5,6 @@ does, with torch's own AdamW and LambdaLR, and are loaded in its order."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,74 +15,14 @@ from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
-from tests.formats.surgeries import operate, snapshot, take_back
-
-PEAK, RANKS = 1e-3, 2
-
-
-def decayed(step: int) -> float:
-    """The function of the schedule, which no state keeps."""
-    return 0.9**step
-
-
-def built(rank: int) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
-    """One rank's slices of a matrix, which decays, and of a bias, which does not."""
-    torch.manual_seed(rank)
-    groups = [
-        {"params": [torch.nn.Parameter(torch.randn(32))], "weight_decay": 0.1},
-        {"params": [torch.nn.Parameter(torch.randn(8))], "weight_decay": 0.0},
-    ]
-    adam = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.95))
-    return adam, torch.optim.lr_scheduler.LambdaLR(adam, decayed)
-
-
-def named(rank: int) -> str:
-    return f"optimizer_pp-0-of-1_dp-{rank}-of-{RANKS}_tp-0-of-1_exp-0-of-1.pt"
+from tests.support.nanotron_files import PEAK, RANKS, built, decayed, make, scheduler, shard
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return make(tmp_path / "run")
-
-
-def make(root: Path) -> Path:
-    """A run with steps 2, 4 and 6 of two data-parallel ranks."""
-    for rank in range(RANKS):
-        adam, schedule = built(rank)
-        for step in range(1, 7):
-            for group in adam.param_groups:
-                group["params"][0].grad = torch.randn_like(group["params"][0])
-            adam.step()
-            schedule.step()
-            if step % 2:
-                continue
-            for inner in ("optimizer", "lr_scheduler"):
-                (root / str(step) / inner).mkdir(parents=True, exist_ok=True)
-            masters = {"w.weight": torch.randn(32), "w.bias": torch.randn(8)}
-            state = {**adam.state_dict(), "names": {0: "w.weight", 1: "w.bias"}}
-            torch.save({**state, "gradient_accumulator": masters}, shard(root, step, rank))
-            torch.save(schedule.state_dict(), scheduler(root, step))
-            config = {
-                "type": "ZeroDistributedOptimizer",
-                "parallelism": {
-                    "tp_size": "1", "dp_size": "2", "pp_size": "1", "expert_parallel_size": "1",
-                },
-            }  # fmt: skip
-            (root / str(step) / "optimizer" / "optimizer_config.json").write_text(
-                json.dumps(config)
-            )
-            metas = {"metas": {"last_train_step": step, "consumed_train_samples": 4 * step}}
-            (root / str(step) / "checkpoint_metadata.json").write_text(json.dumps(metas))
-    (root / "latest.txt").write_text("6")
-    return root
-
-
-def shard(root: Path, step: int, rank: int) -> Path:
-    return root / str(step) / "optimizer" / named(rank)
-
-
-def scheduler(root: Path, step: int) -> Path:
-    return root / str(step) / "lr_scheduler" / "lr_scheduler.pt"
 
 
 def resumed(root: Path, rank: int) -> torch.optim.AdamW:

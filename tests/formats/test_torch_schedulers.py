@@ -11,8 +11,8 @@ import pytest
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data
-from tests.formats import deepspeed_engine
-from tests.formats.deepspeed_engine import PEAK, Options, make, process_group, resume, schedulers
+from tests.support import deepspeed_engine
+from tests.support.deepspeed_engine import PEAK, Options, make, process_group, resume, schedulers
 
 MORE = 8
 

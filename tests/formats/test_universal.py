@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
-from tests.formats.deepspeed_engine import (
+from tests.support.deepspeed_engine import (
     Options,
     build,
     effective,
@@ -24,7 +23,9 @@ from tests.formats.deepspeed_engine import (
     resume,
     train,
 )
-from tests.formats.test_deepspeed_variants import WANTED, tree
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import WANTED
+from tests.support.universal import convert
 
 KINDS = {
     "zero1": Options(stage=1),
@@ -40,20 +41,6 @@ KINDS = {
 def alone() -> Iterator[None]:
     with process_group():
         yield
-
-
-def convert(root: Path, step: int = 6) -> Path:
-    from deepspeed.checkpoint import ds_to_universal
-
-    copy = root / f"global_step{step}_universal"
-    ds_to_universal.main(
-        Namespace(
-            input_folder=str(root / f"global_step{step}"), output_folder=str(copy),
-            num_extract_workers=1, num_merge_workers=1, keep_temp_folder=False, strict=True,
-            inject_missing_state=True,
-        )
-    )  # fmt: skip
-    return copy
 
 
 def universal(options: Options) -> Options:
@@ -73,7 +60,7 @@ def test_shards_and_copy_hold_the_same_whichever_is_loaded(tmp_path: Path, name:
     options = KINDS[name]
     make(tmp_path, options)
     convert(tmp_path)
-    files, clipped = tree(tmp_path), {} if options.stage == 3 else {"clip_grad": 0.5}
+    files, clipped = snapshot(tmp_path), {} if options.stage == 3 else {"clip_grad": 0.5}
     operate(tmp_path, set={**WANTED, **clipped})
     for loaded in (options, universal(options)):
         held = resume(tmp_path, loaded)
@@ -90,7 +77,7 @@ def test_shards_and_copy_hold_the_same_whichever_is_loaded(tmp_path: Path, name:
         assert set(held["steps"]) <= {0} and not any(held["group_step"])
     for _ in range(2):
         surgery.apply(Run.open(tmp_path), surgery.plan_undo(Run.open(tmp_path)))
-    assert tree(tmp_path) == files
+    assert snapshot(tmp_path) == files
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero3"])
@@ -163,9 +150,9 @@ def test_a_conversion_that_was_cut_off_is_left_alone(tmp_path: Path) -> None:
     make(tmp_path, KINDS["zero1"])
     copy = convert(tmp_path)
     (copy / "tmp").mkdir()
-    before = tree(copy)
+    before = snapshot(copy)
     surgery.apply(Run.open(tmp_path), plan(Run.open(tmp_path), from_data({"set": WANTED})))
-    assert tree(copy) == before
+    assert snapshot(copy) == before
 
 
 def test_moments_of_some_parameters_are_refused(tmp_path: Path) -> None:

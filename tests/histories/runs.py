@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 from ckptsurgeon.edits import Promise
-from tests.formats import deepspeed_engine, fairseq_files, megatron_engine
-from tests.operations import training_log
+from tests.support import deepspeed_engine, fairseq_files, megatron_engine, training_log
 
 RAMP = (16, 16, 6_000_000)
-"""`--rampup-batch-size` of BigScience's 104B and 176B."""
+"""`--rampup-batch-size` of BigScience's 104B."""
 
 
 def consumed(iterations: int, batch: int, ramp: tuple[int, int, int] | None) -> int:
@@ -40,8 +39,7 @@ def consumed(iterations: int, batch: int, ramp: tuple[int, int, int] | None) -> 
 
 @dataclass(frozen=True)
 class Megatron:
-    """A run of a pipeline with AnnealingLR. `samples`: consumed at a step, where the batch size
-    and its ramp do not tell."""
+    """A run of a pipeline with AnnealingLR: tr8b-104B, if nothing else is said."""
 
     steps: Sequence[int]
     lr: float = 6e-5
@@ -51,7 +49,6 @@ class Megatron:
     beta2: float = 0.95
     batch: int = 2048
     ramp: tuple[int, int, int] | None = RAMP
-    samples: Mapping[int, int] = field(default_factory=dict)
     logs: bool = False
     drifted: bool = False
 
@@ -60,20 +57,25 @@ class Megatron:
         for step in self.steps:
             self.save(root, step)
         if self.logs:
-            job = training_log.Job(6001, 7200, training_log.START, interval=30, evaluate=300)
+            job = training_log.Job(
+                6001, 7200, training_log.START, interval=30, evaluate=300, consumed=self.samples
+            )
             training_log.write(root / "tensorboard", job)
             for step in self.steps:
                 for path in (root / f"global_step{step}").iterdir():
                     os.utime(path, (job.wall(step) + 5,) * 2)
 
+    def samples(self, iterations: int) -> int:
+        """Samples after so many iterations."""
+        return consumed(iterations, self.batch, self.ramp)
+
     def save(self, root: Path, step: int) -> None:
         """One more step, and the pointers to it."""
         engine, args = _pipeline()
-        samples = self.samples.get(step)
-        at = consumed(step, self.batch, self.ramp) if samples is None else samples
+        at = self.samples(step)
         args.iteration, args.consumed_train_samples = step, at
         args.consumed_train_tokens = 2048 * at
-        args.gigaflos_no_embeds = training_log.gigaflos(step) if self.logs else 0.0
+        args.gigaflos_no_embeds = training_log.gigaflos(at) if self.logs else 0.0
         args.global_batch_size = self.batch
         args.rampup_batch_size = None if self.ramp is None else [str(n) for n in self.ramp]
         args.lr, args.min_lr, args.lr_warmup_samples = self.lr, self.min_lr, self.warmup

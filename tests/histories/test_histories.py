@@ -19,25 +19,32 @@ from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data, load
 from ckptsurgeon.surgery.fork import fork
-from tests.conftest import REPO
-from tests.formats.megatron_engine import megatron, resume
-from tests.formats.surgeries import snapshot
 from tests.histories.runs import Idefics, Megatron, Metaseq, consumed
-from tests.operations.training_log import samples
+from tests.support.launch import REPO
+from tests.support.megatron_engine import megatron, resume
+from tests.support.snapshot import snapshot
 
 RECIPES = REPO / "recipes" / "history"
 GOLDEN = Path(__file__).parent / "golden"
 
-TR8: dict[str, Any] = {"lr": 3e-5, "min_lr": 3e-6, "beta2": 0.999}
-GLITCH = Megatron(
-    (6210, 7200), **TR8, logs=True, samples={step: samples(step) for step in (6210, 7200)}
-)
+# tr8-104B.slurm as it stood at each experiment: 1 to 4, 9, and 11.
+TR8: dict[str, Any] = {"beta2": 0.999}
+TR8_9: dict[str, Any] = {"lr": 3e-5, "warmup": 1_000_000}
+TR8_11: dict[str, Any] = {"lr": 3e-5, "warmup": 300_000}
+GLITCH = Megatron((6210, 7200), **TR8, logs=True)
+# tr11-176B-ml.slurm.
+TR11_RAMP = (192, 16, 9_765_625)
+TR11: dict[str, Any] = {"ramp": TR11_RAMP, "warmup": 183_105, "decay": 200_000_000}
+# LargeScale's glm-130b.sh, with the rates of the log: they are halved at 26000.
+GLM_RAMP = (192, 24, 5_493_164)
 GLM: dict[str, Any] = {
-    "lr": 8e-5, "min_lr": 8e-6, "batch": 4224, "ramp": None, "warmup": 2_112_000,
-    "decay": 180_000_000,
+    "lr": 8e-5, "min_lr": 8e-6, "batch": 4224, "ramp": GLM_RAMP, "warmup": 1_098_632,
+    "decay": 197_753_905,
 }  # fmt: skip
+GLM_LATE = {**GLM, "lr": 4e-5}
 OPT: dict[str, dict[str, Any]] = {
-    "opt-3": {"weight_decay": 0.01, "betas": (0.9, 0.98)},
+    "opt-2": {"weight_decay": 0.01, "betas": (0.9, 0.98)},
+    "opt-3": {"betas": (0.9, 0.98)},
     "opt-11.7": {"weight_decay": 0.05, "betas": (0.9, 0.98)},
     "opt-11.8": {},
     "opt-11.9": {"weight_decay": 0.05},
@@ -47,17 +54,23 @@ OPT: dict[str, dict[str, Any]] = {
 }
 # Recipe → the run that it is for, and numbers of the row that the next step must use.
 CASES: dict[str, tuple[Megatron | Idefics, dict[str, Any]]] = {
-    "tr8-exp1-glitch": (GLITCH, {"step": 6211}),
-    "tr8-exp3-again": (GLITCH, {"step": 6211}),
+    "tr8-exp1-glitch": (GLITCH, {"step": 6211, "consumed_samples": 193_600}),
+    "tr8-exp3-again": (GLITCH, {"step": 6211, "consumed_samples": 193_600}),
     "tr8-exp4-lower-beta2": (
         Megatron((3000, 6210), **TR8),
         {"step": 3001, "betas": (0.9, 0.95), "adam_step": 3000},
     ),
-    "tr8-exp10-lower-lr": (Megatron((6900, 7200), **TR8), {"step": 6901, "adam_step": 6900}),
-    "tr8-exp11-from-zero": (Megatron((11100, 11400)), {"step": 1, "consumed_samples": 0}),
+    "tr8-exp10-lower-lr": (
+        Megatron((6900, 7200), **TR8_9),
+        {"step": 6901, "adam_step": 6900, "lr": pytest.approx(1e-5 * 251_312 / 1_000_000)},
+    ),
+    "tr8-exp11-from-zero": (
+        Megatron((11100, 11400), **TR8_11),
+        {"step": 1, "consumed_samples": 0, "lr": pytest.approx(3e-5, rel=1e-3)},
+    ),
     "tr8-exp11-at-the-spike": (
-        Megatron((11100, 11400)),
-        {"step": 11101, "consumed_samples": 1_256_288},
+        Megatron((11100, 11400), **TR8_11),
+        {"step": 11101, "consumed_samples": 1_256_288, "lr": pytest.approx(3e-5, rel=1e-3)},
     ),
     "tr8b-bnb-exp6": (
         Megatron((12000, 12300)),
@@ -79,14 +92,26 @@ CASES: dict[str, tuple[Megatron | Idefics, dict[str, Any]]] = {
         Megatron((16800, 17400)),
         {"step": 16801, "consumed_samples": 7_594_208, "adam_step": 0},
     ),
-    "tr3m-reset": (
-        Megatron((19686,), lr=2e-4, min_lr=1e-5, ramp=None, batch=512, samples={19686: 5_000_000}),
-        {"step": 19687, "consumed_samples": 5_000_000, "adam_step": 0},
+    "lessons-skip-8401": (
+        Megatron((8400, 8700)),
+        {"step": 8401, "consumed_samples": consumed(8800, 2048, (16, 16, 6_000_000))},
     ),
-    "tr11-sync-layer-norms": (Megatron((17235,), drifted=True), {"step": 17236}),
+    "tr3m-reset": (
+        Megatron(
+            (19686,),
+            lr=2e-4,
+            min_lr=1e-5,
+            batch=512,
+            ramp=(32, 32, 2_000_000),
+            warmup=183_105,
+            decay=73_242_187,
+        ),
+        {"step": 19687, "consumed_samples": 4_999_616, "adam_step": 0},
+    ),
+    "tr11-sync-layer-norms": (Megatron((20448,), **TR11, drifted=True), {"step": 20449}),
     "tr13-new-stage": (
-        Megatron((94768,)),
-        {"step": 1, "consumed_samples": 0, "lr": 0.0, "adam_step": 0},
+        Megatron((95000,), **TR11),
+        {"step": 1, "consumed_samples": 0, "lr": 2e-5, "adam_step": 0},
     ),
     "idefics-14500": (Idefics((14500, 15611)), {"step": 14501}),
     "idefics-16250": (Idefics((16250, 16500), lr=2.8125e-5), {"step": 16251}),
@@ -96,27 +121,28 @@ CASES: dict[str, tuple[Megatron | Idefics, dict[str, Any]]] = {
     "glm-22800": (Megatron((22800, 23200), **GLM), {"step": 22801}),
     "glm-26000": (Megatron((26000, 26400), **GLM), {"step": 26001}),
     "glm-skip-40701": (
-        Megatron((40700, 40800), **GLM),
-        {"step": 40701, "consumed_samples": 40_900 * 4224},
+        Megatron((40700, 40800), **GLM_LATE),
+        {"step": 40701, "consumed_samples": consumed(40_900, 4224, GLM_RAMP)},
     ),
     "glm-skip-42401": (
-        Megatron((42400, 42600), **GLM),
-        {"step": 42401, "consumed_samples": 42_600 * 4224},
+        Megatron((42400, 42600), **GLM_LATE),
+        {"step": 42401, "consumed_samples": consumed(42_600, 4224, GLM_RAMP)},
     ),
-    "glm-42700": (Megatron((42700, 42800), **GLM), {"step": 42701}),
+    "glm-42700": (Megatron((42700, 42800), **GLM_LATE), {"step": 42701}),
     "palm-rule": (
         Megatron((7000, 7100), batch=2048, ramp=None),
         {"step": 7001, "consumed_samples": 7300 * 2048},
     ),
 }
 PROMISED: dict[str, dict[str, Any]] = {
+    "opt-2": {"weight_decay": (0.1,), "betas": (0.9, 0.98), "eps": 1e-8},
     "opt-3": {"weight_decay": (0.1,), "betas": (0.9, 0.95), "eps": 1e-6},
     "opt-11.7": {"weight_decay": (0.1,), "betas": (0.9, 0.95)},
     "opt-11.8": {"weight_decay": (0.05,), "betas": (0.9, 0.95)},
     "opt-11.9": {"weight_decay": (0.1,), "betas": (0.9, 0.95)},
     "opt-12.16-plan-b": {"adam_step": 0},
     "opt-12.17": {"loss_scale": 4.0},
-    "opt-12.35": {"betas": (0.0, 0.95), "eps": 1.0},
+    "opt-12.35": {"betas": (0.0, 0.95), "eps": 100.0},
 }
 
 
@@ -179,14 +205,17 @@ def test_every_history_is_tested() -> None:
 # --- what is said differently, or refused --------------------------------------------------------
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("opt-3", {"set": {"clip_grad": 1.0}}, "--clip-norm 1.0"),
     ("opt-11.1", {"set": {"lr": 7.5e-5}}, "--lr 7.5e-05"),
     ("opt-11.2", {"set": {"clip_grad": 1.5}}, "--clip-norm 1.5"),
     ("opt-11.5", {"set": {"clip_grad": 1.0}}, "--clip-norm 1.0"),
     ("opt-11.8", {"set": {"clip_grad": 0.0}}, "--clip-norm 0.0"),
     ("opt-11.9", {"set": {"lr": 6e-5}}, "--lr 6e-05"),
     ("opt-12.16", {"set": {"clip_grad": 0.3}}, "--clip-norm 0.3"),
-    ("opt-12.42", {"set": {"lr": 9e-5}}, "--lr 9e-05"),
-    ("opt-12.42-lower", {"set": {"lr": 6e-5}}, "--lr 6e-05"),
+    ("opt-12.35", {"set": {"lr": 9e-3}}, "--lr 0.009"),
+    ("opt-12.41", {"swap_optimizer": {"to": "sgdw", "momentum": 0.0}}, "--reset-optimizer"),
+    ("opt-before-12.42", {"set": {"lr": 9e-5}}, "--lr 9e-05"),
+    ("opt-12.42", {"set": {"lr": 6e-5}}, "--lr 6e-05"),
     ("opt-12.44", {"set": {"lr": 5.4e-5}}, "--lr 5.4e-05"),
     ("opt-12.46", {"set": {"lr": 4e-5}}, "--lr 4e-05"),
     ("opt-12.51", {"set": {"lr": 6e-5}}, "--lr 6e-05"),
@@ -221,16 +250,32 @@ def test_a_restart_of_opt_by_flags(metaseq: Path, row: str, recipe: dict, flag: 
     ("step", "recipe", "flags"),
     [
         (6210, {"set": {"seed": 43}}, ["--seed 43"]),
+        (8400, {"skip": ["8401-8800"]}, ["--skip-train-iteration-range 8401-8800"]),
         (13250, {"skip": ["13251-14000"]}, ["--skip-train-iteration-range 13251-14000"]),
-        (16800, {"rewarm": {"iterations": 100}}, ["--lr 0", "--train-samples 7799008"]),
-        (16800, {"rewarm": {"iterations": 300}}, ["--lr 0", "--train-samples 8208608"]),
+        (
+            16800,
+            {"rewarm": {"iterations": 100}},
+            ["three launches", "--lr 0 --min-lr 0", "--train-samples 7799008"],
+        ),
+        (
+            16800,
+            {"rewarm": {"iterations": 300}},
+            ["three launches", "--lr 0 --min-lr 0", "--train-samples 8208608"],
+        ),
         (
             22800,
             {"rewarm": {"iterations": 500, "kind": "ramp"}},
             ["--warmup-samples-after-loading"],
         ),
     ],
-    ids=["tr8-exp2-seed", "embed-norm-2-by-flag", "embed-norm-6", "embed-norm-7", "glm-rewarm"],
+    ids=[
+        "tr8-exp2-seed",
+        "lessons-skip",
+        "embed-norm-2-by-flag",
+        "embed-norm-6",
+        "embed-norm-7",
+        "glm-rewarm",
+    ],
 )
 def test_a_restart_of_megatron_by_flags(
     tmp_path: Path, step: int, recipe: dict[str, Any], flags: list[str]
@@ -283,6 +328,20 @@ def test_the_spike_is_studied_in_a_branch(tmp_path: Path) -> None:
 
 
 def test_the_numbers_of_the_chronicles() -> None:
-    """BNB and Embed-Norm logged these consumed samples at these iterations."""
-    logged = {12_000: 1_519_744, 13_251: 2_333_840, 14_000: 3_014_320, 16_800: 7_594_208}
+    """What tr8, BNB, Embed-Norm and tr11 logged as consumed samples at these iterations."""
+    logged = {
+        6900: 251_312, 7000: 260_912, 7220: 282_032, 11_447: 1_256_288, 12_000: 1_519_744,
+        13_251: 2_333_840, 14_000: 3_014_320, 16_800: 7_594_208,
+    }  # fmt: skip
     assert {at: consumed(at, 2048, (16, 16, 6_000_000)) for at in logged} == logged
+    assert consumed(94_768, 2048, TR11_RAMP) == 177_927_088
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted([*RECIPES.glob("*.yaml"), *RECIPES.parent.glob("*.yaml")]),
+    ids=lambda path: path.stem,
+)
+def test_a_recipe_says_why_and_names_its_source(path: Path) -> None:
+    assert load(path).why
+    assert re.search(r"^# Source: \S.*", path.read_text(), re.MULTILINE)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from ckptsurgeon.files.archives.archive import Archive
-from tests.conftest import REPO
-from tests.files.torch_files import plain_shard, save
-from tests.hostile.test_fuzz import RECIPE
+from tests.hostile.hostile_run import LOOPS, bare_loop
+from tests.hostile.mutations import RECIPE
+from tests.support.launch import REPO
+from tests.support.torch_files import plain_shard, save
 
 RUNS = {"pickles": 2000, "archives": 1500, "events": 3000, "recipes": 600}
 ROUNDS = [pytest.param(1, id="short"), pytest.param(20, id="long", marks=pytest.mark.slow)]
@@ -45,7 +46,9 @@ def test_no_input_that_coverage_leads_to_escapes(tmp_path: Path, kind: str, roun
     corpus.mkdir()
     (corpus / "good").write_bytes(seed(kind, tmp_path))
     command = [sys.executable, "-m", "tests.hostile.guided", kind, f"-runs={RUNS[kind] * rounds}"]
-    options = ["-seed=1", "-rss_limit_mb=1024", "-timeout=10", f"-artifact_prefix={tmp_path}/"]
+    seconds = max(1, round(10 * LOOPS * bare_loop()))  # of one input: only a hang lasts as long
+    limits = ["-rss_limit_mb=1024", f"-timeout={seconds}"]
+    options = ["-seed=1", *limits, f"-artifact_prefix={tmp_path}/"]
     done = subprocess.run(
         [*command, *options, str(corpus)], cwd=REPO, capture_output=True, text=True, timeout=3000
     )

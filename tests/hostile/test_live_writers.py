@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import re
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -17,12 +21,13 @@ from ckptsurgeon import Run, disk, look, plan, surgery
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run import writers
-from ckptsurgeon.transaction import journal
+from ckptsurgeon.transaction import journal, process
 from tests.conftest import Trained
 from tests.faults import toy
 from tests.faults.inject import count_calls, exit_code, hooked
-from tests.faults.world import differs, restore, save, snapshot, workplace
+from tests.faults.world import restore, save, workplace
 from tests.hostile.hostile_run import MODEL, refused
+from tests.support.snapshot import differs, snapshot
 
 
 @pytest.fixture
@@ -52,7 +57,7 @@ def test_an_input_that_changes_at_any_call_before_the_commit_is_kept(
     assert commit > 30
     restore(saved, world)
     written(world, file)
-    changed = snapshot(world)
+    changed = snapshot(world, own=True)
     for at in range(1, commit):
         restore(saved, world)
         wanted = toy.rollback(world)
@@ -67,7 +72,7 @@ def test_an_input_that_changes_at_any_call_before_the_commit_is_kept(
         with hooked(hook):
             code = exit_code(partial(journal.commit, world / "run", wanted))
         assert code == 1, f"call {at} ({calls[at - 1]}): exit {code}"
-        difference = differs(snapshot(world), changed, times=True)
+        difference = differs(snapshot(world, own=True), changed, times=True)
         assert difference is None, f"call {at} ({calls[at - 1]}): {difference}"
 
 
@@ -77,7 +82,8 @@ def test_a_shard_that_changes_while_the_plan_is_made_is_kept(
     """Of the same size, and its time goes on: what the plan has read is not what is there."""
     root = trained()
     (shard,) = root.glob("global_step8/*optim_states.pt")
-    render = surgery.render
+    planning = importlib.import_module("ckptsurgeon.surgery.plan")
+    render = planning.render
 
     def save_meanwhile(*arguments: Any) -> Any:
         edits = render(*arguments)
@@ -87,7 +93,7 @@ def test_a_shard_that_changes_while_the_plan_is_made_is_kept(
         os.utime(shard, (time.time() - 3600,) * 2)
         return edits
 
-    monkeypatch.setattr(surgery, "render", save_meanwhile)
+    monkeypatch.setattr(planning, "render", save_meanwhile)
     run = Run.open(root)
     wanted = plan(run, from_data({"set": {"lr": 5e-4}}))
     saved = shard.read_bytes()
@@ -128,6 +134,25 @@ def test_a_second_surgeon_is_refused_while_the_first_one_works(trained: Trained)
     with pytest.raises(SurgeryError):
         surgery.apply(run, second)
     assert look.verify(run, level=3).findings == ()
+
+
+def test_a_zombie_trainer_is_no_writer(trained: Trained) -> None:
+    """A container without an init keeps a killed trainer as a zombie."""
+    root = trained()
+    trainer = subprocess.Popen(["sleep", "60"])
+    record = {"host": socket.gethostname(), "pid": trainer.pid}
+    (root / "trainer.pid").write_text(
+        json.dumps({**record, "start_time": process.start(trainer.pid)})
+    )
+    name = f"events.out.tfevents.{2**31 - 1}.{socket.gethostname()}.{trainer.pid}.0"
+    (root / "tensorboard" / name).write_bytes(b"")
+    run = Run.open(root)
+    assert [str(trainer.pid) in sign for sign in run.writers()] == [True, True]
+    trainer.kill()
+    os.waitid(os.P_PID, trainer.pid, os.WEXITED | os.WNOWAIT)
+    assert run.writers() == []
+    surgery.apply(run, plan(run, from_data({"set": {"eps": 1e-6}})))
+    trainer.wait()
 
 
 def test_a_trainer_that_has_a_shard_open_for_writing_is_refused(trained: Trained) -> None:

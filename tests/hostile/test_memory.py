@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO, Trained
-from tests.hostile.hostile_run import OPTIM, with_pickle
-from tests.hostile.test_containers import BAD as CONTAINERS
-from tests.hostile.test_paths import events, record
-from tests.hostile.test_pickles import REFUSED
+from tests.conftest import Trained
+from tests.hostile.bad_containers import BAD as CONTAINERS
+from tests.hostile.bad_pickles import REFUSED
+from tests.hostile.hostile_run import OPTIM, events, record, with_pickle
+from tests.support.launch import REPO
 
 LIMIT_KB = 256 * 1024
 """Peak resident memory of the process, interpreter and imports included."""
@@ -36,7 +36,7 @@ def peak(*words: object) -> int:
         cwd=REPO,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr

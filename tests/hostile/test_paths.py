@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import struct
 from pathlib import Path
 
 import pytest
 
-from ckptsurgeon.logs.tensorboard.crc32c import masked
 from tests.conftest import Trained
-from tests.hostile.hostile_run import OPTIM, call, everything, fifo, harmless, refused
+from tests.hostile.hostile_run import OPTIM, call, events, fifo, harmless, record, refused
+from tests.support.snapshot import exact_snapshot
 
 ELSEWHERE = {
     "climbs": b"../../etc",
@@ -95,14 +94,14 @@ def test_a_linked_shard_is_replaced_and_what_it_leads_to_is_not_written(
         shard.symlink_to(other)
     else:
         os.link(shard, other)
-    content, before = other.read_bytes(), everything(root / "global_step8")
+    content, before = other.read_bytes(), exact_snapshot(root / "global_step8")
     status, _, said = call("set", "eps=1e-6", "-C", root, "--yes", "--no-tb-note")
     assert status == 0, said
     assert not shard.is_symlink()
     assert other.read_bytes() == content != shard.read_bytes()
     assert call("undo", "-C", root, "--yes")[0] == 0
     assert other.read_bytes() == content == shard.read_bytes()
-    after = everything(root / "global_step8")
+    after = exact_snapshot(root / "global_step8")
     assert after[OPTIM].rpartition(" ")[2] == before[OPTIM].rpartition(" ")[2]
 
 
@@ -110,10 +109,10 @@ def test_a_checkpoint_that_is_a_link_is_not_edited(trained: Trained, tmp_path: P
     root = trained()
     (root / "global_step8").rename(tmp_path / "elsewhere")
     (root / "global_step8").symlink_to(tmp_path / "elsewhere")
-    before = everything(tmp_path / "elsewhere")
+    before = exact_snapshot(tmp_path / "elsewhere")
     for words in (["show", 8], ["set", "eps=1e-6"], ["reset", "moments"]):
         refused(root, *words, says="is a symbolic link")
-    assert everything(tmp_path / "elsewhere") == before
+    assert exact_snapshot(tmp_path / "elsewhere") == before
 
 
 @pytest.mark.parametrize(
@@ -133,15 +132,6 @@ def test_settings_that_are_none_are_refused(trained: Trained, content: bytes) ->
 
 
 # --- event files ---------------------------------------------------------------------------------
-
-
-def events(root: Path) -> Path:
-    return next((root / "tensorboard").glob("*tfevents*"))
-
-
-def record(length: int) -> bytes:
-    head = struct.pack("<Q", length)
-    return head + struct.pack("<I", masked(head))
 
 
 def cut(root: Path, says: str) -> None:

@@ -1,5 +1,5 @@
 """Prints, per parameter of a resumed run, the L1 norms of its moments as DeepSpeed itself gathers
-them; run by torchrun. Usage: full_state.py RUN"""
+them; run on one or more ranks. Usage: full_state.py RUN"""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from train.run_folder import find_checkpoint
 
 def main(root: Path) -> None:
     config = load_config(root / "train.yaml")
+    distributed.complete_environment()  # where nobody launched several ranks
     device = distributed.start(1)
     from deepspeed.utils import safe_get_full_optimizer_state
 

@@ -9,16 +9,17 @@ import pytest
 
 from ckptsurgeon import Hyperparameters, Recipe, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.operations.counters import batch_size
+from ckptsurgeon.formats.rampup import batch_size
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
-from tests.test_contract import first_line, tree
+from tests.support.launch import first_line
+from tests.support.snapshot import snapshot
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_trainer_goes_on_from_the_counters_that_were_set(trained: Trained, ranks: int) -> None:
     root = trained(ranks=ranks)
-    before = tree(root)
+    before = snapshot(root)
     run = Run.open(root)
     recipe = from_data({"set": {"consumed_samples": 400, "tokens": 99, "iteration": 0}})
     wanted = plan(run, recipe)
@@ -31,7 +32,7 @@ def test_the_trainer_goes_on_from_the_counters_that_were_set(trained: Trained, r
     assert look.verify(run).findings == ()
     assert plan(run, recipe).empty
     surgery.apply(run, surgery.plan_undo(run))
-    assert tree(root) == before
+    assert snapshot(root) == before
 
 
 def test_a_skip_by_counters_is_done_once(trained: Trained) -> None:

@@ -15,8 +15,9 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.look.doctor import diagnose
 from ckptsurgeon.recipe.file import from_data
-from tests.conftest import Trained, launch
-from tests.test_contract import first_line, tree
+from tests.conftest import Trained
+from tests.support.launch import first_line, launch
+from tests.support.snapshot import snapshot
 
 SYNC = from_data({"sync_replicas": {}})
 MODEL = "mp_rank_{:02d}_model_states.pt"
@@ -79,7 +80,7 @@ def test_drifted_layer_norms_become_their_mean(tensor_run: Path) -> None:
 
     changed(step / MODEL.format(1), drift)
     changed(step / OPTIM.format(1), drift_optimizer)
-    before, old = tree(root), copies(step, name)
+    before, old = snapshot(root), copies(step, name)
     (ill,) = diagnose(run)
     assert ill.what.endswith(f"between tensor-parallel ranks that each keep them whole: {name}")
     wanted = plan(run, SYNC)
@@ -96,7 +97,7 @@ def test_drifted_layer_norms_become_their_mean(tensor_run: Path) -> None:
     assert wanted.promise is not None
     assert compare(wanted.promise, first_line(root, 2)) == []
     surgery.apply(run, surgery.plan_undo(run))
-    assert tree(root) == before
+    assert snapshot(root) == before
 
 
 def test_what_has_no_replicas_is_refused(trained: Trained, tensor_run: Path) -> None:

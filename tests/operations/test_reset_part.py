@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,18 +12,14 @@ from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.section import Recipe
 from ckptsurgeon.recipe.file import from_data
-from tests.conftest import REPO, Trained
-from tests.test_contract import first_line, tree
+from tests.conftest import Trained
+from tests.support.launch import first_line, run_module
+from tests.support.snapshot import snapshot
 
 
 def gathered(root: Path, ranks: int) -> dict[str, list[float]]:
     """Each parameter's [L1 of exp_avg, L1 of exp_avg_sq], by DeepSpeed's own gathering."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    done = subprocess.run(
-        [sys.executable, *launcher, "-m", "tests.operations.full_state", str(root)],
-        cwd=REPO, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_module("tests.operations.full_state", root, ranks=ranks)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -38,7 +32,7 @@ def test_only_the_moments_of_matching_parameters_are_zeroed(
     trained: Trained, ranks: int, zero: int
 ) -> None:
     root = trained(ranks=ranks, zero=zero)
-    before = tree(root)
+    before = snapshot(root)
     run = Run.open(root)
     old = gathered(root, ranks)
     wanted = plan(run, part(params=r"layernorm|layers\.1\.dense\."))
@@ -52,7 +46,7 @@ def test_only_the_moments_of_matching_parameters_are_zeroed(
         assert new[name] == ([0.0, 0.0] if name in matching else norms), name
     assert plan(run, part(params=r"layernorm|layers\.1\.dense\.")).empty
     surgery.apply(run, surgery.plan_undo(run))
-    assert tree(root) == before
+    assert snapshot(root) == before
 
 
 def test_exp_avg_alone_is_zeroed_with_the_step_kept(trained: Trained) -> None:

@@ -11,9 +11,10 @@ import torch
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.launch.relaunch import compare
-from ckptsurgeon.recipe.file import from_data
-from tests.conftest import Trained, launch
-from tests.test_contract import first_line, tree
+from ckptsurgeon.recipe.file import from_data, load
+from tests.conftest import Trained
+from tests.support.launch import REPO, first_line, launch
+from tests.support.snapshot import snapshot
 
 SHARD = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 
@@ -30,7 +31,7 @@ def states(root: Any, step: int) -> Any:
 @pytest.mark.parametrize("keep", [False, True])
 def test_adamw_becomes_sgdw_and_adamw_again(trained: Trained, keep: bool) -> None:
     root = trained()
-    before, moments = tree(root), states(root, 8)
+    before, moments = snapshot(root), states(root, 8)
     run = Run.open(root)
     recipe = swap("sgdw", momentum=0.8, keep=keep)
     wanted = plan(run, recipe)
@@ -63,10 +64,25 @@ def test_adamw_becomes_sgdw_and_adamw_again(trained: Trained, keep: bool) -> Non
     assert all(float(state["step"]) == 2 for state in states(root, 12).values())
     surgery.apply(run, surgery.plan_undo(run, back.id))
     surgery.apply(run, surgery.plan_undo(run, wanted.id))
-    after = tree(root)
+    after = snapshot(root)
     assert {name: after[name] for name in before if "step8" in name} == {
         name: before[name] for name in before if "step8" in name
     }
+
+
+def test_sgdw_without_momentum_trains_without_a_buffer(trained: Trained) -> None:
+    """OPT's run 12.41."""
+    root = trained()
+    run = Run.open(root)
+    surgery.apply(run, plan(run, load(REPO / "recipes" / "real-sgd.yaml")))
+    launch(f"--config={root / 'train.yaml'}", "train_iters=10", "save_interval=10")
+    assert all(list(state) == ["step"] for state in states(root, 10).values())
+    folder = root / "global_step10"
+    saved = torch.load(folder / SHARD, weights_only=False)["optimizer_state_dict"]
+    groups = saved["base_optimizer_state"]["param_groups"]
+    assert {group["momentum"] for group in groups} == {0.0}
+    args = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=False)["args"]
+    assert (args.optimizer, args.sgd_momentum) == ("sgdw", 0.0)
 
 
 def test_a_step_from_before_the_swap_is_resumed_with_its_own_optimizer(trained: Trained) -> None:

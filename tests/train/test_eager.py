@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.launch import REPO, run_module
 from train.kernels import load
 
 CASES = {
@@ -25,22 +25,9 @@ CASES = {
 @pytest.fixture(scope="module")
 def eager(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, dict[str, str]]:
     """Case -> the losses of a process that computes everything in plain torch."""
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1",
-            "-m", "tests.train.two_ranks", str(tmp_path_factory.mktemp("eager")), str(corpus),
-            json.dumps(CASES),
-        ],
-        cwd=REPO,
-        env={
-            **os.environ,
-            "CKPTSURGEON_KERNELS": "off", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    words = (tmp_path_factory.mktemp("eager"), corpus, json.dumps(CASES))
+    off = {"CKPTSURGEON_KERNELS": "off"}
+    done = run_module("tests.train.two_ranks", *words, environment=off)
     found = json.loads(done.stdout.splitlines()[-1])
     return {name: losses["whole"] for name, losses in found.items()}
 
@@ -84,7 +71,7 @@ def test_ranks_of_which_some_lack_the_kernels_are_refused(tmp_path: Path, corpus
         env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )  # fmt: skip
     said = "error: rank 1 has no native kernels and others have: CKPTSURGEON_KERNELS=off"
     assert done.returncode != 0 and done.stderr.count(said) == 1

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import launch
-from tests.train.conftest import losses, step_back
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.launch import launch
+from tests.support.trained_run import losses, step_back
 from train import trainer
 from train.fused_adamw import FusedAdamW, statistics
 from train.fused_step import fuse
@@ -26,6 +26,7 @@ FUSED, STOCK = "fused_optimizer=always", "fused_optimizer=never"
 STAGES = [
     ["zero_stage=0"], ["zero_stage=1"], ["zero_stage=2"],
     ["zero_stage=0", "dtype=bf16"], ["zero_stage=1", "dtype=bf16"], ["zero_stage=1", "dtype=fp16"],
+    ["zero_stage=2", "dtype=bf16"], ["zero_stage=1", "dtype=bf16", "grad_accum_dtype=bf16"],
 ]  # fmt: skip
 DIGITS = 5e-6  # half a unit of the fifth digit
 # One weight that is rounded the other way changes by 2^-8 of itself, or by 2^-11: that moved these

@@ -9,8 +9,8 @@ import torch
 
 from ckptsurgeon import Hyperparameters, Recipe, Reset, Rollback, Run, plan, surgery
 from ckptsurgeon.launch.relaunch import compare
-from tests.train.conftest import step_back
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.trained_run import step_back
 from train.errors import TrainError
 
 OPTIONS = {

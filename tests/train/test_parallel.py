@@ -14,10 +14,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.recipe.file import load
-from tests.conftest import REPO
-from tests.train.conftest import edit, step_back
-from tests.train.in_process import InProcess, one_rank
-from tests.train.many_ranks import TINY, UNIVERSAL, Ran, run_all, train_one
+from tests.support.in_process import InProcess, one_rank
+from tests.support.launch import REPO
+from tests.support.many_ranks import TINY, UNIVERSAL, Ran, run_all, train_one
+from tests.support.trained_run import edit, step_back
 from train import kernels
 from train.config import Config, load_config
 from train.errors import TrainError

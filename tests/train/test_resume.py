@@ -9,8 +9,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import Trained, launch
-from tests.train.conftest import edit, first_line, losses, snapshot, step_back
+from tests.conftest import Trained
+from tests.support.launch import launch
+from tests.support.snapshot import snapshot
+from tests.support.trained_run import edit, first_line, losses, step_back
 
 KEYS = [
     "step", "lr", "betas", "eps", "weight_decay", "adam_step", "loss_scale", "clip_grad",

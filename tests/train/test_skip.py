@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from tests.conftest import launch
-from tests.train.conftest import losses
+from tests.support.launch import launch
+from tests.support.trained_run import losses
 
 
 def test_skip_and_rampup_advance_data_but_not_the_optimizer(tmp_path: Path, corpus: Path) -> None:

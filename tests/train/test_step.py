@@ -12,8 +12,8 @@ import torch
 
 from ckptsurgeon import Recipe, Reset, Run, plan, surgery
 from ckptsurgeon.launch.relaunch import compare
-from tests.train.conftest import step_back
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.trained_run import step_back
 from train.errors import TrainError
 
 OVERFLOWS = ["dtype=fp16", f"initial_loss_scale={2.0**21}", "hysteresis=1", "lr_warmup_samples=0"]

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO, Trained, launch
-from tests.train.conftest import losses, snapshot
+from tests.conftest import Trained
+from tests.support.launch import REPO, launch
+from tests.support.snapshot import snapshot
+from tests.support.trained_run import losses
 
 
 def start(run: Path, corpus: Path, ranks: int, *more: str) -> subprocess.Popen[str]:
@@ -40,7 +42,7 @@ def start(run: Path, corpus: Path, ranks: int, *more: str) -> subprocess.Popen[s
 
 def saved_at_the_end(process: subprocess.Popen[str], run: Path) -> str:
     """The rest of the output of a trainer that has saved its last iteration and left with 0."""
-    rest, _ = process.communicate(timeout=120)
+    rest, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     last = max(losses(rest), default=2)
     assert (run / "latest").read_text() == f"global_step{last}"

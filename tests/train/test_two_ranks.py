@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.launch import run_module
 
 DROPOUT = ["hidden_dropout=0.1", "attention_dropout=0.1"]
 CASES = {
@@ -48,18 +45,7 @@ Losses = dict[str, dict[str, dict[str, str]]]
 def on_two(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Losses:
     """Case -> the losses of a run on two ranks, and those after a resume at step 4."""
     work = tmp_path_factory.mktemp("two-ranks")
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-            "-m", "tests.train.two_ranks", str(work), str(corpus), json.dumps(CASES),
-        ],
-        cwd=REPO,
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_module("tests.train.two_ranks", work, corpus, json.dumps(CASES), ranks=2)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import launch
-from tests.train.conftest import losses, step_back
+from tests.support.launch import launch
+from tests.support.trained_run import losses, step_back
 from train.checkpoint import read_client_state
 from train.config import load_config
 from train.data import split_documents

@@ -1,4 +1,4 @@
-"""Run by torchrun: train every case of the JSON argument, and print each one's losses as JSON."""
+"""On one or more ranks: train every case of the JSON argument, print each one's losses as JSON."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 import sys
 from pathlib import Path
 
-from tests.train.conftest import step_back
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.trained_run import step_back
 from train import distributed
 
 
 def main() -> None:
     work, corpus, cases = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    distributed.complete_environment()  # where nobody launched several ranks
     runner = InProcess(corpus, distributed.start(1))
     found = {}
     for name, overrides in cases.items():

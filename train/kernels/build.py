@@ -9,15 +9,19 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ..device import device_kind
+
 LIBRARY = "kernels.so"
+REMEMBERED = 600.0
 OLDEST_TORCH = (2, 10)  # its headers' stable ABI has everything that csrc/kernels uses
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 # Not -ffast-math, which would delete the tests for nan.
@@ -48,17 +52,37 @@ def build() -> Path:
     """The compiled library: from the cache when it is there, else compiled now (seconds).
 
     Any number of processes may call it at once: one compiles, the others wait. A library appears by
-    a rename, so a killed build leaves nothing that would be loaded. Raises CannotBuildError.
+    a rename, so a killed build leaves nothing that would be loaded. What has failed is not tried
+    again for REMEMBERED seconds. Raises CannotBuildError.
     """
     sources = source_folder()
     toolchain = find_toolchain()
     library = cache_folder() / cache_key(sources, toolchain) / LIBRARY
     if library.is_file():
         return library
+    failure = library.parent.with_suffix(".failed")
     with _lock(library.parent.with_suffix(".lock")):
         if not library.is_file():
-            _compile_into(library.parent, sources, toolchain)
+            _refuse_a_recent(failure)
+            try:
+                _compile_into(library.parent, sources, toolchain)
+            except CannotBuildError as e:
+                failure.write_text(str(e), encoding="utf-8")
+                raise
     return library
+
+
+def forget_failure() -> None:
+    """Let the next `build` try what has failed minutes ago. Raises CannotBuildError."""
+    key = cache_key(source_folder(), find_toolchain())
+    (cache_folder() / f"{key}.failed").unlink(missing_ok=True)
+
+
+def _refuse_a_recent(failure: Path) -> None:
+    """The ranks of one start take turns: what failed for the first one fails for all, at once."""
+    with suppress(FileNotFoundError):
+        if time.time() - failure.stat().st_mtime < REMEMBERED:
+            raise CannotBuildError(failure.read_text("utf-8"))
 
 
 def source_folder() -> Path:
@@ -79,7 +103,8 @@ def cache_folder() -> Path:
 
 
 def find_toolchain() -> Toolchain:
-    """$CXX or the first C++ compiler on PATH; nvcc too if this torch is of its CUDA major."""
+    """$CXX or the first C++ compiler on PATH; nvcc too where a GPU computes and this torch is of
+    its CUDA major."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
         raise CannotBuildError(f"torch {torch.__version__} is older than 2.10")
     names = (os.environ.get("CXX"), "g++", "c++", "clang++")
@@ -87,7 +112,7 @@ def find_toolchain() -> Toolchain:
     if cxx is None:
         raise CannotBuildError("no C++ compiler on PATH (g++, c++, clang++)")
     versions = [_output([cxx, "--version"]).partition("\n")[0]]
-    nvcc = find_nvcc() if torch.version.cuda else None
+    nvcc = find_nvcc() if torch.version.cuda and device_kind() == "cuda" else None
     if nvcc is not None:
         said = _output([nvcc, "--version"])
         if f"release {str(torch.version.cuda).partition('.')[0]}." in said:
@@ -98,10 +123,15 @@ def find_toolchain() -> Toolchain:
 
 
 def find_nvcc() -> str | None:
-    """nvcc on PATH, in $CUDA_HOME, or where CUDA installs it by itself."""
-    homes = (os.environ.get("CUDA_HOME"), "/usr/local/cuda")
+    """nvcc on PATH, in $CUDA_HOME, where CUDA installs it by itself, or of its wheel from PyPI."""
+    homes = (os.environ.get("CUDA_HOME"), "/usr/local/cuda", *wheels_of_cuda())
     names = ("nvcc", *(f"{home}/bin/nvcc" for home in homes if home))
     return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def wheels_of_cuda() -> list[Path]:
+    """The CUDA that `pip install nvidia-cuda-nvcc` puts beside torch, the newest first."""
+    return sorted((Path(torch.__file__).parents[1] / "nvidia").glob("cu[0-9]*"), reverse=True)
 
 
 def cache_key(sources: Path, toolchain: Toolchain) -> str:
@@ -121,11 +151,13 @@ def cuda_files(sources: Path) -> list[Path]:
 
 
 def compile_commands(
-    sources: Path, toolchain: Toolchain, objects: Path
+    sources: Path, toolchain: Toolchain, objects: Path, headers: Path | None = None
 ) -> tuple[list[list[str]], list[str]]:
-    """One command per source, and the command that links their objects into `objects`/LIBRARY."""
+    """One command per source, and the command that links their objects into `objects`/LIBRARY.
+
+    `headers` is the include folder of another torch than the installed one."""
     torch_folder = Path(torch.__file__).parent
-    include = ["-isystem", str(torch_folder / "include")]
+    include = ["-isystem", str(headers or torch_folder / "include")]
     libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu"]
     compile_cxx = [toolchain.cxx, *CXX_FLAGS, *include]
     chosen = [(compile_cxx, file) for file in sorted((sources / "cpu").glob("*.cpp"))]
@@ -134,7 +166,8 @@ def compile_commands(
         compile_cuda = [toolchain.nvcc, *NVCC_FLAGS, "-DUSE_CUDA", *include]
         chosen += [(compile_cuda, file) for file in cuda_files(sources)]
         libraries.append("-ltorch_cuda")
-        linker = toolchain.nvcc  # it knows where its runtime library lies
+        linker = toolchain.nvcc  # it knows where its runtime library lies, but for the wheel's
+        libraries.append(f"-L{Path(toolchain.nvcc).parents[1] / 'lib'}")
     outputs = [objects / f"{file.parent.name}-{file.name}.o" for _, file in chosen]
     commands = [
         [*compiler, "-c", str(file), "-o", str(output)]

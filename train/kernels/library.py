@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..device import device_kind
 from ..errors import RankError, UsageError
 from .build import CannotBuildError, build
 
@@ -73,7 +74,8 @@ def check_code_for(device: str) -> None:
     """Raise CannotBuildError when what was loaded has no code for this machine's kind of device."""
     if not _has_native("adamw_flat_", device.upper()):
         raise CannotBuildError(
-            f"no nvcc of CUDA {torch.version.cuda} was found (on PATH, in $CUDA_HOME)"
+            f"no nvcc of CUDA {torch.version.cuda} was found (on PATH, in $CUDA_HOME, "
+            "or of the wheels nvidia-cuda-nvcc and nvidia-cuda-cccl)"
         )
     if device == "cuda" and torch.cuda.get_device_capability() < OLDEST_GPU:
         raise CannotBuildError(f"{torch.cuda.get_device_name()} is older than an A100")
@@ -96,13 +98,13 @@ def load() -> str | None:
         return "CKPTSURGEON_KERNELS=off"
     try:
         torch.ops.load_library(str(build()))  # type: ignore[no-untyped-call]
-        check_code_for("cuda" if torch.cuda.is_available() else "cpu")
+        check_code_for(device_kind())
     except (CannotBuildError, OSError) as e:
         if mode == "require":
             raise RankError(
                 f"the native kernels can't be used: {e}",
                 next=(
-                    "install a C++ compiler, and torch 2.10 or newer",
+                    "install a C++ compiler, torch 2.10 or newer and, for a GPU, nvcc of its CUDA",
                     "CKPTSURGEON_KERNELS=auto",
                 ),
             ) from e

@@ -53,7 +53,7 @@ def render(
 ) -> Append | Content:
     """One edit that makes all `changes` to the torch file `source`, called `file` in the edit.
 
-    A value of data.pkl is set by `pickle_program.splice`; a tensor becomes `ZEROS` or `Elements`,
+    A value of data.pkl is set by `splice`; a tensor becomes `ZEROS` or `Elements`,
     one of bytes a `Fill` (as many bytes are written), one of one element a number of its dtype. A
     key whose `old` is `ABSENT` is inserted, one whose `new` is goes, and a `Renamed` one keeps its
     value. The result is `Content` if the file has other links, is a symbolic link, may not be

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import stat
-import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from ckptsurgeon.files.archives.zip_directory import (
     payload,
     read_directory,
 )
-from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.dtypes import ITEM_BYTES, element, number
 from ckptsurgeon.files.pickles.scan import MAX_BYTES, Scan, scan
 from ckptsurgeon.files.pickles.tree import Tensor, read_with_globals
 
@@ -37,11 +36,6 @@ LAST = 4096
 CHUNK = 1 << 20
 """Bytes of a tensor that are read at once."""
 
-_NUMBERS = {
-    "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h",
-    "int8": "b", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "bool": "?",
-}  # fmt: skip
-
 
 class Archive:
     """A torch file as it was when it was opened: any later change of the file is an error.
@@ -51,22 +45,28 @@ class Archive:
     storage. `directory` is None if the file is of the format before torch 1.6, which has no CRCs.
     """
 
-    path: Path
-    start: int
     size: int
-    where: str
     folder: str
     records: Mapping[str, Record]
     directory: Directory | None
     status: os.stat_result
 
+    def __init__(self, path: Path, start: int, where: str) -> None:
+        """Of use only once its records are read: `open` is the way to make one."""
+        self.path, self.start, self.where = path, start, where
+        self._tree: Any = None
+        self._globals: frozenset[str] = frozenset()
+        self._scan: Scan | None = None
+        self._order: str | None = None
+        self._descriptor: int | None = None
+        self._numbers: dict[tuple[str, int, str], int | float | bool] = {}
+
     @classmethod
     def open(cls, path: Path, start: int = 0, length: int | None = None) -> Archive:
         """Read the directory of `path`, or of `length` bytes in it. Raises DamagedFile, or OSError
         if it can't be opened."""
-        archive = cls()
-        archive.path, archive.start = path, start
-        archive.where = str(path) if length is None else f"{path}, from byte {start} on"
+        where = str(path) if length is None else f"{path}, from byte {start} on"
+        archive = cls(path, start, where)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             archive._read_records(descriptor, length)
@@ -83,7 +83,7 @@ class Archive:
     def _read_records(self, descriptor: int, length: int | None) -> None:
         self.status = os.fstat(descriptor)
         if not stat.S_ISREG(self.status.st_mode):
-            raise DamagedFile(self.where, 0, "this is no regular file")
+            raise DamagedFile(self.where, 0, "this is not a regular file")
         self.size = self.status.st_size - self.start if length is None else length
         before = max(0, self.size - LAST)
         last = _read_at(self.path, descriptor, self.start + before, self.size - before)
@@ -99,14 +99,6 @@ class Archive:
         else:
             self.directory, self.folder = None, ""
             self.records = legacy.read_records(self.where, self.size, read_at)
-
-    def __init__(self) -> None:
-        self._tree: Any = None
-        self._globals: frozenset[str] = frozenset()
-        self._scan: Scan | None = None
-        self._order: str | None = None
-        self._descriptor: int | None = None
-        self._numbers: dict[tuple[str, int, str], int | float | bool] = {}
 
     def is_current(self) -> bool:
         """Whether the path still leads to the file that was opened, by inode, size and time."""
@@ -176,12 +168,12 @@ class Archive:
         where the sizes take 8 bytes each (torch: from 4 GiB on, of the size or of the offset). 0:
         there is none, or none that says the same."""
         record = self.record(name)
-        found = self.read_at(self.payload(name) + record.size, 24)
+        after = self.read_at(self.payload(name) + record.size, 24)
         head = b"PK\7\x08" + record.crc.to_bytes(4, "little")
         for width in (4, 8):
             if record.size < 1 << 8 * width:
                 sizes = [size.to_bytes(width, "little") for size in (record.packed, record.size)]
-                if found.startswith(head + b"".join(sizes)):
+                if after.startswith(head + b"".join(sizes)):
                     return len(head) + 2 * width
         return 0
 
@@ -198,17 +190,16 @@ class Archive:
     def scan(self, *, keep: bool = False) -> Scan:
         """Where the values of data.pkl stand. It is far larger than the tree, so it is kept for
         the next call only on demand."""
-        found = self._scan or scan(self.pickle(), where=self.where, base=self.payload(PICKLE))
+        scanned = self._scan or scan(self.pickle(), where=self.where, base=self.payload(PICKLE))
         if keep:
-            self._scan = found
-        return found
+            self._scan = scanned
+        return scanned
 
     def tree(self, scanned: Scan | None = None) -> Any:
-        """The inert tree of data.pkl, see `pickle_reader.read`. The same one at each call.
+        """The inert tree of data.pkl, see `tree.read_with_globals`. The same one at each call.
         `scanned` is what `scan` gave, if it is there already."""
         if self._tree is None:
-            found = scanned or self.scan()
-            self._tree, self._globals = read_with_globals(found)
+            self._tree, self._globals = read_with_globals(scanned or self.scan())
         return self._tree
 
     def globals(self) -> frozenset[str]:
@@ -247,28 +238,28 @@ class Archive:
             self.storage(tensor)
             width = ITEM_BYTES[tensor.dtype]
             start = self.payload(f"data/{tensor.storage}") + tensor.offset * width
-            self._numbers[key] = self.decode(tensor.dtype, self.read_at(start, width))
+            self._numbers[key] = self._number(tensor.dtype, self.read_at(start, width))
         return self._numbers[key]
 
     def fetch(self, tensors: Sequence[Tensor]) -> None:
         """Read at once what `value` will be asked for, where the native module can tell: storages
         of one element. At stage 0 each parameter has a step of its own. Inside `reading`."""
-        wanted = [
+        scalars = [
             t
             for t in tensors
             if t.storage_numel == 1 and not t.size and not t.offset and t.storage.isascii()
         ]
-        if not isinstance(self.records, Records) or self.start or not wanted:
+        if not isinstance(self.records, Records) or self.start or not scalars:
             return
-        names = [f"data/{tensor.storage}" for tensor in wanted]
-        widths = [ITEM_BYTES[tensor.dtype] for tensor in wanted]
-        found = self.records.elements(self._file(), names, widths)
+        names = [f"data/{tensor.storage}" for tensor in scalars]
+        widths = [ITEM_BYTES[tensor.dtype] for tensor in scalars]
+        elements = self.records.elements(self._file(), names, widths)
         known: dict[tuple[str, bytes], int | float | bool] = {}
-        for tensor, data in zip(wanted, found, strict=True):
+        for tensor, data in zip(scalars, elements, strict=True):
             if data is not None:
                 key = (tensor.dtype, data)
                 if key not in known:
-                    known[key] = self.decode(*key)
+                    known[key] = self._number(*key)
                 self._numbers[tensor.storage, 0, tensor.dtype] = known[key]
 
     def is_zero(
@@ -301,41 +292,22 @@ class Archive:
                 self._order = ">" if text == b"big" else "<"
         return self._order
 
-    def decode(self, dtype: str, data: bytes) -> int | float | bool:
-        order = self.byte_order()
-        if dtype == "bfloat16":
-            data = b"\0\0" + data if order == "<" else data + b"\0\0"
-            dtype = "float32"
-        if dtype not in _NUMBERS:
-            raise SurgeryError(f"{self.path}: a value of dtype {dtype} can't be read")
-        number: int | float | bool = struct.unpack(order + _NUMBERS[dtype], data)[0]
-        return number
-
     def encode(self, dtype: str, value: int | float | bool) -> bytes:
-        """The element that holds `value` exactly. Raises SurgeryError if `dtype` can't."""
-        order = self.byte_order()
+        """The element that holds `value`. Raises SurgeryError if `dtype` can't."""
         try:
-            if dtype == "bfloat16":
-                data = struct.pack(order + "f", value)
-                data = data[2:] if order == "<" else data[:2]
-            else:
-                data = struct.pack(order + _NUMBERS[dtype], value)
-        except (KeyError, OverflowError, struct.error):
-            data = b""
-        if not data or not _close(self.decode(dtype, data), value):
-            raise SurgeryError(f"{self.path}: a tensor of {dtype} can't hold {value!r}")
-        return data
+            return element(value, dtype, self.byte_order())
+        except ValueError:
+            raise SurgeryError(f"{self.path}: a tensor of {dtype} can't hold {value!r}") from None
+
+    def _number(self, dtype: str, data: bytes) -> int | float | bool:
+        try:
+            return number(data, dtype, self.byte_order())
+        except KeyError:
+            raise SurgeryError(f"{self.path}: a value of dtype {dtype} can't be read") from None
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _close(stored: float, wanted: float) -> bool:
-    """Equal, or as near as a rounded float is."""
-    if stored == wanted or (stored != stored and wanted != wanted):
-        return True
-    return isinstance(stored, float) and abs(stored - wanted) <= abs(wanted) * 2**-8
 
 
 def _read_at(path: Path, descriptor: int, offset: int, length: int) -> bytes:

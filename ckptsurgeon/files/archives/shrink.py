@@ -16,7 +16,7 @@ from ckptsurgeon.files.archives.compact import VERSION
 from ckptsurgeon.files.archives.storage_edit import ranges
 from ckptsurgeon.files.archives.zip_tail import Moved, directory, end_records, local_header
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.pickles import opcodes as opcodes
+from ckptsurgeon.files.pickles import opcodes
 from ckptsurgeon.files.pickles.scan import Scan, scan
 from ckptsurgeon.files.pickles.sharing import Splice
 from ckptsurgeon.files.pickles.splice import replaced

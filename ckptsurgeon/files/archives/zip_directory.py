@@ -18,7 +18,7 @@ from ckptsurgeon.files import native
 from ckptsurgeon.files.collector import collector_paused
 
 Read = Callable[[int, int], bytes]
-"""The bytes from an offset, so many of them."""
+"""The bytes from an offset, of a length."""
 
 LOCAL = struct.Struct("<4sHHHHHIIIHH")
 ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")
@@ -28,8 +28,6 @@ LOCATOR_64 = struct.Struct("<4sIQI")
 
 MAX_DIRECTORY = 256 << 20
 """Bytes of the largest central directory: a record takes about 60."""
-SHORTEST_RUN = 64
-"""Entries that are unpacked at once, at least; twice as many after each run that is whole."""
 FULL_16, FULL_32 = 0xFFFF, 0xFFFFFFFF
 STORED = 0
 ENCRYPTED = 0x2041
@@ -164,45 +162,36 @@ def _end_64(path: str, end: int, read: Read) -> tuple[int, tuple[int, int, int]]
 
 def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[Record], bool]:
     """The folder of entry 0, in which torch looks for all records, the entries in their order, and
-    whether all are stored as they are.
-    Runs of entries whose parts are of the same lengths are unpacked in one go."""
+    whether all are stored as they are."""
     out: list[Record] = []
-    add, make = out.append, tuple.__new__
     prefix, plain = b"", True
-    at, limit = 0, SHORTEST_RUN
+    at = 0
     while len(out) < count:
         if at + ENTRY.size > len(data):
             raise DamagedFile(path, base + at, f"the directory ends after {len(out)} entries")
-        lengths = data[at + 28 : at + 36]  # of name, extra and comment, and the disk
-        name, extra, comment, disk = struct.unpack("<HHHH", lengths)
-        text = data[at + ENTRY.size : at + ENTRY.size + name]
+        fields = ENTRY.unpack_from(data, at)
+        signature, _, _, flags, method, _, _, crc, packed, size = fields[:10]
+        name, extra, comment, disk, _, _, offset = fields[10:]
+        start = at + ENTRY.size
+        text = data[start : start + name]
         if not out:
             prefix = text[: text.find(b"/") + 1]
         if disk or not prefix:
             raise DamagedFile(path, base + at, "an entry names no folder, or another disk")
         if not text.startswith(prefix):
             raise DamagedFile(path, base + at, f"the record {text!r} is not where torch looks")
-        rest = name - len(prefix)
-        row = struct.Struct(f"<4s4xHH4xIII8s6xI{len(prefix)}s{rest}s{extra}s{comment}x")
-        # A copy, not a view: collecting a view that an iterator still holds crashes CPython.
-        limit = min(limit, (len(data) - at) // row.size)
-        rows = row.iter_unpack(data[at : at + limit * row.size])
-        before = len(out)
-        for signature, flags, method, crc, packed, size, found, offset, folder, text, more in rows:
-            if found != lengths or signature != b"PK\1\2" or folder != prefix:
-                break
-            if packed == FULL_32 or size == FULL_32 or offset == FULL_32:
-                size, packed, offset = _wide(path, base + at, more, size, packed, offset)
-            label = text.decode("utf-8", "surrogateescape")
-            plain = plain and method == STORED and packed == size and not flags & ENCRYPTED
-            # As Record(…), in half the time.
-            add(make(Record, (label, offset, size, crc, method, flags, packed, at)))
-            at += row.size
-        limit = 2 * limit if len(out) == before + limit else SHORTEST_RUN
-        if len(out) == before:
+        end = start + name + extra + comment
+        if signature != b"PK\1\2" or end > len(data):
             raise DamagedFile(path, base + at, "no entry of the central directory starts here")
-    if at != len(data) or len(out) != count:
-        raise DamagedFile(path, base + at, f"the directory has {len(out)} entries, not {count}")
+        if packed == FULL_32 or size == FULL_32 or offset == FULL_32:
+            more = data[start + name : start + name + extra]
+            size, packed, offset = _wide(path, base + at, more, size, packed, offset)
+        label = text[len(prefix) :].decode("utf-8", "surrogateescape")
+        plain = plain and method == STORED and packed == size and not flags & ENCRYPTED
+        out.append(Record(label, offset, size, crc, method, flags, packed, at))
+        at = end
+    if at != len(data):
+        raise DamagedFile(path, base + at, f"{len(data) - at} bytes follow the last entry")
     return prefix[:-1].decode("utf-8", "surrogateescape"), out, plain
 
 

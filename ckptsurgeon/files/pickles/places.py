@@ -1,4 +1,4 @@
-"""Where the values of a pickle stand, as `pickle_scan` finds them.
+"""Where the values of a pickle stand, as `scan` finds them.
 
 A value is known by the offset of the opcode that makes it.
 """
@@ -11,15 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.files.pickles.opcodes import BINGET, BINPUT, LONG_BINGET, LONG_BINPUT
+from ckptsurgeon.files.pickles.opcodes import BINGET, BINPUT, LONG_BINPUT
 
 
 class CutShort(DamagedFile):
     """The pickle, or a value in it, ends after the last byte there is."""
-
-
-class InRun(Exception):
-    """What is asked for lies in a run of opcodes that the scan has stepped over."""
 
 
 T = TypeVar("T")
@@ -58,10 +54,8 @@ class Scan:
     values of SETITEMS, APPENDS and ADDITEMS come after their mark; `built` of an object are the
     (opcode offset, state). `alias` leads from each GET to the value it stands for; `puts` and
     `gets` are the offsets of these opcodes. `gaps` leads from the end of bytes that belong to no
-    value (a FRAME, popped values) to their start. `runs` leads from the values that were stepped
-    over to their ends: what is in them is not told; `sure` are values whose memo index no run sets
-    again. `native` is the same scan in the module `_shards`, if that has made it: then there are no
-    runs, and the dicts ask it."""
+    value (a FRAME, popped values) to their start. `native` is the same scan in the module
+    `_shards`, if that has made it: then the dicts ask it, one key at a time."""
 
     data: bytes
     where: str
@@ -78,11 +72,8 @@ class Scan:
     alias: dict[int, int] = field(default_factory=dict)
     frames: list[tuple[int, int]] = field(default_factory=list)
     gaps: dict[int, int] = field(default_factory=dict)
-    runs: dict[int, int] = field(default_factory=dict)
-    sure: set[int] = field(default_factory=set)
     long_keys: int = 0
     native: Any = None
-    _begins: list[int] = field(default_factory=list)
 
     def start(self, value: int) -> int:
         """First byte of `value`."""
@@ -91,21 +82,8 @@ class Scan:
         return value
 
     def made(self, value: int) -> int:
-        """The value that `value` stands for, if it is a GET. Raises InRun if only a whole scan
-        can tell."""
-        if value in self.runs:
-            raise InRun
-        target = self.alias.get(value)
-        if target is None:
-            return value
-        if self.runs and target not in self.sure:
-            # A run may set the same index again; if no bytes look like that, none does.
-            put = bytes([LONG_BINPUT]) + self.data[value + 1 : value + 5]
-            again = self.data[value] == LONG_BINGET and self.data.count(put) > 1
-            if target in self.runs or again:
-                raise InRun
-            self.sure.add(target)
-        return target
+        """The value that `value` stands for, if it is a GET."""
+        return self.alias.get(value, value)
 
     def memo_index(self, value: int) -> int | None:
         """The memo index of a container or tuple, if it has one: its PUT follows right after."""
@@ -113,12 +91,6 @@ class Scan:
         if at < len(self.puts) and self.puts[at] == value + 1:
             return self.put_index(at)
         return None
-
-    def has_run(self, start: int, end: int) -> bool:
-        """Whether a run begins in [start, end)."""
-        if len(self._begins) != len(self.runs):
-            self._begins = list(self.runs)
-        return bisect.bisect_left(self._begins, start) < bisect.bisect_left(self._begins, end)
 
     def put_index(self, k: int) -> int:
         """The memo index that the k-th PUT sets."""

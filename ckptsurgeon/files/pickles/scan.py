@@ -7,20 +7,16 @@ was built, by the same rules; what it refuses is always judged here.
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections.abc import Sequence
 from itertools import repeat
 
-from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files import native
 from ckptsurgeon.files.collector import collector_paused
-from ckptsurgeon.files.pickles import opcodes as opcodes
-from ckptsurgeon.files.pickles import runs as pickle_run
+from ckptsurgeon.files.pickles import opcodes
 from ckptsurgeon.files.pickles.opcodes import (
     BINGET,
     BINPUT,
-    EMPTY_DICT,
     GETS,
     HOLDERS,
     LENGTH_SIZE,
@@ -33,15 +29,14 @@ from ckptsurgeon.files.pickles.opcodes import (
     PUTS,
     STOP,
 )
-from ckptsurgeon.files.pickles.places import Asked, CutShort, InRun, Scan
+from ckptsurgeon.files.pickles.places import Asked, CutShort, Scan
 
-__all__ = ["CutShort", "InRun", "Scan", "scan"]
+__all__ = ["CutShort", "Scan", "scan"]
 
 MAX_BYTES = 256 << 20
 """Bytes of the longest pickle, so of the longest string in it."""
 MAX_OPCODES = 2_000_000
-"""Opcodes of the longest pickle, where a run of `pickle_run` counts as one: 10,000 tensors have
-300,000 opcodes, and 40,000 with runs."""
+"""Opcodes of the longest pickle: 10,000 tensors have 300,000."""
 MAX_DEPTH = 1000
 """Levels of nesting, leaving out what a cycle repeats."""
 MAX_INTEGER = 4096
@@ -53,8 +48,6 @@ MAX_KEY = 1000
 MAX_LONG_KEYS = 1000
 """Dict keys and set items that are integers of 8 bytes or more: any number of them can be made to
 collide, which costs time by its square."""
-MIN_RUNS = 1 << 16
-"""Bytes of the shortest pickle in which runs are worth their regular expression."""
 
 
 def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) -> Scan:
@@ -65,8 +58,8 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     the number of bytes before it, or below 2^22; only named globals are called or instantiated,
     and only on the spot; only containers that are still being built are filled; a dict key or set
     item costs at most MAX_KEY steps to hash, and few of them can be made to collide. So its memory
-    is bounded by a constant times len(data), plus 64 MiB. With `whole` there are no runs, and each
-    memo index is set once.
+    is bounded by a constant times len(data), plus 64 MiB. With `whole` the scan is done here, so
+    that its dicts hold all that they can be asked for.
     Raises DamagedFile with the offset of the opcode that breaks a rule."""
     out = Scan(data, where, base)
     if len(data) > MAX_BYTES:
@@ -79,18 +72,13 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     if native.shards is not None and not whole and _asked(out):
         return out
     with collector_paused():
-        if len(data) >= MIN_RUNS and not whole:
-            with contextlib.suppress(DamagedFile, InRun):
-                _walk(out, runs=True)
-                return out
-            out = Scan(data, where, base, out.protocol)
-        _walk(out, runs=False)
+        _walk(out)
     return out
 
 
 def _asked(out: Scan) -> bool:
     """Have the native module scan; False if it refuses."""
-    found = native.shards.scan(
+    places = native.shards.scan(
         out.data,
         opcodes=MAX_OPCODES,
         depth=MAX_DEPTH,
@@ -99,17 +87,17 @@ def _asked(out: Scan) -> bool:
         key=MAX_KEY,
         long_keys=MAX_LONG_KEYS,
     )
-    if found is None:
+    if places is None:
         return False
-    out.native, out.root, out.stop = found, found.root, found.stop
-    out.parts, out.grown, out.built = Asked(found.parts), Asked(found.grown), Asked(found.built)
-    out.memo, out.alias = Asked(found.memo), Asked(found.alias)
-    out.puts, out.gets = found.puts(), found.gets()
-    out.frames, out.gaps = found.frames(), found.gaps()
+    out.native, out.root, out.stop = places, places.root, places.stop
+    out.parts, out.grown, out.built = Asked(places.parts), Asked(places.grown), Asked(places.built)
+    out.memo, out.alias = Asked(places.memo), Asked(places.alias)
+    out.puts, out.gets = places.puts(), places.gets()
+    out.frames, out.gaps = places.frames(), places.gaps()
     return True
 
 
-def _walk(out: Scan, *, runs: bool) -> None:
+def _walk(out: Scan) -> None:
     data, parts, memo, alias = out.data, out.parts, out.memo, out.alias
     puts: list[int] = []
     push_size, length_size, operands = PUSH_SIZE, LENGTH_SIZE, OPERANDS
@@ -117,23 +105,12 @@ def _walk(out: Scan, *, runs: bool) -> None:
     stack: list[int] = []
     marks: list[int] = []  # where on the stack the open marks are
     height: dict[int, int] = {}  # levels below a value that has any
-    matches = pickle_run.matches() if runs else {}
     push = stack.append
     i = 2
     try:
         for _ in repeat(None, MAX_OPCODES):
             op = data[i]
-            if op in matches and (found := matches[op](data, i)):
-                out.runs[i] = end = found.end()
-                height[i] = pickle_run.LEVELS
-                at = i + 2 if op == EMPTY_DICT else end - 4  # the index that its own PUT sets
-                (index,) = u32(data, at)
-                if index in memo:
-                    raise InRun
-                memo[index] = i
-                push(i)
-                i = end
-            elif size := push_size[op]:
+            if size := push_size[op]:
                 push(i)
                 i += size
             elif op in PUTS:
@@ -154,7 +131,7 @@ def _walk(out: Scan, *, runs: bool) -> None:
                 else:
                     (index,), size = u32(data, i + 1), 5
                 if index not in memo:
-                    raise InRun if runs else out.damaged(i, f"memo index {index} is not set")
+                    raise out.damaged(i, f"memo index {index} is not set")
                 alias[i] = value = memo[index]
                 if value in height:
                     height[i] = height[value]
@@ -208,8 +185,6 @@ def _walk(out: Scan, *, runs: bool) -> None:
         raise out.damaged(i, "an opcode lacks its values on the stack") from None
     if len(stack) != 1 or marks:
         raise out.damaged(i, f"{len(stack)} values are left on the stack, not one")
-    if runs:  # a key in a run may be any value of BINGET
-        _check_keys(out, [memo[index] for index in range(256) if memo.get(index) in height])
     out.puts, out.gets = puts, list(alias)
     out.root = stack[0]
     out.stop = i + 1

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles import opcodes as opcodes
-from ckptsurgeon.files.pickles.scan import InRun, Scan
+from ckptsurgeon.files.pickles import opcodes
+from ckptsurgeon.files.pickles.scan import Scan
 
 MAX_CHAIN = 100
 """Definitions that are moved one into the other."""
@@ -58,8 +58,6 @@ def cut(scanned: Scan, cuts: Sequence[Cut]) -> list[Splice]:
     for left, right in pairwise(ordered):
         if right.start < left.end:
             raise SurgeryError(f"{scanned.where}: two edits overlap at byte {right.start}")
-    if any(scanned.has_run(item.start, item.end) for item in ordered):
-        raise InRun
     memo = Memo(scanned)
     kept = {item for item in ordered if memo.must_stay(item)}
     while True:
@@ -85,7 +83,7 @@ def _popped(item: Cut) -> Iterator[Splice]:
 
 
 FEW = 32
-"""So many questions are answered by a search of the bytes each; more make an index worth it."""
+"""Up to this many questions, each is answered by a search of the bytes; more are worth an index."""
 
 
 class Memo:
@@ -133,7 +131,7 @@ class Memo:
     def reads(self, index: int, start: int, end: int) -> list[int]:
         """Offsets in [start, end) of the GETs of a memo index."""
         self._asked += 1
-        if self._asked > FEW and not self.scan.runs:
+        if self._asked > FEW:
             if not self._gets:
                 for at in self.scan.gets:
                     self._gets.setdefault(self.index_at(at), []).append(at)
@@ -147,8 +145,6 @@ class Memo:
             while at >= 0:
                 if at in self.scan.alias:
                     found.append(at)
-                elif self.scan.runs:
-                    raise InRun
                 at = self.data.find(pattern, at + 1, end)
         return sorted(found)
 

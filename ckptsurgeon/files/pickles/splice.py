@@ -13,8 +13,8 @@ from typing import Any
 
 from ckptsurgeon.edits import Key, Value
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles import opcodes as opcodes
-from ckptsurgeon.files.pickles.scan import InRun, Scan, scan
+from ckptsurgeon.files.pickles import opcodes
+from ckptsurgeon.files.pickles.scan import Scan, scan
 from ckptsurgeon.files.pickles.sharing import Cut, Memo, Splice, cut
 from ckptsurgeon.files.pickles.values import NO_SCALAR, encode, like, scalar
 
@@ -66,19 +66,6 @@ def splice(
     Raises KeyError with the path if it leads nowhere, SurgeryError if edits overlap or a path goes
     into a tuple that others share, DamagedFile as `scan` does."""
     scanned = scanned or scan(data)
-    try:
-        return _spliced(scanned, edits, delete, rename or {})
-    except InRun:
-        scanned = scan(data, where=scanned.where, base=scanned.base, whole=True)
-        return _spliced(scanned, edits, delete, rename or {})
-
-
-def _spliced(
-    scanned: Scan,
-    edits: Mapping[Path, Value],
-    delete: Sequence[tuple[Key, ...]],
-    rename: Mapping[tuple[Key, ...], str],
-) -> bytes:
     program = _Program(scanned)
     cuts: list[Cut] = []
     for path, value in edits.items():
@@ -93,7 +80,7 @@ def _spliced(
         if slot is None:
             raise KeyError(path)
         cuts.append(program.deletion(slot, path))
-    for path, key in rename.items():
+    for path, key in (rename or {}).items():
         holder, slot = program.find(path)
         _, taken = program.find((*path[:-1], key))
         if slot is None or not slot.keyed or taken is not None:
@@ -169,7 +156,7 @@ class _Program:
     # --- steps of a path -------------------------------------------------------------------------
 
     def _slot(self, holder: int, key: Key | Nth) -> Slot | None:
-        """As `pickle_reader.get` steps: attributes before items, items of a dict before its own
+        """As `tree.get` steps: attributes before items, items of a dict before its own
         attributes."""
         opcode = self.data[holder]
         if isinstance(key, Nth):

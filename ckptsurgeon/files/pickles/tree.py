@@ -17,7 +17,7 @@ from typing import Any
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.dtypes import ITEM_BYTES, STORAGES
-from ckptsurgeon.files.pickles.scan import Scan, scan
+from ckptsurgeon.files.pickles.scan import Scan
 
 
 class Global(type):
@@ -232,17 +232,12 @@ class _Unpickler(pickle.Unpickler):
         return made
 
 
-def read(data: bytes) -> Any:
-    """The tree of `data`: dict, list, tuple, set, scalars, `Tensor`, `Object`, `Global`.
-
-    `scan` goes over the bytes first, so what it guarantees holds here.
-    Raises DamagedFile; nothing that the file names is imported or called, whatever it holds."""
-    return _load(scan(data))[0]
-
-
 def read_with_globals(scanned: Scan) -> tuple[Any, frozenset[str]]:
-    """The tree, and every `module.name` that a load would import, also where the tree does not
-    hold it. Raises DamagedFile."""
+    """The tree: dict, list, tuple, set, scalars, `Tensor`, `Object`, `Global`. And every
+    `module.name` that a load would import, also where the tree does not hold it.
+
+    What `scan` guarantees holds here. Raises DamagedFile; nothing that the file names is imported
+    or called, whatever it holds."""
     tree, unpickler = _load(scanned)
     return tree, frozenset(".".join(name) for name in unpickler.globals)
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from ckptsurgeon.files.pickles import opcodes as opcodes
+from ckptsurgeon.files.pickles import opcodes
 from ckptsurgeon.files.pickles.scan import Scan
 
 _TEXT_WIDTH = {opcodes.SHORT_BINUNICODE: 1, opcodes.BINUNICODE: 4, opcodes.BINUNICODE8: 8}

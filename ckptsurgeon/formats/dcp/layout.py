@@ -14,18 +14,19 @@ from typing import Any
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE
 from ckptsurgeon.files.dcp import METADATA, Saved, Values
-from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
+from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.step_folders import files_below, refuse_link
 
 
-class Torchtitan:
+class Torchtitan(BaseFormat):
     """`<root>/step-<N>/` with `.metadata` and `.distcp` files."""
 
     name = "torchtitan"
-    flags: Mapping[str, str] = {
+    options: Mapping[str, str] = {
         "clip_grad": "--training.max_norm",
         "seed": "--debug.seed",
         "lr": "--optimizer.lr",
@@ -82,13 +83,9 @@ class Torchtitan:
             and _marked(item)
         ]
 
-    def pointers(self, run: Path, step: int) -> dict[Path, str]:
-        """None: the highest step is loaded."""
-        return {}
-
-    def pointed(self, pointer: Path) -> int | None:
+    def resumes(self, run: Path) -> int | None:
         """The highest step that the trainer takes for one: it does not look for the files."""
-        return max((s for s in self.steps(pointer) if self.taken(pointer, s)), default=None)
+        return max((step for step in self.steps(run) if self.taken(run, step)), default=None)
 
     def taken(self, run: Path, step: int) -> bool:
         """By `.metadata`, or the index of weights that were saved for Hugging Face."""
@@ -98,8 +95,8 @@ class Torchtitan:
         """Read `.metadata` and the torch files beside it; values are read when asked for."""
         folder = self.directory(run, step)
         saved = Saved.open(self._saved(run, step))
-        archives = opened(path for path in self.torch_files(folder) if path not in without)
-        trees = {path: archive.tree() for path, archive in archives.items()}
+        beside = [path for path in self.torch_files(folder) if path not in without]
+        trees, archives = read_shards(beside)
         return DcpCheckpoint(
             folder,
             step,
@@ -108,11 +105,11 @@ class Torchtitan:
             saved=saved,
             trainer=self.name,
             prefix=self.optimizer,
-            flags=self.flags,
+            options=self.options,
         )
 
     def torch_files(self, folder: Path) -> list[Path]:
-        """None beside the `.distcp` files."""
+        """No torch file lies beside the `.distcp` files."""
         return []
 
 
@@ -120,7 +117,7 @@ class OlmoCore(Torchtitan):
     """`<root>/step<N>/` with `model_and_optim/`, `train/rank<R>.pt` and `.metadata.json`."""
 
     name = "olmo-core"
-    flags: Mapping[str, str] = {
+    options: Mapping[str, str] = {
         "clip_grad": "train_module.max_grad_norm",
         "seed": "init_seed",
         "lr": "train_module.optim.lr",
@@ -151,7 +148,7 @@ class OlmoCore(Torchtitan):
         return [*found, *(name for name in ranks if not (folder / name).is_file())]
 
     def strays(self, run: Path, step: int) -> list[str]:
-        """None: a step's name has nothing around it."""
+        """No such name: a step's has nothing around it."""
         return []
 
     def taken(self, run: Path, step: int) -> bool:

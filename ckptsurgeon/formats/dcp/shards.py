@@ -6,26 +6,27 @@ to the first chunk of a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats import Blob, Fragment, Place, Weight
-from ckptsurgeon.formats.checkpoint import Shards
-from ckptsurgeon.formats.dcp import weights as dcp_weights
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.dcp import weights
+from ckptsurgeon.formats.protocol import Blob, Fragment, Place, Weight
 from ckptsurgeon.formats.sane import problem
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass
-class DcpShards(Shards):
-    """`Shards`, where one of the trees is a `Values`: that of `saved`."""
+class DcpShards(BaseCheckpoint):
+    """`BaseCheckpoint`, where one of the trees is a `Values`: that of `saved`."""
 
     saved: Saved = field(kw_only=True)
 
@@ -79,12 +80,17 @@ class DcpShards(Shards):
         return out
 
     def weights(self) -> Iterator[Weight]:
-        """See `dcp_weights`."""
-        return dcp_weights.weights(self.saved)
+        """See `weights`."""
+        return weights.weights(self.saved)
 
-    def check(self, name: str, places: Sequence[Place]) -> None:
-        """Raise DamagedFile for a value that `name` can't have (`sane.problem`)."""
-        super().check(name, [place for place in places if place.file != self.saved.path])
+    def check(
+        self,
+        name: str,
+        places: Sequence[Place],
+        problem: Callable[[str, Any], str] = problem,
+    ) -> None:
+        """As `BaseCheckpoint` does, with the file and the name that `.metadata` has for a value."""
+        super().check(name, [place for place in places if place.file != self.saved.path], problem)
         for place in (place for place in places if place.file == self.saved.path):
             if told := problem(name, place.value):
                 item = self.saved.of(place.path)
@@ -94,7 +100,7 @@ class DcpShards(Shards):
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path
     ) -> dict[str, Append | Content]:
-        """The torch files as `Shards` does; all other values in one new file, and `.metadata`."""
+        """All values in one new file, and `.metadata`; the torch files beside them as ever."""
         metadata = self.saved.path.relative_to(root).as_posix()
         mine = changes.get(metadata, ())
         rest = {file: its for file, its in changes.items() if file != metadata}

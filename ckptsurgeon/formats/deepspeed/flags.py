@@ -9,19 +9,15 @@ word counts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from ckptsurgeon.formats import Setting
-from ckptsurgeon.formats.megatron.flags import NEVER
+from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
+from ckptsurgeon.formats.megatron import options
+from ckptsurgeon.formats.megatron.options import NEVER, SCHEDULE
+from ckptsurgeon.formats.protocol import Setting, State
+from ckptsurgeon.formats.schedules.rewarm import HOLD
 
-if TYPE_CHECKING:
-    from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
-
-FLAGS = {
-    "lr": "--lr", "min_lr": "--min-lr", "warmup": "--lr-warmup-samples",
-    "decay": "--lr-decay-samples", "decay_style": "--lr-decay-style",
-}  # fmt: skip
-"""Key of the schedule in a recipe → flag."""
 USE, OVERRIDE = "--use-checkpoint-{}", "--override-{}"
 """With the name of the scheduler's class, as the trainer's flags spell it."""
 
@@ -31,17 +27,17 @@ def scheduler_name(schedule: Mapping[str, Any] | None) -> str:
     return "opt_param-scheduler" if "start_wd" in (schedule or {}) else "lr-scheduler"
 
 
-def schedule_flags(checkpoint: DeepSpeedCheckpoint, settings: Sequence[Setting]) -> list[str]:
+def schedule_flags(checkpoint: DeepSpeedShards, settings: Sequence[Setting]) -> list[str]:
     """How to relaunch so that the edited schedule is the one that counts."""
     edited = [item for item in settings if "lr_scheduler" in item.place.path]
-    wanted = {item.field: item.value for item in edited if item.field in FLAGS}
+    wanted = {item.field: item.value for item in edited if item.field in SCHEDULE}
     if not wanted:
         return []
-    flags = " ".join(f"{FLAGS[key]} {value}" for key, value in wanted.items())
+    flags = " ".join(f"{SCHEDULE[key]} {value}" for key, value in wanted.items())
     return [_relaunch(checkpoint, flags)]
 
 
-def _relaunch(checkpoint: DeepSpeedCheckpoint, flags: str) -> str:
+def _relaunch(checkpoint: DeepSpeedShards, flags: str) -> str:
     name = scheduler_name(checkpoint.annealed())
     text = f"relaunch with {USE.format(name)}"
     override = OVERRIDE.format(name)
@@ -54,7 +50,7 @@ def _relaunch(checkpoint: DeepSpeedCheckpoint, flags: str) -> str:
     return f"{text}, or with {flags}: else Megatron-DeepSpeed asserts that both say the same"
 
 
-def notes(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
+def notes(checkpoint: DeepSpeedShards) -> Iterator[str]:
     """Where the saved command line would undo what the checkpoint says."""
     for name, flag in NEVER:
         if any(place.value for place in checkpoint.arguments(name)):
@@ -72,3 +68,26 @@ def notes(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
         constant = schedule.get("wd_incr_style") == "constant"
         both = f"--start-weight-decay {start:g} --end-weight-decay {end:g}"
         yield _relaunch(checkpoint, f"--weight-decay {end:g}" if constant else both)
+
+
+def launch(run: Path, state: State) -> list[str]:
+    """The folder, the file's schedule, and every value, which the loader compares."""
+    use = USE.format(scheduler_name(state.schedule))
+    return ["--load", str(run), use, *options.values(state)]
+
+
+def rewarm(schedule: Mapping[str, Any], kind: str, until: str) -> tuple[str, ...]:
+    """What BigScience did by hand in three job scripts (tr8b-104B, Embed-Norm experiment 6).
+    Megatron-LM's trainer finds no param group again under another --lr, so this is not for it."""
+    override = OVERRIDE.format(scheduler_name(schedule))
+    if kind != HOLD:
+        return (
+            "leave rewarm out: AnnealingLR can't warm up again in the middle of a run",
+            "GLM-130B's trainer has a flag for it: --warmup-samples-after-loading SAMPLES",
+        )
+    return (
+        "ckptsurgeon reset moments    without re-warm; then three launches of your trainer:",
+        f"1. --lr 0 --min-lr 0 {override} --train-samples {until}",
+        f"2. --lr, --min-lr and --train-samples as ever, and {override}",
+        f"3. from then on the same without {override}",
+    )

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
-from ckptsurgeon.formats import Fragment, Place
-
-if TYPE_CHECKING:
-    from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
-    from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
+from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
+from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
+from ckptsurgeon.formats.protocol import Fragment, Place
 
 
-def fragments(checkpoint: DeepSpeedCheckpoint, name: str) -> list[Fragment]:
+def fragments(checkpoint: DeepSpeedShards, name: str) -> list[Fragment]:
     """Every parameter's part of every tensor `name`, in all shards."""
     places = checkpoint.locate(name)
     out: list[Fragment] = []
@@ -43,7 +41,7 @@ def _written_down(mapping: Mapping[str, Any], place: Place) -> Iterator[Fragment
 
 
 def computed(
-    checkpoint: DeepSpeedCheckpoint, item: Optimizer, places: list[Place]
+    checkpoint: DeepSpeedShards, item: Optimizer, places: list[Place]
 ) -> Iterator[Fragment]:
     """The parts of stage 3, in the flat tensors at `places` of one shard, padding included."""
     models = checkpoint.models().values()

@@ -7,43 +7,47 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats.checkpoint import KEPT_SCANS, opened
-from ckptsurgeon.formats.deepspeed import universal
-from ckptsurgeon.formats.deepspeed.checkpoint import MODEL, DeepSpeedCheckpoint
+from ckptsurgeon.formats.checkpoint import KEPT_SCANS, read_shards
+from ckptsurgeon.formats.deepspeed import flags, universal
+from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.optimizer import EXPERTS, OPTIM
 from ckptsurgeon.formats.deepspeed.parallel import absent_layers
+from ckptsurgeon.formats.deepspeed.shards import MODEL
+from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.megatron.options import OPTIONS
+from ckptsurgeon.formats.protocol import Checkpoint, Hazard, State
 from ckptsurgeon.formats.sane import MAX_RANKS, is_count, problem, understood
 from ckptsurgeon.formats.step_folders import refuse_link
 
 STEP = re.compile(r"global_step(\d+)")
+LATEST = "latest"
+TRACKER = "latest_checkpointed_iteration.txt"
 
 
-class DeepSpeed:
+class DeepSpeed(BaseFormat):
     """The layout of `engine.save_checkpoint`: `<root>/global_step<N>/*.pt` and `<root>/latest`."""
 
     name = "deepspeed"
-    flags: Mapping[str, str] = {
-        "clip_grad": "--clip-grad",
-        "seed": "--seed",
-        "skip": "--skip-train-iteration-range",
-    }
+    options = OPTIONS
 
     def __init__(self) -> None:
-        self._first: Archive | None = None  # what `missing` has read, for `open`
+        # A step is opened right after it was asked what it lacks: its first file is read once.
+        self._scanned = lru_cache(maxsize=1)(_scanned)
 
     def recognizes(self, run: Path) -> bool:
         """True with a `global_step<N>` folder that holds shards, or a `latest` that names one; but
         for an engine inside a checkpoint of Hugging Face, whose scheduler lies beside it."""
         if (run / "trainer_state.json").is_file():
             return False
-        pointer = run / "latest"
+        pointer = run / LATEST
         if pointer.is_file() and STEP.match(text(pointer) or ""):
             return True
         return any(_names(self.directory(run, step)) for step in self.steps(run))
@@ -81,19 +85,24 @@ class DeepSpeed:
         if checkpoint == universal.folder(run, step):
             whole = universal.complete(checkpoint)
             return [] if whole else [f"zero/{universal.GLOBAL}"]
-        names, self._first = _names(checkpoint), None
-        lacking = [name for name in self._expected(checkpoint, names) if name not in names]
-        tree: dict[str, Any] = {} if self._first is None else self._first.tree()
+        refuse_link(checkpoint)
+        names = _names(checkpoint)
+        first = self._first(checkpoint, names)
+        if first is None:
+            return ["mp_rank_00_model_states.pt", *absent_layers(names, {})]
+        lacking = [name for name in _expected(first, names) if name not in names]
         with understood(checkpoint):
-            return lacking + absent_layers(names, tree)
+            return lacking + absent_layers(names, first.tree())
 
     def strays(self, run: Path, step: int) -> list[str]:
         """Shards of ranks beyond the world sizes, or of another precision than the others."""
         checkpoint = self.directory(run, step)
         if checkpoint == universal.folder(run, step):
             return []
+        refuse_link(checkpoint)
         names = _names(checkpoint)
-        expected = set(self._expected(checkpoint, names))
+        first = self._first(checkpoint, names)
+        expected = set() if first is None else set(_expected(first, names))
         ranked = (n for n in sorted(names) if MODEL.fullmatch(n) or OPTIM.fullmatch(n))
         return [
             f"{name}: belongs to no rank of this checkpoint"
@@ -101,55 +110,73 @@ class DeepSpeed:
             if name not in expected
         ]
 
-    def _expected(self, checkpoint: Path, names: set[str]) -> list[str]:
-        models = sorted(name for name in names if MODEL.fullmatch(name))
-        if not models:
-            return ["mp_rank_00_model_states.pt"]
-        refuse_link(checkpoint)
-        self._first = Archive.open(checkpoint / models[0])
-        if self._first.record(PICKLE).size <= KEPT_SCANS:
-            self._first.scan(keep=True)
-        with understood(self._first.path):
-            tree = self._first.tree()
-            dp, mp = (tree.get(f"{kind}_world_size", 1) for kind in ("dp", "mp"))
-            told = problem("ranks", dp) or problem("ranks", mp) or problem("ranks", dp * mp)
-        if told:
-            start = self._first.payload(PICKLE)
-            raise DamagedFile(str(self._first.path), start, f"{PICKLE}: {told}")
-        sharded = bool(MODEL.fullmatch(models[0])["dp"])  # type: ignore[index]
-        expected = [
-            f"{f'zero_pp_rank_{d}_' if sharded else ''}mp_rank_{m:02d}_model_states.pt"
-            for m in range(mp)
-            for d in range(dp if sharded else 1)
-        ]
-        if tree.get("optimizer") is None:
-            dtype = next((m["dtype"] or "" for n in sorted(names) if (m := OPTIM.fullmatch(n))), "")
-            expected += [
-                f"{dtype}zero_pp_rank_{d}_mp_rank_{m:02d}_optim_states.pt"
-                for m in range(mp)
-                for d in range(dp)
-            ]
-        return expected if sharded else [*expected, *_experts(tree, names, mp)]
+    def _first(self, checkpoint: Path, names: Collection[str]) -> Archive | None:
+        """The archive of the first model file; None without one."""
+        name = min((name for name in names if MODEL.fullmatch(name)), default=None)
+        if name is None:
+            return None
+        status = (checkpoint / name).stat()
+        identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+        return self._scanned(checkpoint / name, identity)
 
-    def pointers(self, run: Path, step: int) -> dict[Path, str]:
-        """`latest` always, but for a run of universal copies alone; `latest_universal` where the
-        step has such a copy; Megatron's tracker in a run that has one. No final newline."""
-        latest, copied = run / "latest", run / universal.POINTER
-        copy = universal.folder(run, step)
+    def pointer_files(self, run: Path) -> list[Path]:
+        """`latest`, or `latest_universal` in a run of universal copies alone; Megatron's tracker in
+        a run that has one."""
+        latest, copied, tracker = run / LATEST, run / universal.POINTER, run / TRACKER
         alone = not latest.exists() and copied.exists()
-        texts = {} if alone else {latest: f"global_step{step}"}
-        if alone or (copied.exists() and universal.complete(copy)):
+        return [copied if alone else latest, *([tracker] if tracker.exists() else [])]
+
+    def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
+        """Those files, and `latest_universal` where the step has such a copy. No final newline."""
+        files, copy = self.pointer_files(run), universal.folder(run, step)
+        latest, copied, tracker = run / LATEST, run / universal.POINTER, run / TRACKER
+        texts: dict[Path, str | Path] = {}
+        if latest in files:
+            texts[latest] = f"global_step{step}"
+        if copied in files or (copied.exists() and universal.complete(copy)):
             texts[copied] = copy.name
-        tracker = run / "latest_checkpointed_iteration.txt"
-        if tracker.exists():
+        if tracker in files:
             texts[tracker] = str(step)
         return texts
+
+    def stale_pointers(self, run: Path, step: int) -> list[str]:
+        """`latest_universal` where the step has no such copy."""
+        copied = run / universal.POINTER
+        if not copied.exists() or copied in self.pointers(run, step):
+            return []
+        return [
+            f"{copied.name} is not changed: step {step} has no universal copy, so relaunch without "
+            "load_universal (--universal-checkpoint)"
+        ]
+
+    def hazards(self, run: Path) -> list[Hazard]:
+        """A pointer to a universal copy."""
+        return [universal.HAZARD] if (run / universal.POINTER).exists() else []
 
     def pointed(self, pointer: Path) -> int | None:
         """The step in `global_step<N>` or `<N>`; None for a missing file or any other text."""
         named = (text(pointer) or "").strip()
         match = re.fullmatch(r"(?:global_step)?(\d{1,18})(?:_universal)?", named)
         return int(match[1]) if match else None
+
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """Megatron-DeepSpeed's flag takes the ranges themselves."""
+        words = [f"{first}-{last}" for first, last in ranges]
+        return " ".join(["relaunch the trainer with --skip-train-iteration-range", *words])
+
+    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
+        """Three launches where there is Megatron's scheduler; see `flags`."""
+        if state.schedule is None:
+            return super().advise_rewarm(state, kind, until)
+        return flags.rewarm(state.schedule, kind, until)
+
+    def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
+        """Of a run of Megatron-DeepSpeed; DeepSpeed alone takes none, nor does the bundled
+        trainer."""
+        bundled = isinstance(checkpoint, DeepSpeedCheckpoint) and checkpoint.bundled
+        if bundled or checkpoint.state().schedule is None:
+            return []
+        return flags.launch(run, checkpoint.state())
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> DeepSpeedCheckpoint:
         """Read every model and optimizer shard's tree (layer files hold weights only)."""
@@ -164,14 +191,41 @@ class DeepSpeed:
                 kept += [copy / n for n in sorted(_names(copy)) if MODEL.fullmatch(n)]
             kept += universal.shards(copy)
         kept = [path for path in kept if path not in without]
-        first, self._first = self._first, None
-        archives = opened(kept, first)
-        return DeepSpeedCheckpoint(
-            path=checkpoint,
-            step=step,
-            trees={path: archive.tree() for path, archive in archives.items()},
-            archives=archives,
-        )
+        known = None if without else self._first(checkpoint, names)
+        return DeepSpeedCheckpoint(checkpoint, step, *read_shards(kept, known))
+
+
+def _scanned(path: Path, identity: tuple[int, ...]) -> Archive:
+    """The archive of the file that is at `path` while it has this `identity`."""
+    archive = Archive.open(path)
+    if archive.record(PICKLE).size <= KEPT_SCANS:
+        archive.scan(keep=True)
+    return archive
+
+
+def _expected(first: Archive, names: Collection[str]) -> list[str]:
+    """The shards of all ranks, by the world sizes that the first model file states."""
+    with understood(first.path):
+        tree = first.tree()
+        dp, mp = (tree.get(f"{kind}_world_size", 1) for kind in ("dp", "mp"))
+        told = problem("ranks", dp) or problem("ranks", mp) or problem("ranks", dp * mp)
+    if told:
+        start = first.payload(PICKLE)
+        raise DamagedFile(str(first.path), start, f"{PICKLE}: {told}")
+    sharded = "zero_pp_rank_" in first.path.name
+    expected = [
+        f"{f'zero_pp_rank_{d}_' if sharded else ''}mp_rank_{m:02d}_model_states.pt"
+        for m in range(mp)
+        for d in range(dp if sharded else 1)
+    ]
+    if tree.get("optimizer") is None:
+        dtype = next((m["dtype"] or "" for n in sorted(names) if (m := OPTIM.fullmatch(n))), "")
+        expected += [
+            f"{dtype}zero_pp_rank_{d}_mp_rank_{m:02d}_optim_states.pt"
+            for m in range(mp)
+            for d in range(dp)
+        ]
+    return expected if sharded else [*expected, *_experts(tree, names, mp)]
 
 
 def _experts(tree: Any, names: Collection[str], ranks: int) -> list[str]:

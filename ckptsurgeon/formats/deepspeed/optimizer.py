@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Key
-from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats import Place, moments
-from ckptsurgeon.formats.checkpoint import Shards
-from ckptsurgeon.formats.deepspeed import universal as deepspeed_universal
+from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.formats import optimizer_state
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.deepspeed import universal
+from ckptsurgeon.formats.protocol import Place
 
 OPTIM = re.compile(
     r"(?P<dtype>bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d{2,})_optim_states\.pt"
@@ -37,10 +38,10 @@ class Optimizer:
     universal: bool = False
 
 
-def found(trees: Mapping[Path, Any], path: Path) -> Iterator[Optimizer]:
+def optimizers(trees: Mapping[Path, Any], path: Path) -> Iterator[Optimizer]:
     """The optimizer in the file `path` of a checkpoint, if there is one."""
     tree = trees[path]
-    if deepspeed_universal.is_state(path):
+    if universal.is_state(path):
         base: tuple[Key, ...] = ("optimizer_state_dict",) if "optimizer_state_dict" in tree else ()
         yield Optimizer(path, (), base, universal=True)
     elif path.parent.parent.name == "zero":  # one parameter of a universal copy
@@ -62,67 +63,64 @@ def found(trees: Mapping[Path, Any], path: Path) -> Iterator[Optimizer]:
         yield Optimizer(path, outer, inner, loaded=loaded)
 
 
-def groups(shards: Shards, item: Optimizer, name: str, wins: bool = True) -> Iterator[Place]:
-    """`name` in each param group; an elastic checkpoint has none."""
+def groups(
+    checkpoint: BaseCheckpoint, item: Optimizer, name: str, wins: bool = True
+) -> Iterator[Place]:
+    """`name` in each param group; an elastic checkpoint has none, and a universal copy of stage 3
+    is loaded with the first one for all."""
     if item.elastic:
         return
-    for i in range(len(get(shards.trees[item.file], (*item.base, "param_groups")))):
-        path = (*item.base, "param_groups", i, name)
-        first = i == 0 or not (item.universal and item.base)  # which stage 3 loads for all
-        yield from shards.at(item.file, path, wins and item.loaded and first)
+    shared = item.universal and bool(item.base)
+    for place in optimizer_state.groups(checkpoint, item.file, item.base, name, wins):
+        first = place.path[-2] == 0
+        yield place._replace(wins=wins and item.loaded and (first or not shared))
 
 
-def states(shards: Shards, item: Optimizer) -> Iterator[tuple[tuple[Key, ...], dict[Key, Any]]]:
-    """The path and content of each state: of a parameter, or of a flat group."""
-    base = get(shards.trees[item.file], item.base)
-    prefix = item.base if item.elastic else (*item.base, "state")
-    for key, state in enumerate(base) if item.elastic else base["state"].items():
-        yield (*prefix, key), state
+def states(checkpoint: BaseCheckpoint, item: Optimizer) -> optimizer_state.States:
+    """Every state; an elastic checkpoint has them in a list."""
+    if not item.elastic:
+        return optimizer_state.states(checkpoint, item.file, item.base)
+    held = get(checkpoint.trees[item.file], item.base)
+    return [((*item.base, i), state) for i, state in enumerate(held)]
 
 
-def moment(shards: Shards, item: Optimizer, name: str) -> Iterator[Place]:
+def moment(checkpoint: BaseCheckpoint, item: Optimizer, name: str) -> Iterator[Place]:
     """Every tensor that makes up exp_avg or exp_avg_sq."""
     if item.universal:
-        yield from deepspeed_universal.moment(shards, item.file, name)
-        return
-    for path, state in states(shards, item):
-        yield from moments.places(shards, item.file, path, state, name, item.loaded)
+        return universal.moment(checkpoint, item.file, name)
+    held = states(checkpoint, item)
+    return optimizer_state.moment(checkpoint, item.file, held, name, item.loaded)
 
 
-def steps(shards: Shards, item: Optimizer) -> Iterator[Place]:
-    """Adam's counter. Of several in a file the largest is the real one: FusedAdam leaves 0 in the
-    group and, at stage 0, in all but the last parameter's state."""
+def steps(checkpoint: BaseCheckpoint, item: Optimizer) -> Iterator[Place]:
+    """Adam's counter, wherever it is. FusedAdam leaves 0 in the groups: they count where nothing
+    else does."""
     if item.universal:
-        places = list(deepspeed_universal.steps(shards, item.file))
-        yield from places
-        yield from groups(shards, item, "step", not places)
-        return
-    archive = shards.archives[item.file]
-    held = [((*p, "step"), state["step"]) for p, state in states(shards, item) if "step" in state]
-    with archive.reading():
-        archive.fetch([value for _, value in held if isinstance(value, Tensor)])
-        held = [(path, shards.plain(item.file, value)) for path, value in held]
-    elastic = shards.at(item.file, (*item.outer, "base_optimizer_state_step"))
-    held += [(place.path, place.value) for place in elastic]
-    top = max((value for _, value in held), default=None)
-    for path, value in held:
-        yield Place(item.file, path, value, value == top and item.loaded)
-    yield from groups(shards, item, "step", not held)
+        places = list(universal.steps(checkpoint, item.file))
+    else:
+        places = optimizer_state.steps(checkpoint, item.file, states(checkpoint, item))
+        places += checkpoint.at(item.file, (*item.outer, "base_optimizer_state_step"))
+        top = max((place.value for place in places), default=None)
+        places = [p._replace(wins=p.value == top and item.loaded) for p in places]
+    yield from places
+    yield from groups(checkpoint, item, "step", not places)
 
 
-def scaler(shards: Shards, item: Optimizer, name: str) -> list[Place]:
+def scaler(checkpoint: BaseCheckpoint, item: Optimizer, name: str) -> list[Place]:
     """An attribute of the loss scaler: an object under ZeRO, plain keys at stage 0."""
-    inside = shards.at(item.file, (*item.outer, "loss_scaler", name), item.loaded)
-    return inside or shards.at(item.file, (*item.outer, name), item.loaded)
+    inside = checkpoint.at(item.file, (*item.outer, "loss_scaler", name), item.loaded)
+    return inside or checkpoint.at(item.file, (*item.outer, name), item.loaded)
 
 
-def scaler_start(shards: Shards, item: Optimizer, power: int) -> Iterator[tuple[Place, Any]]:
+def scaler_start(
+    checkpoint: BaseCheckpoint, item: Optimizer, power: int
+) -> Iterator[tuple[Place, Any]]:
     """Each place of the loss scaler with its value in a new run: cur_scale = 2**power.
 
     `deepspeed/runtime/fp16/loss_scaler.py`: growth is counted from last_overflow_iter."""
-    hysteresis = scaler(shards, item, "delayed_shift")
+    hysteresis = scaler(checkpoint, item, "delayed_shift")
     start = {"cur_scale": 2**power, "cur_iter": 0, "last_overflow_iter": -1}
     if hysteresis:
         start["cur_hysteresis"] = hysteresis[0].value
     for name, value in start.items():
-        yield from ((place, value) for place in scaler(shards, item, name))
+        yield from ((place, value) for place in scaler(checkpoint, item, name))

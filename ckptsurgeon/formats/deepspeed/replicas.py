@@ -10,23 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats import Copy, Place, Replica
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM
 from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
+from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.deepspeed.weights import COLUMNS, ROWS
-
-if TYPE_CHECKING:
-    from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ckptsurgeon.formats.protocol import Copy, Place, Replica
 
 RANK = re.compile(r"mp_rank_(\d+)")
 
 
-def replicas(checkpoint: DeepSpeedCheckpoint) -> list[Replica]:
+def replicas(checkpoint: DeepSpeedShards) -> list[Replica]:
     """Every replicated parameter with its copies of weights, fp32 masters and moments: of ZeRO 1
     and 2 the part that each data-parallel rank holds. Raises SurgeryError without tensor ranks."""
     tree = next(iter(checkpoint.models().values()))
@@ -46,9 +44,7 @@ def replicas(checkpoint: DeepSpeedCheckpoint) -> list[Replica]:
     ]
 
 
-def _weights(
-    checkpoint: DeepSpeedCheckpoint, tensor: int
-) -> Iterator[tuple[tuple[Any, ...], Copy]]:
+def _weights(checkpoint: DeepSpeedShards, tensor: int) -> Iterator[tuple[tuple[Any, ...], Copy]]:
     layers = [path for path in sorted(checkpoint.path.iterdir()) if LAYER.fullmatch(path.name)]
     checkpoint.read(layers)
     for path in layers:
@@ -60,7 +56,7 @@ def _weights(
 
 
 def _in(
-    checkpoint: DeepSpeedCheckpoint, file: Path, path: tuple[Key, ...], prefix: str, where: Any
+    checkpoint: DeepSpeedShards, file: Path, path: tuple[Key, ...], prefix: str, where: Any
 ) -> Iterator[tuple[tuple[Any, ...], Copy]]:
     weights = get(checkpoint.trees[file], path) if path else checkpoint.trees[file]
     for name, tensor in (weights or {}).items():
@@ -68,9 +64,7 @@ def _in(
             yield (prefix + name, "weights", where), Copy(Place(file, (*path, name), tensor), None)
 
 
-def _partitions(
-    checkpoint: DeepSpeedCheckpoint, tensor: int
-) -> Iterator[tuple[tuple[Any, ...], Copy]]:
+def _partitions(checkpoint: DeepSpeedShards, tensor: int) -> Iterator[tuple[tuple[Any, ...], Copy]]:
     for item in checkpoint.optimizers():
         match = OPTIM.fullmatch(item.file.name)
         outer = get(checkpoint.trees[item.file], item.outer)

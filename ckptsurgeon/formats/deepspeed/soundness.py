@@ -9,15 +9,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
-from ckptsurgeon.formats.deepspeed import parallel as deepspeed_parallel
+from ckptsurgeon.formats.deepspeed import parallel
+from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.schedules.annealing import learning_rate
-
-if TYPE_CHECKING:
-    from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 
 RANK = re.compile(r"zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt")
 IN_MODELS = (
@@ -32,7 +30,7 @@ NUMBERS = ("lr", "betas", "eps", "weight_decay", "adam_step", "loss_scale")
 """Fields that can't be located where a value is impossible."""
 
 
-def contradictions(checkpoint: DeepSpeedCheckpoint) -> list[str]:
+def contradictions(checkpoint: DeepSpeedShards) -> list[str]:
     """One sentence for each field in which shards differ, each number that can't be, and each
     mapping that does not cover its flat partition."""
     out: list[str] = []
@@ -47,7 +45,7 @@ def contradictions(checkpoint: DeepSpeedCheckpoint) -> list[str]:
 # --- agreement -----------------------------------------------------------------------------------
 
 
-def _disagreements(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
+def _disagreements(checkpoint: DeepSpeedShards) -> Iterator[str]:
     for key in IN_MODELS:
         yield from _differ(key, {p: t.get(key) for p, t in checkpoint.models().items()})
     outers = {
@@ -119,7 +117,7 @@ def _short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
-def _impossible(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
+def _impossible(checkpoint: DeepSpeedShards) -> Iterator[str]:
     for name in NUMBERS:
         try:
             checkpoint.locate(name)
@@ -127,7 +125,7 @@ def _impossible(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
             yield error.what
 
 
-def _foreign(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
+def _foreign(checkpoint: DeepSpeedShards) -> Iterator[str]:
     """Shards that agree with each other, and still belong to another step or world size."""
     for path, tree in checkpoint.models().items():
         # `set iteration` changes one of the two; a file of another step differs in both.
@@ -135,7 +133,7 @@ def _foreign(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
         if held and checkpoint.step not in held:
             yield f"{path.name}: holds step {held[0]}, not {checkpoint.step}"
     first = next(iter(checkpoint.models().values()))
-    parallel = first.get("dp_world_size", 1)
+    ranks = first.get("dp_world_size", 1)
     for item in checkpoint.optimizers():
         if item.elastic and not checkpoint.at(
             item.file, (*item.outer, "base_optimizer_state_step")
@@ -146,10 +144,9 @@ def _foreign(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
             )
         counts = get(checkpoint.trees[item.file], item.outer).get("partition_count")
         counts = counts if isinstance(counts, (list, tuple)) else [counts]
-        if counts and None not in counts and parallel not in counts:  # experts have fewer
+        if counts and None not in counts and ranks not in counts:  # experts have fewer
             yield (
-                f"{item.file.name}: is one of {counts[0]} data-parallel partitions, "
-                f"not of {parallel}"
+                f"{item.file.name}: is one of {counts[0]} data-parallel partitions, not of {ranks}"
             )
     schedule = checkpoint.annealed()
     if schedule is None or not checkpoint.groups_win:
@@ -166,14 +163,14 @@ def _foreign(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
         )
 
 
-def _layers(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
-    return deepspeed_parallel.contradictions(checkpoint.models())
+def _layers(checkpoint: DeepSpeedShards) -> Iterator[str]:
+    return parallel.contradictions(checkpoint.models())
 
 
 # --- flat partitions -----------------------------------------------------------------------------
 
 
-def _mappings(checkpoint: DeepSpeedCheckpoint) -> Iterator[str]:
+def _mappings(checkpoint: DeepSpeedShards) -> Iterator[str]:
     """`param_slice_mappings` (ZeRO 1 and 2): for each group, which parameter's elements lie where
     in this rank's flat partition. Padding is allowed where the shard says so: between parameters,
     and after the last one of the last rank that has any."""

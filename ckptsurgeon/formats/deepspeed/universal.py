@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats import Place
-from ckptsurgeon.formats.checkpoint import Shards
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.protocol import Hazard, Place
 
 FOLDER = re.compile(r"global_step(\d+)_universal")
 POINTER = "latest_universal"
@@ -27,6 +27,11 @@ DEFECTS = (
     "Adam counts it up once for each group, so the bias correction drifts",
 )
 """What a plan warns of; both were seen with 0.19.8."""
+HAZARD = Hazard(
+    f"{POINTER} names a converted checkpoint, and training never moves it on",
+    "leave --universal-checkpoint out after the first start",
+)
+"""Of a run with such a pointer."""
 
 
 def folder(run: Path, step: int) -> Path:
@@ -52,21 +57,21 @@ def shards(copy: Path) -> list[Path]:
     return state + sorted(p for p in copy.glob("zero/*/*.pt") if p.name in names)
 
 
-def moment(shards: Shards, state: Path, name: str) -> Iterator[Place]:
+def moment(checkpoint: BaseCheckpoint, state: Path, name: str) -> Iterator[Place]:
     """The moment `name` of every parameter. At stage 3 the file is the bare tensor."""
-    for path, tree in shards.trees.items():
+    for path, tree in checkpoint.trees.items():
         if path.parent.parent == state.parent and path.name == f"{name}.pt":
             bare = isinstance(tree, Tensor)
             yield Place(path, () if bare else ("param",), tree if bare else tree["param"])
 
 
-def steps(shards: Shards, state: Path) -> Iterator[Place]:
+def steps(checkpoint: BaseCheckpoint, state: Path) -> Iterator[Place]:
     """Adam's step of every parameter; at stage 3 of the first group, which all groups load."""
-    for path, tree in shards.trees.items():
+    for path, tree in checkpoint.trees.items():
         if path.parent.parent == state.parent and path.name == "step.pt":
-            yield Place(path, (), shards.plain(path, tree))
-    groups = shards.trees[state].get("optimizer_state_dict", {}).get("state", {})
+            yield Place(path, (), checkpoint.plain(path, tree))
+    groups = checkpoint.trees[state].get("optimizer_state_dict", {}).get("state", {})
     for index in groups:
         inside = ("optimizer_state_dict", "state", index, "step")
-        for place in shards.at(state, inside):
+        for place in checkpoint.at(state, inside):
             yield place._replace(wins=index == 0)

@@ -10,18 +10,16 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats import Place, Weight
 from ckptsurgeon.formats.deepspeed import fragments
 from ckptsurgeon.formats.deepspeed.parallel import LAYER
-
-if TYPE_CHECKING:
-    from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
+from ckptsurgeon.formats.protocol import Place, Weight
 
 ROWS = re.compile(
     r"(word_embeddings|query_key_value|dense_h_to_4h|lm_head|(^|\.)head)\.(weight|bias)$"
@@ -35,7 +33,7 @@ EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_(\d+)_model_states\.pt")
 Part = tuple[Archive, Tensor]
 
 
-def weights(checkpoint: DeepSpeedCheckpoint) -> Iterator[Weight]:
+def weights(checkpoint: DeepSpeedShards) -> Iterator[Weight]:
     """Every weight with its name, in the order of the shards. Raises SurgeryError for parts that
     can't be joined."""
     if checkpoint.stage() == 3:
@@ -110,7 +108,7 @@ def _contiguous(tensor: Tensor) -> bool:
     return True
 
 
-def _partitioned(checkpoint: DeepSpeedCheckpoint) -> Iterator[Weight]:
+def _partitioned(checkpoint: DeepSpeedShards) -> Iterator[Weight]:
     """Stage 3: rank after rank holds ceil(numel / ranks) elements of each fp32 master."""
     by_name: dict[str, list[tuple[Path, int, int]]] = {}
     for item in sorted(checkpoint.optimizers(), key=lambda item: _rank(item.file)):

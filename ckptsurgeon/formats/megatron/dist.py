@@ -15,9 +15,10 @@ from pathlib import Path
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.dcp import Saved, Values
-from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import DcpShards
-from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint, Optimizer
+from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
+from ckptsurgeon.formats.megatron.shards import Optimizer
 
 CONFIG = "metadata.json"
 """Written last: a folder without it is not complete."""
@@ -78,8 +79,8 @@ def opened_dist(folder: Path, step: int, without: Collection[Path] = ()) -> Mega
     """Read `.metadata` and `common.pt`; values are read when they are asked for."""
     saved = Saved.open(folder)
     common = folder / COMMON
-    archives = opened([common] if common.is_file() and common not in without else [])
-    trees = {path: archive.tree() for path, archive in archives.items()}
+    beside = [common] if common.is_file() and common not in without else []
+    trees, archives = read_shards(beside)
     return MegatronDistCheckpoint(
         folder, step, {**trees, saved.path: Values(saved)}, archives, saved=saved
     )

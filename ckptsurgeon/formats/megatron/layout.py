@@ -7,16 +7,20 @@ File names: `megatron/training/checkpointing.py`, `get_checkpoint_name`; a folde
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA
 from ckptsurgeon.files.text_file import number
-from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import absent
+from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.megatron import options
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, MegatronDistCheckpoint, opened_dist
+from ckptsurgeon.formats.megatron.flags import USE
+from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.step_folders import files_below, refuse_link
 
@@ -30,16 +34,11 @@ RANK = re.compile(r"mp_rank_(?P<tp>\d{2,})(?:_(?P<a>\d{3,}))?(?:_(?P<b>\d{3,}))?
 SHARD = re.compile(r"model_optim_rng\.pt|distrib_optim\.pt|layer_wise_optimizer_\d+\.pt")
 
 
-class Megatron:
+class Megatron(BaseFormat):
     """`<root>/iter_<N>` and `<root>/latest_checkpointed_iteration.txt`."""
 
     name = "megatron"
-    flags: Mapping[str, str] = {
-        "clip_grad": "--clip-grad",
-        "seed": "--seed",
-        "skip_each": "--iterations-to-skip",
-        "no_optimizer": "--no-load-optim --load-main-params-from-ckpt",
-    }
+    options = options.OPTIONS
 
     def recognizes(self, run: Path) -> bool:
         """True with an `iter_<N>` folder that holds a checkpoint of either format."""
@@ -87,7 +86,7 @@ class Megatron:
         ranks = _ranks(folder)
         if not ranks:
             return ["mp_rank_00/model_optim_rng.pt"]
-        first = MegatronCheckpoint(folder, 0, *_opened([ranks[0] / "model_optim_rng.pt"]))
+        first = MegatronCheckpoint(folder, 0, *read_shards([ranks[0] / "model_optim_rng.pt"]))
         with understood(folder):
             args = first.args()
             sizes = [
@@ -115,8 +114,12 @@ class Megatron:
         widths = {item.name.count("_") for item in ranks}
         return [f"{folder.name}: ranks of different layouts lie side by side"] * (len(widths) > 1)
 
-    def pointers(self, run: Path, step: int) -> dict[Path, str]:
+    def pointer_files(self, run: Path) -> list[Path]:
         """The tracker."""
+        return [run / TRACKER]
+
+    def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
+        """The tracker with the number alone."""
         return {run / TRACKER: str(step)}
 
     def pointed(self, pointer: Path) -> int | None:
@@ -125,6 +128,24 @@ class Megatron:
         named = number(pointer)
         other = number(pointer.parent / OTHER / TRACKER)
         return other if named is not None and other is not None and other >= named else named
+
+    def advise(self, key: str, value: object) -> str:
+        """Another optimizer begins with the masters of the checkpoint."""
+        if key == "optimizer":
+            return (
+                "start the trainer with the new optimizer and --no-load-optim "
+                "--load-main-params-from-ckpt"
+            )
+        return super().advise(key, value)
+
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """A flag that takes each iteration by itself."""
+        each = [str(i) for first, last in ranges for i in range(first, last + 1)]
+        return " ".join(["relaunch the trainer with --iterations-to-skip", *each])
+
+    def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
+        """The folder, the file's schedule, and all values, which the loader compares."""
+        return ["--load", str(run), USE, *options.values(checkpoint.state())]
 
     def open(
         self, run: Path, step: int, without: Collection[Path] = ()
@@ -145,13 +166,9 @@ class Megatron:
                 "edited here",
                 next="resume and save once with --ckpt-format torch_dist, or set its flags",
             )
-        found = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
-        return MegatronCheckpoint(folder, step, *_opened([p for p in found if p not in without]))
-
-
-def _opened(paths: list[Path]) -> tuple[dict, dict]:  # type: ignore[type-arg]
-    archives = opened(paths)
-    return {path: archive.tree() for path, archive in archives.items()}, archives
+        shards = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
+        kept = [path for path in shards if path not in without]
+        return MegatronCheckpoint(folder, step, *read_shards(kept))
 
 
 def _is_dist(folder: Path) -> bool:

@@ -8,81 +8,82 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from ckptsurgeon.edits import Key, Promise
+from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import Disagreement, Place, Setting, State, known_globals
-from ckptsurgeon.formats.checkpoint import Shards, agree
-from ckptsurgeon.formats.deepspeed import optimizer
-from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
+from ckptsurgeon.formats import known_globals, optimizer_state
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.moments import ALL
-from ckptsurgeon.formats.sane import UnknownField, understood
+from ckptsurgeon.formats.protocol import Disagreement, Place, Setting, State
+from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, torch
 
 GROUPS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
-ELSEWHERE = frozenset(
-    {
-        "clip_grad",
-        "seed",
-        "skip",
-        "rewarm",
-        "consumed_samples",
-        "tokens",
-        "iteration",
-        "skipped_steps",
-    }
-)
-"""What these trainers take from their command line, or count where no torch file is."""
+"""Fields of the param groups."""
+
+
+Located = tuple[Path, tuple[Key, ...]]
+"""A file, and the path of an optimizer's state dict in it."""
 
 
 @dataclass
-class TorchCheckpoint(Shards):
+class TorchCheckpoint(BaseCheckpoint):
     """One saved step. `optimizers` are (file, path of the state dict), `schedulers` files that hold
     a scheduler's state and nothing else, `scales` (file, path of the loss scale)."""
 
-    optimizers: tuple[tuple[Path, tuple[Key, ...]], ...]
+    optimizers: tuple[Located, ...]
     schedulers: tuple[Path, ...] = ()
-    scales: tuple[tuple[Path, tuple[Key, ...]], ...] = ()
+    scales: tuple[Located, ...] = ()
     family: str = "torch"
     ranks: tuple[int, int] = (1, 1)
 
-    def __post_init__(self) -> None:
-        self._places: dict[str, list[Place]] = {}
-        with understood(self.path):
-            self._optimizers = [Optimizer(file, path, path) for file, path in self.optimizers]
+    growth: ClassVar[Mapping[str, int]] = {"_growth_tracker": 0}
 
     # --- places ----------------------------------------------------------------------------------
 
-    def locate(self, name: str) -> list[Place]:
-        """Every place of `name`. Raises UnknownField for a name that no format has."""
-        if name not in self._places:
-            with understood(self.path):
-                self._places[name] = self._locate(name)
-            self.check(name, self._places[name])
-        return self._places[name]
-
-    def _locate(self, name: str) -> list[Place]:
-        if name == "scheduler":
-            return [Place(file, (), self.trees[file]) for file in self.schedulers]
-        if name == "position":
-            return [p for file in self.schedulers for p in self.at(file, ("last_epoch",))]
-        if name in GROUPS:
-            wins = name != "lr" or self.groups_win
+    def find(self, field: str) -> list[Place]:
+        """In the optimizers, schedulers and gradient scalers. The rest these trainers take from
+        their command line, or count where no torch file is."""
+        if field in GROUPS:
+            wins = field != "lr" or self.groups_win
             return [
-                place
-                for item in self._optimizers
-                for place in optimizer.groups(self, item, name, wins)
+                place for item in self.optimizers for place in self._in_groups(item, field, wins)
             ]
-        if name == "adam_step":
-            return [p for item in self._optimizers for p in optimizer.steps(self, item)]
-        if name in ALL:
-            return [p for item in self._optimizers for p in optimizer.moment(self, item, name)]
-        if name == "loss_scale":
+        if field in ALL:
+            return [place for item in self.optimizers for place in self._moment(item, field)]
+        if field == "adam_step":
+            return [place for item in self.optimizers for place in self._steps(item)]
+        if field == "scheduler":
+            return [Place(file, (), self.trees[file]) for file in self.schedulers]
+        if field == "position":
+            return [p for file in self.schedulers for p in self.at(file, ("last_epoch",))]
+        if field == "loss_scale":
             return [place for file, path in self.scales for place in self.at(file, path)]
-        if name in ELSEWHERE or name in annealing.NAMES:
-            return []
-        raise UnknownField(name)
+        return []
+
+    def _in_groups(self, item: Located, name: str, wins: bool) -> Iterator[Place]:
+        return optimizer_state.groups(self, *item, name, wins)
+
+    def _moment(self, item: Located, name: str) -> Iterator[Place]:
+        states = optimizer_state.states(self, *item)
+        return optimizer_state.moment(self, item[0], states, name)
+
+    def _steps(self, item: Located) -> list[Place]:
+        """Of the groups where no state has one, as apex keeps it."""
+        places = optimizer_state.steps(self, item[0], optimizer_state.states(self, *item))
+        return [*places, *self._in_groups(item, "step", not places)]
+
+    def deciding(self, field: str) -> list[Place]:
+        """Every place: what a load replaces is all that is known of an lr. Parameters may differ in
+        their Adam step, as one that got no gradient did not step: the largest of a file counts."""
+        places = self.locate(field)
+        if field != "adam_step":
+            return places
+        tops: dict[Path, Any] = {}
+        for place in places:
+            tops[place.file] = max(tops.get(place.file, 0), place.value)
+        return [Place(file, (), value) for file, value in tops.items()]
 
     @property
     def groups_win(self) -> bool:
@@ -145,34 +146,15 @@ class TorchCheckpoint(Shards):
             return "", max((float(place.value) for place in self.locate("lr")), default=None)
         return "an unknown schedule", None
 
-    def state(self) -> State:
-        """The promise of this checkpoint. Raises Disagreement with the files that differ."""
-        with understood(self.path):
-            return self._read_state()
-
-    def _read_state(self) -> State:
-        rates, betas, eps = (self.agreed(name) for name in ("lr", "betas", "eps"))
-        decays, adam, scale = (
-            self.agreed(name) for name in ("weight_decay", "adam_step", "loss_scale")
-        )
+    def read_state(self) -> State:
+        """The lr is that of the first param group."""
+        rates = self.agreed("lr")
+        promise = self.promise(self.iteration(), float(rates[0]) if rates else None)
         self.agreed("scheduler")
         notes = known_globals.notes(self.globals())
         if len(set(rates)) > 1:
             notes.append(f"param groups have different learning rates: {rates}")
         notes += self.notes()
-        promise = Promise(
-            step=self.iteration() + 1,
-            lr=float(rates[0]) if rates else None,
-            betas=(float(betas[0][0]), float(betas[0][1])) if betas else None,
-            eps=float(eps[0]) if eps else None,
-            weight_decay=tuple(float(value) for value in decays) or None,
-            adam_step=int(max(adam)) if adam else None,
-            loss_scale=float(scale[0]) if scale else 1.0,
-            clip_grad=None,
-            consumed_samples=None,
-            skip=None,
-            seed=None,
-        )
         words, peak = self.scheduler()
         ranks = self.ranks[0] * self.ranks[1]
         return State(
@@ -182,7 +164,7 @@ class TorchCheckpoint(Shards):
             dialect=f"{self.family} · {ranks} rank{'s' if ranks > 1 else ''}",
             data_parallel=self.ranks[0],
             model_parallel=self.ranks[1],
-            dynamic_loss_scale=bool(scale),
+            dynamic_loss_scale=bool(self.locate("loss_scale")),
             tokens=None,
             gigaflos=None,
             saved_at=max(path.stat().st_mtime for path in self.trees),
@@ -190,16 +172,3 @@ class TorchCheckpoint(Shards):
             peak_lr=peak,
             scheduler=words,
         )
-
-    def agreed(self, name: str) -> list[Any]:
-        """The values of `name` in the first file, equal in all files that have it. Parameters may
-        differ in their Adam step: one that got no gradient did not step."""
-        places = self.locate(name)
-        if name != "adam_step":
-            agree(name, places)
-        else:
-            tops: dict[Path, Any] = {}
-            for place in places:
-                tops[place.file] = max(tops.get(place.file, 0), place.value)
-            agree(name, [Place(file, (), value) for file, value in tops.items()])
-        return [place.value for place in places if place.file == places[0].file]

@@ -7,13 +7,15 @@ number of files whose names begin alike decides whether a restart takes them for
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.checkpoint import read_shards
+from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
+from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count, problem, understood
 
 SUFFIX = r"(?P<suffix>(?:-model_part-(?P<mp>\d+))?(?:-shard(?P<dp>\d+))?)\.pt"
@@ -25,16 +27,11 @@ _known: dict[tuple[str, int, int, int], int | None] = {}
 """num_updates by file, as it was: the names of some files do not tell."""
 
 
-class Fairseq:
+class Fairseq(BaseFormat):
     """The steps are numbers of updates; `checkpoint_last*` are the pointers."""
 
     name = "fairseq"
-    flags: Mapping[str, str] = {
-        "clip_grad": "--clip-norm",
-        "seed": "--seed",
-        "skip_list": "--skip-batches",
-        "no_optimizer": "--reset-optimizer",
-    }
+    options: Mapping[str, str] = {"clip_grad": "--clip-norm", "seed": "--seed"}
 
     def recognizes(self, run: Path) -> bool:
         """True with a file of such a name that has an optimizer_history."""
@@ -84,7 +81,7 @@ class Fairseq:
         parts = [int(m["mp"]) for m in matches if m["mp"]]
         ranks = [int(m["dp"]) for m in matches if m["dp"]]
         model, data = max(parts, default=0) + 1, max(ranks, default=0) + 1
-        first = FairseqCheckpoint(run, step, *_trees([shards[0]]), optimizers=())
+        first = FairseqCheckpoint(run, step, *read_shards([shards[0]]), optimizers=())
         with understood(shards[0]):
             world = first.argument("distributed_training", "distributed_world_size")
             saved = first.argument("common", "model_parallel_size")
@@ -117,10 +114,14 @@ class Fairseq:
             and not FLAT.fullmatch(item.name)
         ]
 
-    def pointers(self, run: Path, step: int) -> dict[Path, str | Path]:
+    def pointer_files(self, run: Path) -> list[Path]:
+        """The files of `checkpoint_last`; none if the run keeps no such copy."""
+        return _stems(run).get(LAST, [])
+
+    def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
         """Each file of `checkpoint_last` with the shard that it must be a copy of; none if the run
         keeps no such copy. A run of another number of shards can't be pointed to."""
-        last = _stems(run).get(LAST, [])
+        last = self.pointer_files(run)
         shards = self._shards(run, step) if last else []
         copies = {_named(run, path): path for path in shards}
         if shards and not set(last) <= copies.keys():
@@ -129,15 +130,30 @@ class Fairseq:
                 "saved by another number of ranks",
                 next=f"relaunch the trainer with --restore-file checkpoint_{step}.pt",
             )
-        return dict(copies) if shards else {path: path for path in last}
+        return copies
 
     def pointed(self, pointer: Path) -> int | None:
         """The updates after which the copy was saved."""
         return _updates(pointer)
 
+    def advise(self, key: str, value: object) -> str:
+        """Another optimizer begins without the state in the file."""
+        if key == "optimizer":
+            return "start the trainer with the new optimizer and --reset-optimizer"
+        return super().advise(key, value)
+
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """metaseq's flag takes ranges joined by commas."""
+        joined = ",".join(f"{first}-{last}" for first, last in ranges)
+        return f"relaunch the trainer with --skip-batches {joined}"
+
+    def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
+        """The file alone: its state has no value that a flag could repeat."""
+        return ["--restore-file", str(self.entries(run, checkpoint.step)[0])]
+
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> FairseqCheckpoint:
         """Read the tree of every shard, and of every copy in `checkpoint_last`."""
-        trees, archives = _trees([p for p in self.files(run, step) if p not in without])
+        trees, archives = read_shards([p for p in self.files(run, step) if p not in without])
         held = {path: tree.get(OPTIMIZER) for path, tree in trees.items()}
         kept = [path for path, state in held.items() if isinstance(state, dict)]
         shards = self._shards(run, step)
@@ -159,11 +175,6 @@ def _world(shards: list[Path]) -> tuple[int, int]:
     data = max((int(m["dp"] or 0) for m in matches), default=0)
     model = max((int(m["mp"] or 0) for m in matches), default=0)
     return data + 1, model + 1
-
-
-def _trees(paths: list[Path]) -> tuple[dict, dict]:  # type: ignore[type-arg]
-    archives = opened(paths)
-    return {path: archive.tree() for path, archive in archives.items()}, archives
 
 
 def _stems(run: Path) -> dict[str, list[Path]]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import Place, Setting
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.protocol import Place, Setting
 
 OPTIMIZER = "last_optimizer_state"
 FLAGS = {

@@ -16,9 +16,9 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
-from ckptsurgeon.formats import Fragment
-from ckptsurgeon.formats.checkpoint import opened
+from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.protocol import Fragment
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
 
@@ -65,10 +65,8 @@ class Nanotron(StepFolders):
     """Folders whose names are numbers."""
 
     name = "nanotron"
-    flags: Mapping[str, str] = {
-        "clip_grad": "in its config optimizer.clip_grad:",
-        "seed": "in its config general.seed:",
-    }
+    options: Mapping[str, str] = {"clip_grad": "optimizer.clip_grad", "seed": "general.seed"}
+    """By keys of its config: it takes nothing from the command line."""
 
     def is_step(self, folder: Path) -> bool:
         """A number, with the metadata and an optimizer's folder."""
@@ -109,9 +107,9 @@ class Nanotron(StepFolders):
         ]
         return [f"optimizer/{name}" for name in wanted if name not in there]
 
-    def strays(self, run: Path, step: int) -> list[str]:
-        """None that a load would take: it asks for names of ranks."""
-        return []
+    def pointer_files(self, run: Path) -> list[Path]:
+        """`latest.txt`."""
+        return [run / LATEST]
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
         """`latest.txt`: the number alone."""
@@ -121,17 +119,24 @@ class Nanotron(StepFolders):
         """The step in it; None for a missing file or any other text."""
         return number(pointer)
 
+    def advise(self, key: str, value: object) -> str:
+        """The key of its config."""
+        if key in self.options:
+            return f"in the trainer's config, set {self.options[key]} to {value}, then relaunch"
+        return super().advise(key, value)
+
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> NanotronCheckpoint:
         """Read the trees of every optimizer shard and of the scheduler."""
         folder = self.directory(run, step)
         inner, beside = folder / "optimizer", folder / "lr_scheduler"
         shards = [inner / name for name in listed(inner) if SHARD.fullmatch(name)]
         schedulers = [beside / name for name in listed(beside) if name.endswith(".pt")]
-        archives = opened([path for path in (*shards, *schedulers) if path not in without])
+        kept = [path for path in (*shards, *schedulers) if path not in without]
+        trees, archives = read_shards(kept)
         return NanotronCheckpoint(
             path=folder,
             step=step,
-            trees={path: archive.tree() for path, archive in archives.items()},
+            trees=trees,
             archives=archives,
             optimizers=tuple((path, ()) for path in shards if path in archives),
             schedulers=tuple(path for path in schedulers if path in archives),

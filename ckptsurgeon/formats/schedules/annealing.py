@@ -12,17 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import Checkpoint, Place, Setting
+from ckptsurgeon.formats import sane
+from ckptsurgeon.formats.protocol import Checkpoint, Place, Setting
+from ckptsurgeon.formats.schedules.check import ASSERTED, refuse_early_decay, refuse_low_peak
+from ckptsurgeon.formats.schedules.names import NAMES, is_megatron, value
 
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "max_lr": ("start_lr", "max_lr"),
-    "min_lr": ("min_lr",),
-    "decay_style": ("decay_style", "lr_decay_style"),
-    "warmup": ("warmup_iter", "warmup_steps", "lr_warmup_steps"),
-    "decay": ("end_iter", "decay_steps", "lr_decay_steps"),
-    "position": ("num_iters", "num_steps"),
-}
-"""Recipe key → the names that a state has had for it; the loader reads the first that is there."""
 PLAIN = {
     "max_lr": "max_lr", "min_lr": "min_lr", "decay_style": "decay_style",
     "warmup": "warmup_steps", "decay": "decay_steps", "position": "num_steps",
@@ -31,23 +25,29 @@ PLAIN = {
 KEYS = frozenset(PLAIN.values())
 
 
-def is_annealing(schedule: Any) -> bool:
-    """Whether a saved scheduler state has AnnealingLR's keys, by any of their names: that is also
-    OptimizerParamScheduler's, which took its place and has the weight decay too."""
-    return isinstance(schedule, Mapping) and all(
-        any(name in schedule for name in names) for names in NAMES.values()
-    )
+def problem(field: str, state: Any) -> str:
+    """What is wrong with the state of a scheduler of Megatron (of any other see `sane.problem`), or
+    the empty string."""
+    named = normal(state)
+    if named is None:
+        return sane.problem(field, state)
+    numbers = [named[key] for key in KEYS - {"decay_style"}]
+    right = sane.is_bounded(state) and all(map(sane.is_number, numbers))
+    if right and isinstance(named["decay_style"], str):
+        return ""
+    return sane.refusal(field, state, "AnnealingLR's numbers and decay style")
 
 
 def normal(schedule: Any, decay_tokens: int | None = None) -> dict[str, Any] | None:
-    """The state by AnnealingLR's names, or None if it is neither. `decay_tokens` is the end of
-    the decay where that counts tokens: a flag of the trainer that AnnealingLR does not save."""
-    if not is_annealing(schedule):
+    """The state by AnnealingLR's names, or None if it is of neither scheduler of Megatron.
+    `decay_tokens` is the end of the decay where that counts tokens: a flag of the trainer that
+    AnnealingLR does not save."""
+    if not is_megatron(schedule):
         return None
     known = {name for names in NAMES.values() for name in names}
     out = {key: value for key, value in schedule.items() if key not in known}
-    for key, names in NAMES.items():
-        out[PLAIN[key]] = next(schedule[name] for name in names if name in schedule)
+    for key in NAMES:
+        out[PLAIN[key]] = value(schedule, key)
     if "lr_decay_tokens" in out:
         decay_tokens = out.pop("lr_decay_tokens")
         out["warmup_tokens"] = out.get("lr_warmup_tokens")
@@ -128,21 +128,13 @@ def reschedule(
         )
     settings: list[Setting] = []
     new = dict(present)
-    for key, value in wanted.items():
+    for key, chosen in wanted.items():
         name = "max_lr" if key == "lr" else key
-        new[PLAIN[name]] = value
-        settings += [Setting(key, place, value) for place in checkpoint.locate(name)]
-    if new["max_lr"] < new["min_lr"]:
-        raise UsageError(
-            f"lr {new['max_lr']:g} is below min_lr {new['min_lr']:g}, and the trainer asserts "
-            "max_lr >= min_lr on resume",
-            next=f"ckptsurgeon set-lr {new['max_lr']:g} --min-lr {new['max_lr'] / 10:g}",
-        )
-    if new["decay_style"] != "constant" and new["decay_steps"] <= new["warmup_steps"]:
-        raise UsageError(
-            f"decay {new['decay_steps']} samples is not beyond warmup {new['warmup_steps']}",
-            next="set decay above warmup; both count samples from the start of the run",
-        )
+        new[PLAIN[name]] = chosen
+        settings += [Setting(key, place, chosen) for place in checkpoint.locate(name)]
+    refuse_low_peak(new["max_lr"], new["min_lr"], ASSERTED)
+    if new["decay_style"] != "constant":
+        refuse_early_decay(new["decay_steps"], new["warmup_steps"])
     warnings = []
     if new["num_steps"] < new["warmup_steps"]:
         warnings.append(f"still warming up: sample {new['num_steps']} of {new['warmup_steps']}")

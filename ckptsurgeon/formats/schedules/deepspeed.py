@@ -10,9 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import Checkpoint, Setting
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.protocol import Checkpoint, Setting
 from ckptsurgeon.formats.sane import refuse_rates
+from ckptsurgeon.formats.schedules.check import refuse_early_decay
 
 KEY = "last_batch_iteration"
 WARMUPS = ("WarmupLR", "WarmupDecayLR")
@@ -77,11 +78,8 @@ def reschedule(
     held |= wanted
     positions = checkpoint.locate("position")
     now = wanted.get("position", positions[0].value)
-    if "decay" in held and held["decay"] <= held["warmup"]:
-        raise UsageError(
-            f"decay {held['decay']} steps is not beyond warmup {held['warmup']}",
-            next="both count optimizer steps from the start of the run",
-        )
+    if "decay" in held:
+        refuse_early_decay(held["decay"], held["warmup"], "steps")
     rate = _rate(name, held, now)
     refuse_rates([rate])
     settings = [Setting("lr", place, rate) for place in places]

@@ -11,32 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats.schedules.check import ASSERTED, refuse_early_decay, refuse_low_peak
+from ckptsurgeon.formats.schedules.names import value
 
-ALIASES: Mapping[str, tuple[str, ...]] = {
-    "max_lr": ("start_lr", "max_lr"),
-    "min_lr": ("min_lr",),
-    "warmup": ("warmup_iter", "warmup_steps", "lr_warmup_steps"),
-    "decay": ("end_iter", "decay_steps", "lr_decay_steps"),
-    "decay_style": ("decay_style", "lr_decay_style"),
-    "num_steps": ("num_iters", "num_steps"),
-}
-"""Field → the keys that it has had; the first one present is the one that is loaded."""
 STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
-
-
-def is_param_scheduler(state: Any) -> bool:
-    """Whether a saved state has each of the fields, by any of its names."""
-    return isinstance(state, Mapping) and all(key(state, field) for field in ALIASES)
-
-
-def key(state: Mapping[str, Any], field: str) -> str | None:
-    """The name by which `state` keeps `field`, or None."""
-    return next((name for name in ALIASES[field] if name in state), None)
-
-
-def value(state: Mapping[str, Any], field: str) -> Any:
-    """The value of `field`. Raises KeyError if `state` lacks it."""
-    return state[key(state, field) or field]
 
 
 def learning_rate(
@@ -50,7 +28,7 @@ def learning_rate(
     peak = float(group.get("max_lr", value(state, "max_lr")))
     floor = float(group.get("min_lr", value(state, "min_lr")))
     start = float(unsaved.get("init_lr", 0.0))
-    now, warmup, end = (value(state, field) for field in ("num_steps", "warmup", "decay"))
+    now, warmup, end = (value(state, field) for field in ("position", "warmup", "decay"))
     style = value(state, "decay_style")
     if warmup > 0 and now <= warmup:
         return start + (peak - start) * float(now) / float(warmup)
@@ -106,7 +84,7 @@ def weight_decay(state: Mapping[str, Any], group: Mapping[str, Any]) -> float:
     start = float(group.get("start_wd", state["start_wd"]))
     end = float(group.get("end_wd", state["end_wd"]))
     mult = float(group.get("wd_mult", group.get("pre_wd_mult", 1.0)))
-    now, steps, style = value(state, "num_steps"), state["wd_incr_steps"], state["wd_incr_style"]
+    now, steps, style = value(state, "position"), state["wd_incr_steps"], state["wd_incr_style"]
     if now > steps or style == "constant":
         return end * mult
     ratio = float(now) / float(steps)
@@ -126,13 +104,5 @@ def check(state: Mapping[str, Any], peak: float, floor: float) -> None:
         raise UsageError(
             f"Megatron-LM has no decay style {style!r}", next=f"one of {', '.join(STYLES)}"
         )
-    if peak < floor:
-        raise UsageError(
-            f"lr {peak:g} is below min_lr {floor:g}, and the trainer asserts max_lr >= min_lr",
-            next=f"ckptsurgeon set-lr {peak:g} --min-lr {peak / 10:g}",
-        )
-    if end <= warmup:
-        raise UsageError(
-            f"decay {end} samples is not beyond warmup {warmup}",
-            next="set decay above warmup; both count samples from the start of the run",
-        )
+    refuse_low_peak(peak, floor, ASSERTED)
+    refuse_early_decay(end, warmup)

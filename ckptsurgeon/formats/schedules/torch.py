@@ -15,8 +15,9 @@ from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import Checkpoint, Place, Setting
+from ckptsurgeon.formats.protocol import Checkpoint, Place, Setting
 from ckptsurgeon.formats.sane import refuse_rates
+from ckptsurgeon.formats.schedules.check import refuse_low_peak
 
 COMMON = frozenset(
     {
@@ -163,11 +164,7 @@ def _recomputed(state: Mapping[str, Any], factor: float, wanted: Mapping[str, An
     changed: dict[tuple[Key, ...], Any] = {("base_lrs",): base, **_moved(state, wanted)}
     now = wanted.get("position", state["last_epoch"])
     if "eta_min" in state:
-        if max(base, default=0.0) < floor:
-            raise UsageError(
-                f"lr {max(base, default=0.0):g} is below min_lr {floor:g}",
-                next=f"set min_lr too, at most {max(base, default=0.0):g}",
-            )
+        refuse_low_peak(max(base, default=0.0), floor)
         end = wanted.get("decay", state.get("T_max", 1))
         if "T_cur" in state:
             now, end = state["T_cur"], state["T_i"]

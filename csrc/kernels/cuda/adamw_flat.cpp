@@ -34,13 +34,17 @@ Tensor adamw_flat_(Tensor p, Tensor m, Tensor v, const Tensor& g, std::optional<
   STD_TORCH_CHECK(step >= 1, "adamw_flat_: step counts from 1");
   const OnDevice device(p);
   const Hyper hyper = hyper_of(lr, beta1, beta2, eps, weight_decay, step);
-  Tensor stats = torch::stable::new_zeros(p, {4}, ScalarType::Double);
+  const int multiprocessors = device.multiprocessors();
+  Tensor partials = torch::stable::new_empty(p, {partial_sums_of_adamw(p.numel(), multiprocessors)},
+                                             ScalarType::Double);
+  Tensor stats = torch::stable::new_empty(p, {4}, ScalarType::Double);
   check(launch_adamw_flat(
       floats(p), floats(m), floats(v), g.const_data_ptr(), format_of(g, "adamw_flat_: g"),
       out ? out->mutable_data_ptr() : nullptr,
       out ? format_of(*out, "adamw_flat_: out") : Format::kFloat, p.numel(),
       static_cast<const float*>(grad_mul.const_data_ptr()), hyper,
-      static_cast<double*>(stats.mutable_data_ptr()), device.multiprocessors(), device.stream()));
+      static_cast<double*>(partials.mutable_data_ptr()),
+      static_cast<double*>(stats.mutable_data_ptr()), multiprocessors, device.stream()));
   return stats;
 }
 

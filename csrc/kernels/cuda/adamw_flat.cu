@@ -42,7 +42,7 @@ template <typename G, typename O>
 __global__ void __launch_bounds__(kThreads)
     adamw(float* __restrict__ p, float* __restrict__ m, float* __restrict__ v,
           const G* __restrict__ g, O* __restrict__ out, int64_t n,
-          const float* __restrict__ grad_mul, Hyper h, double* stats) {
+          const float* __restrict__ grad_mul, Hyper h, double* __restrict__ partials) {
   const float mul = *grad_mul;
   Sums sums;
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -72,29 +72,49 @@ __global__ void __launch_bounds__(kThreads)
     step_one(p[i], m[i], v[i], to_float(g[i]), mul, h, sums);
     if constexpr (kCopies<O>) from_float(p[i], out[i]);
   }
-  const float v_sum = warp_sum(sums.v_sum);
-  const float p_sq = warp_sum(sums.p_sq);
-  const float change_sq = warp_sum(sums.change_sq);
-  const int v_max = __reduce_max_sync(~0u, sums.v_max);
-  if (threadIdx.x % 32 == 0) {
-    atomicAdd(stats, double{v_sum});
-    // Doubles that are not negative are in the order of their bits too.
-    atomicMax(reinterpret_cast<unsigned long long*>(stats + 1),
-              static_cast<unsigned long long>(__double_as_longlong(double{__int_as_float(v_max)})));
-    atomicAdd(stats + 2, double{p_sq});
-    atomicAdd(stats + 3, double{change_sq});
+  const double v_sum = block_sum(double{sums.v_sum});
+  const double p_sq = block_sum(double{sums.p_sq});
+  const double change_sq = block_sum(double{sums.change_sq});
+  const int v_max = block_reduce(sums.v_max, [](int a, int b) { return max(a, b); });
+  if (threadIdx.x == 0) {
+    double* const mine = partials + 4 * blockIdx.x;
+    mine[0] = v_sum;
+    mine[1] = double{__int_as_float(v_max)};
+    mine[2] = p_sq;
+    mine[3] = change_sq;
   }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    add_blocks(const double* __restrict__ partials, int blocks, double* stats) {
+  for (int i = 0; i < 4; ++i) {
+    if (i == 1) continue;
+    const double sum = sum_of_blocks<4>(partials, blocks, i);
+    if (threadIdx.x == 0) stats[i] = sum;
+  }
+  // Doubles that are not negative are in the order of their bits, and nan is above inf.
+  long long most = 0;
+  for (int block = threadIdx.x; block < blocks; block += kThreads) {
+    most = max(most, __double_as_longlong(partials[4 * block + 1]));
+  }
+  most = block_reduce(most, [](long long a, long long b) { return max(a, b); });
+  if (threadIdx.x == 0) stats[1] = __longlong_as_double(most);
 }
 
 }  // namespace
 
+int64_t partial_sums_of_adamw(int64_t n, int multiprocessors) {
+  return 4 * int64_t{grid_size(n, 4, multiprocessors)};
+}
+
 cudaError_t launch_adamw_flat(float* p, float* m, float* v, const void* g, Format g_format,
                               void* out, Format out_format, int64_t n, const float* grad_mul,
-                              Hyper hyper, double* stats, int multiprocessors,
-                              cudaStream_t stream) {
+                              Hyper hyper, double* partials, double* stats,
+                              int multiprocessors, cudaStream_t stream) {
   const int blocks = grid_size(n, 4, multiprocessors);
   const auto run = [&](auto* gs, auto* outs) {
-    adamw<<<blocks, kThreads, 0, stream>>>(p, m, v, gs, outs, n, grad_mul, hyper, stats);
+    adamw<<<blocks, kThreads, 0, stream>>>(p, m, v, gs, outs, n, grad_mul, hyper, partials);
+    add_blocks<<<1, kThreads, 0, stream>>>(partials, blocks, stats);
     return cudaGetLastError();
   };
   const auto copy_to = [&](auto* gs) {

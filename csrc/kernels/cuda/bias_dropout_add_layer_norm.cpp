@@ -53,15 +53,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> bias_dropout_add_layer_norm_b
   const OnDevice device(sum);
   Tensor dresidual = torch::stable::empty_like(sum);
   Tensor dx = p == 0 ? torch::stable::new_empty(sum, {0}) : torch::stable::empty_like(sum);
-  Tensor sums = torch::stable::new_zeros(sum, {3 * n}, ScalarType::Float);
+  Tensor dbias = torch::stable::empty_like(weight), dweight = torch::stable::empty_like(weight);
+  Tensor dshift = torch::stable::empty_like(weight);
+  Tensor partials = torch::stable::new_empty(sum, {partial_sums_of_layer_norm(at.rows, n)},
+                                             ScalarType::Float);
   check(launch_bias_dropout_add_layer_norm_backward(
       grad_out.const_data_ptr(), grad_sum.const_data_ptr(), sum.const_data_ptr(),
       static_cast<const float*>(stats.const_data_ptr()), weight.const_data_ptr(),
       dresidual.mutable_data_ptr(), p == 0 ? nullptr : dx.mutable_data_ptr(),
-      static_cast<float*>(sums.mutable_data_ptr()), mask_of(p, seed),
+      dbias.mutable_data_ptr(), dweight.mutable_data_ptr(), dshift.mutable_data_ptr(),
+      static_cast<float*>(partials.mutable_data_ptr()), mask_of(p, seed),
       format_of(sum, "bias_dropout_add_layer_norm: sum"), at.rows, n, device.stream()));
-  return {dx, dresidual, rounded(sums, 0, n, weight), rounded(sums, n, n, weight),
-          rounded(sums, 2 * n, n, weight)};
+  return {dx, dresidual, dbias, dweight, dshift};
 }
 
 }  // namespace

@@ -73,9 +73,9 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     sum_columns(const T* __restrict__ grad_out, const T* __restrict__ sum,
-                const float* __restrict__ stats, const T* __restrict__ dx, float* sums,
-                int64_t rows, int64_t columns) {
-  const Strip strip(rows, columns);
+                const float* __restrict__ stats, const T* __restrict__ dx,
+                float* __restrict__ partials, int64_t rows, int64_t columns, int64_t rows_each) {
+  const Strip strip(rows, columns, rows_each);
   const int64_t column = strip.column;
   if (column >= columns) return;
   float dbias = 0, dweight = 0, dshift = 0;
@@ -86,9 +86,10 @@ __global__ void __launch_bounds__(kThreads)
     dweight += g * (to_float(sum[i]) - stats[2 * row]) * stats[2 * row + 1];
     dshift += g;
   }
-  atomicAdd(sums + column, dbias);
-  atomicAdd(sums + columns + column, dweight);
-  atomicAdd(sums + 2 * columns + column, dshift);
+  float* const mine = partials + 3 * strip.number * columns + column;
+  mine[0] = dbias;
+  mine[columns] = dweight;
+  mine[2 * columns] = dshift;
 }
 
 }  // namespace
@@ -112,20 +113,31 @@ cudaError_t launch_bias_dropout_add_layer_norm(const void* x, const void* bias,
 
 cudaError_t launch_bias_dropout_add_layer_norm_backward(
     const void* grad_out, const void* grad_sum, const void* sum, const float* stats,
-    const void* weight, void* dresidual, void* dx, float* sums, DropoutMask mask, Format format,
-    int64_t rows, int64_t columns, cudaStream_t stream) {
-  if (rows * columns == 0) return cudaSuccess;
+    const void* weight, void* dresidual, void* dx, void* dbias, void* dweight, void* dshift,
+    float* partials, DropoutMask mask, Format format, int64_t rows, int64_t columns,
+    cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
   by_format(format, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
     const auto *g = static_cast<const T*>(grad_out), *s = static_cast<const T*>(sum);
     auto *dr = static_cast<T*>(dresidual), *d = static_cast<T*>(dx);
-    backward<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-        g, static_cast<const T*>(grad_sum), s, stats, static_cast<const T*>(weight), dr, d, mask,
-        columns);
-    sum_columns<<<column_grid(rows, columns), kThreads, 0, stream>>>(
-        g, s, stats, d == nullptr ? dr : d, sums, rows, columns);
+    if (rows * columns != 0) {
+      backward<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+          g, static_cast<const T*>(grad_sum), s, stats, static_cast<const T*>(weight), dr, d, mask,
+          columns);
+      sum_columns<<<column_grid(rows, columns), kThreads, 0, stream>>>(
+          g, s, stats, d == nullptr ? dr : d, partials, rows, columns, rows_of_strip(rows));
+      error = cudaGetLastError();
+    }
+    if (error != cudaSuccess) return;
+    const Sums<T> out{static_cast<T*>(dbias), static_cast<T*>(dweight), static_cast<T*>(dshift)};
+    error = launch_add_strips(partials, out, 3, rows, columns, stream);
   });
-  return cudaGetLastError();
+  return error;
+}
+
+int64_t partial_sums_of_layer_norm(int64_t rows, int64_t columns) {
+  return 3 * strips_of(rows) * columns;
 }
 
 }  // namespace ckptsurgeon

@@ -23,11 +23,13 @@ cudaError_t launch_bias_dropout_add_layer_norm(const void* x, const void* bias,
                                                Format format, int64_t rows, int64_t columns,
                                                cudaStream_t stream);
 
-// `dx` may be null without dropout. `sums` are 3 zeroed floats per column: the gradients of bias,
-// weight and shift, one after the other.
+// `dx` may be null without dropout. `partials` is room for so many floats as the function below says.
 cudaError_t launch_bias_dropout_add_layer_norm_backward(
     const void* grad_out, const void* grad_sum, const void* sum, const float* stats,
-    const void* weight, void* dresidual, void* dx, float* sums, DropoutMask mask, Format format,
-    int64_t rows, int64_t columns, cudaStream_t stream);
+    const void* weight, void* dresidual, void* dx, void* dbias, void* dweight, void* dshift,
+    float* partials, DropoutMask mask, Format format, int64_t rows, int64_t columns,
+    cudaStream_t stream);
+
+int64_t partial_sums_of_layer_norm(int64_t rows, int64_t columns);
 
 }  // namespace ckptsurgeon

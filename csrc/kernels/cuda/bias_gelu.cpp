@@ -25,14 +25,15 @@ std::tuple<Tensor, Tensor> bias_gelu_backward(const Tensor& grad, const Tensor& 
   check_like(grad, x, x.numel(), "bias_gelu: grad");
   check_like(bias, x, at.columns, "bias_gelu: bias");
   const OnDevice device(x);
-  Tensor dx = torch::stable::empty_like(x);
-  Tensor sums = torch::stable::new_zeros(x, {at.columns}, ScalarType::Float);
+  Tensor dx = torch::stable::empty_like(x), dbias = torch::stable::empty_like(bias);
+  Tensor partials = torch::stable::new_empty(x, {partial_sums_of_bias_gelu(at.rows, at.columns)},
+                                             ScalarType::Float);
   check(launch_bias_gelu_backward(grad.const_data_ptr(), x.const_data_ptr(), bias.const_data_ptr(),
-                                  dx.mutable_data_ptr(),
-                                  static_cast<float*>(sums.mutable_data_ptr()),
+                                  dx.mutable_data_ptr(), dbias.mutable_data_ptr(),
+                                  static_cast<float*>(partials.mutable_data_ptr()),
                                   format_of(x, "bias_gelu: x"), at.rows, at.columns,
                                   device.stream()));
-  return {dx, rounded(sums, 0, at.columns, bias)};
+  return {dx, dbias};
 }
 
 }  // namespace

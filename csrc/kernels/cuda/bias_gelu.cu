@@ -42,8 +42,9 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     backward(const T* __restrict__ grad, const T* __restrict__ x, const T* __restrict__ bias,
-             T* __restrict__ dx, float* sums, int64_t rows, int64_t columns) {
-  const Strip strip(rows, columns);
+             T* __restrict__ dx, float* __restrict__ partials, int64_t rows, int64_t columns,
+             int64_t rows_each) {
+  const Strip strip(rows, columns, rows_each);
   const int64_t column = strip.column;
   if (column >= columns) return;
   const float b = to_float(bias[column]);
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
     from_float(d, dx[i]);
     sum += d;
   }
-  atomicAdd(sums + column, sum);
+  partials[strip.number * columns + column] = sum;
 }
 
 bool aligned(const void* p, size_t size) {
@@ -83,16 +84,25 @@ cudaError_t launch_bias_gelu(const void* x, const void* bias, void* y, Format fo
 }
 
 cudaError_t launch_bias_gelu_backward(const void* grad, const void* x, const void* bias, void* dx,
-                                      float* sums, Format format, int64_t rows, int64_t columns,
-                                      cudaStream_t stream) {
-  if (rows * columns == 0) return cudaSuccess;
+                                      void* dbias, float* partials, Format format, int64_t rows,
+                                      int64_t columns, cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
   by_format(format, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
-    backward<<<column_grid(rows, columns), kThreads, 0, stream>>>(
-        static_cast<const T*>(grad), static_cast<const T*>(x), static_cast<const T*>(bias),
-        static_cast<T*>(dx), sums, rows, columns);
+    if (rows * columns != 0) {
+      backward<<<column_grid(rows, columns), kThreads, 0, stream>>>(
+          static_cast<const T*>(grad), static_cast<const T*>(x), static_cast<const T*>(bias),
+          static_cast<T*>(dx), partials, rows, columns, rows_of_strip(rows));
+      error = cudaGetLastError();
+    }
+    if (error != cudaSuccess) return;
+    error = launch_add_strips(partials, Sums<T>{static_cast<T*>(dbias)}, 1, rows, columns, stream);
   });
-  return cudaGetLastError();
+  return error;
+}
+
+int64_t partial_sums_of_bias_gelu(int64_t rows, int64_t columns) {
+  return strips_of(rows) * columns;
 }
 
 }  // namespace ckptsurgeon

@@ -1,4 +1,4 @@
-// How the binding calls the CUDA kernels of bias_gelu. `sums` are zeroed, one per column.
+// How the binding calls the CUDA kernels of bias_gelu. Backward needs room for so many floats.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,9 @@ cudaError_t launch_bias_gelu(const void* x, const void* bias, void* y, Format fo
                              int64_t columns, int multiprocessors, cudaStream_t stream);
 
 cudaError_t launch_bias_gelu_backward(const void* grad, const void* x, const void* bias, void* dx,
-                                      float* sums, Format format, int64_t rows, int64_t columns,
-                                      cudaStream_t stream);
+                                      void* dbias, float* partials, Format format, int64_t rows,
+                                      int64_t columns, cudaStream_t stream);
+
+int64_t partial_sums_of_bias_gelu(int64_t rows, int64_t columns);
 
 }  // namespace ckptsurgeon

@@ -28,7 +28,9 @@ class OnDevice {
 
   cudaStream_t stream() const {
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
+    // Not by a macro of torch: it has had three names since 2.10.
+    STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream) == AOTI_TORCH_SUCCESS,
+                    "torch has no current stream on this device");
     return static_cast<cudaStream_t>(stream);
   }
 

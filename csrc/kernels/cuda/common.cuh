@@ -1,5 +1,6 @@
-// What the CUDA kernels share: number formats, sums over a warp and a grid. No torch header in this
-// folder's .cu and .cuh files: nvcc alone compiles them, on a machine without a GPU.
+// What the CUDA kernels share: number formats, and sums that do not depend on the order in which
+// threads and blocks run: no atomics. No torch header in this folder's .cu and .cuh files: nvcc
+// alone compiles them, on a machine without a GPU.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -36,10 +37,30 @@ __device__ __forceinline__ void store4(T* p, const Four<T>& four) {
   *reinterpret_cast<Four<T>*>(p) = four;
 }
 
+// `op` over one value per thread of the block, in an order that is always the same; every thread
+// gets the result.
+template <typename T, typename Op>
+__device__ __forceinline__ T block_reduce(T x, const Op& op) {
+  __shared__ T parts[kThreads / 32];
+  for (int i = 16; i > 0; i >>= 1) x = op(x, __shfl_xor_sync(~0u, x, i));
+  __syncthreads();  // `parts` of an earlier call has been read
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();
+  T total = parts[0];
+  for (int i = 1; i < kThreads / 32; ++i) total = op(total, parts[i]);
+  return total;
+}
 template <typename T>
-__device__ __forceinline__ T warp_sum(T x) {
-  for (int i = 16; i > 0; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
-  return x;
+__device__ __forceinline__ T block_sum(T x) {
+  return block_reduce(x, [](T a, T b) { return a + b; });
+}
+
+// The sum of column `i` of partial sums [blocks, N], by one block of threads.
+template <int N>
+__device__ __forceinline__ double sum_of_blocks(const double* partials, int blocks, int i) {
+  double total = 0;
+  for (int block = threadIdx.x; block < blocks; block += kThreads) total += partials[N * block + i];
+  return block_sum(total);
 }
 
 // As many blocks as fill the device several times over, and no more than the work needs.

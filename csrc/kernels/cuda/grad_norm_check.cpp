@@ -9,10 +9,14 @@ namespace {
 Tensor grad_norm_check(const Tensor& grad) {
   STD_TORCH_CHECK(grad.is_contiguous(), "grad_norm_check: grad must be contiguous");
   const OnDevice device(grad);
-  Tensor total = torch::stable::new_zeros(grad, {2}, ScalarType::Double);
+  const int multiprocessors = device.multiprocessors();
+  const int64_t room = partial_sums_of_grad_norm(grad.numel(), multiprocessors);
+  Tensor partials = torch::stable::new_empty(grad, {room}, ScalarType::Double);
+  Tensor total = torch::stable::new_empty(grad, {2}, ScalarType::Double);
   check(launch_grad_norm_check(grad.const_data_ptr(), format_of(grad, "grad_norm_check: grad"),
-                               grad.numel(), static_cast<double*>(total.mutable_data_ptr()),
-                               device.multiprocessors(), device.stream()));
+                               grad.numel(), static_cast<double*>(partials.mutable_data_ptr()),
+                               static_cast<double*>(total.mutable_data_ptr()), multiprocessors,
+                               device.stream()));
   return total;
 }
 

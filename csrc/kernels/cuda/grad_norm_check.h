@@ -1,4 +1,5 @@
-// How the binding calls the CUDA kernel of grad_norm_check. `total` is two zeroed doubles.
+// How the binding calls the CUDA kernel of grad_norm_check. `total` is two doubles, `partials` room
+// for so many as the function below says.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +10,9 @@
 
 namespace ckptsurgeon {
 
-cudaError_t launch_grad_norm_check(const void* grad, Format format, int64_t n, double* total,
-                                   int multiprocessors, cudaStream_t stream);
+int64_t partial_sums_of_grad_norm(int64_t n, int multiprocessors);
+
+cudaError_t launch_grad_norm_check(const void* grad, Format format, int64_t n, double* partials,
+                                   double* total, int multiprocessors, cudaStream_t stream);
 
 }  // namespace ckptsurgeon

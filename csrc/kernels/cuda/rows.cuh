@@ -9,53 +9,84 @@
 
 namespace ckptsurgeon {
 
-__device__ __forceinline__ float warp_max(float x) {
-  for (int i = 16; i > 0; i >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
-  return x;
-}
-
-// The sum, or the largest, of one value per thread of the block; every thread gets it.
-__device__ __forceinline__ float block_sum(float x) {
-  __shared__ float parts[kThreads / 32];
-  x = warp_sum(x);
-  __syncthreads();  // `parts` of an earlier call has been read
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-  __syncthreads();
-  float total = 0;
-  for (int i = 0; i < kThreads / 32; ++i) total += parts[i];
-  return total;
-}
 __device__ __forceinline__ float block_max(float x) {
-  __shared__ float parts[kThreads / 32];
-  x = warp_max(x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-  __syncthreads();
-  float most = parts[0];
-  for (int i = 1; i < kThreads / 32; ++i) most = fmaxf(most, parts[i]);
-  return most;
+  return block_reduce(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
-// Rows that one block of threads adds up before it adds its sums to the total.
-constexpr int kRowsPerSum = 32;
+// The rows of a matrix are cut into strips; a thread adds up one column of a strip, and a second
+// kernel adds the strips, always in this order: gradients are the same bits on every GPU.
+constexpr int64_t kMostStrips = 128;
+constexpr int64_t kLeastRows = 32;
+
+inline int64_t rows_of_strip(int64_t rows) {
+  const int64_t even = (rows + kMostStrips - 1) / kMostStrips;
+  return even < kLeastRows ? kLeastRows : even;
+}
+inline int64_t strips_of(int64_t rows) {
+  const int64_t each = rows_of_strip(rows);
+  return (rows + each - 1) / each;
+}
 
 // All blocks in x, which alone may have more than 65535: `Strip` tells each its place.
 inline dim3 column_grid(int64_t rows, int64_t columns) {
   const int64_t across = (columns + kThreads - 1) / kThreads;
-  return dim3(static_cast<unsigned>(across * ((rows + kRowsPerSum - 1) / kRowsPerSum)));
+  return dim3(static_cast<unsigned>(across * strips_of(rows)));
 }
 
 // The rows from `first` to `end` of the column that a thread adds up; past the last column for none.
 struct Strip {
-  int64_t column, first, end;
+  int64_t column, number, first, end;
 
-  __device__ __forceinline__ Strip(int64_t rows, int64_t columns) {
+  __device__ __forceinline__ Strip(int64_t rows, int64_t columns, int64_t each) {
     const int64_t across = (columns + kThreads - 1) / kThreads;
     column = blockIdx.x % across * kThreads + threadIdx.x;
-    first = blockIdx.x / across * kRowsPerSum;
-    end = first + kRowsPerSum < rows ? first + kRowsPerSum : rows;
+    number = blockIdx.x / across;
+    first = number * each;
+    end = first + each < rows ? first + each : rows;
   }
 };
+
+// Where the sums of up to three groups of columns go.
+template <typename T>
+struct Sums {
+  T *first, *second = nullptr, *third = nullptr;
+};
+
+// out[i] = the sum of partials [strips, n] over the strips, of n = groups * columns columns. A warp
+// adds up a share of the strips of 32 columns; the first warp adds the shares.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    add_strips(const float* __restrict__ partials, Sums<T> out, int64_t strips, int64_t n,
+               int64_t columns) {
+  constexpr int kWarps = kThreads / 32;
+  __shared__ float shares[kWarps][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t i = int64_t{blockIdx.x} * 32 + lane;
+  const int64_t each = (strips + kWarps - 1) / kWarps;
+  const int64_t end = (warp + 1) * each < strips ? (warp + 1) * each : strips;
+  float share = 0;
+  if (i < n) {
+    for (int64_t strip = warp * each; strip < end; ++strip) share += partials[strip * n + i];
+  }
+  shares[warp][lane] = share;
+  __syncthreads();
+  if (warp > 0 || i >= n) return;
+  float total = 0;
+  for (int w = 0; w < kWarps; ++w) total += shares[w][lane];
+  const int64_t group = i / columns;
+  T* const to = group == 0 ? out.first : group == 1 ? out.second : out.third;
+  from_float(total, to[i % columns]);
+}
+
+template <typename T>
+cudaError_t launch_add_strips(const float* partials, Sums<T> out, int groups, int64_t rows,
+                              int64_t columns, cudaStream_t stream) {
+  const int64_t n = groups * columns;
+  if (n == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>((n + 31) / 32);
+  add_strips<<<blocks, kThreads, 0, stream>>>(partials, out, strips_of(rows), n, columns);
+  return cudaGetLastError();
+}
 
 // Call `launch` with a null pointer of the format's element type.
 template <typename Launch>

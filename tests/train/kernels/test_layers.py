@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import REPO
+from tests.support.launch import REPO
 from tests.train.kernels.case import BACKENDS, call, skip_without
 from tests.train.kernels.layer_cases import LAYER_CASES
 from train.kernels import bias_dropout_add_layer_norm

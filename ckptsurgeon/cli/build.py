@@ -1,0 +1,99 @@
+"""A row of the table of commands becomes a command of Typer, with the options that all share."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+import typer
+
+from ckptsurgeon.cli.commands import Command, examples, exit_codes
+from ckptsurgeon.cli.options import Cancelled, Common
+from ckptsurgeon.cli.values import PlainCommand
+from ckptsurgeon.errors import SurgeryError
+
+REMEDIES = {
+    errno.EACCES: "run as the user who owns it, or change its rights",
+    errno.EPERM: "run as the user who owns it, or change its rights",
+    errno.EROFS: "mount it writable, then run the same command again",
+    errno.ENOSPC: "free some space, then run the same command again",
+    errno.EDQUOT: "free some space, then run the same command again",
+    errno.ENOENT: "check the path: it does not exist",
+}
+"""What helps against an error of the operating system."""
+
+
+def _carry_out(function: Callable[..., None], given: Mapping[str, Any]) -> None:
+    try:
+        function(**given)
+    except KeyboardInterrupt:
+        raise Cancelled("stopped by Ctrl-C", next="run the same command again") from None
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # the reader of stdout has gone: Typer ends with 1, silently
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        remedy = REMEDIES.get(error.errno or 0, "ckptsurgeon status")
+        raise SurgeryError(
+            f"{where}{error.strerror or error}", untouched="nothing was committed", next=remedy
+        ) from None
+
+
+def build(row: Command) -> Any:
+    """The command of Typer for a row of the table; its help ends with exit codes and examples."""
+    function = row.function()
+    text, _, _ = (function.__doc__ or "").partition("Examples:\n")
+    shown = "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples(function))])
+    epilog = f"{exit_codes(row.codes, row.more)}\n\n{shown}"
+    single = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+    add = single.command(row.name, cls=PlainCommand, help=inspect.cleandoc(text), epilog=epilog)
+    add(command(function))
+    return typer.main.get_command(single)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """`function` as Typer wants it: a parameter of a class above becomes the options in that class.
+
+    Ctrl-C inside `function` becomes Cancelled, what the disk refuses a SurgeryError, and an error's
+    commands get the -C that they need."""
+    hints = get_type_hints(function, include_extras=True)
+    bundles: dict[str, type[Common]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints[parameter.name]
+        if not is_dataclass(hint):
+            parameters.append(
+                parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
+            )
+            continue
+        bundles[parameter.name] = hint  # type: ignore[assignment]
+        types = get_type_hints(hint, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                item.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=item.default,
+                annotation=types[item.name],
+            )
+            for item in fields(hint)
+        ]
+
+    def invoke(**given: Any) -> None:
+        for name, bundle in bundles.items():
+            given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
+        common = next(given[name] for name in bundles)
+        try:
+            _carry_out(function, given)
+        except SurgeryError as error:
+            error.next = tuple(common.here(hint) for hint in error.next)
+            raise
+
+    invoke.__doc__ = function.__doc__
+    invoke.__name__ = function.__name__
+    invoke.__annotations__ = {item.name: item.annotation for item in parameters}
+    invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return invoke

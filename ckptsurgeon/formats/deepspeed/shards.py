@@ -1,0 +1,184 @@
+"""Where the shards of one DeepSpeed step keep each field, and which place wins on load.
+
+Both were measured on real checkpoints (docs/formats.md). What the fields mean together, and what
+can be made of them, is in the modules above: checkpoint, soundness, fragments, replicas, weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import Object, get
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.deepspeed import optimizer
+from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
+from ckptsurgeon.formats.moments import ALL
+from ckptsurgeon.formats.protocol import Place
+from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.schedules import annealing, deepspeed
+from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
+
+MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d{2,})_model_states\.pt")
+GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum")
+"""Fields of the param groups."""
+IN_MODELS: Mapping[str, tuple[Key, ...]] = {
+    "skip": ("skip_train_iteration_range",),
+    "consumed_samples": ("args", "consumed_train_samples"),
+    "skipped_steps": ("skipped_steps",),
+    "tokens": ("tokens",),
+    "iteration": ("iteration",),
+}
+"""Field → its path in each model file."""
+COPIES: Mapping[str, tuple[Key, ...]] = {
+    "tokens": ("args", "consumed_train_tokens"),
+    "iteration": ("args", "iteration"),
+}
+"""Field → the path of a copy that no loader reads."""
+OF_BUNDLED_TRAINER: Mapping[str, tuple[Key, ...]] = {
+    "optimizer": ("args", "optimizer"),
+    "sgd_momentum": ("args", "sgd_momentum"),
+    "rewarm": ("rewarm",),
+}
+"""Field → its path in each model file of the bundled trainer, which alone reads it back."""
+
+
+@dataclass
+class DeepSpeedShards(BaseCheckpoint):
+    """One `global_step<N>` with its trees: model files and optimizers, and the fields in them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._models = [path for path in self.trees if MODEL.fullmatch(path.name)]
+        self._optimizers: list[Optimizer] = []
+        for path in self.trees:
+            with understood(path):
+                self._optimizers += optimizer.optimizers(self.trees, path)
+        if not self._models:
+            raise SurgeryError(
+                f"{self.path.name} holds no model shard (mp_rank_*_model_states.pt)",
+                next="ckptsurgeon status    list the complete steps",
+            )
+
+    # --- what there is ---------------------------------------------------------------------------
+
+    def models(self) -> dict[Path, Any]:
+        """The trees of the model files."""
+        return {path: self.trees[path] for path in self._models}
+
+    def optimizers(self) -> list[Optimizer]:
+        """Where the optimizers are kept: in the shards, or else in the universal copy."""
+        return [item for item in self._optimizers if not item.universal] or self._optimizers
+
+    def all_optimizers(self) -> list[Optimizer]:
+        """Those of the shards and of the universal copy: no file says which are loaded."""
+        return self._optimizers
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the optimizer is in shards of ZeRO."""
+        return any(i.universal or OPTIM.fullmatch(i.file.name) for i in self._optimizers)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the shards keep no param groups."""
+        return any(item.elastic for item in self._optimizers)
+
+    @property
+    def groups_win(self) -> bool:
+        """Whether the optimizer is loaded after the scheduler, so that its groups' lr is used."""
+        return self.sharded and not self.elastic
+
+    @property
+    def bundled(self) -> bool:
+        """Whether the bundled trainer saved it, which reads back what others do not."""
+        return all(self.trees[path].get("trainer") == "ckptsurgeon" for path in self._models)
+
+    @property
+    def megatron(self) -> bool:
+        """Whether Megatron-DeepSpeed saved it."""
+        return "checkpoint_version" in self.trees[self._models[0]] and not self.bundled
+
+    def stage(self) -> int:
+        """The ZeRO stage that saved it; 0 without ZeRO."""
+        if not self.sharded:
+            return 0
+        item = self.optimizers()[0]
+        outer = get(self.trees[item.file], item.outer)
+        if "base_optimizer_state" not in outer and "optimizer_state_dict" in outer:
+            return 3
+        stage = outer.get("zero_stage", 1)
+        if isinstance(stage, Object):  # ZeroStageEnum(1)
+            stage = stage.args[0] if stage.args else 1
+        return int(stage)
+
+    def schedule(self) -> Any:
+        """The state of the scheduler in the first model file, or None."""
+        return self.trees[self._models[0]].get("lr_scheduler")
+
+    def annealed(self) -> dict[str, Any] | None:
+        """AnnealingLR's state by its present names, or None where another scheduler is saved."""
+        tokens = self.arguments("lr_decay_tokens")
+        return annealing.normal(self.schedule(), tokens[0].value if tokens else None)
+
+    def config(self) -> dict[str, Any]:
+        """What the run that saved this was configured with; never read back by DeepSpeed."""
+        config = self.trees[self._models[0]].get("ds_config")
+        return config if isinstance(config, dict) else {}
+
+    # --- places ----------------------------------------------------------------------------------
+
+    def in_models(self, *path: Key, wins: bool = True) -> list[Place]:
+        """`path` in every model file."""
+        return [place for file in self._models for place in self.at(file, path, wins)]
+
+    def arguments(self, name: str) -> list[Place]:
+        """A command-line argument of the run that saved this, in each model file."""
+        return self.in_models("args", name)
+
+    def find(self, field: str) -> list[Place]:
+        """By the tables of this module; the schedule and the optimizer by what was saved."""
+        items = self._optimizers
+        if field in IN_MODELS:
+            copy = self.in_models(*COPIES[field], wins=False) if field in COPIES else []
+            return self.in_models(*IN_MODELS[field]) + copy
+        if field in OF_BUNDLED_TRAINER:
+            return self.in_models(*OF_BUNDLED_TRAINER[field]) if self.bundled else []
+        if field in GROUP:
+            return self._in_groups(field)
+        if field in ALL:
+            return [p for item in items for p in optimizer.moment(self, item, field)]
+        if field == "adam_step":
+            return [place for item in items for place in optimizer.steps(self, item)]
+        if field == "loss_scale":
+            return [p for i in items for p in optimizer.scaler(self, i, "cur_scale")]
+        if field == "scheduler":
+            return [place for place in self.in_models("lr_scheduler") if place.value is not None]
+        if field == "seed":
+            return self.in_models("args", field, wins=self.bundled)
+        if field == "clip_grad":
+            shards = [p for i in items for p in self.at(i.file, (*i.outer, field), i.loaded)]
+            return shards + self.in_models("args", field, wins=not shards and self.bundled)
+        return self._in_schedule(field)
+
+    def _in_groups(self, field: str) -> list[Place]:
+        wins = field != "lr" or self.groups_win or not is_megatron(self.schedule())
+        places = [p for i in self._optimizers for p in optimizer.groups(self, i, field, wins)]
+        if field == "weight_decay":  # OptimizerParamScheduler writes these there after each step
+            for key in ("start_wd", "end_wd"):
+                places += self.in_models("lr_scheduler", key, wins=False)
+        return places
+
+    def _in_schedule(self, field: str) -> list[Place]:
+        if field == "position" and not is_megatron(self.schedule()):
+            keys = ("last_epoch", deepspeed.KEY)
+            return [place for key in keys for place in self.in_models("lr_scheduler", key)]
+        places: list[Place] = []
+        for name in NAMES.get(field, ()):
+            places += self.in_models("lr_scheduler", name, wins=not places)
+        return places

@@ -1,0 +1,65 @@
+"""One saved step of a Hugging Face run: torch's state dicts, or a DeepSpeed engine's shards.
+
+The optimizer is loaded first, then the scheduler (`transformers/trainer.py`,
+`_load_optimizer_and_scheduler`); the first step uses the lr of the param groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.protocol import Place, Setting
+
+
+@dataclass
+class HuggingFaceCheckpoint(TorchCheckpoint):
+    """`optimizer.pt` and `scheduler.pt`, or Accelerate's `optimizer.bin` and `scheduler.bin`."""
+
+    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """Refused for several optimizers: a recipe has one lr."""
+        if len(self.optimizers) > 1:
+            names = ", ".join(path.name for path, _ in self.optimizers)
+            raise SurgeryError(
+                f"{self.path.name} holds several optimizers ({names}), and a recipe has one lr",
+                next="set the lr where the script makes its optimizers",
+            )
+        return super().reschedule(wanted)
+
+
+@dataclass
+class EngineCheckpoint(DeepSpeedCheckpoint):
+    """DeepSpeed's shards, and the scheduler of the Trainer or of Accelerate beside them."""
+
+    schedulers: tuple[Path, ...] = ()
+
+    def find(self, field: str) -> list[Place]:
+        """The engine's places, and of the schedulers those beside it."""
+        places = super().find(field)
+        if field == "scheduler":
+            places += [Place(file, (), self.trees[file]) for file in self.schedulers]
+        if field == "position":
+            places += [p for file in self.schedulers for p in self.at(file, ("last_epoch",))]
+        return places
+
+    def schedule(self) -> Any:
+        """The engine's; else that beside it, which is loaded after."""
+        inner = super().schedule()
+        if inner is None and self.schedulers:
+            return self.trees[self.schedulers[0]]
+        return inner
+
+    def contradictions(self) -> list[str]:
+        """Also two schedulers of different positions."""
+        told = super().contradictions()
+        return [*told, *self._positions()]
+
+    def _positions(self) -> Iterator[str]:
+        found = {p.file.name: p.value.get("last_epoch") for p in self.locate("scheduler")}
+        if len(set(found.values())) > 1:
+            yield f"schedulers stand at different steps: {found}"

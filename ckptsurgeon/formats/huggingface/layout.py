@@ -1,0 +1,169 @@
+"""Hugging Face runs: the Trainer's `checkpoint-<N>` folders and those of Accelerate.
+
+Names: `transformers/trainer.py` (`_save_checkpoint`), `accelerate/checkpointing.py`. Neither keeps
+a pointer: the Trainer resumes the highest number, and so does Accelerate with its own names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.checkpoint import opened, read_shards
+from ckptsurgeon.formats.deepspeed.layout import STEP, DeepSpeed
+from ckptsurgeon.formats.huggingface.checkpoint import EngineCheckpoint, HuggingFaceCheckpoint
+from ckptsurgeon.formats.schedules.torch import is_torch
+from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
+
+STATE = "trainer_state.json"
+OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.bin|(?:rank\d+-of-\d+-)?optimizer\.pt")
+SCHEDULER = re.compile(r"scheduler(?:_\d+)?\.bin|scheduler\.pt")
+SCALER = "scaler.pt"
+CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
+"""What the script registered with Accelerate: a scheduler of its own may be among it."""
+
+
+class _Saved(StepFolders):
+    """What both libraries have in common."""
+
+    name = "huggingface"
+    besides: tuple[str, ...] = ()
+    """Files without which no optimizer is loaded, or nothing at all."""
+
+    def missing(self, run: Path, step: int) -> list[str]:
+        """The optimizer's or scheduler's file, and shards of an engine inside."""
+        refuse_link(self.directory(run, step))
+        folder = _inside(self.directory(run, step))
+        if engine := _engine(folder):
+            return [f"{engine.name}/{name}" for name in _Engine(engine).missing(folder, 0)]
+        if (folder / "optimizer_0").is_dir():
+            raise SurgeryError(
+                f"{folder.name}: its optimizer is in FSDP's sharded state, which can't be edited "
+                "here",
+                next="save once with fsdp_state_dict_type FULL_STATE_DICT",
+            )
+        lacking = [] if _matching(folder, OPTIMIZER) else ["optimizer.pt"]
+        return lacking + [name for name in self.besides if not (folder / name).is_file()]
+
+    def strays(self, run: Path, step: int) -> list[str]:
+        """Shards of an engine inside that belong to no rank; copies of a registered state."""
+        folder = _inside(self.directory(run, step))
+        engine = _engine(folder)
+        return [
+            *(_Engine(engine).strays(run, 0) if engine else []),
+            *(
+                f"{name}: is none of Accelerate's, and older releases then load no such state"
+                for name in listed(folder)
+                if name.startswith("custom_checkpoint") and not CUSTOM.fullmatch(name)
+            ),
+        ]
+
+    def resumes(self, run: Path) -> int | None:
+        """The highest number, whatever the folder holds."""
+        return max(self.steps(run), default=None)
+
+    def open(
+        self, run: Path, step: int, without: Collection[Path] = ()
+    ) -> HuggingFaceCheckpoint | EngineCheckpoint:
+        """Read the trees of optimizers, schedulers and the gradient scaler, or of an engine."""
+        folder = _inside(self.directory(run, step))
+        schedulers = [p for p in _matching(folder, SCHEDULER) if p not in without]
+        registered = opened([p for p in _matching(folder, CUSTOM) if p not in without])
+        schedulers += [path for path, held in registered.items() if is_torch(held.tree())]
+        if engine := _engine(folder):
+            inner = _Engine(engine).open(folder, step, without)
+            trees, archives = read_shards(schedulers)
+            return EngineCheckpoint(
+                folder, step, inner.trees | trees, inner.archives | archives, tuple(schedulers)
+            )
+        optimizers = [p for p in _matching(folder, OPTIMIZER) if p not in without]
+        scaler = folder / SCALER
+        scalers = [scaler] if scaler.is_file() and scaler not in without else []
+        trees, archives = read_shards([*optimizers, *schedulers, *scalers])
+        inside: tuple[Key, ...] = ()
+        return HuggingFaceCheckpoint(
+            path=folder,
+            step=step,
+            trees=trees,
+            archives=archives,
+            optimizers=tuple((path, inside) for path in optimizers),
+            schedulers=tuple(schedulers),
+            scales=tuple((path, ("scale",)) for path in scalers),
+            family=self.name,
+        )
+
+
+class Transformers(_Saved):
+    """`checkpoint-<N>` with `trainer_state.json`."""
+
+    name = "transformers"
+    options: Mapping[str, str] = {"clip_grad": "--max_grad_norm", "seed": "--seed"}
+    besides = ("scheduler.pt", STATE)
+
+    def recognizes(self, run: Path) -> bool:
+        """True with a folder of such a name where the Trainer's state or an optimizer is."""
+        folders = (run / name for name in listed(run) if self.is_step(run / name))
+        return any(
+            (folder / STATE).is_file()
+            or (folder / "optimizer.pt").is_file()
+            or _engine(folder) is not None
+            for folder in folders
+        )
+
+    def is_step(self, folder: Path) -> bool:
+        """By its name alone, as the Trainer finds it."""
+        return re.fullmatch(r"checkpoint-\d+", folder.name) is not None
+
+
+class Accelerate(_Saved):
+    """Folders that `save_state` filled: `checkpoint_<N>`, or the user's own names with a number."""
+
+    name = "accelerate"
+
+    def is_step(self, folder: Path) -> bool:
+        """By an optimizer's or an engine's files beside Accelerate's random states."""
+        folder = _inside(folder)
+        random = any(name.startswith("random_states_") for name in listed(folder))
+        return random and (bool(_matching(folder, OPTIMIZER)) or _engine(folder) is not None)
+
+    def advise(self, key: str, value: object) -> str:
+        """The call in the user's own script: there is no command line to go by."""
+        calls = {"clip_grad": f"clip_grad_norm_(…, max_norm={value})", "seed": f"set_seed({value})"}
+        if key in calls:
+            return f"in the script, call {calls[key]}, then relaunch"
+        return super().advise(key, value)
+
+
+class _Engine(DeepSpeed):
+    """A DeepSpeed step whose folder is known, whatever its name."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def directory(self, run: Path, step: int) -> Path:
+        """The folder."""
+        return self._folder
+
+
+def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    return [folder / name for name in listed(folder) if pattern.fullmatch(name)]
+
+
+def _inside(folder: Path) -> Path:
+    """Where the states are: IDEFICS' trainer gives `save_state` a folder within that of a step."""
+    inner = folder / "accelerator_state"
+    return inner if inner.is_dir() and not inner.is_symlink() else folder
+
+
+def _engine(folder: Path) -> Path | None:
+    """The folder that `engine.save_checkpoint` made inside: of the Trainer `global_step<N>`, of
+    Accelerate the name of the model (`pytorch_model`)."""
+    for item in (folder / name for name in listed(folder)):
+        named = STEP.fullmatch(item.name) or item.name.startswith("pytorch_model")
+        if named and item.is_dir() and any(item.glob("*_model_states.pt")):
+            return item
+    return None

@@ -1,0 +1,65 @@
+"""What the formats have in common: a trainer without pointer files whose flags say it all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckptsurgeon.formats.protocol import Checkpoint, Hazard, State
+
+
+class BaseFormat:
+    """The answers of a `Format` that most trainers share; a family overrides what differs."""
+
+    options: Mapping[str, str] = {}
+    """Key of a recipe → the option of the launch that decides it, where its value comes last."""
+
+    def strays(self, run: Path, step: int) -> list[str]:
+        """No name is looked for that a load would not ask for."""
+        return []
+
+    def pointer_files(self, run: Path) -> list[Path]:
+        """No file: the trainer looks at the names of the steps."""
+        return []
+
+    def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
+        """Nothing to write: see `pointer_files`."""
+        return {}
+
+    def pointed(self, pointer: Path) -> int | None:
+        """No file names a step."""
+        return None
+
+    def resumes(self, run: Path) -> int | None:
+        """Left to the pointer files, or to the highest complete step."""
+        return None
+
+    def stale_pointers(self, run: Path, step: int) -> list[str]:
+        """No file but those of `pointers` names a step."""
+        return []
+
+    def hazards(self, run: Path) -> list[Hazard]:
+        """No such thing is known of most trainers."""
+        return []
+
+    def advise(self, key: str, value: object) -> str:
+        """The relaunch with the option of `options`, or without the state of another optimizer."""
+        if key == "optimizer":
+            return "start the trainer with the new optimizer and without optimizer state"
+        return f"relaunch the trainer with {self.options[key]} {value}"
+
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """Most trainers have no flag for it."""
+        return "this trainer can't skip data: go back further, or change the data's order"
+
+    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
+        """By hand: a small rate, and the usual one at a later checkpoint."""
+        return (
+            "ckptsurgeon reset moments    without re-warm",
+            "and a small rate until the moments have filled: ckptsurgeon set-lr, and back "
+            "at a later checkpoint",
+        )
+
+    def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
+        """No value is taken from a command line that is known here."""
+        return []

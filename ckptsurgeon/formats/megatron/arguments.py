@@ -1,0 +1,38 @@
+"""What only the command line that a Megatron-LM checkpoint saves tells: `args`, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckptsurgeon.formats.schedules.names import value
+
+
+def unsaved(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The scheduler's parameters that only the saved args tell: `init_lr`, and those of WSD."""
+    out: dict[str, Any] = {"init_lr": args.get("lr_warmup_init") or 0.0}
+    iterations, batch = args.get("lr_wsd_decay_iters"), args.get("global_batch_size")
+    steps = args.get("lr_wsd_decay_samples")
+    if steps is None and iterations is not None and batch is not None:
+        steps = iterations * batch
+    return {**out, "wsd_decay_steps": steps, "lr_wsd_decay_style": args.get("lr_wsd_decay_style")}
+
+
+def plain(schedule: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+    """The schedule of one param group, by AnnealingLR's names."""
+    return {
+        "max_lr": group.get("max_lr", value(schedule, "max_lr")),
+        "min_lr": group.get("min_lr", value(schedule, "min_lr")),
+        "warmup_steps": value(schedule, "warmup"),
+        "num_steps": value(schedule, "position"),
+        "decay_steps": value(schedule, "decay"),
+        "decay_style": value(schedule, "decay_style"),
+    }
+
+
+def rampup(args: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    """`--rampup-batch-size`: start, increment, samples."""
+    held = args.get("rampup_batch_size")
+    if not isinstance(held, (list, tuple)) or len(held) != 3:
+        return None
+    return int(held[0]), int(held[1]), int(held[2])

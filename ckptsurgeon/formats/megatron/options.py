@@ -1,0 +1,48 @@
+"""The options that the launchers of every Megatron have, and what a checkpoint makes of them.
+
+Sources: `megatron/arguments.py` of NVIDIA's Megatron-LM and of both Megatron-DeepSpeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckptsurgeon.formats.protocol import State
+
+SCHEDULE: Mapping[str, str] = {
+    "lr": "--lr", "min_lr": "--min-lr", "warmup": "--lr-warmup-samples",
+    "decay": "--lr-decay-samples", "decay_style": "--lr-decay-style",
+}  # fmt: skip
+"""Key of the schedule in a recipe → option."""
+OPTIONS: Mapping[str, str] = {
+    **SCHEDULE, "beta1": "--adam-beta1", "beta2": "--adam-beta2", "eps": "--adam-eps",
+    "weight_decay": "--weight-decay", "clip_grad": "--clip-grad", "seed": "--seed",
+}  # fmt: skip
+"""Key of a recipe → option."""
+NEVER = (("finetune", "--finetune"), ("no_load_optim", "--no-load-optim"))
+"""Saved argument → the option with which a load leaves a surgery out."""
+
+
+def values(state: State) -> list[str]:
+    """Every option that `state` has a value for, with the value."""
+    promise, schedule = state.promise, state.schedule or {}
+    betas = promise.betas or (None, None)
+    held: dict[str, Any] = {
+        "lr": schedule.get("max_lr"),
+        "min_lr": schedule.get("min_lr"),
+        "warmup": schedule.get("warmup_steps"),
+        "decay": schedule.get("decay_steps"),
+        "decay_style": schedule.get("decay_style"),
+        "beta1": betas[0],
+        "beta2": betas[1],
+        "eps": promise.eps,
+        "weight_decay": max(promise.weight_decay) if promise.weight_decay else None,
+        "clip_grad": promise.clip_grad,
+        "seed": promise.seed,
+    }
+    out = []
+    for key, value in held.items():
+        if value is not None:
+            out += [OPTIONS[key], repr(value) if isinstance(value, float) else str(value)]
+    return out

@@ -1,0 +1,225 @@
+"""Where the shards of one Megatron-LM step keep each field, and which place wins on load.
+
+Legacy and torch_dist checkpoints hold the same state: a **root** is a place that has it, once a
+model-parallel rank in the one, once in all in the other (dist.py). Source of what wins on load:
+`megatron/training/checkpointing.py`, `megatron/core/optimizer{,_param_scheduler}.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isclose
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import get, tensors
+from ckptsurgeon.formats import moments
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.megatron import arguments
+from ckptsurgeon.formats.moments import ALL
+from ckptsurgeon.formats.protocol import Place
+from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.schedules import megatron
+from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
+
+ARGS = {
+    "consumed_samples": "consumed_train_samples",
+    "clip_grad": "clip_grad",
+    "seed": "seed",
+}
+"""Field → its name in the saved args; only the first is read back."""
+GROUP = ("lr", "betas", "eps", "initial_lr")
+"""Fields of the param groups that nothing rewrites."""
+
+
+class Optimizer(NamedTuple):
+    """One optimizer of a chain: `base` leads to its param groups and their state, `scaler` to what
+    its gradient scaler saved."""
+
+    file: Path
+    base: tuple[Key, ...]
+    scaler: tuple[Key, ...]
+
+
+@dataclass
+class MegatronShards(BaseCheckpoint):
+    """One `iter_<N>` with its trees: roots and optimizers, and the fields in them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with understood(self.path):
+            self._roots = list(self.find_roots())
+            if not self._roots:
+                raise SurgeryError(
+                    f"{self.path.name} holds no state of Megatron-LM",
+                    next="ckptsurgeon status    list the complete steps",
+                )
+            self._optimizers = list(self.find_optimizers())
+
+    # --- where things are ------------------------------------------------------------------------
+
+    def find_roots(self) -> Iterator[tuple[Path, tuple[Key, ...]]]:
+        """File and path of each dict with `args`, `iteration` and the scheduler's state."""
+        for path in self.trees:
+            if path.name == "model_optim_rng.pt":
+                yield path, ()
+
+    def find_optimizers(self) -> Iterator[Optimizer]:
+        """Those in the roots, and the files of a layer-wise optimizer."""
+        for file, prefix in self._roots:
+            yield from self.chain(file, (*prefix, "optimizer"))
+        for path in self.trees:
+            if path.name.startswith("layer_wise_optimizer_"):
+                yield from self.chain(path, ())
+
+    def chain(self, file: Path, path: tuple[Key, ...]) -> Iterator[Optimizer]:
+        """The optimizers under `path`: one, or a list of several."""
+        try:
+            held = get(self.trees[file], path)
+        except KeyError:
+            return
+        if isinstance(held, Mapping) and "param_groups" in held:
+            yield Optimizer(file, path, (*path, "grad_scaler"))
+        elif isinstance(held, Mapping) and "optimizer" in held:
+            yield Optimizer(file, (*path, "optimizer"), (*path, "grad_scaler"))
+        elif isinstance(held, (list, tuple)):
+            for i in range(len(held)):
+                yield from self.chain(file, (*path, i))
+        elif isinstance(held, Mapping):  # torch_dist numbers them
+            for key in held:
+                if isinstance(key, int):
+                    yield from self.chain(file, (*path, key))
+
+    def groups(self, item: Optimizer) -> list[Mapping[str, Any]]:
+        """Its param groups; none when they are kept elsewhere."""
+        try:
+            found = get(self.trees[item.file], (*item.base, "param_groups"))
+        except KeyError:
+            return []
+        return [group for group in found if isinstance(group, Mapping)]
+
+    def in_roots(self, *path: Key, wins: bool = True) -> list[Place]:
+        """`path` in every root."""
+        return [p for file, prefix in self._roots for p in self.at(file, (*prefix, *path), wins)]
+
+    def _in_groups(self, name: str, wins: bool) -> list[Place]:
+        return [
+            place
+            for item in self._optimizers
+            for i in range(len(self.groups(item)))
+            for place in self.at(item.file, (*item.base, "param_groups", i, name), wins)
+            if place.value is not None
+        ]
+
+    def schedule(self) -> Mapping[str, Any] | None:
+        """The state of the OptimizerParamScheduler in the first root."""
+        file, prefix = self._roots[0]
+        for name in ("lr_scheduler", "opt_param_scheduler"):
+            try:
+                found = get(self.trees[file], (*prefix, name))
+            except KeyError:
+                continue
+            if is_megatron(found):
+                return found  # type: ignore[no-any-return]
+        return None
+
+    def schedule_places(self, field: str, wins: bool = True) -> list[Place]:
+        """A key of the scheduler's state in every root; `field` as in `names.NAMES`."""
+        names = NAMES.get(field, (field,))
+        return [
+            place
+            for outer in ("lr_scheduler", "opt_param_scheduler")
+            for name in names
+            for place in self.in_roots(outer, name, wins=wins)
+        ]
+
+    def optimizers(self) -> list[Optimizer]:
+        """Where the optimizers are kept."""
+        return self._optimizers
+
+    def args(self) -> Mapping[str, Any]:
+        """The saved command line of the first root."""
+        file, prefix = self._roots[0]
+        found = self.at(file, (*prefix, "args"))
+        held = getattr(found[0].value, "state", None) if found else None
+        return held if isinstance(held, dict) else {}
+
+    def rate(self, group: Mapping[str, Any]) -> float:
+        """The lr that the scheduler gives to a param group at the saved position.
+
+        Some versions multiply it by the group's `lr_mult`: the saved lr shows which."""
+        schedule = self.schedule()
+        if schedule is None:
+            return float(group["lr"])
+        lr = megatron.learning_rate(schedule, group, arguments.unsaved(self.args()))
+        mult, saved = group.get("lr_mult", 1.0), group.get("lr")
+        if isinstance(saved, (int, float)) and isinstance(mult, (int, float)):
+            scaled = isclose(saved, lr * mult, rel_tol=1e-9)
+            return lr * mult if scaled and not isclose(saved, lr, rel_tol=1e-9) else lr
+        return lr
+
+    # --- places ----------------------------------------------------------------------------------
+
+    def find(self, field: str) -> list[Place]:
+        """In the groups, the scheduler's state, the args and the optimizers, as a load does."""
+        if field in ("max_lr", "min_lr"):
+            own = self._in_groups(field, wins=True)
+            return own + self.schedule_places(field, wins=not own)
+        if field in NAMES:
+            return self.schedule_places(field)
+        if field == "weight_decay":
+            held = [self._in_groups(key, wins=True) for key in ("start_wd", "end_wd")]
+            kept = [p for key in ("start_wd", "end_wd") for p in self.schedule_places(key)]
+            copies = self._in_groups(field, wins=not kept and not any(held))
+            return [*kept, *held[0], *held[1], *copies]
+        if field in GROUP:
+            return self._in_groups(field, wins=field != "lr" or self.schedule() is None)
+        if field == "adam_step":
+            return self._steps()
+        if field in ALL:
+            return self.moments(field)
+        if field in ARGS:
+            return self.in_roots("args", ARGS[field], wins=field == "consumed_samples")
+        if field == "iteration":
+            return self.in_roots(field) + self.in_roots("args", field, wins=False)
+        if field == "loss_scale":
+            scales = (self.at(item.file, (*item.scaler, "scale")) for item in self._optimizers)
+            return [place for places in scales for place in places]
+        return []
+
+    def deciding(self, field: str) -> list[Place]:
+        """No copy in the args is read back, so whatever it holds decides nothing."""
+        return [] if field in ("clip_grad", "seed") else super().deciding(field)
+
+    def _steps(self) -> list[Place]:
+        out = self._in_groups("step", wins=True)
+        for item in self._optimizers:
+            try:
+                state = get(self.trees[item.file], (*item.base, "state"))
+            except KeyError:
+                continue
+            out += self.at(item.file, (*item.base, "state", "common_step"))
+            for key, held in state.items():
+                if isinstance(held, Mapping) and "step" in held:
+                    out += self.at(item.file, (*item.base, "state", key, "step"))
+        return out
+
+    def moments(self, name: str) -> list[Place]:
+        """Every tensor of one moment, in any shard; in `distrib_optim.pt` a key is a pair of
+        dtypes, which a path names by its text."""
+        found = [
+            Place(file, tuple(k if isinstance(k, (str, int)) else repr(k) for k in path), tensor)
+            for file, tree in self.trees.items()
+            for path, tensor in tensors(tree)
+            if path and path[-1] == name
+        ]
+        for item in self._optimizers:
+            path = (*item.base, "state")
+            states = self.value(item.file, path)
+            for key, held in states.items() if isinstance(states, Mapping) else ():
+                if isinstance(held, Mapping) and name not in held:  # quantized
+                    found += moments.places(self, item.file, (*path, key), held, name)
+        return found

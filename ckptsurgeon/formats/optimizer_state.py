@@ -1,0 +1,50 @@
+"""Where a file keeps what torch's `optimizer.state_dict()` returns: groups, moments, step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.formats import moments
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.protocol import Place
+
+States = list[tuple[tuple[Key, ...], Mapping[Key, Any]]]
+"""The path and the content of each state: of a parameter, or of a flat group."""
+
+
+def groups(
+    checkpoint: BaseCheckpoint, file: Path, base: tuple[Key, ...], name: str, wins: bool = True
+) -> Iterator[Place]:
+    """`name` in each param group of the state dict that `base` leads to."""
+    for i in range(len(get(checkpoint.trees[file], (*base, "param_groups")))):
+        yield from checkpoint.at(file, (*base, "param_groups", i, name), wins)
+
+
+def states(checkpoint: BaseCheckpoint, file: Path, base: tuple[Key, ...]) -> States:
+    """Every state of the state dict that `base` leads to."""
+    held = get(checkpoint.trees[file], base)["state"]
+    return [((*base, "state", key), state) for key, state in held.items()]
+
+
+def moment(
+    checkpoint: BaseCheckpoint, file: Path, states: States, name: str, wins: bool = True
+) -> Iterator[Place]:
+    """Every tensor that makes up the moment `name`."""
+    for path, state in states:
+        yield from moments.places(checkpoint, file, path, state, name, wins)
+
+
+def steps(checkpoint: BaseCheckpoint, file: Path, states: States) -> list[Place]:
+    """Adam's counter in each state. The largest is the real one: FusedAdam leaves 0 in all but the
+    last parameter's."""
+    archive = checkpoint.archives[file]
+    held = [((*path, "step"), state["step"]) for path, state in states if "step" in state]
+    with archive.reading():
+        archive.fetch([value for _, value in held if isinstance(value, Tensor)])
+        numbers = [(path, checkpoint.plain(file, value)) for path, value in held]
+    top = max((value for _, value in numbers), default=None)
+    return [Place(file, path, value, value == top) for path, value in numbers]

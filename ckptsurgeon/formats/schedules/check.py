@@ -1,0 +1,26 @@
+"""What no schedule can be: a peak below its floor, a decay that is over with the warm-up."""
+
+from __future__ import annotations
+
+from ckptsurgeon.errors import UsageError
+
+ASSERTED = ", and the trainer asserts max_lr >= min_lr on resume"
+"""What both of Megatron's schedulers make of a low peak."""
+
+
+def refuse_low_peak(peak: float, floor: float, asserted: str = "") -> None:
+    """Raise UsageError for a peak below the floor; `asserted` says what the trainer makes of it."""
+    if peak < floor:
+        raise UsageError(
+            f"lr {peak:g} is below min_lr {floor:g}{asserted}",
+            next=f"ckptsurgeon set-lr {peak:g} --min-lr {peak / 10:g}",
+        )
+
+
+def refuse_early_decay(decay: float, warmup: float, unit: str = "samples") -> None:
+    """Raise UsageError for a decay that is over when the warm-up is, both counted in `unit`."""
+    if decay <= warmup:
+        raise UsageError(
+            f"decay {decay} {unit} is not beyond warmup {warmup}",
+            next=f"set decay above warmup; both count {unit} from the start of the run",
+        )

@@ -1,0 +1,92 @@
+"""Where the event files of a run are, and which of them its trainer wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Move, Receipt, relative
+from ckptsurgeon.formats import Format
+from ckptsurgeon.transaction import receipts
+from ckptsurgeon.transaction.home import HOME
+
+NOTE = ".ckptsurgeon"
+"""How the names of event files end that hold a note about a surgery."""
+
+
+@dataclass(frozen=True)
+class LogFolders:
+    """The event files of the run at `root`: in the folders that its settings name, or else in the
+    root, at any depth, but in no checkpoint. Reads only, and anew at each call."""
+
+    root: Path
+    format: Format
+    settings: Mapping[str, Any]
+
+    def roots(self) -> list[Path]:
+        """Where they are looked for: the folders of the settings, links among them resolved, or
+        the root."""
+        named = self.settings.get("tensorboard", ".")
+        names = named if isinstance(named, list) else [named]
+        return [Path(os.path.realpath(self.root / str(item))) for item in names]
+
+    def folders(self) -> list[Path]:
+        """Folders with event files. One that a surgery made to keep a cut branch is not among
+        them."""
+        branches: set[Path] = set()
+        for receipt in receipts.read(self.root, mentioning="tfevents"):
+            if receipt.undoes is None:
+                branches |= self._cut_branches(receipt)
+        with_events = {
+            here: None
+            for here, _, files in self._walk()
+            if here not in branches and any("tfevents" in name for name in files)
+        }
+        return list(with_events)
+
+    def files(self) -> list[Path]:
+        """All event files in those folders, notes about surgeries among them."""
+        return [item for folder in self.folders() for item in sorted(folder.glob("*tfevents*"))]
+
+    def event_files(self) -> list[str]:
+        """Those without the notes, relative to the root."""
+        names = [item for item in self.files() if not item.name.endswith(NOTE)]
+        return [relative(item, self.root) for item in names]
+
+    def links(self) -> list[str]:
+        """Links to folders with event files: nothing follows them, as they may lead anywhere."""
+        links = []
+        for here, inner, _ in self._walk():
+            for link in (here / name for name in inner):
+                with contextlib.suppress(OSError):
+                    if link.is_symlink() and any("tfevents" in n.name for n in link.iterdir()):
+                        links.append(relative(link, self.root))
+        return links
+
+    def _walk(self) -> Iterator[tuple[Path, list[str], list[str]]]:
+        """Folder, folders in it and files in it, wherever logs may be."""
+        steps = self.format.steps(self.root)
+        checkpoints = {path for step in steps for path in self.format.entries(self.root, step)}
+        for root in self.roots():
+            for folder, inner, files in os.walk(root):
+                here = Path(folder)
+                inner[:] = sorted(n for n in inner if n != HOME and here / n not in checkpoints)
+                yield here, inner, files
+
+    def _cut_branches(self, receipt: Receipt) -> set[Path]:
+        """Folders that a surgery made for cut branches. Where it also replaced a file or moved one
+        aside, the run writes its logs: a cut file may get another name there."""
+        made, written = set(), set()
+        for edit in receipt.inverse:
+            if isinstance(edit, Move) and "tfevents" in edit.src and not edit.src.endswith(NOTE):
+                made.add(edit.src)
+            elif "tfevents" in (file := edit.dst if isinstance(edit, Move) else edit.file):
+                written.add(file)
+        return {self._folder(file) for file in made} - {self._folder(file) for file in written}
+
+    def _folder(self, file: str) -> Path:
+        return Path(os.path.normpath(self.root / file)).parent

@@ -1,0 +1,55 @@
+"""The bytes of a `Content`, read piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ckptsurgeon.edits import Content, Hole, Piece
+from ckptsurgeon.errors import SurgeryError
+
+CHUNK = 1 << 20
+"""Bytes that are in memory at once."""
+_ZEROS = bytes(CHUNK)
+
+
+def read(root: Path, content: Content) -> Iterator[bytes]:
+    """All bytes, in order. Raises SurgeryError when a file that they are in is too short."""
+    for piece in joined(content.pieces):
+        if isinstance(piece, bytes):
+            yield piece
+        elif isinstance(piece, Hole):
+            whole, rest = divmod(piece.size, CHUNK)
+            yield from (_ZEROS for _ in range(whole))
+            yield bytes(rest)
+        else:
+            yield from _span(root / piece.file, piece.start, piece.end)
+
+
+def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The same content with neighbouring bytes in one piece, up to CHUNK: the appended bytes of
+    10,000 tensors are 10,000 pieces."""
+    few: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if isinstance(piece, bytes) and size + len(piece) <= CHUNK:
+            few.append(piece)
+            size += len(piece)
+            continue
+        if few:
+            yield b"".join(few)
+            few, size = [], 0
+        yield piece
+    if few:
+        yield b"".join(few)
+
+
+def _span(path: Path, start: int, end: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(start)
+        while start < end:
+            data = file.read(min(end - start, CHUNK))
+            if not data:
+                raise SurgeryError(f"{path} became shorter while it was read", next="try again")
+            yield data
+            start += len(data)

@@ -1,0 +1,317 @@
+"""What a plan, a receipt and an error look like, on values made by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from ckptsurgeon import report
+from ckptsurgeon.edits import (
+    ABSENT,
+    ZEROS,
+    AnyChange,
+    Append,
+    Aside,
+    Change,
+    Content,
+    Edit,
+    Move,
+    Plan,
+    Receipt,
+    Replace,
+    Rewrite,
+    Span,
+)
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.report.style import number, size, value
+from ckptsurgeon.transaction.journal import Recovery
+from tests.support.promise import PROMISE
+
+LOOK = report.Style(width=100)
+
+
+def _lr(shard: int) -> list[AnyChange]:
+    model, optim = f"global_step6210/model{shard}.pt", f"global_step6210/optim{shard}.pt"
+    return [
+        Change(model, "lr", 6e-5, 3e-5, ("lr_scheduler", "max_lr")),
+        Change(optim, "lr", 5.37e-5, 2.685e-5, ("base", "param_groups", 0, "lr")),
+        Change(optim, "lr", 5.37e-5, 2.685e-5, ("base", "param_groups", 1, "lr")),
+    ]
+
+
+CHANGES: tuple[AnyChange, ...] = (
+    *(Aside(f"global_step{step}", "checkpoint") for step in (6600, 6900, 7200)),
+    Change("latest", "latest", "global_step7200", "global_step6210"),
+    Change("latest_checkpointed_iteration.txt", "latest", "7200", "6210"),
+    *_lr(0),
+    *_lr(1),
+    Change("global_step6210/model0.pt", "skip", [], [[6900, 7010]], ("skip_ranges",)),
+    Rewrite("tb/events.1", "tensorboard", Content((Span("tb/events.1", 0, 900),)), "cut at 6210"),
+    Rewrite("tb/glitch/events.1", "tensorboard", Content((b"x" * 100,)), "9 events", new_file=True),
+    *(Aside(f"tb/events.{i}", "tensorboard") for i in (2, 3, 4)),
+)
+EDITS: tuple[Edit, ...] = (
+    Append("global_step6210/model0.pt", 10_000, ((10_000, b"x" * 900), (12_000, b"y" * 100)), 0),
+    Replace("tb/events.1", "s", "k", Content((Span("tb/events.1", 0, 900),))),
+    Move("global_step7200", "a"),
+)
+PLAN = Plan(
+    id="0001",
+    run="/runs/tr8-104B",
+    title="rollback 7200 → 6210",
+    recipe={"rollback": {"to": 6210}, "why": "lm loss 6.4 → 14"},
+    changes=CHANGES,
+    edits=EDITS,
+    assumes=(),
+    promise=PROMISE,
+    before=replace(PROMISE, lr=5.37e-5, skip=()),
+    warnings=("latest_universal is not changed: it names a converted checkpoint",),
+)
+RECEIPT = Receipt(
+    id="0001",
+    title=PLAN.title,
+    why="lm loss 6.4 → 14",
+    when="2021-09-20T10:00:00+00:00",
+    user="meg",
+    host="login1",
+    version="0.1.0",
+    recipe=PLAN.recipe,
+    changes=CHANGES,
+    inverse=(),
+    promise=PROMISE,
+)
+
+
+def test_a_plan_shows_grouped_changes_the_next_step_and_the_cost() -> None:
+    assert report.plan(PLAN, "tr8-104B", LOOK) == (
+        """\
+tr8-104B   rollback 7200 → 6210
+
+  checkpoints  > 6600 6900 7200          to the attic
+  latest       ~ global_step7200 → global_step6210
+               ~ 7200 → 6210             latest_checkpointed_iteration.txt
+  lr           ~ 6.000e-05 → 3.000e-05   2 places in 2 shards (max_lr)
+               ~ 5.370e-05 → 2.685e-05   4 places in 2 shards (lr)
+  skip         + 6900-7010               1 place in 1 shard
+  events       ~ 1 file: cut at 6210
+               + 1 file in glitch/: 9 events
+               > 3 files to the attic
+
+  step 6211 will use   lr 2.685e-05   beta 0.9, 0.999   adam step 6210   eps 1e-08
+                       weight decay 0.1, 0   loss scale 2048   clip 1   seed 43
+                       next sample 12718080   skip 6900-7010
+  cost                 1.9 kB written, no shard copied, undo kept
+  note  latest_universal is not changed: it names a converted checkpoint"""
+    )
+
+
+def test_an_undo_shows_the_changes_the_other_way_round() -> None:
+    undo = Plan("0002", "/runs/x", "undo 0001", {}, (), EDITS[2:], (), None, undoes="0001")
+    assert report.plan(undo, "x", LOOK, RECEIPT) == (
+        """\
+receipt 0001   rollback 7200 → 6210   by meg, 2021-09-20T10:00:00+00:00
+
+  checkpoints  < 6600 6900 7200          from the attic
+  latest       ~ global_step6210 → global_step7200
+               ~ 6210 → 7200             latest_checkpointed_iteration.txt
+  lr           ~ 3.000e-05 → 6.000e-05   2 places in 2 shards (max_lr)
+               ~ 2.685e-05 → 5.370e-05   4 places in 2 shards (lr)
+  skip         ~ 6900-7010 → none        1 place in 1 shard
+  events       ~ 1 file as before
+               > 1 file to the attic
+               < 3 files from the attic
+
+  cost   0 B written, no shard copied"""
+    )
+
+
+def test_a_short_event_line_stays_one_line() -> None:
+    plan = replace(PLAN, changes=(CHANGES[-5], *CHANGES[-3:]))
+    assert "events  ~ 1 file: cut at 6210, > 3 files to the attic" in report.plan(plan, "x", LOOK)
+
+
+def test_nothing_to_do_says_so_and_keeps_the_warnings() -> None:
+    plan = replace(PLAN, changes=(), edits=())
+    assert report.plan(plan, "tr8-104B", LOOK) == (
+        "nothing to do: tr8-104B is so already (rollback 7200 → 6210)\n"
+        "  note  latest_universal is not changed: it names a converted checkpoint"
+    )
+
+
+def test_colour_is_yellow_for_what_moves_aside_and_nothing_else_in_a_plan() -> None:
+    text = report.plan(PLAN, "x", report.Style(100, color=True))
+    painted = [line for line in text.splitlines() if "\033" in line]
+    assert [line.count("\033[33m") for line in painted] == [1, 1]
+    assert all(">" in line for line in painted)
+    assert "\033[32mdone:" in report.done(RECEIPT, report.Style(100, color=True))
+    assert "\033[31merror:" in report.error(SurgeryError("x"), report.Style(100, color=True))
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert report.Style.of(_Terminal()).color
+    assert not report.Style.of(io.StringIO()).color
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert report.Style.of(io.StringIO()).color
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not report.Style.of(_Terminal()).color
+
+
+@pytest.mark.parametrize(
+    ("field", "item", "text"),
+    [
+        ("lr", 3e-5, "3.000e-05"),
+        ("eps", 1e-8, "1e-08"),
+        ("betas", (0.9, 0.999), "0.9, 0.999"),
+        ("skip", [[1, 2], [5, 5]], "1-2, 5-5"),
+        ("skip", [], "none"),
+        ("exp_avg", ZEROS, "zeros"),
+        ("latest", None, "nothing"),
+        ("latest", "a\033[2Jb\n", r"'a\x1b[2Jb\n'"),
+        ("seed", 1234, "1234"),
+    ],
+)
+def test_values_are_written_as_people_write_them(field: str, item: object, text: str) -> None:
+    assert value(field, item) == text
+
+
+def test_numbers_keep_every_digit_they_need() -> None:
+    assert [number(x) for x in (2048.0, 0.1, 1e-8, 0.1234567890123)] == [
+        "2048", "0.1", "1e-08", "0.1234567890123",
+    ]  # fmt: skip
+    assert [size(x) for x in (0, 999, 1200, 2.5e12)] == ["0 B", "999 B", "1.2 kB", "2.5 TB"]
+
+
+def test_rates_that_look_alike_are_told_apart() -> None:
+    change = Change("a.pt", "lr", 6.0001e-5, 6.0002e-5, ("lr",))
+    text = report.plan(replace(PLAN, changes=(change,)), "x", LOOK)
+    assert "~ 6.0001e-05 → 6.0002e-05   1 place in 1 shard" in text
+
+
+def test_many_checkpoints_take_one_line() -> None:
+    steps = [Aside(f"global_step{step}", "checkpoint") for step in range(100, 2100, 100)]
+    text = report.plan(replace(PLAN, changes=tuple(steps)), "x", LOOK)
+    assert "> 100 200 300 … 2000  (20)   to the attic" in text
+
+
+def test_an_absent_value_is_added() -> None:
+    change = Change("a.pt", "seed", ABSENT, 43, ("args", "seed"))
+    assert "seed  + 43   1 place in 1 shard" in report.plan(
+        replace(PLAN, changes=(change,)), "x", LOOK
+    )
+
+
+def test_a_copied_shard_is_part_of_the_cost() -> None:
+    copy = Replace("global_step2/a.pt", "s", "k", Content((Span("global_step2/a.pt", 0, 5000),)))
+    assert "5.0 kB written, 1 shard copied, undo kept" in report.plan(
+        replace(PLAN, edits=(copy,)), "x", LOOK
+    )
+
+
+def test_an_error_has_three_parts() -> None:
+    error = SurgeryError(
+        "global_step6210 is incomplete: 3 of 256 shards are missing\nfirst: zero_pp_rank_4.pt",
+        next=("ckptsurgeon status", "ckptsurgeon rollback --to 6000"),
+    )
+    assert report.error(error, LOOK) == (
+        """\
+error: global_step6210 is incomplete: 3 of 256 shards are missing
+       first: zero_pp_rank_4.pt
+untouched: the run is exactly as it was
+next: ckptsurgeon status
+      ckptsurgeon rollback --to 6000"""
+    )
+
+
+def test_done_names_the_next_commands() -> None:
+    assert report.done(RECEIPT, LOOK) == (
+        """\
+done: receipt 0001; verified: step 6211 uses lr 2.685e-05
+  undo     ckptsurgeon undo 0001
+  resume   ckptsurgeon relaunch"""
+    )
+    undo = replace(RECEIPT, id="0002", promise=None, undoes="0001", steps=(6210,))
+    assert report.done(undo, LOOK) == (
+        "done: receipt 0002; the run is byte for byte what it was before 0001\n"
+        "  resume   ckptsurgeon relaunch"
+    )
+
+
+def test_the_log_is_newest_first_with_reasons() -> None:
+    undo = replace(RECEIPT, id="0002", title="undo 0001", why="", undoes="0001")
+    assert report.log([RECEIPT, undo], LOOK) == (
+        """\
+0002   undo 0001
+       2021-09-20T10:00:00+00:00   meg@login1
+0001   rollback 7200 → 6210   (undone by 0002)
+       2021-09-20T10:00:00+00:00   meg@login1
+       why: lm loss 6.4 → 14"""
+    )
+    assert report.log([], LOOK) == "no surgery yet"
+
+
+def test_a_recovery_says_on_which_side_the_run_is() -> None:
+    assert "no surgery was interrupted" in report.recovery(Recovery("nothing"), LOOK)
+    assert "exactly as it was" in report.recovery(Recovery("discarded", "set lr"), LOOK)
+    assert "undo 0003" in report.recovery(Recovery("finished", "set lr", "0003"), LOOK)
+
+
+def test_a_plan_document_is_json_with_numbers_that_json_has() -> None:
+    odd = replace(PLAN, promise=replace(PROMISE, loss_scale=float("inf")))
+    document = report.plan_json(odd, "deepspeed", RECEIPT)
+    told = json.loads(json.dumps(document, allow_nan=False))
+    assert told["promise"]["loss_scale"] == "inf"
+    assert told["promise"]["skip"] == [[6900, 7010]]
+    assert (told["step"], told["applied"], told["receipt"]) == (6210, True, "0001")
+    kinds = [change["kind"] for change in told["changes"]]
+    assert set(kinds) == {"change", "aside", "rewrite"}
+
+
+def test_progress_in_a_log_is_one_plain_line_a_phase() -> None:
+    stream = io.StringIO()
+    with report.Progress(stream) as progress:
+        progress("staging", 0, 2)
+        progress.started -= 60
+        progress("staging", 2, 2)
+        progress("editing", 0, 3)
+        progress.started -= 60
+    assert stream.getvalue() == "  staging     60.0 s\n  editing     60.0 s\n"
+
+
+def test_a_phase_that_is_over_at_once_is_not_told() -> None:
+    stream = io.StringIO()
+    with report.Progress(stream) as progress:
+        progress("staging", 2, 2)
+        progress("editing", 3, 3)
+    assert stream.getvalue() == ""
+
+
+def test_progress_that_nobody_reads_stops_no_surgery() -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with report.Progress(Broken()) as progress:
+        progress("staging", 0, 2)
+        progress.started -= 60
+        progress("editing", 0, 3)
+        progress.started -= 60
+
+
+def test_quiet_progress_is_silent() -> None:
+    stream = _Terminal()
+    with report.Progress(stream, quiet=True) as progress:
+        progress("staging", 0, 2)
+    assert stream.getvalue() == ""

@@ -1,0 +1,1 @@
+"""What many tests share: how to launch, make, read and compare runs."""

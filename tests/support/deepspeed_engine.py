@@ -1,0 +1,301 @@
+"""Checkpoints that real DeepSpeed engines write, and what such an engine uses after loading one.
+
+With one rank in the test's own process; with two as `python -m tests.support.deepspeed_engine`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.in_process import one_rank
+from tests.support.launch import run_module
+
+PEAK = 1e-3
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an engine is built. `optimizer`: adamw, cpu_adam, adamw8bit, config, or
+    fused and apex (fused_adam.py); `scheduler`:
+    a key of SCHEDULERS, or a section of the DeepSpeed config."""
+
+    stage: int = 1
+    dtype: str = "fp32"
+    optimizer: str = "adamw"
+    scheduler: str | None = None
+    scheduler_config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    zero: Mapping[str, Any] = field(default_factory=dict)
+    model: str = "dense"
+    lr: float = PEAK
+
+
+def schedulers() -> dict[str, Callable[[Any], Any]]:
+    """Every scheduler of torch whose state the surgeon edits, over the same 20 steps."""
+    from torch.optim import lr_scheduler as torch_lr
+
+    def sequential(optimizer: Any) -> Any:
+        parts = [
+            torch_lr.LinearLR(optimizer, 0.25, total_iters=3),
+            torch_lr.CosineAnnealingLR(optimizer, 17, 1e-5),
+        ]
+        return torch_lr.SequentialLR(optimizer, parts, [3])
+
+    return {
+        "LambdaLR": lambda o: torch_lr.LambdaLR(o, lambda t: min(1.0, (t + 1) / 3) * 0.9**t),
+        "CosineAnnealingLR": lambda o: torch_lr.CosineAnnealingLR(o, 20, 1e-5),
+        "CosineAnnealingWarmRestarts": lambda o: torch_lr.CosineAnnealingWarmRestarts(o, 9),
+        "OneCycleLR": lambda o: torch_lr.OneCycleLR(o, PEAK, total_steps=20),
+        "OneCycleLR-linear": lambda o: torch_lr.OneCycleLR(
+            o, PEAK, total_steps=20, anneal_strategy="linear", three_phase=True
+        ),
+        "StepLR": lambda o: torch_lr.StepLR(o, 5),
+        "MultiStepLR": lambda o: torch_lr.MultiStepLR(o, [3, 5]),
+        "ExponentialLR": lambda o: torch_lr.ExponentialLR(o, 0.9),
+        "ConstantLR": lambda o: torch_lr.ConstantLR(o, 0.5, 5),
+        "LinearLR": lambda o: torch_lr.LinearLR(o, 0.5, total_iters=6),
+        "PolynomialLR": lambda o: torch_lr.PolynomialLR(o, 20),
+        "SequentialLR": sequential,
+    }
+
+
+def _model(kind: str) -> Any:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    if kind.startswith("moe"):
+        return _moe(2 if kind == "moe-on-two-ranks" else 1)
+    if kind == "wide":  # 8-bit optimizers keep fewer than 4096 elements in 32 bits
+        return nn.Sequential(nn.Linear(8, 640), nn.LayerNorm(640), nn.Linear(640, 8))
+    return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+
+
+def _moe(ranks: int) -> Any:
+    from deepspeed.moe.layer import MoE
+    from torch import nn
+
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.moe = MoE(8, nn.Linear(8, 8), 2, ep_size=ranks, k=1, min_capacity=0)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.moe(self.first(x))[0]
+
+    return Sparse()
+
+
+def _groups(model: Any, options: Options) -> list[dict[str, Any]]:
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": 0.1, "name": "matrices"},
+        {"params": vectors, "weight_decay": 0.0, "name": "vectors"},
+    ]
+    if options.model.startswith("moe"):
+        from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+
+        return list(split_params_into_different_moe_groups_for_optimizer(groups))
+    return groups
+
+
+def _optimizer(model: Any, options: Options) -> Any:
+    import torch
+
+    groups = _groups(model, options)
+    settings: dict[str, Any] = {"lr": options.lr, "betas": (0.9, 0.95), "eps": 1e-8}
+    if options.optimizer == "cpu_adam":
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(groups, **settings)
+    if options.optimizer == "fused":
+        from tests.support.fused_adam import fused_adam
+
+        return fused_adam(groups, **settings)
+    if options.optimizer == "apex":
+        from tests.support.fused_adam import ApexAdam
+
+        return ApexAdam(groups, **settings)
+    if options.optimizer == "adamw8bit":
+        from bitsandbytes.optim import AdamW8bit
+
+        return AdamW8bit(groups, **settings)
+    return torch.optim.AdamW(groups, **settings)
+
+
+def build(options: Options) -> Any:
+    """A fresh engine."""
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    if options.dtype == "fp16":
+        # DeepSpeed asks for fast fp16 kernels of the CPU; slow ones are as right.
+        get_accelerator().is_fp16_supported = lambda: True
+    from deepspeed.runtime import bf16_optimizer
+
+    bf16_optimizer.see_memory_usage = lambda *rest, **more: None  # seconds for each line of it
+    model = _model(options.model)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 1.0,
+        # By default each engine reserves buckets of 500 M elements: a process of many can't fork.
+        "zero_optimization": {
+            "stage": options.stage,
+            "reduce_bucket_size": 1_000_000,
+            "stage3_prefetch_bucket_size": 1_000_000,
+            **options.zero,
+        },
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+        **options.config,
+    }
+    if options.dtype == "bf16":
+        config["bf16"] = {"enabled": True}
+    if options.dtype == "fp16":
+        config["fp16"] = {"enabled": True, "initial_scale_power": 8, "hysteresis": 2}
+    if options.scheduler_config is not None:
+        config["scheduler"] = dict(options.scheduler_config)
+    made = None
+    if options.scheduler == "WarmupLR":
+        from deepspeed.runtime.lr_schedules import WarmupLR
+
+        made = WarmupLR
+    elif options.scheduler:
+        made = schedulers()[options.scheduler]
+    named = options.optimizer == "config"
+    engine, _, _, _ = deepspeed.initialize(
+        model=model,
+        model_parameters=model.parameters() if named else None,
+        optimizer=None if named else _optimizer(model, options),
+        lr_scheduler=made,
+        config=config,
+    )
+    return engine
+
+
+def live(engine: Any) -> Any:
+    """The optimizer whose step() moves the weights."""
+    inner = engine.optimizer
+    while hasattr(inner, "optimizer"):
+        inner = inner.optimizer
+    return inner
+
+
+def train(engine: Any, steps: int) -> list[list[float]]:
+    """The rates that each of `steps` updates used, by param group."""
+    import torch
+
+    rates: list[list[float]] = []
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(_dtype(engine), torch.float32)
+    rank = int(os.environ.get("RANK", "0"))
+    for _ in range(steps):
+        torch.manual_seed(engine.global_steps * 100 + rank)
+        x = torch.randn(2, 8).to(dtype)
+        loss = engine(x).float().pow(2).mean()
+        engine.backward(loss)
+        rates.append([float(group["lr"]) for group in live(engine).param_groups])
+        engine.step()
+    return rates
+
+
+def _dtype(engine: Any) -> str:
+    if engine.bfloat16_enabled():
+        return "bf16"
+    return "fp16" if engine.fp16_enabled() else "fp32"
+
+
+def client(step: int) -> dict[str, Any]:
+    """The client state of a trainer like Megatron's: counters and args."""
+    args = Namespace(consumed_train_samples=step * 2, seed=1234, clip_grad=1.0)
+    return {"iteration": step, "args": args}
+
+
+def make(root: Path, options: Options, steps: int = 6) -> None:
+    """Train `steps` and save `global_step<steps>`."""
+    engine = build(options)
+    train(engine, steps)
+    engine.save_checkpoint(str(root), client_state=client(steps))
+
+
+def resume(root: Path, options: Options, steps: int = 3) -> dict[str, Any]:
+    """What a new engine holds after it has loaded `latest`, and the rates of its next updates."""
+    engine = build(options)
+    loaded, state = engine.load_checkpoint(str(root))
+    assert loaded is not None
+    held = effective(engine)
+    held["consumed_samples"] = state["args"].consumed_train_samples if "args" in state else None
+    held["rates"] = train(engine, steps)
+    return held
+
+
+def effective(engine: Any) -> dict[str, Any]:
+    """What the live optimizer will use: groups, steps, size of the moments, loss scale, clip."""
+    inner = live(engine)
+    steps, moments = set(), {"exp_avg": 0.0, "exp_avg_sq": 0.0}
+    for state in inner.state.values():
+        if "step" in state:
+            steps.add(int(state["step"]))
+        for name in moments:
+            if name in state:
+                moments[name] += float(state[name].float().abs().sum())
+    outer = engine.optimizer
+    scaler = getattr(outer, "loss_scale_config", None) or getattr(outer, "loss_scaler", None)
+    scale = getattr(scaler, "cur_scale", None)
+    return {
+        "step": engine.global_steps,
+        "lr": [float(group["lr"]) for group in inner.param_groups],
+        "betas": [list(group["betas"]) for group in inner.param_groups],
+        "eps": [group["eps"] for group in inner.param_groups],
+        "weight_decay": [group["weight_decay"] for group in inner.param_groups],
+        "group_step": [group.get("step") for group in inner.param_groups],
+        "steps": sorted(steps),
+        "moments": moments,
+        "loss_scale": None if scale is None else float(scale),
+        "clip_grad": getattr(outer, "clip_grad", None),
+    }
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """This process alone as DeepSpeed's world."""
+    with one_rank():
+        yield
+
+
+# --- two ranks -----------------------------------------------------------------------------------
+
+
+def launched(what: str, root: Path, options: Options, ranks: int = 2) -> list[dict[str, Any]]:
+    """`make` or `resume` on several ranks; what each rank holds, in rank order."""
+    words = (what, root, json.dumps(asdict(options)))
+    done = run_module("tests.support.deepspeed_engine", *words, ranks=ranks)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("HELD: ")]
+    return list(json.loads(lines[0][6:])) if lines else []
+
+
+def main() -> None:
+    from train import distributed
+
+    what, root, options = sys.argv[1], Path(sys.argv[2]), Options(**json.loads(sys.argv[3]))
+    distributed.start(1)
+    if what == "make":
+        make(root, options)
+    else:
+        held = distributed.gather(resume(root, options))
+        if distributed.rank() == 0:  # two ranks' lines would be mixed
+            print(f"\nHELD: {json.dumps(held)}", flush=True)
+    distributed.finish()
+
+
+if __name__ == "__main__":
+    main()

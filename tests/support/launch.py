@@ -1,0 +1,81 @@
+"""The one way in which tests start the trainer, and other programs that import torch."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from tests.support.warm import Request
+
+REPO = Path(__file__).parent.parent.parent
+ON_CPU = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+
+
+def launch(*arguments: object, ranks: int = 1, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the trainer to its end and return what it printed; `status` is what it must exit with.
+
+    It is a process of its own that shares only the import of its libraries with others. Tests of
+    signals and of torchrun itself start the trainer as a user does."""
+    return run_module("train", *arguments, ranks=ranks, status=status)
+
+
+def first_line(root: Path, ranks: int = 1) -> str:
+    """What the trainer that resumes this run says that its next step uses; it trains no step."""
+    done = launch(f"--config={root / 'train.yaml'}", "--exit-after-first-line", ranks=ranks)
+    return done.stdout.splitlines()[0]
+
+
+def run_module(
+    module: str,
+    *arguments: object,
+    ranks: int = 1,
+    status: int = 0,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """The same for any module of this repository, with `environment` above this process's own;
+    with several ranks as torchrun does, which exits with 1 when a rank fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("stdout", "stderr")]
+        for file in files:
+            file.touch()
+        words = [str(word) for word in arguments]
+        variables = {**os.environ, **ON_CPU, **(environment or {})}
+        request = Request(module, words, variables, ranks, *map(str, files))
+        codes = _answer(request)
+        out, err = (file.read_text("utf-8") for file in files)
+    code = codes[0] if ranks == 1 else int(any(codes))
+    assert code == status, f"exit {codes}\n{err[-3000:]}"
+    return subprocess.CompletedProcess([module, *words], code, out, err)
+
+
+def _answer(request: Request) -> list[int]:
+    server = _server()
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write(json.dumps(asdict(request)) + "\n")
+    server.stdin.flush()
+    line = server.stdout.readline()
+    assert line, "the process that forks the trainers is gone"
+    return list(json.loads(line))
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """One for each process of the test suite; it ends with it."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.warm"],
+        cwd=REPO,
+        env={**os.environ, **ON_CPU},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(server.communicate)
+    return server

@@ -1,0 +1,91 @@
+"""Megatron-LM's torch_dist layout, saved and loaded by torch's own distributed checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+from tests.support.megatron_legacy import BATCH, SCHEDULE, cosine
+
+COMMON = "common_state/shard_0_1"
+
+
+class Planner(DefaultSavePlanner):
+    """As megatron-core's: an object comes as the bytes that it is to be saved as."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False)
+
+    def transform_object(self, write_item: Any, object: Any) -> Any:
+        return object
+
+
+def save(
+    root: Path, steps: tuple[int, ...] = (20, 30), *, integrity: bool = False, file: bool = False
+) -> Path:
+    """The common state is a value of `.metadata`, or with `file` the older `common.pt`."""
+    for step in steps:
+        folder = root / f"iter_{step:07d}"
+        args = argparse.Namespace(
+            lr=6e-5, min_lr=6e-6, weight_decay=0.1, global_batch_size=BATCH,
+            consumed_train_samples=step * BATCH, use_distributed_optimizer=True,
+        )  # fmt: skip
+        schedule: dict[str, Any] = {**SCHEDULE, "num_steps": step * BATCH}
+        groups = [
+            {
+                "wd_mult": mult, "lr_mult": 1.0, "max_lr": 6e-5, "min_lr": 6e-6,
+                "lr": cosine(schedule, step * BATCH), "betas": (0.9, 0.95), "eps": 1e-8,
+                "weight_decay": 0.1 * mult, "step": step, "default_config": True,
+            }
+            for mult in (1.0, 0.0)
+        ]  # fmt: skip
+        common = {
+            "args": args, "checkpoint_version": 3.0, "iteration": step,
+            "opt_param_scheduler": schedule, "optimizer": {"optimizer": {"param_groups": groups}},
+            "content_metadata": {"distrib_optim_sharding_type": "fully_reshardable"},
+        }  # fmt: skip
+        state: dict[str, Any] = {}
+        if file:
+            folder.mkdir(parents=True)
+            torch.save(common, folder / "common.pt")
+        else:
+            state[COMMON] = io.BytesIO()
+            torch.save([common], state[COMMON])
+        for name in ("param", "exp_avg", "exp_avg_sq"):
+            for weight in ("up", "down"):
+                state[f"optimizer.state.{name}.{weight}.weight"] = torch.rand(64, 4) + 0.1
+        with warnings.catch_warnings():  # torch warns that there is no process group
+            warnings.simplefilter("ignore")
+            dcp.save(state, checkpoint_id=folder, planner=Planner(), no_dist=True)
+        config = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+        (folder / "metadata.json").write_text(json.dumps(config))
+        if integrity:
+            sums = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
+            document = {"algorithm": "sha256", "files": sums}
+            (folder / "integrity.json").write_text(json.dumps(document, indent=2))
+    (root / "latest_checkpointed_iteration.txt").write_text(str(steps[-1]))
+    return root
+
+
+def loaded(root: Path, step: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The common state, read as newer versions read it, and the optimizer's tensors."""
+    folder = root / f"iter_{step:07d}"
+    names = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    tensors = {name: torch.ones(64, 4) for name in names if name != COMMON}
+    wanted: dict[str, Any] = {**tensors, COMMON: io.BytesIO()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(wanted, checkpoint_id=folder, no_dist=True)
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        held = wanted[COMMON]
+        held = torch.load(held, weights_only=True) if isinstance(held, io.BytesIO) else held
+    return held[0], tensors

@@ -1,0 +1,256 @@
+"""Trains, saves and loads with the real megatron-core on a CPU: `save ROOT …` and `load ROOT …`.
+
+Megatron-core asks for CUDA tensors; `OnCpu` gives it CPU ones. What Megatron-LM's own
+`checkpointing.py`, which is not in the package, does around the core is done here in its order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+
+from tests.support import apex_adam
+
+BATCH = 8
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+class OnCpu(TorchFunctionMode):
+    """CPU tensors where CUDA ones are asked for, which call themselves CUDA tensors."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        if func is torch.Tensor.cuda:
+            return args[0]
+        out = func(*args, **kwargs)
+        asks_type = func is torch.Tensor.type and len(args) == 1 and not kwargs
+        return out.replace("torch.", "torch.cuda.") if asks_type else out
+
+
+class Model(torch.nn.Module):
+    """Two linear layers and a layer norm, which says how it is sharded: not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+        self.norm = torch.nn.LayerNorm(8)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(self.down(torch.tanh(self.up(x))))
+
+    def sharded_state_dict(self, prefix: str = "", *_: Any, **__: Any) -> dict[str, Any]:
+        from megatron.core.dist_checkpointing import ShardedTensor
+
+        return {
+            prefix + name: ShardedTensor.from_rank_offsets(prefix + name, p, replica_id=0)
+            for name, p in self.named_parameters()
+        }
+
+
+def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """Model in DDP, optimizer, scheduler, as Megatron-LM makes them from its command line."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+    from megatron.core.transformer import TransformerConfig
+
+    torch.manual_seed(args.seed)
+    config = TransformerConfig(
+        num_layers=1, hidden_size=8, num_attention_heads=2, use_cpu_initialization=True,
+        fp16=args.fp16,
+    )  # fmt: skip
+    model = Model().half() if args.fp16 else Model()
+    distributed = args.use_distributed_optimizer
+    ddp = DistributedDataParallel(
+        config, DistributedDataParallelConfig(use_distributed_optimizer=distributed), model
+    )
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam", lr=args.lr, min_lr=args.min_lr, weight_decay=args.weight_decay,
+            adam_beta1=0.9, adam_beta2=0.95, use_distributed_optimizer=distributed, clip_grad=1.0,
+            fp16=args.fp16, params_dtype=torch.float16 if args.fp16 else torch.float32,
+            initial_loss_scale=args.initial_loss_scale,
+        ),
+        [ddp],
+    )  # fmt: skip
+    scheduler = OptimizerParamScheduler(
+        optimizer, init_lr=0.0, max_lr=args.lr, min_lr=args.min_lr,
+        lr_warmup_steps=args.lr_warmup_samples, lr_decay_steps=args.lr_decay_samples,
+        lr_decay_style=args.lr_decay_style, start_wd=args.weight_decay, end_wd=args.weight_decay,
+        wd_incr_steps=200, wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=args.use_checkpoint,
+    )  # fmt: skip
+    return ddp, optimizer, scheduler
+
+
+def update(ddp: Any, optimizer: Any, scheduler: Any, number: int) -> None:
+    ddp.zero_grad_buffer()
+    optimizer.zero_grad()
+    data = torch.randn(4, 8, generator=torch.Generator().manual_seed(number))
+    loss = ddp(data.to(next(ddp.parameters()).dtype)).float().pow(2).sum()
+    optimizer.scale_loss(loss).backward()
+    ddp.finish_grad_sync()
+    optimizer.step()
+    scheduler.step(BATCH)
+
+
+def save(root: Path, args: argparse.Namespace) -> None:
+    ddp, optimizer, scheduler = build(args)
+    for iteration in range(1, max(args.steps) + 1):
+        update(ddp, optimizer, scheduler, iteration)
+        args.consumed_train_samples = iteration * BATCH
+        args.iteration = iteration
+        if iteration in args.steps:
+            folder = root / f"iter_{iteration:07d}"
+            state = {
+                "args": args, "checkpoint_version": 3.0, "iteration": iteration,
+                "opt_param_scheduler": scheduler.state_dict(),
+                "num_floating_point_operations_so_far": 0,
+            }  # fmt: skip
+            (_save_legacy if args.sharding == "legacy" else _save_dist)(
+                folder, state, ddp.module, optimizer, args
+            )
+            (root / TRACKER).write_text(str(iteration))
+
+
+def _save_legacy(
+    folder: Path, state: dict[str, Any], model: Any, optimizer: Any, args: Any
+) -> None:
+    rank = folder / "mp_rank_00"
+    rank.mkdir(parents=True)
+    if args.use_distributed_optimizer:
+        optimizer.save_parameter_state(str(rank / "distrib_optim.pt"))
+    state = {**state, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, rank / "model_optim_rng.pt")
+
+
+def _save_dist(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, args: Any) -> None:
+    from megatron.core import dist_checkpointing
+
+    folder.mkdir(parents=True)
+    metadata = {"distrib_optim_sharding_type": args.sharding}
+    sharded = model.sharded_state_dict()
+    state = {**state, "model": sharded}
+    state["optimizer"] = optimizer.sharded_state_dict(sharded, metadata=metadata)
+    dist_checkpointing.save(state, str(folder), content_metadata=metadata)
+    if args.verify_integrity:  # newer versions write it themselves
+        files = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
+        document = {"algorithm": "sha256", "files": dict(sorted(files.items()))}
+        (folder / "integrity.json").write_text(json.dumps(document, indent=2))
+
+
+def load(root: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Load through the tracker, as Megatron-LM does, and tell what the next step uses."""
+    ddp, optimizer, scheduler = build(args)
+    with torch.no_grad():
+        state = resume(root, args, ddp, optimizer)
+        scheduler.load_state_dict(state["opt_param_scheduler"])
+    told = {
+        "iteration": state["iteration"],
+        "consumed_samples": state["args"].consumed_train_samples,
+        **_told(optimizer),
+        "weights": _norm(p.data for p in ddp.parameters()),
+        "loss_scale": float(optimizer.get_loss_scale()),
+    }
+    update(ddp, optimizer, scheduler, state["iteration"] + 1)
+    return {**told, "then": _told(optimizer)}
+
+
+def resume(root: Path, args: argparse.Namespace, ddp: Any, optimizer: Any) -> dict[str, Any]:
+    """Weights and optimizer of the step that the tracker names; the whole state is returned."""
+    folder = root / f"iter_{int((root / TRACKER).read_text()):07d}"
+    if args.sharding == "legacy":
+        rank = folder / "mp_rank_00"
+        state = torch.load(rank / "model_optim_rng.pt", weights_only=False)
+        ddp.module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        if args.use_distributed_optimizer:
+            optimizer.load_parameter_state(str(rank / "distrib_optim.pt"))
+        return state
+    from megatron.core import dist_checkpointing
+
+    common = dist_checkpointing.load_common_state_dict(str(folder))
+    sharded = ddp.module.sharded_state_dict()
+    wanted = {
+        "model": sharded,
+        "optimizer": optimizer.sharded_state_dict(
+            sharded, is_loading=True, metadata=common["content_metadata"]
+        ),
+    }
+    state = dist_checkpointing.load(wanted, str(folder))
+    ddp.module.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state
+
+
+def _told(optimizer: Any) -> dict[str, Any]:
+    groups = optimizer.param_groups
+    inner = optimizer.chained_optimizers[0].optimizer
+    states = list(inner.state.values())
+    return {
+        "lr": [group["lr"] for group in groups],
+        "weight_decay": [group["weight_decay"] for group in groups],
+        "betas": [list(group["betas"]) for group in groups],
+        "eps": [group["eps"] for group in groups],
+        "adam_step": [group["step"] for group in groups],
+        "exp_avg": _norm(state["exp_avg"] for state in states),
+        "exp_avg_sq": _norm(state["exp_avg_sq"] for state in states),
+    }
+
+
+def _norm(tensors: Any) -> float:
+    return float(sum(t.double().abs().sum() for t in tensors))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("save", "load"))
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--sharding", default="legacy")
+    parser.add_argument("--steps", type=int, nargs="+", default=[2, 4, 6])
+    parser.add_argument("--no-distributed", dest="use_distributed_optimizer", action="store_false")
+    parser.add_argument("--verify-integrity", action="store_true")
+    parser.add_argument("--use-checkpoint", action="store_true")
+    parser.add_argument("--fp16", action="store_true")
+    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--min-lr", type=float, default=1e-4)
+    parser.add_argument("--weight-decay", type=float, default=0.1)
+    parser.add_argument("--initial-loss-scale", type=float, default=1024.0)
+    parser.add_argument("--lr-decay-style", default="cosine")
+    parser.add_argument("--lr-warmup-samples", type=int, default=16)
+    parser.add_argument("--lr-decay-samples", type=int, default=200)
+    args = parser.parse_args()
+    what, root = args.what, args.root
+    del args.what, args.root
+    args.tensor_model_parallel_size = args.pipeline_model_parallel_size = 1
+    args.expert_model_parallel_size = args.data_parallel_size = 1
+    args.global_batch_size, args.clip_grad, args.hysteresis = BATCH, 1.0, 2
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    apex_adam.install()
+    from megatron.core import parallel_state
+
+    with OnCpu():
+        parallel_state.initialize_model_parallel()
+        if what == "save":
+            save(root, args)
+        else:
+            print(json.dumps(load(root, args)))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Gradients of bf16 add up in float32, and a checkpoint is resumed with what it was made with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.train.conftest import edit, step_back
+from tests.train.in_process import InProcess
+from train import batch
+from train.config import load_config
+from train.errors import TrainError, UsageError
+
+SMALL = ["num_layers=1", "seq_length=8", "micro_batch_size=1", "train_iters=1", "dtype=bf16"]
+
+
+def accumulated(wrapper: Any) -> list[Tensor]:
+    """What the wrapper is about to step with, in float64."""
+    if hasattr(wrapper, "fp32_groups_gradients"):
+        groups = wrapper.fp32_groups_gradients
+    else:
+        groups = wrapper.averaged_gradients.values()
+    return [g.detach().double().flatten() for group in groups for g in group]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "least", "most"),
+    [
+        (["zero_stage=1"], 0.0, 1e-5),
+        (["zero_stage=2"], 0.0, 1e-5),
+        (["zero_stage=1", "grad_accum_dtype=bf16"], 1e-2, 0.1),
+    ],
+    ids=" ".join,
+)
+def test_the_sum_over_512_micro_batches_loses_nothing(
+    in_process: InProcess, tmp_path: Path, overrides: list[str], least: float, most: float
+) -> None:
+    words = [*SMALL, *overrides, "global_batch_size=512"]
+    training = in_process.prepare(tmp_path / "run", *words)
+    exact: dict[int, Tensor] = {}
+
+    def add(parameter: Tensor, gradient: Tensor) -> None:
+        wide = gradient.detach().double().flatten()
+        exact[id(parameter)] = exact.get(id(parameter), torch.zeros_like(wide)) + wide
+
+    model = list(training.engine.module.parameters())
+    for parameter in model:
+        parameter.register_hook(lambda g, parameter=parameter: add(parameter, g))
+    found: list[Tensor] = []
+    wrapper = training.engine.optimizer
+    wrapper.step = lambda closure=None: found.extend(accumulated(wrapper))
+    wrapper._global_grad_norm = 0.0
+    batch.run_batch(training, 512)
+    matrices, vectors = ([p for p in model if (p.ndim >= 2) == wide] for wide in (True, False))
+    wanted = [exact[id(p)] for p in (*matrices, *vectors)]
+    pieces = torch.cat(found)
+    whole = torch.cat(wanted)
+    error = float((pieces[: len(whole)] - whole).norm() / whole.norm())
+    assert least <= error < most
+
+
+def test_a_checkpoint_decides_in_what_its_gradients_add_up(
+    in_process: InProcess, tmp_path: Path
+) -> None:
+    """Those of earlier versions say nothing: theirs added up in bf16, and have other files."""
+    run, words = tmp_path / "run", ["dtype=bf16", "zero_stage=1", "train_iters=2"]
+    in_process.train(run, *words, "grad_accum_dtype=bf16")
+    for change in (lambda state: None, lambda state: delattr(state["args"], "grad_accum_dtype")):
+        edit(run / "global_step2/mp_rank_00_model_states.pt", change)
+        resumed = in_process.prepare(run, *words)
+        assert type(resumed.engine.optimizer).__name__ == "DeepSpeedZeroOptimizer"
+        assert resumed.config.grad_accum_dtype == "bf16"
+    with pytest.raises(TrainError, match="grad_accum_dtype is bf16, the config says fp32"):
+        in_process.prepare(run, *words, "grad_accum_dtype=fp32")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_run_with_gradients_in_fp32_resumes_as_if_it_had_not_stopped(
+    in_process: InProcess, tmp_path: Path, stage: int
+) -> None:
+    run, words = tmp_path / "run", ["dtype=bf16", f"zero_stage={stage}", "micro_batch_size=2"]
+    whole = in_process.train(run, *words)
+    step_back(run, 4)
+    assert in_process.train(run, *words) == {i: whole[i] for i in (5, 6)}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["dtype=fp16", "grad_accum_dtype=fp32"], "with dtype fp16"),
+     (["dtype=bf16", "grad_accum_dtype=fp32", "zero_stage=0"], "with zero_stage 0"),
+     (["dtype=bf16", "grad_accum_dtype=fp64"], "fp64")],
+)  # fmt: skip
+def test_what_deepspeed_cannot_do_is_refused(words: list[str], says: str) -> None:
+    with pytest.raises(UsageError, match=f"grad_accum_dtype is .*{says}"):
+        load_config(Path("train/configs/tiny.yaml"), ["save=x", "data=y", *words])
