@@ -20,6 +20,7 @@ from pathlib import Path
 from bench import (
     bloom,
     event_files,
+    gpu,
     kernels,
     layers,
     shards,
@@ -40,6 +41,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "layers": layers.measure,
     "training": training.measure,
     "kernels": kernels.measure,
+    "gpu": gpu.measure,
     "event_files": event_files.measure,  # last: it makes this process larger
 }
 

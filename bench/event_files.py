@@ -16,8 +16,8 @@ from bench.process import REPO, python
 from bench.row import Row, ratio
 from ckptsurgeon import disk
 from ckptsurgeon.files.plain_yaml import read
-from ckptsurgeon.logs.tensorboard import event_file, frame
-from ckptsurgeon.logs.tensorboard.event_file import Piece
+from ckptsurgeon.logs.tensorboard import event_file, frame, renaming
+from ckptsurgeon.logs.tensorboard.renaming import Piece
 
 RECIPE = REPO / "recipes" / "tags" / "bigscience-23.yaml"
 NAME = "events.out.tfevents.1600000000.host.1.0"
@@ -90,7 +90,7 @@ def rename(source: Path, target: Path) -> None:
         def emit(piece: Piece) -> None:
             out.write(piece if isinstance(piece, bytes) else data[slice(*piece)])
 
-        event_file.rename(source, lambda tag: pairs.get(tag, tag), emit)
+        renaming.rename(source, lambda tag: pairs.get(tag, tag), emit)
 
 
 def cut_by_tensorboard(source: Path, target: Path, count: int) -> None:

@@ -7,7 +7,8 @@ import re
 import pytest
 
 import ckptsurgeon
-from tests.conftest import REPO, Trained
+from tests.support.launch import REPO
+from tests.support.trained_run import Trained
 
 
 def test_the_page_runs_from_top_to_bottom(

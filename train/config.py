@@ -19,7 +19,7 @@ PATHS = ("save", "data", "kill_switch_path")
 HEADER = "# The resolved config of the run in this folder; the folder of this file is its `save`.\n"
 DECAY_STYLES = ("linear", "cosine", "constant")
 OPTIMIZERS = ("adamw", "sgdw", "lamb")
-FUSED = ("auto", "always", "never")
+FUSED = ("auto", "always", "never")  # of the optimizer, and of the layers' kernels
 DTYPES = ("fp32", "bf16", "fp16")
 GRADIENT_DTYPES = ("auto", "fp32", "bf16")
 ACTIVATIONS = ("gelu", "relu")
@@ -97,6 +97,7 @@ class Config:
     grad_accum_dtype: str = "auto"
     overlap_comm: Optional[bool] = None  # ZeRO 1 and 2; null: on GPUs  # noqa: UP045
     threads: int = 1  # torch threads per rank
+    kernels: str = "auto"  # of the layers; `auto`: where they are measured to be faster
     compile: bool = False  # torch.compile fuses the model instead of our kernels; slow to start
     # fp16: a static scale, or DeepSpeed's dynamic one.
     loss_scale: Optional[float] = None  # noqa: UP045
@@ -227,7 +228,8 @@ def validate(config: Config) -> None:
            f"a multiple of num_attention_heads {c.num_attention_heads}")  # fmt: skip
     _check(c.min_lr <= c.lr, "min_lr", c.min_lr, f"at most lr {c.lr}")
     _check(c.lr_decay_style in DECAY_STYLES, "lr_decay_style", c.lr_decay_style, DECAY_STYLES)
-    _check(c.fused_optimizer in FUSED, "fused_optimizer", c.fused_optimizer, FUSED)
+    for key in ("fused_optimizer", "kernels"):
+        _check(getattr(c, key) in FUSED, key, getattr(c, key), FUSED)
     _check(c.dtype in DTYPES, "dtype", c.dtype, DTYPES)
     _check(c.grad_accum_dtype in GRADIENT_DTYPES, "grad_accum_dtype", c.grad_accum_dtype,
            GRADIENT_DTYPES)  # fmt: skip

@@ -21,7 +21,7 @@ from .errors import TrainError
 from .first_line import agreed_line, read_live
 from .grid import arrange
 from .indexed_dataset import IndexedDataset
-from .kernels import load
+from .kernels import choose, load
 from .loader import Loader
 from .log import EventLog, Report, loss_line, mean, skipped_line, validation_line
 from .microbatches import BatchSizes
@@ -53,6 +53,7 @@ from .validation import evaluate
 def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     """Build the engine and, with a checkpoint, let it win over the config. Raises TrainError."""
     _same_kernels()
+    choose(config.kernels)
     grid = arrange(config, distributed.world_size())
     sizes = BatchSizes(
         config.global_batch_size, config.micro_batch_size, grid.data_size, config.rampup_batch_size

@@ -187,7 +187,7 @@ class BaseCheckpoint(ABC):
         """Refused: a format that knows its tensor-parallel ranks overrides it."""
         raise SurgeryError(
             f"which parameters of {self.path.name} are whole on every rank is not known here",
-            next="its own trainer's tools",
+            next="use the trainer's own tools",
         )
 
     def read(self, paths: Iterable[Path]) -> None:
@@ -200,7 +200,7 @@ class BaseCheckpoint(ABC):
         """Refused: a format that knows how its weights are cut overrides it."""
         raise SurgeryError(
             f"how the weights of {self.path.name} are cut into shards is not known here",
-            next="its own trainer's conversion tool",
+            next="use the trainer's own conversion tool",
         )
 
     def check(
@@ -309,7 +309,7 @@ def agree(name: str, places: Sequence[Place]) -> None:
                 f"shards disagree on {name}: {base.value!r} in {base.file.name}, "
                 f"{place.value!r} in {place.file.name}",
                 next=(
-                    "ckptsurgeon verify      list every disagreement",
-                    "ckptsurgeon doctor    which step to go back to",
+                    "ckptsurgeon verify    list every disagreement",
+                    "ckptsurgeon doctor    which step is sound",
                 ),
             )

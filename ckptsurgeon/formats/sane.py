@@ -95,7 +95,8 @@ def refuse_rates(rates: Iterable[float]) -> None:
     for rate in rates:
         if not is_number(rate):
             raise SurgeryError(
-                f"the saved schedule gives the rate {rate!r}, which is no finite number from 0 on",
+                f"the saved schedule gives the rate {rate!r}; a rate must be finite and not "
+                "negative",
                 next="ckptsurgeon show    what the scheduler's state holds",
             )
 
@@ -115,7 +116,7 @@ def understood(path: Path) -> Iterator[None]:
     ) as e:
         raise SurgeryError(
             f"{path}: its pickle holds what no trainer saves ({type(e).__name__}: {str(e)[:100]})",
-            next="ckptsurgeon doctor    which step to go back to",
+            next="ckptsurgeon doctor    which step can be read",
         ) from None
 
 

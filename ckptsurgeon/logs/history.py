@@ -11,14 +11,10 @@ import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.logs import segment as cutting
-from ckptsurgeon.logs.segment import Segment
-
-if TYPE_CHECKING:
-    from ckptsurgeon.logs.marks import Marks
+from ckptsurgeon.logs.marks import Marks
+from ckptsurgeon.logs.segment import Segment, at, pairs
 
 SKEW = 3600.0
 """Seconds between a file's mtime and its last event's wall time, beyond which one of both clocks
@@ -45,7 +41,7 @@ class History:
 
 
 def read(
-    found: Mapping[int, list[Segment]],
+    stretches: Mapping[int, list[Segment]],
     point: int,
     marks: Marks,
     branch: Collection[str],
@@ -57,9 +53,9 @@ def read(
     before its last event had a writer with a wrong clock. One whose mtime lies after it had either
     that or a copy made of it: both readings are tried, one without contradictions is taken, and
     two that cut differently are refused."""
-    per_file = [segments for segments in found.values() if segments]
+    per_file = [segments for segments in stretches.values() if segments]
     if order == "name":
-        return _walk([s for i in sorted(found) for s in found[i]], point, marks, branch)
+        return _walk([s for i in sorted(stretches) for s in stretches[i]], point, marks, branch)
     lags = [_lag(segments[0]) for segments in per_file]
     ahead = [min(lag, 0.0) for lag in lags]
     off = [lag if lag > SKEW else shift for lag, shift in zip(lags, ahead, strict=True)]
@@ -82,7 +78,7 @@ def read(
     if any(_bounds(history) != _bounds(other) for other, _ in histories):
         raise refused(
             "the clocks of the files disagree, and the history differs by which is right",
-            [_told(segments[0], lag) for segments, lag in zip(per_file, lags, strict=True)],
+            [_two_clocks(segments[0], lag) for segments, lag in zip(per_file, lags, strict=True)],
         )
     _shift(per_file, shifts)
     for segments, shift in zip(per_file, shifts, strict=True):
@@ -112,15 +108,15 @@ def _sorted(per_file: Sequence[list[Segment]], shifts: Sequence[float]) -> list[
 
 
 def _overlaps(order: Sequence[Segment]) -> list[str]:
-    found = []
+    overlaps = []
     for a, b in pairwise(order):
         seconds = a.last + a.shift - b.first - b.shift
         if seconds > OVERLAP:
-            found.append(
+            overlaps.append(
                 f"two trainings at the same time: {a.name} ends {seconds:.0f} s after "
                 f"{b.name} begins"
             )
-    return found
+    return overlaps
 
 
 def _inversions(order: Sequence[Segment]) -> list[str]:
@@ -179,7 +175,7 @@ def _head(
     clock = order[0].clock
     for word, value in marks.counters().items():
         if word != clock and len(chosen) > 1:
-            logged = [cutting.at(s, point, word) for s in chosen]
+            logged = [at(s, point, word) for s in chosen]
             same = [s for s, x in zip(chosen, logged, strict=True) if x in (None, int(value))]
             chosen = same or chosen
     if marks.saved_at is not None:
@@ -240,7 +236,7 @@ def _check_counters(head: Segment, point: int, marks: Marks) -> None:
     for word, value in marks.counters().items():
         if word == head.clock:
             continue
-        for series, rows, own in cutting.pairs(head, word):
+        for series, rows, own in pairs(head, word):
             k = min(len(rows), len(own))
             x, clock = steps[rows[:k]], steps[own[:k]]
             kept, cut = x[clock <= point], x[clock > point]
@@ -254,7 +250,7 @@ def _check_counters(head: Segment, point: int, marks: Marks) -> None:
                     f"{value:.0f} {word}, the log {near} (tag {tag})",
                     next=(
                         "ckptsurgeon rollback --to STEP --no-truncate    leave the logs alone",
-                        "ckptsurgeon truncate-tb-events --tb DIR --after N    trust the log alone",
+                        "ckptsurgeon truncate-tb-events --tb DIR --after N    trust only the log",
                     ),
                 )
 
@@ -309,7 +305,7 @@ def _branch(segment: Segment) -> str:
     )
 
 
-def _told(segment: Segment, lag: float) -> str:
+def _two_clocks(segment: Segment, lag: float) -> str:
     return (
         f"{segment.name}: last event {_day(segment.events.index.walls[-1])}, "
         f"file changed {_day(segment.events.index.walls[-1] + lag)}"

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.logs import segment as cutting
 from ckptsurgeon.logs.axis import ITERATION, LOOSE, TRAINING
 from ckptsurgeon.logs.history import History, read
 from ckptsurgeon.logs.marks import Marks
-from ckptsurgeon.logs.segment import Events, Segment, Series
+from ckptsurgeon.logs.segment import (
+    Events,
+    Flags,
+    Segment,
+    Series,
+    arrays,
+    keep,
+    segments,
+)
 from ckptsurgeon.logs.tensorboard.event_file import DROPPED, Index
 from ckptsurgeon.logs.tensorboard.message import FILE_VERSION, SUMMARY
-
-if TYPE_CHECKING:
-    from ckptsurgeon.logs.segment import Flags
 
 
 @dataclass
@@ -59,7 +62,7 @@ def trace(
     """
     import numpy as np
 
-    known = [cutting.events(index, axes or {}) for index in files]
+    known = [arrays(index, axes or {}) for index in files]
     result = Lineage([np.ones(len(index), bool) for index in files])
     for group in _groups(known):
         members = [known[i] for i in group]
@@ -75,17 +78,17 @@ def trace(
                 f"and the {clock} at step {marks.iteration} are not known",
                 next=f"ckptsurgeon truncate-tb-events --after {marks.iteration} --{clock} COUNT",
             )
-        found: dict[int, list[Segment]] = {
-            i: cutting.segments(known[i], clock, preferred) for i in group
+        stretches: dict[int, list[Segment]] = {
+            i: segments(known[i], clock, preferred) for i in group
         }
-        history = read(found, int(point), marks, branch, order)
+        history = read(stretches, int(point), marks, branch, order)
         result.warnings += history.warnings
         result.trainings.append(_training(group, known, history))
         for i in group:
             result.kept[i][:] = False
         _cut(result, known, history, marks if clock == ITERATION else None)
         for i in group:
-            if not found[i]:
+            if not stretches[i]:
                 _without_clock(known[i], clock, result)
     for kept, index in zip(result.kept, files, strict=True):
         if kept.any() and index.kinds[0] == FILE_VERSION:
@@ -177,7 +180,7 @@ def _cut(result: Lineage, known: Sequence[Events], history: History, marks: Mark
     guessed: dict[str, None] = {}
     for number, (segment, bound) in enumerate(history.chain):
         counters = marks.counters() if marks and number == 0 else {}
-        flags, tags = cutting.keep(segment, bound, caps, counters)
+        flags, tags = keep(segment, bound, caps, counters)
         i = next(i for i, events in enumerate(known) if events is segment.events)
         result.kept[i][segment.start : segment.stop] = flags
         if not flags.all():

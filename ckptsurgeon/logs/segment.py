@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptsurgeon.logs.axis import LOOSE, POSITION, TRAINING, axis, partner
 from ckptsurgeon.logs.tensorboard.event_file import DROPPED, Index
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Ints = NDArray[np.int64]
-    Flags = NDArray[np.bool_]
+Ints: TypeAlias = "NDArray[np.int64]"
+Flags: TypeAlias = "NDArray[np.bool_]"
 
 Series = tuple[str, ...]
 """What one kind of event logs: a tag, or the tags of an event with several values."""
@@ -81,14 +81,14 @@ class Segment:
         return float(self.events.walls[self.start + int(up_to[-1] if len(up_to) else rows[0])])
 
 
-def events(index: Index, overrides: Mapping[str, str]) -> Events:
+def arrays(index: Index, overrides: Mapping[str, str]) -> Events:
     """The arrays of an index, without a copy."""
     import numpy as np
 
     def series_axis(group: Series) -> str:
-        found = [axis(tag, overrides) for tag in group]
+        axes = [axis(tag, overrides) for tag in group]
         for word in (*TRAINING, LOOSE):
-            if word in found:
+            if word in axes:
                 return word
         return POSITION
 
@@ -98,12 +98,12 @@ def events(index: Index, overrides: Mapping[str, str]) -> Events:
     tags = view(index.tags, np.int32)
     return Events(
         index,
-        view(index.steps, np.int64),
-        view(index.walls, np.float64),
-        tags,
-        view(index.kinds, np.uint8),
-        tuple(series_axis(group) for group in index.names),
-        tuple(np.bincount(tags[tags >= 0], minlength=len(index.names)).tolist()),
+        steps=view(index.steps, np.int64),
+        walls=view(index.walls, np.float64),
+        tags=tags,
+        kinds=view(index.kinds, np.uint8),
+        axes=tuple(series_axis(group) for group in index.names),
+        counts=tuple(np.bincount(tags[tags >= 0], minlength=len(index.names)).tolist()),
     )
 
 
@@ -127,8 +127,8 @@ def segments(events: Events, clock: str, preferred: Sequence[Series]) -> list[Se
     for i in back.tolist():
         borders.append(_border(events, int(rows[i]), int(rows[i + 1])))
     borders.append(len(events.steps))
-    found = [_segment(events, start, stop, clock, reference) for start, stop in pairwise(borders)]
-    return [segment for segment in found if segment is not None]
+    stretches = [_segment(events, a, b, clock, reference) for a, b in pairwise(borders)]
+    return [segment for segment in stretches if segment is not None]
 
 
 def _border(events: Events, before: int, after: int) -> int:
@@ -181,9 +181,19 @@ def _segment(events: Events, start: int, stop: int, clock: str, reference: int) 
             lo, hi = min(lo, int(x[0])), max(hi, int(x[-1]))
     walls = events.walls[start:stop]
     return Segment(
-        events, start, stop, clock, reference, lo, hi, interval,
-        float(walls[min(ends)]), float(walls[max(ends)]), firsts, strays,
-    )  # fmt: skip
+        events,
+        start=start,
+        stop=stop,
+        clock=clock,
+        reference=reference,
+        lo=lo,
+        hi=hi,
+        interval=interval,
+        first=float(walls[min(ends)]),
+        last=float(walls[max(ends)]),
+        firsts=firsts,
+        strays=strays,
+    )
 
 
 def _in_step(x: Ints, here: Ints, base: Ints, rows: Ints, interval: int) -> bool:
@@ -210,18 +220,18 @@ def at(segment: Segment, clock: int, word: str) -> int | None:
     return None
 
 
-def pairs(segment: Segment, word: str | None = None) -> list[tuple[int, Ints, Ints]]:
+def pairs(segment: Segment, only: str | None = None) -> list[tuple[int, Ints, Ints]]:
     """(series off the clock, its records, the records of its partner on the clock), where the k-th
     of one was logged with the k-th of the other: the counts differ by one at most and the records
-    alternate."""
+    alternate. Of all axes, or `only` of one."""
     import numpy as np
 
     events = segment.events
     names = events.index.names
-    known = {names[i]: i for i, found in enumerate(events.axes) if found == segment.clock}
+    known = {names[i]: i for i, word in enumerate(events.axes) if word == segment.clock}
     out = []
-    for series, found in enumerate(events.axes):
-        if found == segment.clock or found not in TRAINING or (word and found != word):
+    for series, word in enumerate(events.axes):
+        if word == segment.clock or word not in TRAINING or (only and word != only):
             continue
         own = known.get(tuple(partner(tag) or "" for tag in names[series]))
         if own is None or own in segment.strays:

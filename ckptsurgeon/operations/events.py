@@ -14,7 +14,7 @@ from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.logs import cut
+from ckptsurgeon.logs import cut, note, rename
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
 from ckptsurgeon.run.run import Run
@@ -84,7 +84,7 @@ class TensorBoard(Section):
         if not self.note or not folders or not steps:
             return []
         text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
-        return [cut.note(folders[0], run.root, min(steps), text, time.time())]
+        return [note.note(folders[0], run.root, min(steps), text, time.time())]
 
 
 def _changed(
@@ -118,7 +118,7 @@ def _changed(
                 axes=wanted.axes,
             )
         elif wanted.rename:
-            done, counts = cut.rename(
+            done, counts = rename.rename(
                 folder, run.root, wanted.rename, regex=wanted.regex, allow_merge=wanted.allow_merge
             )
             said = counts.sentences()

@@ -6,7 +6,7 @@ import os
 
 from ckptsurgeon.cli.commands import commands
 from tests.cli.conftest import Surgeon
-from tests.conftest import REPO
+from tests.support.launch import REPO
 
 HEAD = """\
 # The command line

@@ -14,7 +14,7 @@ from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.recipe.file import from_data
-from tests.formats.surgeries import snapshot
+from tests.support.snapshot import snapshot
 
 
 class Toy(BaseFormat):

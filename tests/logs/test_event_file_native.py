@@ -16,7 +16,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.logs.tensorboard import crc32c, event_file
+from ckptsurgeon.logs.tensorboard import crc32c, event_file, renaming
 from ckptsurgeon.logs.tensorboard.frame import frame
 from tests.support.training_log import scalar, text
 
@@ -103,8 +103,8 @@ def read(data: bytes, salvage: bool) -> Any:
 
 
 def renamed(data: bytes) -> Any:
-    pieces: list[event_file.Piece] = []
-    found = event_file.rename_data(data, PATH, lambda tag: NEW.get(tag, tag), pieces.append)
+    pieces: list[renaming.Piece] = []
+    found = renaming.rename_data(data, PATH, lambda tag: NEW.get(tag, tag), pieces.append)
     parts = [piece if isinstance(piece, bytes) else data[slice(*piece)] for piece in pieces]
     return b"".join(parts), found
 
@@ -141,7 +141,7 @@ def test_chunks_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (event_file.native, None):
         monkeypatch.setattr(event_file, "native", module)
         for chunk in (1, 100, 1000):
-            monkeypatch.setattr(event_file, "CHUNK", chunk)
+            monkeypatch.setattr(renaming, "CHUNK", chunk)
             assert renamed(data) == whole
 
 

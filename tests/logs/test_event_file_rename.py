@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from ckptsurgeon.logs.tensorboard import event_file
-from ckptsurgeon.logs.tensorboard.event_file import Piece, Renamed
+from ckptsurgeon.logs.tensorboard import event_file, renaming
+from ckptsurgeon.logs.tensorboard.renaming import Piece, Renamed
 from tests.support.training_log import START, Job, megatron, tf1, write
 
 
@@ -45,7 +45,7 @@ def by_protobuf(path: Path, pairs: Mapping[str, str]) -> bytes:
 def rename(path: Path, pairs: Mapping[str, str]) -> tuple[bytes, Renamed]:
     """The new bytes of a file."""
     pieces: list[Piece] = []
-    renamed = event_file.rename(path, lambda tag: pairs.get(tag, tag), pieces.append)
+    renamed = renaming.rename(path, lambda tag: pairs.get(tag, tag), pieces.append)
     data = path.read_bytes()
     return b"".join(
         piece if isinstance(piece, bytes) else data[slice(*piece)] for piece in pieces
@@ -114,5 +114,5 @@ def test_a_torn_tail_stays(tmp_path: Path) -> None:
 def test_without_a_match_the_file_is_one_piece(tmp_path: Path) -> None:
     path = write(tmp_path, Job(1, 5, START))
     pieces: list[Piece] = []
-    event_file.rename(path, lambda tag: tag, pieces.append)
+    renaming.rename(path, lambda tag: tag, pieces.append)
     assert pieces == [(0, path.stat().st_size)]

@@ -13,7 +13,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata, summary_v2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from ckptsurgeon.logs import cut
+from ckptsurgeon.logs import rename
 from ckptsurgeon.logs.tensorboard import event_file
 from tests.support.training_log import apply, scalar
 
@@ -49,7 +49,7 @@ def layout() -> Summary:
 def test_charts_follow_and_patterns_are_told(tmp_path: Path) -> None:
     values = [scalar(tag, 1.0, True) for tag in ("lm loss", "acc (%)", "low", "high")]
     path = write(tmp_path, layout(), Summary(value=values))
-    changes, counts = cut.rename(tmp_path, tmp_path, PAIRS)
+    changes, counts = rename.rename(tmp_path, tmp_path, PAIRS)
     apply(changes, tmp_path)
     events = list(LegacyEventFileLoader(str(path)).Load())
     found = layout_pb2.Layout.FromString(events[0].summary.value[0].tensor.string_val[0])
@@ -66,7 +66,7 @@ def test_charts_follow_and_patterns_are_told(tmp_path: Path) -> None:
     assert sum(counts.events.values()) == 3
     assert counts.patterns == ("lm .*",)
     assert "'lm .*'" in counts.sentences()[-1]
-    assert cut.rename(tmp_path, tmp_path, PAIRS)[0] == []
+    assert rename.rename(tmp_path, tmp_path, PAIRS)[0] == []
 
 
 def test_hparams_metrics_follow(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_hparams_metrics_follow(tmp_path: Path) -> None:
     ]
     experiment = summary_v2.hparams_config_pb([], metrics, time_created_secs=1.0)
     path = write(tmp_path, experiment, Summary(value=[scalar("x", 1.0, False)]))
-    changes, _ = cut.rename(tmp_path, tmp_path, PAIRS)
+    changes, _ = rename.rename(tmp_path, tmp_path, PAIRS)
     apply(changes, tmp_path)
     (event, _) = LegacyEventFileLoader(str(path)).Load()
     content = event.summary.value[0].metadata.plugin_data.content

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon.logs import cut as tensorboard
+from ckptsurgeon.logs.cut import truncate
 from ckptsurgeon.logs.marks import Marks
 from tests.support.training_log import (
     START,
@@ -28,9 +28,9 @@ Parts = Sequence[tuple[Job, int]]
 
 def cut(logs: Path, marks: Marks, **choices: object) -> tuple[list[str], int]:
     """Truncate as a user would, twice; the warnings, and how many files changed."""
-    changes, warnings = tensorboard.truncate(logs, logs.parent, marks, keep_as="cut", **choices)  # type: ignore[arg-type]
+    changes, warnings = truncate(logs, logs.parent, marks, keep_as="cut", **choices)  # type: ignore[arg-type]
     apply(changes, logs.parent)
-    again, _ = tensorboard.truncate(logs, logs.parent, marks, keep_as="cut", **choices)  # type: ignore[arg-type]
+    again, _ = truncate(logs, logs.parent, marks, keep_as="cut", **choices)  # type: ignore[arg-type]
     assert again == []
     return warnings, len(changes)
 
@@ -99,7 +99,7 @@ def test_logs_alone_are_refused_when_two_branches_hold_the_step(
 ) -> None:
     directory, t = tr8
     with pytest.raises(Exception, match="2 branches may hold step 450") as refusal:
-        tensorboard.truncate(directory, directory, Marks(450), keep_as=None)
+        truncate(directory, directory, Marks(450), keep_as=None)
     assert t.d.name in str(refusal.value)
     assert "--branch" in " ".join(refusal.value.next)  # type: ignore[attr-defined]
 
@@ -145,7 +145,7 @@ def test_deepspeeds_monitor_without_an_iteration_axis(tmp_path: Path) -> None:
 def test_deepspeeds_monitor_needs_the_samples(tmp_path: Path) -> None:
     write(tmp_path, Job(1, 5, START, logged=deepspeed_monitor))
     with pytest.raises(Exception, match="count samples, not iterations"):
-        tensorboard.truncate(tmp_path, tmp_path, Marks(3), keep_as=None)
+        truncate(tmp_path, tmp_path, Marks(3), keep_as=None)
 
 
 def test_tf1_events_with_several_values(tmp_path: Path) -> None:
@@ -220,14 +220,14 @@ def test_events_that_a_killed_job_lost(tmp_path: Path) -> None:
 def test_counters_of_another_run_are_refused(tmp_path: Path) -> None:
     write(tmp_path, Job(1, 60, START))
     with pytest.raises(Exception, match="checkpoint counts 77 samples"):
-        tensorboard.truncate(tmp_path, tmp_path, Marks(30, samples=77), keep_as=None)
+        truncate(tmp_path, tmp_path, Marks(30, samples=77), keep_as=None)
 
 
 def test_two_trainings_in_one_directory_are_refused(tmp_path: Path) -> None:
     write(tmp_path, Job(1, 60, START))
     write(tmp_path, Job(2, 61, START + 100))
     with pytest.raises(Exception, match="two trainings at the same time"):
-        tensorboard.truncate(tmp_path, tmp_path, Marks(61), keep_as=None)
+        truncate(tmp_path, tmp_path, Marks(61), keep_as=None)
 
 
 def test_a_tag_over_epochs_goes_by_its_position(tmp_path: Path) -> None:
@@ -246,5 +246,5 @@ def test_a_tag_over_epochs_goes_by_its_position(tmp_path: Path) -> None:
 def test_nothing_after_the_step_changes_nothing(tmp_path: Path) -> None:
     a = Job(1, 60, START)
     write(tmp_path, a)
-    assert tensorboard.truncate(tmp_path, tmp_path, marks(60), keep_as="x") == ([], [])
+    assert truncate(tmp_path, tmp_path, marks(60), keep_as="x") == ([], [])
     assert samples(60) == marks(60).samples

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ckptsurgeon.edits import Aside, Rewrite, Span
 from ckptsurgeon.errors import DamagedFile, UsageError
-from ckptsurgeon.logs import cut
+from ckptsurgeon.logs import cut, note, rename
 from ckptsurgeon.logs.tensorboard import event_file
 from tests.support.training_log import (
     START,
@@ -167,20 +167,20 @@ def test_the_23_tags_of_the_chronicles(tmp_path: Path) -> None:
 
     for first in (1, 11):
         write(tmp_path, Job(first, first + 9, START + first * 100, logged=old_names))
-    changes, counts = cut.rename(tmp_path, tmp_path, pairs)
+    changes, counts = rename.rename(tmp_path, tmp_path, pairs)
     assert len(changes) == 2
     assert set(counts.events.values()) == {20}
     assert counts.unmatched == ()
     apply(changes, tmp_path)
     assert Counter(tag for tag, *_ in all_points(tmp_path)) == dict.fromkeys(pairs.values(), 20)
-    assert cut.rename(tmp_path, tmp_path, pairs)[0] == []
+    assert rename.rename(tmp_path, tmp_path, pairs)[0] == []
 
 
 def test_a_rename_keeps_times_and_tells_keys_without_events(tmp_path: Path) -> None:
     path = write(tmp_path, Job(1, 9, START))
     mtime = path.stat().st_mtime_ns
     pairs = {"grad-norm/grad-norm": "g", "grad norm": "g2"}
-    changes, counts = cut.rename(tmp_path, tmp_path, pairs)
+    changes, counts = rename.rename(tmp_path, tmp_path, pairs)
     apply(changes, tmp_path)
     assert path.stat().st_mtime_ns == mtime
     assert counts.unmatched == ("grad norm",)
@@ -192,15 +192,17 @@ def test_a_rename_keeps_times_and_tells_keys_without_events(tmp_path: Path) -> N
 
 def test_patterns_and_texts(tmp_path: Path) -> None:
     write(tmp_path, Job(1, 9, START))
-    _, counts = cut.rename(tmp_path, tmp_path, {r"lm-loss-training/(.*)": r"train/\1"}, regex=True)
+    _, counts = rename.rename(
+        tmp_path, tmp_path, {r"lm-loss-training/(.*)": r"train/\1"}, regex=True
+    )
     assert sum(counts.events.values()) == 36
     assert ("lm-loss-training/lm loss vs tokens", "train/lm loss vs tokens") in counts.events
-    _, counts = cut.rename(tmp_path, tmp_path, {"lr": "arguments/lr"})
+    _, counts = rename.rename(tmp_path, tmp_path, {"lr": "arguments/lr"})
     assert list(counts.events) == [("lr/text_summary", "arguments/lr/text_summary")]
     with pytest.raises(UsageError, match="empty"):
-        cut.rename(tmp_path, tmp_path, {"grad-norm/grad-norm": ""})
+        rename.rename(tmp_path, tmp_path, {"grad-norm/grad-norm": ""})
     with pytest.raises(UsageError, match="regular expression"):
-        cut.rename(tmp_path, tmp_path, {"(": "x"}, regex=True)
+        rename.rename(tmp_path, tmp_path, {"(": "x"}, regex=True)
 
 
 def test_two_tags_do_not_become_one_unasked(tmp_path: Path) -> None:
@@ -209,16 +211,16 @@ def test_two_tags_do_not_become_one_unasked(tmp_path: Path) -> None:
     two = {"grad-norm/grad-norm": "x", "iteration-time/iteration-time": "x"}
     for pairs in (into_existing, two):
         with pytest.raises(UsageError, match="would"):
-            cut.rename(tmp_path, tmp_path, pairs)
-        assert cut.rename(tmp_path, tmp_path, pairs, allow_merge=True)[0]
+            rename.rename(tmp_path, tmp_path, pairs)
+        assert rename.rename(tmp_path, tmp_path, pairs, allow_merge=True)[0]
 
 
 def test_an_old_name_in_one_file_and_the_new_in_another_is_one_curve(tmp_path: Path) -> None:
     a = Job(1, 9, START, logged=tf1)
     write(tmp_path, a)
-    apply(cut.rename(tmp_path, tmp_path, {"loss": "train/loss"})[0], tmp_path)
+    apply(rename.rename(tmp_path, tmp_path, {"loss": "train/loss"})[0], tmp_path)
     write(tmp_path, Job(10, 15, START + 999, logged=tf1))
-    changes, _ = cut.rename(tmp_path, tmp_path, {"loss": "train/loss"})
+    changes, _ = rename.rename(tmp_path, tmp_path, {"loss": "train/loss"})
     assert len(changes) == 1
     apply(changes, tmp_path)
     assert curve(tmp_path, "train/loss") == list(range(1, 16))
@@ -245,7 +247,7 @@ def test_a_note_stays_with_its_step_and_leaves_with_it(tmp_path: Path) -> None:
     a = Job(1, 40, START)
     write(tmp_path, a)
     for step in (30, 30, 20):
-        apply([cut.note(tmp_path, tmp_path, step, "why", a.wall(40) + 60)], tmp_path)
+        apply([note.note(tmp_path, tmp_path, step, "why", a.wall(40) + 60)], tmp_path)
     notes = [path.name for path in event_file.files(tmp_path) if "ckptsurgeon" in path.name]
     assert len(notes) == 3
     changes, _ = cut.truncate(tmp_path, tmp_path, marks(30, a.wall(30)), keep_as="cut")
@@ -253,6 +255,6 @@ def test_a_note_stays_with_its_step_and_leaves_with_it(tmp_path: Path) -> None:
     apply(changes, tmp_path)
     changes, _ = cut.truncate(tmp_path, tmp_path, marks(25, a.wall(25)), keep_as="older")
     apply(changes, tmp_path)
-    left = [point[1] for point in all_points(tmp_path) if point[0] == cut.NOTE]
-    moved = [point[1] for point in all_points(tmp_path / "older") if point[0] == cut.NOTE]
+    left = [point[1] for point in all_points(tmp_path) if point[0] == note.TAG]
+    moved = [point[1] for point in all_points(tmp_path / "older") if point[0] == note.TAG]
     assert (left, moved) == ([20], [30, 30])

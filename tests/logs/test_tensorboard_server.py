@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon.logs import cut
+from ckptsurgeon.logs import cut, note
 from tests.support.training_log import START, Job, Point, all_points, apply, marks, truth, write
 
 PATIENCE = 600.0
@@ -92,7 +92,7 @@ def test_the_server_shows_what_was_kept(load_fast: str, skew: int, tmp_path: Pat
     changes, _ = cut.truncate(logs, tmp_path, marks(28, b.wall(28) + 2), keep_as="glitch")
     apply(changes, tmp_path)
     story = "**rollback 40 → 28**: the loss went up"
-    apply([cut.note(logs, tmp_path, 28, story, c.wall(35) + 99)], tmp_path)
+    apply([note.note(logs, tmp_path, 28, story, c.wall(35) + 99)], tmp_path)
     expected = {
         ".": scalars(truth((a, 15), (b, 28))),
         "glitch": scalars(all_points(logs / "glitch")),
@@ -100,7 +100,7 @@ def test_the_server_shows_what_was_kept(load_fast: str, skew: int, tmp_path: Pat
     }
     with served(logs, load_fast) as address:
         found = served_points(address, {run: len(points) for run, points in expected.items()})
-        shown = ask(address, "data/plugin/text/text", run=".", tag=cut.NOTE)
+        shown = ask(address, "data/plugin/text/text", run=".", tag=note.TAG)
     assert found == expected
     assert isinstance(shown, list)
     assert [row["step"] for row in shown] == [28]

@@ -22,7 +22,7 @@ from ckptsurgeon.look.soundness import CRC, MEANING, NAMES, VALUES, Shard, inspe
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.support.snapshot import snapshot
-from tests.support.torch_files import load, same, shards
+from tests.support.torch_files import load_shard, same, shards
 
 LEVELS = range(NAMES, VALUES + 1)
 OPTIM = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
@@ -66,7 +66,8 @@ def test_the_norms_are_those_of_all_shards(trained: Trained) -> None:
         state
         for path in shards(root)
         if "optim" in path.name
-        for state in load(path)["optimizer_state_dict"]["base_optimizer_state"]["state"].values()
+        for optimizer in [load_shard(path)["optimizer_state_dict"]]
+        for state in optimizer["base_optimizer_state"]["state"].values()
     ]
     assert told.moments is not None
     for name, moment in told.moments.items():
@@ -136,7 +137,7 @@ def test_a_shard_of_another_world_size_is_found(trained: Trained, _originals: An
 
 
 def change(path: Path, edit: Any) -> None:
-    states = load(path)
+    states = load_shard(path)
     edit(states["optimizer_state_dict"])
     torch.save(states, path)
 
@@ -183,14 +184,14 @@ def test_one_shard_of_a_thousand_that_differs_is_named(trained: Trained) -> None
 
     first = folder / OPTIM.format(0)
     change(first, count)
-    model = load(folder / "mp_rank_00_model_states.pt") | {"dp_world_size": 1000}
+    model = load_shard(folder / "mp_rank_00_model_states.pt") | {"dp_world_size": 1000}
     torch.save(model, folder / "mp_rank_00_model_states.pt")
     for rank in range(1, 1000):
         os.link(first, folder / OPTIM.format(rank))
     for level in (NAMES, MEANING):
         assert look.verify(Run.open(root), level=level).findings == ()
     other = folder / OPTIM.format(617)
-    states = load(other)
+    states = load_shard(other)
     other.unlink()
     states["optimizer_state_dict"]["base_optimizer_state"]["param_groups"][1]["lr"] = 1.5
     torch.save(states, other)
@@ -240,7 +241,7 @@ def test_a_flipped_bit_that_torch_loads_is_found_at_level_3(trained: Trained) ->
     root = trained(ranks=2)
     path = root / "global_step8" / OPTIM.format(1)
     flip(path, "data/1")
-    load(path)
+    load_shard(path)
     assert found(root, MEANING) == ()
     start = payloads(path)["data/1"][0]
     one(found(root, CRC), str(path), f"byte {start}: the record 'data/1'", "has CRC")
@@ -275,7 +276,7 @@ def test_a_thousand_flips_holes_and_truncations(trained: Trained, memory: Path) 
     protected = unnoticed = 0
     for path in shards(trained()):
         copy = memory / path.name
-        data, values = path.read_bytes(), load(path)
+        data, values = path.read_bytes(), load_shard(path)
         ranges = list(payloads(path).values())
         for _ in range(500):
             bad, offsets = damaged(data, chance)
@@ -288,7 +289,7 @@ def test_a_thousand_flips_holes_and_truncations(trained: Trained, memory: Path) 
             protected += covered or not offsets
             if not shard.findings:
                 assert not covered and offsets, offsets
-                assert same(load(copy), values), offsets
+                assert same(load_shard(copy), values), offsets
                 unnoticed += 1
             assert all(text.startswith(f"{copy}: byte ") for text in shard.findings)
     assert protected > 800
@@ -299,7 +300,7 @@ def test_a_thousand_flips_holes_and_truncations(trained: Trained, memory: Path) 
 def test_bytes_without_a_crc_are_counted_and_are_no_damage(trained: Trained, legacy: bool) -> None:
     root = trained()
     path = root / "global_step8" / OPTIM.format(0)
-    states = load(path)
+    states = load_shard(path)
     torch.serialization.set_crc32_options(False)
     try:
         torch.save(states, path, _use_new_zipfile_serialization=not legacy)
@@ -343,7 +344,7 @@ def test_a_moment_that_no_optimizer_makes_is_found_by_its_byte(
 def test_a_weight_of_bfloat16_that_is_infinite_is_found(trained: Trained) -> None:
     root = trained(dtype="bf16")
     path = root / "global_step8" / "mp_rank_00_model_states.pt"
-    states = load(path)
+    states = load_shard(path)
     next(v for v in states["module"].values() if v.dtype == torch.bfloat16).view(-1)[3] = -torch.inf
     torch.save(states, path)
     one(found(root, VALUES), "mp_rank_00_model_states.pt: byte ", "NaN or Inf: 1 of")
@@ -355,7 +356,7 @@ def test_the_memory_does_not_grow_with_the_shard(trained: Trained, memory: Path)
     layer = root / "global_step8" / "layer_01-model_00-model_states.pt"
     torch.save({"w": torch.ones(80 << 20, dtype=torch.float32)}, layer)
     code = (
-        "import sys; from pathlib import Path; from ckptsurgeon import Run, surgery\n"
+        "import sys; from pathlib import Path; from ckptsurgeon import Run, look\n"
         f"found = look.verify(Run.open(Path({str(root)!r})), level=4)\n"
         "print(len(found.findings), 'torch' in sys.modules)\n"
         "print(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])"

@@ -14,7 +14,7 @@ from ckptsurgeon.cli import app
 from ckptsurgeon.edits import Change
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.operations.section import Changes, Section
-from tests.conftest import Trained
+from tests.support.trained_run import Trained
 
 
 @dataclass(frozen=True)

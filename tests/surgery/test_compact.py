@@ -16,7 +16,7 @@ from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.support.launch import first_line, launch
 from tests.support.snapshot import snapshot
-from tests.support.torch_files import load, same, shards
+from tests.support.torch_files import load_shard, same, shards
 
 QUIET = {"tensorboard": {"note": False}}
 
@@ -33,15 +33,15 @@ def test_compact_keeps_every_value_and_drops_the_dead_bytes(trained: Trained) ->
     before = {path.name: path.stat().st_size for path in shards(root)}
     run = operated(root)
     grown = snapshot(root)
-    values = {path.name: load(path) for path in shards(root)}
+    values = {path.name: load_shard(path) for path in shards(root)}
     promise = look.inspect(run).promise
 
     surgery.apply(run, surgery.plan_compact(run))
 
     for path in shards(root):
         assert path.stat().st_size <= before[path.name] + 64
-        assert same(load(path), values[path.name])
-        assert same(load(path, mmap=True), values[path.name])
+        assert same(load_shard(path), values[path.name])
+        assert same(load_shard(path, mmap=True), values[path.name])
         with zipfile.ZipFile(path) as archive:
             assert archive.testzip() is None
     assert look.inspect(run).promise == promise

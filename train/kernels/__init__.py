@@ -11,15 +11,17 @@ from .bias_dropout_add_layer_norm import bias_dropout_add_layer_norm
 from .bias_gelu import bias_gelu
 from .causal_softmax import causal_softmax
 from .grad_norm_check import grad_norm_check
-from .library import load
+from .library import CHOICES, choose, load
 from .linear import linear
 from .linear_cross_entropy import linear_cross_entropy
 
 __all__ = [
+    "CHOICES",
     "adamw_flat_",
     "bias_dropout_add_layer_norm",
     "bias_gelu",
     "causal_softmax",
+    "choose",
     "grad_norm_check",
     "linear",
     "linear_cross_entropy",

@@ -112,21 +112,23 @@ class DcpCheckpoint(DcpShards):
 
     def contradictions(self) -> list[str]:
         """Counters that differ between ranks, or from the folder's name; impossible numbers."""
-        out = []
+        out: list[str] = []
         for name in (*GROUP, "adam_step", "iteration", "tokens"):
             try:
                 places = self.locate(name)
                 if name in COUNTERS:
                     agree(name, places)
+                if name == "iteration" and places:
+                    out += self._of_another_step(places[0].value)
             except SurgeryError as error:
                 out.append(error.what)
-                continue
-            if name == "iteration" and places and places[0].value != self.step:
-                # `set iteration` leaves Adam's step; a checkpoint of another step has its own.
-                taken = {place.value for place in self.locate("adam_step")}
-                if not taken or places[0].value in taken:
-                    out.append(f"{self.path.name}: holds step {places[0].value}")
-        return out
+        return list(dict.fromkeys(out))
+
+    def _of_another_step(self, iteration: int) -> list[str]:
+        """`set iteration` leaves Adam's step; a checkpoint of another step has its own."""
+        taken = {place.value for place in self.locate("adam_step")}
+        foreign = iteration != self.step and (not taken or iteration in taken)
+        return [f"{self.path.name}: holds step {iteration}"] if foreign else []
 
     def agreed(self, field: str) -> list[Any]:
         """Of the param groups, one for each parameter, every different value once."""

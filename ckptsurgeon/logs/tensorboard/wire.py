@@ -50,7 +50,7 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def encoded(value: int) -> bytes:
+def as_varint(value: int) -> bytes:
     """An unsigned integer as a varint."""
     out = bytearray()
     while value > 127:
@@ -62,4 +62,4 @@ def encoded(value: int) -> bytes:
 
 def delimited(key: int, content: bytes) -> bytes:
     """A field of bytes, text or a message."""
-    return encoded(key) + encoded(len(content)) + content
+    return as_varint(key) + as_varint(len(content)) + content

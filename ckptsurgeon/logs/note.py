@@ -1,0 +1,32 @@
+"""Notes about surgeries that TensorBoard shows beside the curves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckptsurgeon.edits import Content, Rewrite, relative
+from ckptsurgeon.logs.cut import FIELD
+from ckptsurgeon.logs.rename import TEXT
+from ckptsurgeon.logs.tensorboard import event_file, message
+from ckptsurgeon.logs.tensorboard.event_file import BORN
+from ckptsurgeon.logs.tensorboard.frame import frame
+
+TAG = "ckptsurgeon/surgery" + TEXT
+
+
+def note(logdir: Path, root: Path, step: int, text: str, when: float) -> Rewrite:
+    """A small event file that shows `text` (Markdown) at `step` in TensorBoard's text dashboard, as
+    `ckptsurgeon/surgery`: whoever looks at the curves sees what was done to them. It is cut like
+    everything else when the run goes back to before that step.
+
+    By name it comes after the files in the folder and before those of the next trainer, whose
+    clock may be behind: TensorBoard never shows what a file gets whose name is not the last."""
+    names = (BORN.search(path.name) for path in event_file.files(logdir))
+    born = max((int(name[0]) for name in names if name), default=int(when))
+    number = 1
+    while (path := logdir / f"events.out.tfevents.{born}.~{number}.ckptsurgeon").exists():
+        number += 1
+    event = message.text_event(when, step, TAG, text)
+    data = event_file.version_record(when) + frame(event)
+    content = Content((data,), int(when * 1e9))
+    return Rewrite(relative(path, root), FIELD, content, f"a note at step {step}", new_file=True)

@@ -1,0 +1,150 @@
+"""Gives the tags in the event files of one log folder new names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsurgeon.edits import AnyChange, Content, Rewrite, Span, relative
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.logs.cut import FIELD
+from ckptsurgeon.logs.tensorboard import event_file, renaming
+from ckptsurgeon.logs.tensorboard.renaming import Piece, Renamed
+
+TEXT = "/text_summary"
+"""What torch appends to the tag of a text."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Events per (old tag, new tag), the keys of the map that met no event, and the patterns in
+    custom_scalars layouts that still look for an old tag."""
+
+    events: Mapping[tuple[str, str], int]
+    unmatched: tuple[str, ...]
+    patterns: tuple[str, ...] = ()
+
+    def sentences(self) -> list[str]:
+        """What a plan says about the rename."""
+        lines = [f"{old} → {new}: {count} events" for (old, new), count in self.events.items()]
+        if self.unmatched:
+            lines.append("no event has the tag " + ", ".join(repr(key) for key in self.unmatched))
+        for pattern in self.patterns:
+            lines.append(
+                f"a chart of custom_scalars still looks for {pattern!r}: change its layout"
+            )
+        return lines
+
+
+def rename(
+    logdir: Path,
+    root: Path,
+    pairs: Mapping[str, str],
+    *,
+    regex: bool = False,
+    allow_merge: bool = False,
+) -> tuple[list[AnyChange], Counts]:
+    """Changes that give the tags in `logdir` new names: one pass per file, all pairs at once, so
+    that a → b and b → c do not chain. With `regex` a key is a pattern for a whole tag and its value
+    a template; the first that matches wins. A key also names the text that torch logs under it.
+
+    Raises UsageError when two tags of the run would become one, unless `allow_merge`. A tag that
+    one file has by its old name and another by its new one is not a merge: it is the same curve."""
+    name, used = _namer(pairs, regex)
+    changes: list[AnyChange] = []
+    totals: dict[tuple[str, str], int] = {}
+    patterns: set[str] = set()
+    for path in event_file.files(logdir):
+        pieces: list[Piece] = []
+        renamed = renaming.rename(path, name, pieces.append)
+        patterns |= renamed.patterns
+        if not any(isinstance(piece, bytes) for piece in pieces):
+            continue
+        for pair, count in renamed.counts.items():
+            if not pair[1]:
+                raise UsageError(
+                    f"{path}: the new name of {pair[0]!r} would be empty", next="give it a name"
+                )
+            totals[pair] = totals.get(pair, 0) + count
+        if not allow_merge:
+            _check_merge(path, renamed, name)
+        file = relative(path, root)
+        parts = (piece if isinstance(piece, bytes) else Span(file, *piece) for piece in pieces)
+        note = f"{sum(renamed.counts.values())} events get new tags"
+        content = Content(tuple(parts), path.stat().st_mtime_ns)
+        changes.append(Rewrite(file, FIELD, content, note))
+    if not allow_merge:
+        sources: dict[str, str] = {}
+        for old, new in totals:
+            if sources.setdefault(new, old) != old:
+                raise _merge(f"{sources[new]!r} and {old!r} would both become {new!r} in {logdir}")
+    left = tuple(sorted(pattern for pattern in patterns if _matches(pattern, totals)))
+    return changes, Counts(totals, tuple(key for key in pairs if key not in used), left)
+
+
+def _matches(pattern: str, totals: Mapping[tuple[str, str], int]) -> bool:
+    try:
+        return any(re.fullmatch(pattern, old) for old, _ in totals)
+    except re.error:
+        return False
+
+
+def _namer(pairs: Mapping[str, str], regex: bool) -> tuple[Callable[[str], str], set[str]]:
+    """The function from old to new tag, and the set of keys that it has used so far."""
+    used: set[str] = set()
+    if regex:
+        try:
+            patterns = [(re.compile(key), key, new) for key, new in pairs.items()]
+        except re.error as error:
+            raise UsageError(
+                f"{error.pattern!r} is not a regular expression: {error}",
+                next="without --regex a tag is taken as it is written",
+            ) from None
+
+        def by_pattern(tag: str) -> str:
+            for pattern, key, new in patterns:
+                match = pattern.fullmatch(tag)
+                if match:
+                    used.add(key)
+                    return _expanded(match, new)
+            return tag
+
+        return by_pattern, used
+
+    def literal(tag: str) -> str:
+        if tag in pairs:
+            used.add(tag)
+            return pairs[tag]
+        base = tag.removesuffix(TEXT)
+        if base != tag and base in pairs:
+            used.add(base)
+            return pairs[base] + TEXT
+        return tag
+
+    return literal, used
+
+
+def _expanded(match: re.Match[str], new: str) -> str:
+    try:
+        return match.expand(new)
+    except (re.error, IndexError) as error:
+        raise UsageError(
+            f"{new!r} can't be the new name of what {match.re.pattern!r} matches: {error}",
+            next=f"groups in the pattern: {match.re.groups}; \\1 is the first, and \\\\ is one \\",
+        ) from None
+
+
+def _check_merge(path: Path, renamed: Renamed, name: Callable[[str], str]) -> None:
+    sources: dict[str, str] = {}
+    for tag in sorted(renamed.tags):
+        new = name(tag)
+        if sources.setdefault(new, tag) != tag:
+            raise _merge(f"{path}: {sources[new]!r} and {tag!r} would both be {new!r}")
+
+
+def _merge(what: str) -> UsageError:
+    return UsageError(
+        what, next="give them different names, or allow it: rename-tb-events --allow-merge"
+    )

@@ -1,0 +1,75 @@
+"""`bench gpu` keeps what it has when it is cut off and goes on there; its rows say what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import gpu
+from bench.gpu import Step, read, rows, sources
+from bench.row import Row
+
+SAYS = """print('{"passed": 3, "failed": 0}', flush=True)"""
+WAITS = "import time; time.sleep(60)"
+
+
+def step(name: str, *statements: str, seconds: float = 60) -> Step:
+    return Step(name, seconds, ("timeit", "-n1", "-r1", *statements))
+
+
+def measured(steps: list[Step], kept: Path, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
+    monkeypatch.setenv("BENCH_GPU", str(kept))
+    monkeypatch.setattr(gpu, "STEPS", [Step(s.name, s.seconds, s.words) for s in steps])
+    monkeypatch.setattr(gpu, "_has_gpu", lambda: True)
+    return gpu.measure(kept.parent, False, lambda text: None)
+
+
+def test_a_step_that_is_cut_off_keeps_its_lines_and_alone_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "gpu.json"
+    cut = [step("machine", SAYS), step("parity", SAYS, WAITS, seconds=5)]
+    assert len(measured(cut, kept, monkeypatch)) == 1
+    figures = read(kept)
+    assert [figures[s.name]["ended"] for s in cut] == [True, False]
+    assert figures["parity"]["lines"] == [{"passed": 3, "failed": 0}]
+    figures["machine"]["lines"] = [{"not": "run again"}]
+    kept.write_text(json.dumps(figures))
+    (row,) = measured([cut[0], step("parity", SAYS)], kept, monkeypatch)
+    assert read(kept)["machine"]["lines"] == [{"not": "run again"}]
+    assert read(kept)["parity"]["ended"]
+    assert (row.measured, row.met) == (0, True)
+
+
+def test_figures_of_other_sources_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "gpu.json"
+    kept.write_text(json.dumps({"sources": "others", "starts": {"lines": [], "ended": True}}))
+    measured([step("parity", SAYS)], kept, monkeypatch)
+    assert set(read(kept)) == {"sources", "parity"}
+    assert read(kept)["sources"] == sources()
+
+
+def test_the_rows_say_what_is_wrong_and_what_is_slower() -> None:
+    def lines(*found: dict[str, Any]) -> dict[str, Any]:
+        return {"lines": list(found), "ended": True}
+
+    figures = {
+        "sources": "x",
+        "starts": lines({"what": "ZeRO 1 bf16", "kept": False, "said": "lr"},
+                        {"what": "ZeRO 0 fp32", "kept": True, "said": ""}),
+        "determinism": lines({"what": "plain", "differ": 1, "exact": True},
+                             {"what": "sdpa", "differ": 5, "exact": False}),
+        "kernels": lines({"what": "copy", "bytes_per_second": 3},
+                         {"what": "gelu", "ms": {"ours": 2.0, "eager": 4.0, "compile": 1.0}}),
+        "training": lines({"failed": "ZeRO 0", "said": "no room"},
+                          {"what": "default", "mfu": 0.4, "tokens_per_second": 3, "peak_gib": 2}),
+    }  # fmt: skip
+    found = rows(figures)
+    assert [row.met for row in found] == [False, False, True, True, False]
+    assert "ZeRO 1 bf16: lr" in found[0].note
+    assert found[3].what == "gpu: gelu against compile" and found[3].measured == 0.5
