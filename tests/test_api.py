@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 import ckptsurgeon
+from tests.conftest import Trained
 from tests.support.launch import REPO
-from tests.support.trained_run import Trained
+from tests.support.tiny_run import make_run
 
 
 def test_the_page_runs_from_top_to_bottom(
@@ -24,9 +26,9 @@ def test_the_page_runs_from_top_to_bottom(
 
 
 def test_the_first_example_of_the_package_runs(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(trained())
+    monkeypatch.chdir(make_run(tmp_path / "run"))
     _, _, example = (ckptsurgeon.__doc__ or "").partition("\n\n")
     names: dict[str, object] = {}
     exec(example, names)

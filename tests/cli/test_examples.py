@@ -10,8 +10,8 @@ import pytest
 
 from ckptsurgeon.cli.commands import Command, commands, examples
 from tests.cli.conftest import Surgeon
+from tests.conftest import Trained
 from tests.support.launch import launch
-from tests.support.trained_run import Trained
 
 CASES = [
     pytest.param(line, id=line.removeprefix("ckptsurgeon "))

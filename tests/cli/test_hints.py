@@ -12,8 +12,8 @@ import pytest
 
 from ckptsurgeon.cli.commands import commands
 from tests.cli.conftest import Surgeon
+from tests.conftest import Trained
 from tests.support.launch import REPO
-from tests.support.trained_run import Trained
 
 
 def hints(text: str) -> list[list[str]]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from ckptsurgeon import Recipe, Run, inspect, operations
+from ckptsurgeon import Recipe, Run, apply, from_data, inspect, operations, plan, plan_undo
 from ckptsurgeon.cli import app
 from ckptsurgeon.edits import Change
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.operations.section import Changes, Section
-from tests.support.trained_run import Trained
+from tests.support.tiny_run import make_run
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,14 @@ LINE = operations.Operation(__name__, {"sharpen": "Make Adam's eps smaller."})
 
 
 def test_it_is_a_command_a_recipe_and_can_be_undone(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "OPERATIONS", (*operations.OPERATIONS, LINE))
-    root = trained()
-    (before,) = {inspect(Run.open(root)).promise.eps}
-    done = CliRunner().invoke(app, ["sharpen", "0.5", "--yes", "-C", str(root)])
+    run = Run.open(make_run(tmp_path / "run"))
+    done = CliRunner().invoke(app, ["sharpen", "0.5", "--yes", "-C", str(run.root)])
     assert "sharpen 0.5 times" in done.output and "note  the first update is larger" in done.output
-    assert inspect(Run.open(root)).promise.eps == before * 0.5  # type: ignore[operator]
-    assert CliRunner().invoke(app, ["undo", "--yes", "-C", str(root)]).exit_code == 0
-    assert inspect(Run.open(root)).promise.eps == before
+    assert inspect(run).promise.eps == 0.5e-8
+    apply(run, plan(run, from_data({"sharpen": {"times": 4}})))
+    assert [receipt.title for receipt in run.receipts()] == ["sharpen 0.5 times", "sharpen 4 times"]
+    apply(run, plan_undo(run))
+    assert inspect(run).promise.eps == 0.5e-8
