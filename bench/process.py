@@ -27,11 +27,12 @@ class Finished:
 
 
 def python(*words: object, cores: int | None = None) -> Finished:
-    """Run `python -m WORDS` and wait for it. Raises RuntimeError with what it said if it fails."""
+    """Run `python -m WORDS`, or `python -c CODE`, and wait for it. Raises RuntimeError with what it
+    said if it fails."""
     environment = {"DS_ACCELERATOR": "cpu", "NO_COLOR": "1", **os.environ}
     environment["THP_MEM_ALLOC_ENABLE"] = "1"  # as the trainer sets it for itself
     environment["OMP_NUM_THREADS"] = str(os.cpu_count())
-    command = [sys.executable, "-m", *map(str, words)]
+    command = [sys.executable, *(() if words[0] == "-c" else ("-m",)), *map(str, words)]
     if cores is not None:
         kept = ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores]))
         command = ["taskset", "-c", kept, *command]

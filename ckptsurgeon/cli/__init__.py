@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ckptsurgeon.cli.commands import commands, exit_codes
+from ckptsurgeon.cli.values import taking_plain
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.version import VERSION
 
@@ -29,6 +30,10 @@ class Surgeon(TyperGroup):
 
         row = commands().get(cmd_name)
         return None if row is None else build(row)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options before the command."""
+        return taking_plain(self.callback, super().get_params(ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The commands in --help, none of which is loaded for it."""

@@ -12,6 +12,7 @@ import typer
 
 from ckptsurgeon.cli.commands import Command, examples, exit_codes
 from ckptsurgeon.cli.options import Cancelled, Common
+from ckptsurgeon.cli.values import PlainCommand
 from ckptsurgeon.errors import SurgeryError
 
 REMEDIES = {
@@ -49,7 +50,8 @@ def build(row: Command) -> Any:
     single = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )
-    single.command(row.name, help=inspect.cleandoc(text), epilog=epilog)(command(function))
+    add = single.command(row.name, cls=PlainCommand, help=inspect.cleandoc(text), epilog=epilog)
+    add(command(function))
     return typer.main.get_command(single)
 
 

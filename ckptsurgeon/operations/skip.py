@@ -66,11 +66,12 @@ class Skip(Section):
             return changes, warnings
         places = checkpoint.locate("skip")
         if not places:
+            typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
             raise SurgeryError(
                 f"{checkpoint.path.name} keeps no skip ranges: its trainer takes them from a flag",
                 next=(
                     run.format.advise_skip(wanted),
-                    "ckptsurgeon skip --by-counters    advance its samples instead",
+                    *([f"{typed}    advance its samples instead"] if wanted else []),
                 ),
             )
         warnings += [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.edits import AnyChange, Aside, Change, Plan, Promise, Receipt
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.report.run import SHOWN
+from ckptsurgeon.report.fields import SHOWN
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, State

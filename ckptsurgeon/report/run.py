@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.report.fields import SHOWN
 from ckptsurgeon.report.plan import promise
 from ckptsurgeon.report.style import (
     GREEN,
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.doctor import Diagnosis
     from ckptsurgeon.run.run import Run
-
-SHOWN = (
-    "lr", "max_lr", "min_lr", "warmup", "decay", "decay_style", "betas", "eps", "weight_decay",
-    "clip_grad", "loss_scale", "adam_step", "consumed_samples", "skip", "seed", "rewarm",
-)  # fmt: skip
-"""What `show` asks a checkpoint for, in this order."""
 
 
 def status(run: Run, state: State | None, problem: SurgeryError | None, style: Style) -> str:

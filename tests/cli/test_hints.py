@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ckptsurgeon.cli.commands import commands
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
+from tests.support.launch import REPO
 
 
 def hints(text: str) -> list[list[str]]:
@@ -147,3 +150,21 @@ def test_undo_says_why_it_can_not(surgeon: Surgeon, trained: Trained) -> None:
         told = surgeon("undo", *id, "--yes", "-C", root)
         assert told.exit_code == 2
         assert why in told.stderr
+
+
+def test_each_hint_in_the_code_is_a_command_that_can_be_typed() -> None:
+    """Of those that are one text: the command exists, and nothing it needs is missing."""
+    found = 0
+    for path in (REPO / "ckptsurgeon").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            for words in hints(node.value) if node.value.startswith("ckptsurgeon ") else ():
+                while words[:1] == ["-C"]:
+                    words = words[2:]
+                if not words or (not words[0].isidentifier() and "-" not in words[0]):
+                    continue
+                found += 1
+                assert words[0] in commands() or words == ["--help"], node.value
+                assert words[0] != "rollback" or "--to" in words, node.value
+    assert found > 20

@@ -199,7 +199,7 @@ def test_a_dry_run_writes_no_plan_and_says_that_one_is_stale(
     surgeon("set", "beta1=0.8", "--yes", "-C", root)
     stale = surgeon("apply", kept, "--dry-run", "-C", root)
     assert (stale.exit_code, stale.stdout) == (1, "")
-    assert "the run was operated on since" in stale.stderr
+    assert "another surgery was done since" in stale.stderr
 
 
 def test_a_rate_that_leaps_is_pointed_out(surgeon: Surgeon, trained: Trained) -> None:

@@ -1,0 +1,41 @@
+"""The examples of docs/api.md, and the one of the package, run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import ckptsurgeon
+from tests.conftest import Trained
+from tests.support.launch import REPO
+from tests.support.tiny_run import make_run
+
+
+def test_the_page_runs_from_top_to_bottom(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(trained())
+    blocks = re.findall(r"```python\n(.*?)```", (REPO / "docs" / "api.md").read_text("utf-8"), re.S)
+    assert len(blocks) > 5
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+    assert "run [2, 4, 6, 8] 8\n" in capsys.readouterr().out
+
+
+def test_the_first_example_of_the_package_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(make_run(tmp_path / "run"))
+    _, _, example = (ckptsurgeon.__doc__ or "").partition("\n\n")
+    names: dict[str, object] = {}
+    exec(example, names)
+    receipt = names["receipt"]
+    assert isinstance(receipt, ckptsurgeon.Receipt)
+    assert (receipt.title, receipt.why) == ("set lr=3e-05", "loss spike")
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in ckptsurgeon.__all__ if not hasattr(ckptsurgeon, name)] == []
