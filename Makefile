@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
-# Each worker makes its own training runs; more than two are no faster on two cores.
+# A module's fixtures are made once, so a module stays with one worker. tests/conftest.py puts the
+# longest first: then no worker is left alone with one of them at the end.
 WORKERS ?= 2
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The CPU accelerator must be named before DeepSpeed is imported; its compiled helpers are cached
 # per checkout, so that another environment's flags never force a rebuild; one thread per test.
@@ -38,20 +40,20 @@ lint: venv
 	$(VENV)/bin/lint-imports
 
 test: lint
-	$(PY) -m pytest -m "not slow and not formats" -n $(WORKERS) --dist loadfile
+	$(PY) -m pytest -m "not slow and not formats" $(PARALLEL)
 
 $(VENV)/.formats: $(VENV)/.complete
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[formats]'
 	touch $@
 
 test-formats: $(VENV)/.formats
-	$(PY) -m pytest -m "formats and not slow" -n $(WORKERS) --dist loadfile
+	$(PY) -m pytest -m "formats and not slow" $(PARALLEL)
 
 torch-headers: venv
 	$(PY) -m tests.train.kernels.torch_headers
 
 nightly: lint torch-headers $(VENV)/.formats
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile
+	$(PY) -m pytest $(PARALLEL)
 
 demo: venv
 	$(PY) -m bench.demo

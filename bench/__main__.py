@@ -21,6 +21,7 @@ from bench import (
     bloom,
     event_files,
     gpu,
+    host,
     kernels,
     layers,
     shards,
@@ -41,6 +42,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "layers": layers.measure,
     "training": training.measure,
     "kernels": kernels.measure,
+    "host": host.measure,
     "gpu": gpu.measure,
     "event_files": event_files.measure,  # last: it makes this process larger
 }

@@ -279,12 +279,12 @@ class Promise:
     rewarm: tuple[str, int, int] | tuple[()] | None = None
 
 
-def differences(promised: Promise, found: Promise) -> list[str]:
+def differences(promised: Promise, actual: Promise) -> list[str]:
     """The fields in which two promises differ, one sentence each."""
     return [
-        f"{name}: promised {value!r}, found {getattr(found, name)!r}"
+        f"{name}: promised {value!r}, found {getattr(actual, name)!r}"
         for name, value in vars(promised).items()
-        if value != getattr(found, name)
+        if value != getattr(actual, name)
     ]
 
 

@@ -22,7 +22,29 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 STEPS = (2, 4, 6, 8)
+LONGEST = (
+    "faults/test_faults.py",
+    "train/kernels/test_cuda_on_cpu.py",
+    "test_bench.py",
+    "test_readme.py",
+    "train/kernels/test_build.py",
+    "faults/test_power_cuts.py",
+    "surgery/test_recovery.py",
+    "train/test_parallel.py",
+    "faults/test_real_run.py",
+    "test_contract.py",
+    "transaction/test_lock.py",
+    "launch/test_relaunch.py",
+    "formats/test_matrix.py",
+)
+"""The modules that take longest, the longest first: a worker that got one last would end alone."""
 Trained = Callable[..., Path]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the modules of LONGEST first; the order is the same for every worker."""
+    ranks = {str(REPO / "tests" / name): rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,4 +1,4 @@
-"""`bench gpu` keeps what it has when it is cut off and goes on there; its rows say what is wrong."""
+"""`bench gpu` keeps what it has when it is cut off, and goes on from there."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.conftest import LONGEST
 from tests.support.launch import REPO
 
 HEAVY = ("torch", "deepspeed", "tensorboard", "numpy", "omegaconf", "yaml")
@@ -111,3 +112,8 @@ def imported(path: Path) -> set[str]:
             module = ".".join([*parent, *([node.module] if node.module else [])])
             names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return names
+
+
+def test_the_longest_modules_are_there() -> None:
+    """A name that leads nowhere would put its module last again."""
+    assert [name for name in LONGEST if not (REPO / "tests" / name).is_file()] == []

@@ -24,6 +24,7 @@ from .feed import Feed, joined
 from .fused_adamw import FusedAdamW
 from .grad_norm import norm_check
 from .grid import Grid
+from .wide_gradients import widen
 
 KNOWN = "0.19."  # the DeepSpeed whose steps these are
 EPSILON = 1e-6  # what DeepSpeed adds to a norm before it divides by it
@@ -39,6 +40,7 @@ def fuse(engine: Any, grid: Grid) -> bool:
     elif type(wrapper) is BF16_Optimizer and _plain_bf16(wrapper):
         runs = [_runs(wrapper, group, grid) for group in range(len(wrapper.bf16_groups))]
         _replace(wrapper, lambda: _bf16_step(wrapper, runs))
+        widen(engine)
     elif type(wrapper) is FP16_UnfusedOptimizer and wrapper.mpu is None:
         _replace(wrapper, lambda: _unfused_step(wrapper))
     elif type(wrapper) is FusedAdamW:
@@ -135,6 +137,7 @@ def _plain_bf16(wrapper: Any) -> bool:
         wrapper.using_real_optimizer
         and not wrapper.has_moe_layers
         and wrapper.grad_acc_dtype == torch.float32
+        and not wrapper.immediate_grad_update
     )
 
 

@@ -77,7 +77,7 @@ def prune(
     run = common.open_run()
     run.refuse_interrupted()
     newest = [receipt.id for receipt in run.receipts()][-keep:] if keep > 0 else []
-    chosen = [item for item in attic.kept(run) if item.id not in newest]
+    chosen = [item for item in attic.attics(run) if item.id not in newest]
     if common.dry_run or not chosen:
         common.answer(
             lambda: report.attic(chosen, common.style), lambda: report.attic_json(chosen, False)

@@ -32,7 +32,7 @@ FIELDS = ("relative_path", "offset", "length")
 
 class Item(NamedTuple):
     """Where one value lies: `length` bytes from `start` on in `file`. `offset` is that of a chunk
-    in its tensor, None for a value that is no tensor; `number` counts the entries of
+    in its tensor, None for a value that is not a tensor; `number` counts the entries of
     `storage_data`; `transforms` name what its bytes went through (compression)."""
 
     number: int
@@ -76,9 +76,9 @@ class Saved:
             try:
                 items = _items(tree.state["storage_data"])
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                what = f"this is no Metadata of torch ({type(error).__name__}: {error})"
+                what = f"this is not a Metadata of torch ({type(error).__name__}: {error})"
                 raise DamagedFile(str(path), 0, what[:200]) from None
-        for item in (item for found in items.values() for item in found):
+        for item in (item for chunks in items.values() for item in chunks):
             parts = item.file.split("/")
             if item.file.startswith("/") or ".." in parts or "\0" in item.file:
                 raise DamagedFile(str(path), 0, f"the file name {item.file!r} leaves the folder")
@@ -99,19 +99,19 @@ class Saved:
 
     def value(self, name: str) -> Any:
         """The tree of a value, or the list of a tensor's chunks. Raises KeyError for no such."""
-        found = self.items[name]
-        if found[0].offset is None:
-            return self.archive(found[0]).tree()
-        return [self.archive(item).tree() for item in found]
+        chunks = self.items[name]
+        if chunks[0].offset is None:
+            return self.archive(chunks[0]).tree()
+        return [self.archive(item).tree() for item in chunks]
 
     def of(self, path: Sequence[Key]) -> Item:
         """The item that `path` leads to: a value's name and what is inside; a tensor's name and the
         number of the chunk. Raises KeyError."""
-        found = self.items[str(path[0])]
-        chunk = path[1] if found[0].offset is not None and len(path) > 1 else 0
-        if not isinstance(chunk, int) or not 0 <= chunk < len(found):
+        chunks = self.items[str(path[0])]
+        chunk = path[1] if chunks[0].offset is not None and len(path) > 1 else 0
+        if not isinstance(chunk, int) or not 0 <= chunk < len(chunks):
             raise KeyError(path)
-        return found[chunk]
+        return chunks[chunk]
 
     def next_file(self) -> str:
         """A name for new values that no earlier surgery has used."""
@@ -210,8 +210,8 @@ def _items(storage_data: Mapping[Any, Any]) -> dict[str, list[Item]]:
             tuple(value.get("transform_descriptors") or ()),
         )
         out.setdefault(key["fqn"], []).append(item)
-    for found in out.values():
-        found.sort(key=lambda item: item.offset or ())
+    for chunks in out.values():
+        chunks.sort(key=lambda item: item.offset or ())
     return out
 
 

@@ -28,7 +28,7 @@ TOLERANCE = 1e-12
 
 def command(
     run: Run,
-    wanted: Relaunch | None = None,
+    section: Relaunch | None = None,
     extra: Sequence[str] = (),
     nodes: int | None = None,
 ) -> list[str]:
@@ -36,9 +36,9 @@ def command(
 
     The run's `ckptsurgeon.yaml` decides (`relaunch: {command: [...]}`); else it is the bundled
     trainer with the `train.yaml` that it left in the run, on as many ranks as saved the shards.
-    With `nodes` it is what starts the share of one of so many nodes, whose torchrun takes the
+    With `nodes` it is what starts the share of one of that many nodes, whose torchrun takes the
     rendezvous from its environment."""
-    arguments = [*(wanted.args if wanted else []), *extra]
+    arguments = [*(section.args if section else []), *extra]
     refuse_unknown_launch(run)
     own = run.settings.get("relaunch")
     if own is not None:
@@ -48,8 +48,8 @@ def command(
     module = "ckptsurgeon_train" if importlib.util.find_spec("ckptsurgeon_train") else "train"
     state = run.checkpoint(run.latest()).state()
     ranks = state.data_parallel * state.model_parallel
-    if wanted is not None and wanted.nproc_per_node is not None:
-        ranks = wanted.nproc_per_node * (nodes or 1)
+    if section is not None and section.nproc_per_node is not None:
+        ranks = section.nproc_per_node * (nodes or 1)
     if ranks % (nodes or 1):
         raise UsageError(
             f"{ranks} ranks saved the shards; {nodes} nodes can't share them evenly",
@@ -91,14 +91,14 @@ def refuse_unknown_launch(run: Run) -> None:
 
 
 def job(
-    run: Run, wanted: Relaunch | None, extra: Sequence[str], nodes: int, options: Sequence[str]
+    run: Run, section: Relaunch | None, extra: Sequence[str], nodes: int, options: Sequence[str]
 ) -> Job:
     """The SLURM job that starts the trainer on `nodes` nodes and compares its first line.
 
     The bundled trainer gets a kill-switch file, which is how the job makes it save before its
     nodes are taken away; for another one `ckptsurgeon.yaml` names it (`relaunch.kill_switch`)."""
     own = run.settings.get("relaunch")
-    argv = command(run, wanted, extra, nodes)
+    argv = command(run, section, extra, nodes)
     if isinstance(own, dict):
         switch = own.get("kill_switch")
     else:
@@ -122,7 +122,7 @@ def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, ou
     bundled = run.settings.get("relaunch") is None
     if bundled:
         argv = [*argv, "--exit-after-first-line" if check else "--confirm"]
-    told = False
+    compared = False
     with subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -135,9 +135,9 @@ def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, ou
             for line in trainer.stdout:
                 out.write(line)
                 out.flush()
-                if told or not (bundled or line.startswith("{")):
+                if compared or not (bundled or line.startswith("{")):
                     continue
-                told = True
+                compared = True
                 differing = compare(promise, line)
                 if differing:
                     raise _broken(differing, bundled)
@@ -153,13 +153,13 @@ def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, ou
             with contextlib.suppress(OSError):
                 trainer.stdin.close()
         status = trainer.wait()
-    if not told and (bundled or check):
+    if not compared and (bundled or check):
         raise SurgeryError(
             f"the trainer ended with status {status} before its first line",
             untouched=STANDS,
             next="read its messages above; then ckptsurgeon relaunch",
         )
-    if not told:
+    if not compared:
         print(
             "note: this trainer prints no JSON object of what it uses; nothing was compared",
             file=sys.stderr,
@@ -181,20 +181,20 @@ def compare(promise: Promise, line: str) -> list[str]:
 
     A field that the format does not keep (None in the promise) can't be compared."""
     try:
-        told = json.loads(line)
+        used = json.loads(line)
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
+        used = None
+    if not isinstance(used, dict):
         return [f"its first line is not the JSON object of what it uses: {line.strip()[:80]!r}"]
     differing = []
     for item in fields(promise):
         promised = getattr(promise, item.name)
         if promised is None:
             continue
-        if item.name not in told:
-            differing.append(f"{item.name}: promised {_plain(promised)}, not told")
-        elif not _same(_plain(promised), told[item.name]):
-            differing.append(f"{item.name}: promised {_plain(promised)}, uses {told[item.name]}")
+        if item.name not in used:
+            differing.append(f"{item.name}: promised {_plain(promised)}, not reported")
+        elif not _same(_plain(promised), used[item.name]):
+            differing.append(f"{item.name}: promised {_plain(promised)}, uses {used[item.name]}")
     return differing
 
 
@@ -202,13 +202,13 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _same(promised: Any, told: Any) -> bool:
+def _same(promised: Any, used: Any) -> bool:
     if isinstance(promised, list):
         return (
-            isinstance(told, list)
-            and len(told) == len(promised)
-            and all(_same(a, b) for a, b in zip(promised, told, strict=True))
+            isinstance(used, list)
+            and len(used) == len(promised)
+            and all(_same(a, b) for a, b in zip(promised, used, strict=True))
         )
-    if isinstance(promised, float) and isinstance(told, (int, float)):
-        return abs(promised - told) <= TOLERANCE * max(abs(promised), abs(told))
-    return bool(promised == told)
+    if isinstance(promised, float) and isinstance(used, (int, float)):
+        return abs(promised - used) <= TOLERANCE * max(abs(promised), abs(used))
+    return bool(promised == used)

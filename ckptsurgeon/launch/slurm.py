@@ -14,7 +14,7 @@ from pathlib import Path
 from ckptsurgeon.errors import UsageError
 
 OPTION = re.compile(r"[a-z][a-z-]*(=[^\s\"'\\]+)?")
-"""Of sbatch, as a line of the script can hold it without quotes."""
+"""An option of sbatch, as a line of the script can hold it without quotes."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,13 @@ class Job:
 
 
 def script(job: Job) -> str:
-    """The text of the script. Raises UsageError for an option that is none of sbatch's."""
+    """The text of the script. Raises UsageError for an option that a line of it can't hold."""
     for option in job.options:
         if not OPTION.fullmatch(option):
             raise UsageError(
-                f"--sbatch {option!r} is no option of sbatch without spaces and quotes",
-                next="for example: --sbatch partition=gpu --sbatch time=20:00:00",
+                f"--sbatch {option!r} is not a plain sbatch option",
+                next="use KEY=VALUE without spaces or quotes: --sbatch partition=gpu --sbatch "
+                "time=20:00:00",
             )
     given = {option.partition("=")[0] for option in job.options}
     lines = [f"#SBATCH --{text}" for text in _defaults(job) if text.partition("=")[0] not in given]

@@ -14,7 +14,7 @@ from ckptsurgeon.operations.replicas import drifted
 from ckptsurgeon.run.run import Run
 
 STEPS_AHEAD = 5
-"""Updates whose size is told when Adam's step was lost."""
+"""Updates whose size is shown when Adam's step was lost."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,22 @@ def diagnose(run: Run) -> list[Diagnosis]:
     busy = run.under_way()
     if busy is not None:
         return [Diagnosis(f"a surgery is under way: {busy}", "wait until it ends")]
-    found = look.verify(run)
-    damaged = [text for text in found.findings if _remedy(text) is None]
-    back = _way_back(run, found.step) if damaged else ""
-    out = [Diagnosis(text, _remedy(text) or back) for text in found.findings]
-    newer = [step for step in run.steps() if step > found.step]
-    if newer and found.step in run.steps():
+    verification = look.verify(run)
+    damaged = [text for text in verification.findings if _remedy(text) is None]
+    back = _way_back(run, verification.step) if damaged else ""
+    out = [Diagnosis(text, _remedy(text) or back) for text in verification.findings]
+    newer = [step for step in run.steps() if step > verification.step]
+    if newer and verification.step in run.steps():
         out.append(
             Diagnosis(
-                f"saved steps are newer than {found.step}, the last of them {newer[-1]}: a trainer "
-                "that picks the highest goes on from there",
-                f"ckptsurgeon rollback --to {found.step}    moves them aside",
+                f"saved steps are newer than {verification.step}, the last of them {newer[-1]}: a "
+                "trainer that picks the highest resumes that one",
+                f"ckptsurgeon rollback --to {verification.step}    moves them aside",
             )
         )
     out += [Diagnosis(*hazard) for hazard in run.format.hazards(run.root)]
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
-        checkpoint = run.checkpoint(found.step)
+        checkpoint = run.checkpoint(verification.step)
         out += _adam_step(run, checkpoint)
         out += _replicas(checkpoint)
     return out
@@ -83,7 +83,7 @@ def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Diagnosis]:
         return [
             Diagnosis(
                 "Adam's step is 0 and its moments are not: the next updates are "
-                f"{_told(promise)} times too large",
+                f"{_factors(promise)} times too large",
                 "ckptsurgeon reset moments    starts the moments anew as well",
             )
         ]
@@ -104,10 +104,10 @@ def _replicas(checkpoint: Checkpoint) -> list[Diagnosis]:
     names = sorted({item.parameter for item in drifted(checkpoint, checkpoint.replicas())})
     if not names:
         return []
-    told = ", ".join(names[:3]) + (f" … ({len(names)})" if len(names) > 3 else "")
+    shown = ", ".join(names[:3]) + (f" … ({len(names)})" if len(names) > 3 else "")
     return [
         Diagnosis(
-            f"parameters differ between tensor-parallel ranks that each keep them whole: {told}",
+            f"parameters differ between tensor-parallel ranks that each keep them whole: {shown}",
             "ckptsurgeon sync-replicas",
         )
     ]
@@ -121,7 +121,7 @@ def lost_step(beta1: float, beta2: float, updates: int) -> list[float]:
     return [math.sqrt(1 - beta2**k) / (1 - beta1**k) for k in range(1, updates + 1)]
 
 
-def _told(promise: Promise) -> str:
+def _factors(promise: Promise) -> str:
     if promise.betas is None:
         return "up to √(1 - β2) / (1 - β1)"
     factors = lost_step(*promise.betas, STEPS_AHEAD) if promise.betas[0] > 0 else [1.0]

@@ -128,11 +128,11 @@ def check(
 
 def _names(format: Format, run: Path, step: int) -> list[str]:
     missing = format.missing(run, step)
-    found = format.strays(run, step)
+    findings = format.strays(run, step)
     if missing:
         name = format.directory(run, step).name
-        found.insert(0, f"{name}: missing: {', '.join(missing)}")
-    return found
+        findings.insert(0, f"{name}: missing: {', '.join(missing)}")
+    return findings
 
 
 def _guarded(folder: Path, look: Callable[[], list[str]]) -> list[str]:
@@ -285,8 +285,8 @@ def _values(shard: Shard, archive: Archive) -> None:
                     continue
                 kind = shard.blob.kind
             kinds.setdefault((tensor.storage, tensor.dtype), set()).add(kind)
-    for (storage, dtype), found in kinds.items():
-        kind = found.pop() if len(found) == 1 else ""
+    for (storage, dtype), roles in kinds.items():
+        kind = roles.pop() if len(roles) == 1 else ""
         _storage(shard, archive, f"data/{storage}", dtype, kind)
 
 

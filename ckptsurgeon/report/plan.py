@@ -50,7 +50,7 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> 
 
     `undone` is the receipt that an undo takes back: its changes are shown the other way round."""
     if plan.empty:
-        why = f"{clean(name)} is so already ({plan.title})"
+        why = f"{clean(name)} is already as asked ({plan.title})"
         if plan.title == "nothing":
             why = "the recipe asks for nothing"
         return "\n".join([f"nothing to do: {why}", *_notes(plan, style)])

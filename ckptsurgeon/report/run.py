@@ -63,8 +63,8 @@ def _pointers(run: Run) -> list[Row]:
         highest = str(complete[-1]) if complete else "none"
         found = run.format.resumes(run.root)
         if complete and found is not None and found > complete[-1]:
-            return [Row("latest", str(found), "incomplete, and what its trainer would resume")]
-        return [Row("latest", highest, "the highest complete step: its trainer keeps no pointer")]
+            return [Row("latest", str(found), "incomplete, and its trainer would resume it")]
+        return [Row("latest", highest, "the highest complete step; its trainer keeps no pointer")]
     told = set(named.values())
     if len(told) == 1 and None not in told:
         step = next(iter(told))
@@ -80,7 +80,7 @@ def _hyperparameters(state: State) -> list[Row]:
     if adam:
         rows.append(Row("adam", "   ".join(item.removeprefix("adam ") for item in adam)))
     if held.weight_decay is not None:
-        rows.append(Row("weight decay", value("", held.weight_decay), "one a param group"))
+        rows.append(Row("weight decay", value("", held.weight_decay), "one per param group"))
     if held.loss_scale is not None:
         kind = "dynamic" if state.dynamic_loss_scale else "static"
         rows.append(Row("loss scale", number(held.loss_scale), kind))
@@ -173,7 +173,7 @@ def verification(found: Verification, style: Style) -> str:
         lines = [f"{label} {head}, {count(len(found.findings), 'finding')}"]
         lines += [f"  {clean(finding)}" for finding in found.findings]
     if found.no_crc:
-        lines.append(f"  no CRC: {size(found.no_crc)} that nothing can prove undamaged")
+        lines.append(f"  no CRC: damage in {size(found.no_crc)} of this step can't be detected")
     for name, moment in (found.moments or {}).items():
         lines.append(f"  {name}: L1 norm {moment.l1:.6g}   max {moment.max:.6g}")
     return "\n".join(lines)
@@ -189,7 +189,7 @@ def diagnoses(run: Run, found: Sequence[Diagnosis], style: Style) -> str:
         return (
             f"{style.paint('healthy:', GREEN)} {clean(run.name)}, {count(len(run.steps()), 'step')}"
         )
-    lines = [f"{style.paint('ill:', RED)} {clean(run.name)}, {count(len(found), 'finding')}"]
+    lines = [f"{style.paint('problems:', RED)} {clean(run.name)}, {count(len(found), 'finding')}"]
     for item in found:
         lines += [f"  {clean(item.what)}", f"      next: {item.next}"]
     return "\n".join(lines)

@@ -14,9 +14,9 @@ from ckptsurgeon.transaction.home import HOME
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What surgery `id` keeps. `bytes` are those allocated on disk; `folders` are its attics: one
-    in the run, and one beside each log folder on another file system."""
+class Attic:
+    """What surgery `id` moved aside or replaced. `bytes` are those allocated on disk; there is a
+    folder in the run, and one beside each log folder on another file system."""
 
     id: str
     title: str
@@ -25,21 +25,21 @@ class Kept:
     folders: tuple[Path, ...]
 
 
-def kept(run: Run) -> list[Kept]:
-    """Every surgery that keeps something, oldest first."""
+def attics(run: Run) -> list[Attic]:
+    """The attic of every surgery that has something in it, oldest first."""
     homes = [run.root / HOME, *(folder / HOME for folder in run.logs.roots())]
-    found = []
+    out = []
     for receipt in run.receipts():
         folders = [home / "attic" / receipt.id for home in dict.fromkeys(homes)]
         files = [file for folder in folders for file in _files(folder)]
         if files:
             size = sum(os.lstat(file).st_blocks * 512 for file in files)
-            there = tuple(folder for folder in folders if folder.is_dir())
-            found.append(Kept(receipt.id, receipt.title, len(files), size, there))
-    return found
+            existing = tuple(folder for folder in folders if folder.is_dir())
+            out.append(Attic(receipt.id, receipt.title, len(files), size, existing))
+    return out
 
 
-def prune(run: Run, chosen: Sequence[Kept]) -> None:
+def prune(run: Run, chosen: Sequence[Attic]) -> None:
     """Remove these attics. Their surgeries, and all before them, can't be undone any more.
 
     A marker is durable before the first file goes, so that an undo never begins on half an attic;

@@ -19,10 +19,10 @@ def plan_compact(run: Run, step: int | None = None, *, allow_globals: Collection
     behind. Values, tensors and the promise stay; the old files stay in the attic until `prune`."""
     run.refuse_busy()
     checkpoint = run.checkpoint(run.latest() if step is None else step)
-    found = checkpoint.compact(run.root)
-    total = sum(freed for _, _, freed in found)
+    smaller = checkpoint.compact(run.root)
+    total = sum(freed for _, _, freed in smaller)
     note = f"{total:,} bytes of earlier surgeries go"
-    changes = [Rewrite(file, "shard", content, note) for file, content, _ in found]
+    changes = [Rewrite(file, "shard", content, note) for file, content, _ in smaller]
     return _plan_rewrites(
         run, checkpoint, f"compact step {checkpoint.step}", changes, allow_globals
     )
@@ -35,17 +35,17 @@ def plan_shrink(run: Run, step: int | None = None, *, allow_globals: Collection[
     the attic until `prune`."""
     run.refuse_busy()
     checkpoint = run.checkpoint(run.latest() if step is None else step)
-    found, total = [], 0
+    smaller, total = [], 0
     for path in run.format.files(run.root, checkpoint.step):
         if path.suffix != ".pt":
             continue
         archive = checkpoint.archives.get(path) or Archive.open(path)
         content = shrink.shrink(archive, run.relative(path))
         if content is not None:
-            found.append((run.relative(path), content))
+            smaller.append((run.relative(path), content))
             total += archive.size - content.size
     note = f"{total:,} bytes that no tensor uses go"
-    changes = [Rewrite(file, "shard", content, note) for file, content in found]
+    changes = [Rewrite(file, "shard", content, note) for file, content in smaller]
     return _plan_rewrites(run, checkpoint, f"shrink step {checkpoint.step}", changes, allow_globals)
 
 

@@ -28,7 +28,7 @@ from ckptsurgeon.errors import SurgeryError
 AGAIN = "plan again, then apply the new plan"
 RIGHTS = "run as the user who owns the run, or change its rights"
 MARGIN = 1.05
-"""Free space and inodes that a plan must find: 5 % more than it counts."""
+"""Free space and inodes that a plan asks for: 5 % more than it counts."""
 
 Listings = Mapping[str, frozenset[str]]
 
@@ -67,16 +67,16 @@ def check_files_again(
 
 def _compare(path: Path, expected: Fingerprint, *, whole: bool) -> None:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         if expected.ino:
             raise SurgeryError(f"{path} is gone since the plan was made", next=AGAIN) from None
         return
     if not expected.ino:
-        raise SurgeryError(f"{path} is there, and was not when the plan was made", next=AGAIN)
-    if (found.st_dev, found.st_ino) != (expected.dev, expected.ino):
+        raise SurgeryError(f"{path} exists, and did not when the plan was made", next=AGAIN)
+    if (status.st_dev, status.st_ino) != (expected.dev, expected.ino):
         raise SurgeryError(f"{path} is another file since the plan was made", next=AGAIN)
-    same = (found.st_size, found.st_mtime_ns) == (expected.size, expected.mtime_ns)
+    same = (status.st_size, status.st_mtime_ns) == (expected.size, expected.mtime_ns)
     if whole and not same:
         raise SurgeryError(f"{path} was changed since the plan was made", next=AGAIN)
 
@@ -140,7 +140,7 @@ def _twice(names: Iterable[str]) -> set[str]:
 def _check_source(root: Path, file: str, content: Content | None) -> None:
     there = os.path.lexists(root / file)
     if content is None and not there:
-        raise SurgeryError(f"{root / file} is not there", next=AGAIN)
+        raise SurgeryError(f"{root / file} does not exist", next=AGAIN)
     if content is not None and there:
         raise SurgeryError(f"{root / file}: a file is in the way of the staged one", next=AGAIN)
     for piece in content.pieces if content is not None else ():
@@ -148,8 +148,8 @@ def _check_source(root: Path, file: str, content: Content | None) -> None:
             size = _size(root / piece.file)
             if not 0 <= piece.start <= piece.end <= size:
                 raise SurgeryError(
-                    f"{root / piece.file}: bytes {piece.start} to {piece.end} are wanted, and it "
-                    f"has {size}",
+                    f"{root / piece.file} has {size} bytes, and the plan reads {piece.start} to "
+                    f"{piece.end}",
                     next=AGAIN,
                 )
 
@@ -163,7 +163,7 @@ def _check_file(path: Path, *, in_place: bool) -> None:
     try:
         info = path.lstat()
     except FileNotFoundError:
-        raise SurgeryError(f"{path} is not there", next=AGAIN) from None
+        raise SurgeryError(f"{path} does not exist", next=AGAIN) from None
     if stat.S_ISLNK(info.st_mode) and not in_place:
         return
     if not stat.S_ISREG(info.st_mode):
@@ -186,13 +186,13 @@ def check_size(path: Path, edit: Append | Truncate) -> None:
     size = _size(path)
     if isinstance(edit, Append):
         if size != edit.old_size:
-            what = f"{path} has {size} bytes, and {edit.old_size} were expected"
+            what = f"{path} has {size} bytes, not the {edit.old_size} of the plan"
             raise SurgeryError(what, next=AGAIN)
     elif size != edit.new_size or tail_digest(path, edit.spans) != edit.digest:
         raise SurgeryError(
             f"{path}: the bytes after {edit.old_size} are not those that this surgery wrote: the "
-            "file was changed since, or saved anew",
-            next="ckptsurgeon verify    what is wrong with it now, if anything",
+            "file was changed or saved again since",
+            next="ckptsurgeon verify    see whether it is sound now",
         )
 
 
@@ -215,7 +215,7 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        raise SurgeryError(f"{path} is not there", next=AGAIN) from None
+        raise SurgeryError(f"{path} does not exist", next=AGAIN) from None
 
 
 # --- file systems --------------------------------------------------------------------------------
@@ -243,11 +243,11 @@ def check_space(root: Path, edits: Iterable[Edit], home: str) -> None:
 def _check_free(folder: Path, sizes: list[int]) -> None:
     room = os.statvfs(folder)
     block = room.f_frsize or 4096
-    wanted = int(sum(size // block + 1 for size in sizes) * block * MARGIN)
+    needed = int(sum(size // block + 1 for size in sizes) * block * MARGIN)
     free = room.f_bavail * block
-    if wanted > free:
+    if needed > free:
         raise SurgeryError(
-            f"{folder}: the plan needs {wanted:,} bytes of free space, and there are {free:,}",
+            f"{folder}: the plan needs {needed:,} bytes of free space, and there are {free:,}",
             next="free some space, then run the same command again",
         )
     # One for each file, and one for a new directory of its own. Some file systems count none.
@@ -280,12 +280,12 @@ def _mount(folder: Path) -> tuple[str, int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         device = os.fstat(descriptor).st_dev
-        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
+        text = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
     except FileNotFoundError:  # no /proc: the device must do
-        told = ""
+        text = ""
     finally:
         os.close(descriptor)
-    return next((line for line in told.splitlines() if line.startswith("mnt_id:")), ""), device
+    return next((line for line in text.splitlines() if line.startswith("mnt_id:")), ""), device
 
 
 def _existing(path: Path) -> Path:

@@ -129,13 +129,19 @@ def _commit(
 def _cut_off(root: Path, entry: Entry, error: BaseException) -> BaseException:
     """Take the staging back when the commit point was not reached. What to tell the user."""
     try:
-        found = _read(root)
-        if found.committed if found else (root / receipts.receipt_file(entry.id)).exists():
+        journal = _read(root)
+        committed = journal.committed if journal else _finished(root, entry)
+        if committed:
             return _waiting(entry.title, error)
         _discard(root, entry)
     except (OSError, SurgeryError, KeyboardInterrupt) as second:
         return _waiting(entry.title, second)
     return _failed(error) if isinstance(error, OSError) else error
+
+
+def _finished(root: Path, entry: Entry) -> bool:
+    """Whether the receipt is in its place."""
+    return (root / receipts.receipt_file(entry.id)).exists()
 
 
 def refuse_stale(root: Path, plan: Plan) -> assumptions.Listings:
@@ -148,8 +154,8 @@ def _refuse_other_id(root: Path, plan: Plan) -> None:
     expected = receipts.next_id(root)
     if plan.id != expected:
         raise SurgeryError(
-            f"the plan was made to be surgery {plan.id}, and the next one is {expected}: the run "
-            "was operated on since",
+            f"the plan was made to be surgery {plan.id}, and the next one is {expected}: another "
+            "surgery was done since",
             next=assumptions.AGAIN,
         )
 
@@ -220,7 +226,7 @@ def _discard(root: Path, entry: Entry) -> None:
 
 def _finish(root: Path, entry: Entry, jobs: int, progress: Progress) -> None:
     """Redo, receipt, tidy. Once the receipt is in place, the edits are known to be done."""
-    if not (root / receipts.receipt_file(entry.id)).exists():
+    if not _finished(root, entry):
         finished = 0
 
         def count(files: int) -> None:

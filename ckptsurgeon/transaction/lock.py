@@ -65,15 +65,15 @@ def holder(root: Path) -> Holder | None:
 
 def alive(root: Path) -> Holder | None:
     """Who holds the lock now, unless it is a process of this machine that is provably gone."""
-    found = holder(root)
-    return None if found is None or _stale(found) else found
+    record = holder(root)
+    return None if record is None or _stale(record) else record
 
 
 def refuse_held(root: Path) -> None:
     """Raise SurgeryError while another surgery holds the lock."""
-    found = alive(root)
-    if found is not None:
-        raise _held(root / HOME / "lock", found)
+    record = alive(root)
+    if record is not None:
+        raise _refusal(root / HOME / "lock", record)
 
 
 @contextlib.contextmanager
@@ -106,24 +106,24 @@ def unlock(root: Path, expected: Holder | None = None) -> str:
     For a lock of another host, after the user has made sure that nothing runs there. Raises
     SurgeryError when there is no lock, when it is another one by now, or when it can't go."""
     home = root / HOME
-    found = _read(home / "lock")
-    if found is None:
+    record = _read(home / "lock")
+    if record is None:
         raise SurgeryError(f"there is no lock in {home}")
-    if expected is not None and found.token != expected.token:
-        raise SurgeryError(f"the lock is held by another surgery by now: {found}")
+    if expected is not None and record.token != expected.token:
+        raise SurgeryError(f"another surgery has the lock by now: {record}")
     mine = _myself("unlock")
     private = home / f"lock.{mine.token}"
     try:
         disk.write_new(private, _encode(mine))
-        if not _break(home, found, private):
-            raise SurgeryError(f"the lock of {found} is being removed by another process")
+        if not _break(home, record, private):
+            raise SurgeryError(f"the lock of {record} is being removed by another process")
         _release(home, mine, None)
     except OSError as error:
         raise SurgeryError(f"{error.filename}: {error.strerror}: the lock stays") from error
     finally:
         with contextlib.suppress(OSError):
             _remove(private)
-    return str(found)
+    return str(record)
 
 
 # --- taking and releasing ------------------------------------------------------------------------
@@ -132,17 +132,17 @@ def unlock(root: Path, expected: Holder | None = None) -> str:
 def _take(home: Path, mine: Holder) -> None:
     lock, private = home / "lock", home / f"lock.{mine.token}"
     for _ in range(ATTEMPTS):
-        found = _read(lock)
-        if found is not None and not _stale(found):
-            raise _held(lock, found)
+        record = _read(lock)
+        if record is not None and not _stale(record):
+            raise _refusal(lock, record)
         try:
             if not home.is_dir():
                 with contextlib.suppress(FileExistsError):
                     disk.make_directory(home)
             if not private.exists():
                 disk.write_new(private, _encode(mine))
-            if found is not None:
-                _break(home, found, private)
+            if record is not None:
+                _break(home, record, private)
             elif _claim(lock, private):
                 _tidy(home)
                 return
@@ -155,8 +155,8 @@ def _take(home: Path, mine: Holder) -> None:
 
 
 def _release(home: Path, mine: Holder, root_time: int | None) -> None:
-    found = _read(home / "lock")
-    if found is not None and found.token == mine.token:
+    record = _read(home / "lock")
+    if record is not None and record.token == mine.token:
         disk.remove_file(home / "lock")
     _remove(home / f"lock.{mine.token}")
     with contextlib.suppress(FileNotFoundError, FileExistsError):
@@ -177,8 +177,8 @@ def _claim(name: Path, private: Path) -> bool:
         disk.link(private, name)
     except FileExistsError:
         # The answer to a link over NFS can get lost: the name may be ours all the same.
-        found, mine = _read(name), _read(private)
-        return found is not None and mine is not None and found.token == mine.token
+        record, mine = _read(name), _read(private)
+        return record is not None and mine is not None and record.token == mine.token
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
@@ -205,8 +205,8 @@ def _break(home: Path, victim: Holder, private: Path) -> bool:
         heir = other
     try:
         # A claim can be won after the break is over; then the lock is another one by now.
-        found = _read(home / "lock")
-        if found is not None and found.token == victim.token:
+        record = _read(home / "lock")
+        if record is not None and record.token == victim.token:
             disk.remove_file(home / "lock")
     finally:
         for claim in claims:
@@ -228,12 +228,12 @@ def _remove(path: Path) -> None:
             disk.remove_file(path)
 
 
-def _held(lock: Path, found: Holder) -> SurgeryError:
-    if found.host == os.uname().nodename and found.namespace == process.namespace():
+def _refusal(lock: Path, record: Holder) -> SurgeryError:
+    if record.host == os.uname().nodename and record.namespace == process.namespace():
         follow = "wait until it ends, then run the same command again"
     else:
         follow = "ckptsurgeon unlock    remove it, once you are sure that nothing runs there"
-    return SurgeryError(f"{lock}: another surgery is under way: {found}", next=follow)
+    return SurgeryError(f"{lock}: another surgery is under way: {record}", next=follow)
 
 
 # --- records -------------------------------------------------------------------------------------

@@ -39,10 +39,10 @@ from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.transaction.assumptions import tail_digest
 
 ANCHOR = 4096
-"""So many bytes before `old_size` are compared before a tail is written after them."""
+"""Bytes before `old_size` that are compared before a tail is written after them."""
 
 FEW = 3
-"""So many calls are made one after the other: starting threads would take longer."""
+"""Up to this many calls are made one after the other: starting threads would take longer."""
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
@@ -152,7 +152,7 @@ def _check_tail(root: Path, step: Tail, tails: Path) -> None:
         raise _unlike(tails, f"the staged bytes of {step.file} are damaged")
     size = path.stat().st_size
     if not step.old_size <= size <= step.spans[-1][1]:
-        raise _unlike(path, f"it has {size} bytes, and should have {step.old_size} or more")
+        raise _unlike(path, f"it has {size} bytes; it should have {step.old_size} or more")
     if anchor(path, step.old_size) != step.anchor:
         raise _unlike(path, "it is another file than the one that the surgery began with")
 
@@ -195,9 +195,9 @@ def _cut(root: Path, step: Truncate) -> None:
     size = path.stat().st_size
     end_record = step.spans[-1][0]
     if size not in (step.old_size, end_record, step.new_size):
-        raise _unlike(path, f"it has {size} bytes, and should have {step.new_size}")
+        raise _unlike(path, f"it has {size} bytes; it should have {step.new_size}")
     if size == step.new_size and tail_digest(path, step.spans) != step.digest:
-        raise _unlike(path, f"the bytes after {step.old_size} are not those that surgery wrote")
+        raise _unlike(path, f"the bytes after {step.old_size} are not those that the surgery wrote")
     with disk.opened(path) as descriptor:
         if size > end_record:
             disk.truncate(descriptor, path, end_record)
@@ -228,7 +228,7 @@ def _keep(root: Path, step: Replace) -> None:
     if os.path.lexists(kept):
         return
     if not os.path.lexists(staged):
-        raise _unlike(staged, "neither the new file nor the kept one is there")
+        raise _unlike(staged, "neither the new file nor the one in the attic exists")
     try:
         disk.link(file, kept)
     except OSError as error:
@@ -270,7 +270,7 @@ def _move(root: Path, group: Sequence[Move]) -> None:
         if os.path.lexists(target):
             continue
         if not os.path.lexists(source):
-            raise _unlike(source, f"it is gone, and so is {target}")
+            raise _unlike(source, f"neither it nor {target} exists")
         disk.rename(source, target)
     _fsync_parents(root, (name for step in group for name in (step.src, step.dst)), 1)
 

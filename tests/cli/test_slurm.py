@@ -106,7 +106,9 @@ def test_two_nodes_train_keep_the_promise_save_at_the_signal_and_are_requeued(
 def test_a_broken_promise_ends_the_job_with_4(trained: Trained, tmp_path: Path) -> None:
     root = trained()
     line = '{"step": 9, "lr": 1.0}'
-    own = {"command": [sys.executable, "-c", f"print({line!r})"], "kill_switch": "stop here"}
+    # In one write: both nodes share stdout, and an unbuffered print writes its newline by itself.
+    code = f"import os; os.write(1, {f'{line}{chr(10)}'.encode()!r})"
+    own = {"command": [sys.executable, "-c", code], "kill_switch": "stop here"}
     (root / "ckptsurgeon.yaml").write_text(json.dumps({"relaunch": own}))
     text = script(job(Run.open(root), None, (), 2, ()))
     assert f"stop='{root}/stop here'" in text

@@ -199,7 +199,7 @@ def test_a_dry_run_writes_no_plan_and_says_that_one_is_stale(
     surgeon("set", "beta1=0.8", "--yes", "-C", root)
     stale = surgeon("apply", kept, "--dry-run", "-C", root)
     assert (stale.exit_code, stale.stdout) == (1, "")
-    assert "the run was operated on since" in stale.stderr
+    assert "another surgery was done since" in stale.stderr
 
 
 def test_a_rate_that_leaps_is_pointed_out(surgeon: Surgeon, trained: Trained) -> None:
@@ -213,4 +213,4 @@ def test_a_rate_that_leaps_is_pointed_out(surgeon: Surgeon, trained: Trained) ->
 def test_what_is_so_already_has_no_note(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
     told = surgeon("set", "beta2=0.95", "--dry-run", "-C", root).stdout
-    assert told == "nothing to do: run is so already (set beta2=0.95)\n"
+    assert told == "nothing to do: run is already as asked (set beta2=0.95)\n"

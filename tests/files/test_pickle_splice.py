@@ -15,7 +15,7 @@ import torch._weights_only_unpickler as weights_only
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.pickles.splice import splice
 from ckptsurgeon.files.pickles.tree import get
-from tests.files.torch_files import read
+from tests.support.torch_files import read
 
 PROTOCOLS = (2, 3, 4, 5)
 

@@ -86,7 +86,7 @@ def test_every_kind_of_difference_is_named(trained: Trained) -> None:
         "skip: promised [[9, 12]], uses []"
     ]
     assert compare(promise, json.dumps({k: v for k, v in told.items() if k != "seed"})) == [
-        "seed: promised 1234, not told"
+        "seed: promised 1234, not reported"
     ]
     assert compare(promise, "Traceback\n")[0].startswith("its first line is not the JSON object")
     nearly = {**told, "lr": promise.lr * (1 + 1e-9)}

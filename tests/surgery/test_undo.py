@@ -115,7 +115,7 @@ def test_a_shard_that_was_saved_anew_is_not_cut(trained: Trained) -> None:
     surgery.apply(run, made)
     launch(f"--config={root / 'train.yaml'}", "train_iters=8")
     before = snapshot(root)
-    with pytest.raises(SurgeryError, match="changed since, or saved anew"):
+    with pytest.raises(SurgeryError, match="changed or saved again since"):
         surgery.apply(run, surgery.plan_undo(run))
     assert snapshot(root) == before
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import REPO, launch
-from tests.train.conftest import step_back
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.launch import REPO, launch
+from tests.support.trained_run import step_back
 
 DROPPED = ["hidden_dropout=0.1", "attention_dropout=0.1"]
 WORDS = ["train_iters=4", "save_interval=2", "micro_batch_size=4", *DROPPED]

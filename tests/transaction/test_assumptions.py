@@ -145,24 +145,24 @@ def test_an_append_to_a_symbolic_link_is_refused(world: Path) -> None:
 def test_an_append_to_a_file_of_another_size_is_refused(world: Path) -> None:
     size = (world / "run/step100/shard0").stat().st_size
     plan = planned(world, Append("step100/shard0", size - 1, ((200, b"x"),), 0))
-    refused(world, plan, f"shard0 has {size} bytes, and {size - 1} were expected")
+    refused(world, plan, f"shard0 has {size} bytes, not the {size - 1} of the plan")
 
 
 @pytest.mark.parametrize(
     ("edits", "why"),
     [
-        ((Move("gone", "there"),), "gone is not there"),
+        ((Move("gone", "there"),), "gone does not exist"),
         ((Move("latest", "iteration.txt"),), "in the way"),
-        ((Move("latest", "a"), Move("a", "b")), "a is not there"),
+        ((Move("latest", "a"), Move("a", "b")), "a does not exist"),
         ((Move("latest", "a"), Move("iteration.txt", "a")), "two edits of one plan"),
         ((Move("latest", "b"), replacement("latest")), "two edits of one plan"),
         ((Move("latest", "b"), Move("iteration.txt", "latest"), Move("latest", "c")), "two edits"),
         ((Move("step200", "b"), replacement("step200/shard0")), "two edits of one plan"),
         ((replacement("latest"), Append("latest", 7, ((20, b"x"),), 0)), "two edits of one plan"),
-        ((replacement("gone"),), "gone is not there"),
+        ((replacement("gone"),), "gone does not exist"),
         ((replacement("latest"), replacement("iteration.txt")), "two edits of one plan"),
-        ((Replace("latest", f"{HOME}/none", f"{HOME}/kept"),), "none is not there"),
-        ((replacement("latest", Content((Span("latest", 0, 99),))),), "bytes 0 to 99 are wanted"),
+        ((Replace("latest", f"{HOME}/none", f"{HOME}/kept"),), "none does not exist"),
+        ((replacement("latest", Content((Span("latest", 0, 99),))),), "and the plan reads 0 to 99"),
         ((replacement("step100"),), "not a regular file"),
     ],
 )

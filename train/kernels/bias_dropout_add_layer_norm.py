@@ -24,7 +24,7 @@ def bias_dropout_add_layer_norm(
         s = residual + F.dropout(x + bias, p)
         return F.layer_norm(s, weight.shape, weight, shift, eps), s
     seed = torch.randint(2**32, ()) if p > 0 else None
-    out, s, _ = _op(x.contiguous(), bias, residual.contiguous(), weight, shift, eps, p, seed)
+    out, s, _ = _apply(x.contiguous(), bias, residual.contiguous(), weight, shift, eps, p, seed)
     return out, s
 
 
@@ -146,4 +146,4 @@ _op_backward = define(
     fallback=_fallback_backward,
     fake=_fake_backward,
 )
-differentiate("bias_dropout_add_layer_norm", setup_context=_setup_context, backward=_backward)
+_apply = differentiate(_op, setup_context=_setup_context, backward=_backward)

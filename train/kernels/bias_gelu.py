@@ -24,7 +24,7 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """
     if not runs_natively("bias_gelu", x):
         return F.gelu(x + bias, approximate="tanh")
-    result: Tensor = _op(x.contiguous(), bias)
+    result: Tensor = _apply(x.contiguous(), bias)
     return result
 
 
@@ -60,4 +60,4 @@ _op_backward = define(
     fallback=_fallback_backward,
     fake=lambda grad, x, bias: (torch.empty_like(x), torch.empty_like(bias)),
 )
-differentiate("bias_gelu", setup_context=_setup_context, backward=_backward)
+_apply = differentiate(_op, setup_context=_setup_context, backward=_backward)

@@ -20,7 +20,7 @@ def causal_softmax(scores: Tensor, scale: float = 1.0) -> Tensor:
     """
     if not runs_natively("causal_softmax", scores):
         return _fallback(scores, scale)
-    result: Tensor = _op(scores.contiguous(), scale)
+    result: Tensor = _apply(scores.contiguous(), scale)
     return result
 
 
@@ -57,4 +57,4 @@ _op_backward = define(
     fallback=_fallback_backward,
     fake=lambda grad, probabilities, scale: torch.empty_like(grad),
 )
-differentiate("causal_softmax", setup_context=_setup_context, backward=_backward)
+_apply = differentiate(_op, setup_context=_setup_context, backward=_backward)

@@ -74,8 +74,8 @@ def _render(
     archive.tree(scanned)
     gone = [change.path for change in changes if change.new == ABSENT]
     renamed = {c.path: c.new.key for c in changes if isinstance(c.new, Renamed)}
-    kept = [c for c in changes if c.new != ABSENT and not isinstance(c.new, Renamed)]
-    values, tensors = _sorted(archive, file, kept)
+    rest = [c for c in changes if c.new != ABSENT and not isinstance(c.new, Renamed)]
+    values, tensors = _sorted(archive, file, rest)
     data: bytes | None = None
     if values or gone or renamed:
         try:
@@ -100,27 +100,27 @@ def _sorted(
     values: dict[tuple[Key | Nth, ...], Value] = {}
     tensors: list[Wish] = []
     for change in changes:
-        found = _value(archive.tree(), file, change)
-        if not isinstance(found, Tensor):
+        value = _value(archive.tree(), file, change)
+        if not isinstance(value, Tensor):
             if isinstance(change.new, (Fill, Elements)) or (
-                change.new == ZEROS and not isinstance(found, str)
+                change.new == ZEROS and not isinstance(value, str)
             ):
-                raise SurgeryError(f"{file}: {change.path!r} is no tensor, so it has no zeros")
+                raise SurgeryError(f"{file}: {change.path!r} is not a tensor, so it has no zeros")
             if not isinstance(change.new, (Fill, Elements, Renamed)):
                 values[change.path] = change.new
             continue
-        archive.storage(found)
+        archive.storage(value)
         if change.new == ZEROS:
-            tensors.append(Wish(found, None, change.elements))
+            tensors.append(Wish(value, None, change.elements))
         elif isinstance(change.new, Elements):
-            start, end = change.elements or (0, found.numel)
-            if len(change.new.data) != (end - start) * ITEM_BYTES[found.dtype]:
+            start, end = change.elements or (0, value.numel)
+            if len(change.new.data) != (end - start) * ITEM_BYTES[value.dtype]:
                 raise SurgeryError(f"{file}: {change.path!r} takes another number of bytes")
-            tensors.append(Wish(found, change.new.data, change.elements))
-        elif isinstance(change.new, Fill) and ITEM_BYTES[found.dtype] == 1:
-            tensors.append(Wish(found, bytes([change.new.byte])))
-        elif found.numel == 1 and isinstance(change.new, (int, float)):
-            tensors.append(Wish(found, archive.encode(found.dtype, change.new)))
+            tensors.append(Wish(value, change.new.data, change.elements))
+        elif isinstance(change.new, Fill) and ITEM_BYTES[value.dtype] == 1:
+            tensors.append(Wish(value, bytes([change.new.byte])))
+        elif value.numel == 1 and isinstance(change.new, (int, float)):
+            tensors.append(Wish(value, archive.encode(value.dtype, change.new)))
         else:
             raise SurgeryError(f"{file}: the tensor {change.path!r} can't become {change.new!r}")
     return values, tensors

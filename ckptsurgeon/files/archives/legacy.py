@@ -44,7 +44,7 @@ def read_records(path: str, size: int, read_at: Read) -> dict[str, Record]:
             values.append(value)
         position += scanned.stop
         if values[:1] != [MAGIC] or values[1:2] not in ([], [PROTOCOL]):
-            raise DamagedFile(path, 0, "this is no file of torch.save, neither zip nor legacy")
+            raise DamagedFile(path, 0, "this is not a file of torch.save, neither zip nor legacy")
     keys = values[3]
     if not isinstance(keys, list) or sorted(keys) != sorted(elements):
         raise DamagedFile(path, position, "the storage keys are not those of the object")

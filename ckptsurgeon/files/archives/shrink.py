@@ -113,7 +113,7 @@ def _number(scanned: Scan, value: int) -> int:
     """An integer that stands where it is used, and nowhere else."""
     number = scalar(scanned, value)
     if not isinstance(number, int) or value in scanned.alias:
-        raise scanned.damaged(value, "a tensor's offset or size is no plain number")
+        raise scanned.damaged(value, "a tensor's offset or size is not a plain number")
     return number
 
 

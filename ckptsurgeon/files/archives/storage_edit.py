@@ -60,13 +60,13 @@ class Wish(NamedTuple):
     elements: tuple[int, int] | None = None
 
 
-def storage_edits(tree: Any, wanted: Sequence[Wish]) -> dict[str, StorageEdit]:
+def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
     """By storage key, what it takes that each wish comes true.
 
-    Raises SurgeryError if a byte would also change that belongs to a tensor not in `wanted`, or if
+    Raises SurgeryError if a byte would also change that belongs to a tensor not in `wishes`, or if
     two wishes contradict each other."""
     out: dict[str, StorageEdit] = {}
-    for tensor, number, elements in wanted:
+    for tensor, number, elements in wishes:
         size = tensor.storage_numel * ITEM_BYTES[tensor.dtype]
         edit = out.setdefault(tensor.storage, StorageEdit(size))
         spans = ranges(part(tensor, *elements) if elements else tensor)
@@ -86,11 +86,11 @@ def storage_edits(tree: Any, wanted: Sequence[Wish]) -> dict[str, StorageEdit]:
             raise SurgeryError(f"the storage {key!r} is to hold zero and a number in one place")
     if not out:
         return out
-    known = {id(wish.tensor) for wish in wanted}
+    known = {id(wish.tensor) for wish in wishes}
     for path, tensor in tensors(tree):
-        if id(tensor) in known or (found := out.get(tensor.storage)) is None:
+        if id(tensor) in known or (shared := out.get(tensor.storage)) is None:
             continue
-        if overlap(ranges(tensor), union([*found.zeros, *found.number_ranges()])):
+        if overlap(ranges(tensor), union([*shared.zeros, *shared.number_ranges()])):
             raise SurgeryError(
                 f"the tensor {path!r} shares the bytes that would change",
                 next="change every tensor that shares them, or none",

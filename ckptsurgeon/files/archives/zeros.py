@@ -1,6 +1,6 @@
 """A torch file of one tensor that is all zeros, in about a kilobyte whatever its size.
 
-Its storage has one element, and all strides are 0: torch.load gives a tensor of the wanted dtype
+Its storage has one element, and all strides are 0: torch.load gives a tensor of the right dtype
 and size, which a loader copies from.
 """
 

@@ -50,29 +50,29 @@ class Record(NamedTuple):
 
 
 class Records(Mapping[str, Record]):
-    """The records that the native module has found, each made when it is asked for."""
+    """The records in a directory of the native module, each made when it is asked for."""
 
-    def __init__(self, found: Any) -> None:
-        self._found = found
+    def __init__(self, native: Any) -> None:
+        self._native = native
 
     def __getitem__(self, name: str) -> Record:
-        fields = self._found.find(name) if name.isascii() else None
+        fields = self._native.find(name) if name.isascii() else None
         if fields is None:
             raise KeyError(name)
         offset, size, crc, flags, entry = fields
         return Record(name, offset, size, crc, STORED, flags, size, entry)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found.names())
+        return iter(self._native.names())
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._native)
 
     def elements(self, file: int, names: list[str], widths: list[int]) -> list[bytes | None]:
         """The bytes of short records of the open `file`, with the checks of `payload`; None where
         only that can tell, or where a record has another size."""
-        found: list[bytes | None] = self._found.elements(file, names, widths)
-        return found
+        data: list[bytes | None] = self._native.elements(file, names, widths)
+        return data
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ def read_directory(path: str, size: int, read: Read) -> Directory:
     if length > MAX_DIRECTORY:
         raise DamagedFile(path, offset, f"the central directory has {length} bytes")
     data = read(offset, length)
-    shards = native.shards
-    if shards is not None and (found := shards.directory(data, count, offset)) is not None:
-        return Directory(found.folder, Records(found), data, offset)
+    fast = native.shards and native.shards.directory(data, count, offset)
+    if fast is not None:
+        return Directory(fast.folder, Records(fast), data, offset)
     with collector_paused():
         folder, entries, plain = _entries(path, data, offset, count)
         _check_extents(path, entries, offset)

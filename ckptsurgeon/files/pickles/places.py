@@ -29,11 +29,11 @@ class Asked(dict[int, T]):
         self._ask = ask
 
     def __missing__(self, key: int) -> T:
-        found = self._ask(key)
-        if found is None:
+        value = self._ask(key)
+        if value is None:
             raise KeyError(key)
-        self[key] = found
-        return found
+        self[key] = value
+        return value
 
     def get(self, key: int, default: Any = None) -> Any:
         try:

@@ -59,16 +59,16 @@ def cut(scanned: Scan, cuts: Sequence[Cut]) -> list[Splice]:
         if right.start < left.end:
             raise SurgeryError(f"{scanned.where}: two edits overlap at byte {right.start}")
     memo = Memo(scanned)
-    kept = {item for item in ordered if memo.must_stay(item)}
+    stay = {item for item in ordered if memo.must_stay(item)}
     while True:
-        mover = _Mover(memo, [item for item in ordered if item not in kept])
+        mover = _Mover(memo, [item for item in ordered if item not in stay])
         stuck = mover.move()
         if stuck is None:
             break
-        kept.add(stuck)
+        stay.add(stuck)
     splices = [Splice(item.start, item.end, item.new) for item in mover.gone] + mover.moves
     for item in ordered:
-        if item in kept:
+        if item in stay:
             splices += _popped(item)
     return splices
 
@@ -139,14 +139,14 @@ class Memo:
         patterns = [struct.pack("<BI", opcodes.LONG_BINGET, index)]
         if index < 256:
             patterns.append(bytes([opcodes.BINGET, index]))
-        found = []
+        offsets = []
         for pattern in patterns:
             at = self.data.find(pattern, start, end)
             while at >= 0:
                 if at in self.scan.alias:
-                    found.append(at)
+                    offsets.append(at)
                 at = self.data.find(pattern, at + 1, end)
-        return sorted(found)
+        return sorted(offsets)
 
 
 class _Mover:
@@ -163,9 +163,9 @@ class _Mover:
         self.spans: dict[int, tuple[int, int]] = {}
         self.owner: dict[int, Cut] = {}
         for item in gone:
-            found = memo.set_in(item.start, item.end)
-            self.spans |= found
-            self.owner |= dict.fromkeys(found, item)
+            spans = memo.set_in(item.start, item.end)
+            self.spans |= spans
+            self.owner |= dict.fromkeys(spans, item)
         self.done: set[int] = set()
 
     def move(self) -> Cut | None:
@@ -206,10 +206,10 @@ class _Mover:
         for at in sorted({*begins, *self.memo.puts_and_gets(start, end)}):
             if at < position:
                 continue  # in a value that has moved before
-            found = self._instead(at, begins.get(at, ()), within)
-            if found is None:
+            instead = self._instead(at, begins.get(at, ()), within)
+            if instead is None:
                 return None
-            after, new = found
+            after, new = instead
             if after > at:
                 out += (self.memo.data[position:at], new)
                 position = after

@@ -185,9 +185,9 @@ class _Program:
         if holder not in self._items:
             self._items[holder] = {}
             for slot in self._pairs(holder):
-                found = scalar(self.scan, slot.items[slot.index - 1])
-                if found is not NO_SCALAR:
-                    self._items[holder].setdefault(found, []).append(slot)
+                own = scalar(self.scan, slot.items[slot.index - 1])
+                if own is not NO_SCALAR:
+                    self._items[holder].setdefault(own, []).append(slot)
         slots = self._items[holder].get(key, [])
         if len(slots) > 1:
             again = self.scan.start(slots[1].items[slots[1].index - 1])
@@ -261,10 +261,10 @@ class _Program:
         """What plain Python would not change for others must not be changed for them here: tuples
         around the value, and the dict that an object has its attributes from."""
         for holder in reversed(holders):
-            kept = [holder] if self.data[holder] in opcodes.TUPLES else []
+            shared = [holder] if self.data[holder] in opcodes.TUPLES else []
             if self.data[holder] in opcodes.OBJECTS:
-                kept = list(self._states(holder))
-            for value in kept:
+                shared = list(self._states(holder))
+            for value in shared:
                 index = self.scan.memo_index(value)
                 if index is not None and self.memo.reads(index, 0, len(self.data)):
                     raise SurgeryError(

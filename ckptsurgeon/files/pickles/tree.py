@@ -198,7 +198,7 @@ _MAKERS = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """`tensors` are those that the native scan has found: a persistent id is the number of one, or
+    """`tensors` are those of the native scan: a persistent id is the number of one, or
     else a tuple that the file holds."""
 
     def __init__(self, scanned: Scan) -> None:
@@ -212,10 +212,9 @@ class _Unpickler(pickle.Unpickler):
         self.storages: list[Storage] = []
 
     def find_class(self, module: str, name: str) -> Global:
-        found = self.globals.get((module, name))
-        if found is None:
-            found = self.globals[module, name] = Global(module, name)
-        return found
+        if (module, name) not in self.globals:
+            self.globals[module, name] = Global(module, name)
+        return self.globals[module, name]
 
     def persistent_load(self, saved: Any) -> Any:
         if type(saved) is int:
@@ -224,7 +223,7 @@ class _Unpickler(pickle.Unpickler):
             return saved[1]
         kind, storage, key, _, numel = saved[:5]
         if kind != "storage" or (len(saved) > 5 and any(saved[5:])):
-            raise ValueError(f"persistent id {kind!r} is no whole storage")
+            raise ValueError(f"persistent id {kind!r} is not a whole storage")
         if type(key) is not str or type(numel) is not int or numel < 0:
             raise ValueError(f"the storage {key!r:.99} has {numel!r:.99} elements")
         made = Storage(STORAGES[storage.name], key, numel)
@@ -245,8 +244,8 @@ def read_with_globals(scanned: Scan) -> tuple[Any, frozenset[str]]:
 def read_storages(scanned: Scan) -> set[Storage]:
     """The storages that the pickle refers to. Raises DamagedFile."""
     unpickler = _load(scanned)[1]
-    found = {Storage(t.dtype, t.storage, t.storage_numel) for t in unpickler.tensors}
-    return found.union(unpickler.storages)
+    of_tensors = {Storage(t.dtype, t.storage, t.storage_numel) for t in unpickler.tensors}
+    return of_tensors.union(unpickler.storages)
 
 
 def _load(scanned: Scan) -> tuple[Any, _Unpickler]:

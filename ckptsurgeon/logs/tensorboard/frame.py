@@ -42,7 +42,7 @@ class Opened:
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise DamagedFile(str(self.path), 0, "this is no regular file")
+                raise DamagedFile(str(self.path), 0, "this is not a regular file")
             self.data: Data = b""
             if status.st_size:
                 self.data = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
@@ -108,8 +108,8 @@ class Records:
                 return
             message = data[at + 12 : after - 4]
             crc = value(message)
-            found = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-            if found != unpack_check(data[after - 4 : after])[0]:
+            actual = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+            if actual != unpack_check(data[after - 4 : after])[0]:
                 if after == size:
                     return
                 if not self.salvage:
@@ -145,7 +145,7 @@ def first_good(data: Data, at: int) -> int:
 
 
 def _bad_header(head: bytes) -> str:
-    """Why these 12 bytes are no record header, or the empty string."""
+    """Why these 12 bytes are not a record header, or the empty string."""
     if len(head) < 12:
         return "the file ends inside a record"
     length, check = _HEADER.unpack(head)

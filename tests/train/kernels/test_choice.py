@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
 from train.config import FUSED
 from train.fused_adamw import FusedAdamW
 from train.kernels import CHOICES, choose
