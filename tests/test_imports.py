@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import LONGEST
 from tests.support.launch import REPO
+from tests.support.tiny_run import make_run
 
 HEAVY = ("torch", "deepspeed", "tensorboard", "numpy", "omegaconf", "yaml")
 
@@ -117,3 +120,16 @@ def imported(path: Path) -> set[str]:
 def test_the_longest_modules_are_there() -> None:
     """A name that leads nowhere would put its module last again."""
     assert [name for name in LONGEST if not (REPO / "tests" / name).is_file()] == []
+
+
+@pytest.mark.parametrize("words", [["status"], ["set", "lr=5e-4", "--yes"]])
+def test_a_small_surgery_loads_no_yaml_and_no_pydantic(tmp_path: Path, words: list[str]) -> None:
+    root = make_run(tmp_path / "run")
+    code = (
+        f"import contextlib, sys; sys.argv = ['ckptsurgeon', *{words}, '-C', {str(root)!r}]\n"
+        "from ckptsurgeon.cli import main\n"
+        "with contextlib.suppress(SystemExit): main()"
+    )
+    loaded = loaded_after(code)
+    assert "ckptsurgeon.formats.huggingface.checkpoint" in loaded
+    assert not loaded & {*HEAVY, "pydantic"}

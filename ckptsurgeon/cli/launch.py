@@ -65,7 +65,7 @@ def relaunch(
     Examples:
     ckptsurgeon relaunch --check
     ckptsurgeon relaunch -- train_iters=10
-    ckptsurgeon relaunch --slurm --nodes 2 --sbatch time=20:00:00 -o job.sh
+    ckptsurgeon relaunch --slurm --sbatch time=20:00:00 -o job.sh
     """
     from ckptsurgeon import look
     from ckptsurgeon.operations.relaunch import Relaunch

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
 from ckptsurgeon.cli.commands import Command, commands, examples
 from tests.cli.conftest import Surgeon
-from tests.conftest import Trained
 from tests.support.launch import launch
 
 CASES = [
@@ -22,12 +22,22 @@ RECIPE = "why: 'spike at step 7'\nrollback: {to: 6}\nset: {lr: 3e-5}\n"
 
 
 @pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """Steps 2, 4, 6 and 8, on a schedule that ends as low as those of large models."""
+    return train(tmp_path_factory.mktemp("small") / "run", corpus, "min_lr=1e-6", "train_iters=8")
+
+
+@pytest.fixture(scope="module")
 def tensor_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     """Two tensor ranks, which both keep the layer norms."""
     root = tmp_path_factory.mktemp("tensor") / "run"
+    return train(root, corpus, "tensor_model_parallel_size=2", "train_iters=2", ranks=2)
+
+
+def train(root: Path, corpus: Path, *settings: str, ranks: int = 1) -> Path:
     launch(
         "--config=train/configs/tiny.yaml", "--from-scratch", f"save={root}", f"data={corpus}",
-        "tensor_model_parallel_size=2", "train_iters=2", "save_interval=2", ranks=2,
+        "save_interval=2", *settings, ranks=ranks,
     )  # fmt: skip
     return root
 
@@ -35,18 +45,17 @@ def tensor_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
 @pytest.mark.parametrize("line", CASES)
 def test_an_example_works_as_it_stands(
     surgeon: Surgeon,
-    trained: Trained,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
     line: str,
 ) -> None:
-    tensor = "sync-replicas" in line
-    monkeypatch.chdir(request.getfixturevalue("tensor_run") if tensor else trained())
-    if not tensor:
-        Path("recipe.yaml").write_text(RECIPE)
-        assert surgeon("set", "eps=2e-8", "--yes").exit_code == 0
     name, *words = shlex.split(line)
     assert name == "ckptsurgeon"
+    made = request.getfixturevalue("tensor_run" if words[0] == "sync-replicas" else "small_run")
+    monkeypatch.chdir(shutil.copytree(made, tmp_path / "run", symlinks=True))
+    Path("recipe.yaml").write_text(RECIPE)
+    assert surgeon("set", "eps=2e-8", "--yes").exit_code == 0
     more = ["--yes", "--run", "."]  # nobody answers here
     if words[0] == "relaunch":
         words.insert(1, "--dry-run")  # the trainer itself is started in test_relaunch.py
