@@ -110,7 +110,7 @@ def unlock(root: Path, expected: Holder | None = None) -> str:
     if record is None:
         raise SurgeryError(f"there is no lock in {home}")
     if expected is not None and record.token != expected.token:
-        raise SurgeryError(f"another surgery has the lock by now: {record}")
+        raise SurgeryError(f"the lock is held by another surgery by now: {record}")
     mine = _myself("unlock")
     private = home / f"lock.{mine.token}"
     try:
