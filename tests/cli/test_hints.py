@@ -102,7 +102,7 @@ def test_a_branch_says_how_to_go_on_in_it(
     assert surgeon(*look).exit_code == 0
     assert surgeon(*start, "--dry-run").exit_code == 0
     again = surgeon("fork", "b run", "--dry-run", "-C", root.name)
-    assert (again.exit_code, "is there already" in again.stderr) == (2, True)
+    assert (again.exit_code, "already exists" in again.stderr) == (2, True)
 
 
 def test_logs_alone_are_undone_by_the_hint_and_not_relaunched(

@@ -79,5 +79,5 @@ def test_an_export_that_fails_leaves_nothing(
     assert not list(tmp_path.glob("out*"))
     monkeypatch.setattr(disk, "hook", None)
     (tmp_path / "out").mkdir()
-    with pytest.raises(UsageError, match="out is there already"):
+    with pytest.raises(UsageError, match="out already exists"):
         export(run, 4, tmp_path / "out")

@@ -84,7 +84,7 @@ def test_a_surgery_that_is_refused_leaves_no_branch(trained: Trained, tmp_path: 
         fork(run, 4, tmp_path / "branch", from_data({"set": {"loss_scale": 2}}), "copy")
     assert not list(tmp_path.glob("branch*"))
     (tmp_path / "branch").mkdir()
-    with pytest.raises(UsageError, match="branch is there already"):
+    with pytest.raises(UsageError, match="branch already exists"):
         fork(run, 4, tmp_path / "branch", from_data({}), "copy")
 
 
