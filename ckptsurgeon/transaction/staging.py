@@ -110,8 +110,14 @@ def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
     at = 0
     for edit in edits:
         if isinstance(edit, Append):
-            before = anchor(root / edit.file, edit.old_size)
-            tail = Tail(edit.file, edit.old_size, edit.spans, at, digest(edit), before)
+            tail = Tail(
+                edit.file,
+                old_size=edit.old_size,
+                spans=edit.spans,
+                at=at,
+                digest=digest(edit),
+                anchor=anchor(root / edit.file, edit.old_size),
+            )
             out.append(tail)
             at += sum(map(len, (data for _, data in edit.writes)))
         elif isinstance(edit, Truncate):
@@ -175,7 +181,10 @@ def _compare(path: Path, written: Iterator[bytes]) -> None:
                     next="check the disk and its kernel log before anything else",
                 )
         if staged.read(1):
-            raise SurgeryError(f"{path} is longer than what was written")
+            raise SurgeryError(
+                f"{path} is longer than what was written",
+                next="check the disk and its kernel log before anything else",
+            )
 
 
 # --- appends -------------------------------------------------------------------------------------
