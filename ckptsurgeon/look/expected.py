@@ -11,10 +11,11 @@ from typing import Any
 from ckptsurgeon.edits import Change, Promise, Receipt
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.formats import Checkpoint, Place, State
+from ckptsurgeon.formats import Checkpoint, Place, State, rampup
 from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
 from ckptsurgeon.logs.printed.word import Expected
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction import receipts
 
 OF_THE_SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style")
 MAX_STATE = 64 << 20
@@ -25,43 +26,44 @@ def expected(run: Run, step: int) -> Expected:
     """What the trainer of `run` should say of its first updates after `step`. Reads only."""
     checkpoint = run.checkpoint(step)
     state = checkpoint.state()
-    receipts = _since(run, state.promise)
+    surgeries = _surgeries(run, state.promise)
     saved = _trainer_state(run, step)
     places = checkpoint.locate("lr")
     decides = state.schedule is not None or not places or any(place.wins for place in places)
-    wanted = _wanted(receipts) if _in_config(checkpoint) else {}
+    wanted = _schedule(surgeries) if _in_config(checkpoint) else {}
+    samples = state.promise.consumed_samples
+    size = state.batch_size
+    if size is not None and state.rampup is not None:
+        size = None if samples is None else rampup.batch_size(state, samples)
     return Expected(
         promise=state.promise,
         rate=_rates(run, checkpoint, state, wanted, saved),
         decides_lr=decides,
-        before=next((r.before.lr for r in receipts if r.before is not None), None),
-        batch_size=state.batch_size if state.rampup is None else None,
+        before=next((r.before.lr for r in surgeries if r.before is not None), None),
+        batch_size=size,
+        steady=state.rampup is None or size == state.batch_size,
         epoch_steps=_epoch_steps(saved),
         skipped=next((p.value for p in checkpoint.locate("skipped_steps")), None),
-        remedy=tuple(_remedy(run, checkpoint, state, receipts)),
+        remedy=tuple(_remedy(run, checkpoint, state, surgeries)),
     )
 
 
-def _since(run: Run, promise: Promise) -> list[Receipt]:
+def _surgeries(run: Run, promise: Promise) -> list[Receipt]:
     """The standing surgeries on this very state, oldest first."""
-    receipts = run.receipts()
-    undone = {receipt.undoes for receipt in receipts}
     return [
         receipt
-        for receipt in receipts
-        if receipt.undoes is None
-        and receipt.id not in undone
-        and receipt.promise is not None
+        for receipt in receipts.standing(run.receipts())
+        if receipt.promise is not None
         and receipt.promise.step == promise.step
         and receipt.before is not None
         and receipt.before.step == promise.step
     ]
 
 
-def _wanted(receipts: list[Receipt]) -> dict[str, Any]:
+def _schedule(surgeries: list[Receipt]) -> dict[str, Any]:
     """What they set of the schedule, which a checkpoint that saves no schedule does not keep."""
     out: dict[str, Any] = {}
-    for receipt in receipts:
+    for receipt in surgeries:
         held = receipt.recipe.get("set")
         if isinstance(held, Mapping):
             out |= {key: held[key] for key in OF_THE_SCHEDULE if key in held}
@@ -186,10 +188,10 @@ def _epoch_steps(saved: Mapping[str, Any]) -> float | None:
     return step / epoch
 
 
-def _remedy(run: Run, checkpoint: Checkpoint, state: State, receipts: list[Receipt]) -> list[str]:
+def _remedy(run: Run, checkpoint: Checkpoint, state: State, surgeries: list[Receipt]) -> list[str]:
     """What the plan said that the relaunch needs, once more."""
     told = [note for note in state.notes if "relaunch" in note]
-    given = _wanted(receipts)
+    given = _schedule(surgeries)
     if given:
         with contextlib.suppress(SurgeryError):
             told += [line for line in checkpoint.reschedule(given)[1] if "relaunch" in line]

@@ -25,6 +25,7 @@ from ckptsurgeon.report.style import (
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, Place, State
+    from ckptsurgeon.logs.printed.word import Word
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.doctor import Diagnosis
     from ckptsurgeon.run.run import Run
@@ -163,8 +164,9 @@ def _places(field: str, found: list[Place]) -> list[Row]:
     return rows
 
 
-def verification(found: Verification, style: Style) -> str:
-    """Sound, or every finding; the level it was read to, and what no CRC could prove."""
+def verification(found: Verification, style: Style, word: Word | None = None) -> str:
+    """Sound, or every finding; the level it was read to, and what no CRC could prove. With `word`
+    also what the trainer said."""
     head = f"step {found.step}: {count(found.files, 'file')}, {found.format}, level {found.level}"
     if not found.findings:
         lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(found.promise)]
@@ -176,7 +178,34 @@ def verification(found: Verification, style: Style) -> str:
         lines.append(f"  no CRC: damage in {size(found.no_crc)} of this step can't be detected")
     for name, moment in (found.moments or {}).items():
         lines.append(f"  {name}: L1 norm {moment.l1:.6g}   max {moment.max:.6g}")
+    lines += [] if word is None else _word(word, style)
     return "\n".join(lines)
+
+
+def _word(word: Word, style: Style) -> list[str]:
+    """What the trainer said: first what it does not do, with the line and what helps."""
+    step = word.expected.promise.step
+    if word.differs:
+        lines = [
+            f"{style.paint('broken:', RED)} the trainer differs from the promise of step {step}"
+        ]
+    elif word.heard:
+        lines = [
+            f"{style.paint('kept:', GREEN)} the trainer agrees with the promise of step {step}"
+        ]
+    else:
+        lines = [f"nothing that the trainer said could be compared with the promise of step {step}"]
+    lines += [f"  {clean(sentence)}" for sentence in word.differs]
+    for title, items in (
+        ("agrees", word.agrees),
+        ("not compared", word.not_compared),
+        ("not said", word.not_said),
+    ):
+        if items:
+            lines.append(f"  {title}: {clean(', '.join(items))}")
+    if word.differs:
+        lines += [f"      next: {clean(hint)}" for hint in word.expected.remedy]
+    return lines
 
 
 def _next(held: Promise | None) -> list[str]:

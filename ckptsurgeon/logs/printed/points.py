@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -17,6 +17,7 @@ from ckptsurgeon.logs.printed.stated import Stated, exact
 from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.logs.tensorboard.scalars import Point, scalars
 
+METRICS = "metrics.csv"
 MAX_DOCUMENT = 256 << 20
 """Bytes of a `trainer_state.json` that are read."""
 
@@ -54,28 +55,31 @@ def _document(path: Path, text: str) -> Iterator[Stated]:
 def in_folder(
     folder: Path, speakers: Sequence[Family], since: float | None = None
 ) -> Iterator[Stated]:
-    """The statements in the event files and `metrics.csv` of `folder`, at any depth, each file in
-    its own order. With `since`, only in files written to at that time or later, and of their
-    points only those logged then."""
+    """The statements in the event files and the `metrics.csv` directly in `folder`, file by file.
+
+    With `since`, only in files written to at that time or later, and of their points only those
+    logged then."""
     for file in _files(folder):
         if since is not None and file.stat().st_mtime < since:
             continue
-        if file.name == "metrics.csv":
+        if file.name == METRICS:
             yield from in_file(file, ())
         else:
             yield from _of_events(file, speakers, since)
 
 
-def _files(folder: Path) -> Iterable[Path]:
-    inner = sorted(path for path in folder.rglob("*") if path.is_dir() and not _hidden(path))
-    for here in (folder, *inner):
-        yield from event_file.files(here)
-        if (here / "metrics.csv").is_file():
-            yield here / "metrics.csv"
+def below(folder: Path) -> list[Path]:
+    """`folder` and the folders in it, at any depth, that hold logs."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a directory", next="--tb DIR with the trainer's logs")
+    every = (folder, *sorted(path for path in folder.rglob("*") if path.is_dir()))
+    return [here for here in every if any(True for _ in _files(here))]
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts[-3:])
+def _files(folder: Path) -> Iterator[Path]:
+    yield from event_file.files(folder)
+    if (folder / METRICS).is_file():
+        yield folder / METRICS
 
 
 def _of_events(path: Path, speakers: Sequence[Family], since: float | None) -> Iterator[Stated]:

@@ -8,7 +8,7 @@ against as not compared; neither counts as agreed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ckptsurgeon.edits import Promise
@@ -20,6 +20,8 @@ BACK = 0.25
 """A rate whose logarithm is nearer to that from before the surgery than this share of the change
 has gone back to it."""
 LONGEST = 240
+MOST = 1000
+"""Updates that one line may be of; one of an epoch of so many steps says too little."""
 NEVER_SAID = ("lr", "betas", "eps", "weight_decay", "adam_step", "loss_scale", "clip_grad",
               "consumed_samples", "skip", "seed")  # fmt: skip
 WORDS = {
@@ -36,29 +38,45 @@ class Expected:
     `rate` is the lr of the k-th update from here, where so many samples are in a batch, or None
     where only the trainer's own config says it; `decides_lr` is false where that config decides
     the first one as well. `before` is the lr of that update if there had been no surgery.
-    `epoch_steps` is how many updates an epoch has, `skipped` how many overflowed so far, and
-    `remedy` what makes a trainer that differs agree."""
+    `batch_size` is that of the first update, and of those after it if `steady`. `epoch_steps` is
+    how many updates an epoch has, `skipped` how many overflowed so far, and `remedy` what makes a
+    trainer that differs agree."""
 
     promise: Promise
     rate: Callable[[int, int | None], float | None]
     decides_lr: bool = True
     before: float | None = None
     batch_size: int | None = None
+    steady: bool = True
     epoch_steps: float | None = None
     skipped: int | None = None
     remedy: tuple[str, ...] = ()
 
+    def steps(self, statement: Stated) -> range | None:
+        """The updates that a statement may be of: several where it names an epoch that was rounded,
+        None where it names neither."""
+        if statement.step is not None:
+            return range(statement.step, statement.step + 1)
+        epoch, steps = statement.epoch, self.epoch_steps
+        if epoch is None or not steps:
+            return None
+        low = math.ceil((epoch.value - epoch.half) * steps - 1e-6)
+        high = math.floor((epoch.value + epoch.half) * steps + 1e-6)
+        return range(low, max(low, high) + 1)[:MOST]
+
 
 @dataclass
 class Word:
-    """What was heard so far. `differs` holds a sentence for each difference, with the line."""
+    """What was heard so far. `differs` holds a sentence for each difference, with the line;
+    `has_rates` is whether any statement named a learning rate."""
 
     expected: Expected
     agrees: list[str] = field(default_factory=list)
     differs: list[str] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    _said: set[str] = field(default_factory=set)
+    has_rates: bool = False
+    _fields: set[str] = field(default_factory=set)
     _updates: set[int] = field(default_factory=set)
     _skipped: int = 0
 
@@ -80,77 +98,93 @@ class Word:
             f"lr of update {promise.step}" if name == "lr" else WORDS.get(name, name)
             for name in NEVER_SAID
             if getattr(promise, name) not in (None, ())
-            and name not in self._said
+            and name not in self._fields
             and (name != "lr" or self.expected.decides_lr)
         ]
 
-    def hear(self, said: Stated) -> None:
+    def sentences(self) -> list[str]:
+        """All of it, a line for each kind of verdict."""
+        step = self.expected.promise.step
+        parts = (
+            (f"the trainer's word agrees with the promise of step {step}", self.agrees),
+            ("not compared", self.not_compared),
+            ("the trainer does not say", self.not_said),
+        )
+        return [f"{title}: {', '.join(items)}" for title, items in parts if items]
+
+    def add(self, other: Word) -> None:
+        """Also what `other`, of the same checkpoint, has heard."""
+        self.agrees += [item for item in other.agrees if item not in self.agrees]
+        self.differs += [item for item in other.differs if item not in self.differs]
+        self.not_compared += [i for i in other.not_compared if i not in self.not_compared]
+        self.lines += other.lines
+        self.has_rates |= other.has_rates
+        self._fields |= other._fields
+        self._updates |= other._updates
+
+    def hear(self, statement: Stated) -> None:
         """Hold one statement against the promise."""
         if self.done:
             return
-        self.lines.append(said.text)
-        updates = self._which(said)
+        self.lines.append(statement.text)
+        updates = self._which(statement)
         if not updates:
             return
         self._updates.add(max(updates))
-        self._skipped += said.skipped or 0
+        self._skipped += statement.skipped or 0
         left_out = self._skipped
-        if said.skipped_total is not None and self.expected.skipped is not None:
-            left_out = said.skipped_total - self.expected.skipped
-        batch = None if said.batch_size is None else round(said.batch_size.value)
-        self._rates(said, [k - left_out for k in updates], batch)
+        if statement.skipped_total is not None and self.expected.skipped is not None:
+            left_out = statement.skipped_total - self.expected.skipped
+        batch = None if statement.batch_size is None else round(statement.batch_size.value)
+        self._rates(statement, [k - left_out for k in updates], batch)
         if len(updates) == 1:
-            self._counts(said, updates[0], batch)
-        self._betas(said)
+            self._counts(statement, updates[0], batch)
+        self._betas(statement)
 
     # --- which update ----------------------------------------------------------------------------
 
-    def _which(self, said: Stated) -> list[int]:
+    def _which(self, statement: Stated) -> list[int]:
         """How far after the checkpoint the update is: 1 is the promised one. Several where the line
-        names an epoch alone."""
+        names an epoch alone, in too few digits."""
         last = self.expected.promise.step - 1
-        if said.step is not None:
-            if said.step <= last:
-                self._differs("step", f"{last + 1}", f"update {said.step}", said)
-                return []
-            self._agrees(f"step {said.step}", first=not self._updates)
-            return [said.step - last]
-        steps = self.expected.epoch_steps
-        if said.epoch is None or not steps:
+        steps = self.expected.steps(statement)
+        if steps is None:
             self._unknown("the line names no step")
             return []
-        low = math.ceil((said.epoch.value - said.epoch.half) * steps - 1e-6)
-        high = math.floor((said.epoch.value + said.epoch.half) * steps + 1e-6)
-        if high <= last:
-            self._differs("epoch", f"beyond {last / steps:.4g}", f"{said.epoch}", said)
+        if steps[-1] <= last:
+            self._differs("step", f"{last + 1}", f"{steps[-1]}", statement)
             return []
-        return [step - last for step in range(max(low, last + 1), high + 1)][:1000]
+        if len(steps) == 1:
+            self._agrees(f"step {steps[0]}", first=not self._updates)
+        return [step - last for step in steps if step > last]
 
     # --- the rates -------------------------------------------------------------------------------
 
-    def _rates(self, said: Stated, updates: list[int], batch: int | None) -> None:
-        for number, after in ((said.lr, (0,)), (said.next_lr, (1,)), (said.either_lr, (0, 1))):
+    def _rates(self, statement: Stated, updates: list[int], batch: int | None) -> None:
+        rates = (statement.lr, (0,)), (statement.next_lr, (1,)), (statement.either_lr, (0, 1))
+        for number, later in rates:
             if number is not None:
-                self._rate(said, number, [k + a for k in updates for a in after], batch)
+                self.has_rates = True
+                self._rate(statement, number, [k + more for k in updates for more in later], batch)
 
-    def _rate(self, said: Stated, number: Number, which: list[int], batch: int | None) -> None:
+    def _rate(self, statement: Stated, number: Number, which: list[int], batch: int | None) -> None:
         """One rate against those of the updates that it may be of."""
         promise = self.expected.promise
         of = f"lr of update {promise.step - 1 + which[0]}"
         if not self.expected.decides_lr:
             self._unknown("lr: the trainer computes it from its own config at every step")
             return
-        wanted = {k: self.expected.rate(k, batch) for k in dict.fromkeys(which) if k > 0}
-        known = {k: rate for k, rate in wanted.items() if rate is not None}
-        if 1 in wanted:
-            self._said.add("lr")
+        candidates = {k: self.expected.rate(k, batch) for k in dict.fromkeys(which) if k > 0}
+        known = {k: rate for k, rate in candidates.items() if rate is not None}
+        if 1 in candidates:
+            self._fields.add("lr")
         if any(number.agrees(rate) for rate in known.values()):
             self._agrees(f"{of}: {number}")
-        elif len(known) == len(wanted) and known:
-            self._differs(of, f"{next(iter(known.values())):.9g}", f"{number}", said)
+        elif len(known) == len(candidates) and known:
+            self._differs(of, f"{next(iter(known.values())):.9g}", f"{number}", statement)
         elif self._went_back(number.value):
-            told = f"{number}, as before the surgery"
-            self._differs(of, f"a schedule from {promise.lr:.9g} on", told, said)
+            words = f"{number}, as before the surgery"
+            self._differs(of, f"a schedule from {promise.lr:.9g} on", words, statement)
         else:
             self._unknown(f"{of}: only the trainer's own config says it")
 
@@ -164,7 +198,7 @@ class Word:
 
     # --- the rest --------------------------------------------------------------------------------
 
-    def _counts(self, said: Stated, k: int, batch: int | None) -> None:
+    def _counts(self, statement: Stated, k: int, batch: int | None) -> None:
         promise, size = self.expected.promise, self.expected.batch_size
         if batch is not None and size is not None:
             same = f"global batch size {batch}"
@@ -173,36 +207,36 @@ class Word:
             else:
                 self._unknown(f"{same}: {size} in the checkpoint; a flag may change it")
         held, each = promise.consumed_samples, batch if batch is not None else size
-        if said.consumed_samples is not None:
-            self._said.add("consumed_samples")
-            if held is None or each is None or (k > 1 and size is None):
+        if statement.consumed_samples is not None:
+            self._fields.add("consumed_samples")
+            if held is None or each is None or (k > 1 and not self.expected.steady):
                 self._unknown("consumed samples: the size of a batch is not known")
-            elif said.consumed_samples.agrees(held + k * each):
-                self._agrees(f"consumed samples {said.consumed_samples}")
+            elif statement.consumed_samples.agrees(held + k * each):
+                self._agrees(f"consumed samples {statement.consumed_samples}")
             else:
-                told = f"{held} and {k} x {each} after it, so {held + k * each}"
-                self._differs("consumed samples", told, f"{said.consumed_samples}", said)
-        if said.loss_scale is not None and promise.loss_scale is not None:
-            self._scale(said, said.loss_scale, promise.loss_scale, k)
+                words = f"{held} and {k} x {each} after it, so {held + k * each}"
+                self._differs("consumed samples", words, f"{statement.consumed_samples}", statement)
+        if statement.loss_scale is not None and promise.loss_scale is not None:
+            self._scale(statement, statement.loss_scale, promise.loss_scale, k)
 
-    def _scale(self, said: Stated, number: Number, promised: float, k: int) -> None:
+    def _scale(self, statement: Stated, number: Number, promised: float, k: int) -> None:
         """An update may double or halve a dynamic scale, and what is said is from after it."""
-        self._said.add("loss_scale")
+        self._fields.add("loss_scale")
         if number.agrees(promised) or (promised != 1 and _doublings(number.value / promised) <= k):
             self._agrees(f"loss scale {number}")
         else:
-            self._differs("loss scale", f"{promised:g}", f"{number}", said)
+            self._differs("loss scale", f"{promised:g}", f"{number}", statement)
 
-    def _betas(self, said: Stated) -> None:
+    def _betas(self, statement: Stated) -> None:
         promised = self.expected.promise.betas
-        if said.betas is None or promised is None:
+        if statement.betas is None or promised is None:
             return
-        self._said.add("betas")
-        told = f"{said.betas[0]}, {said.betas[1]}"
-        if all(number.agrees(beta) for number, beta in zip(said.betas, promised, strict=True)):
-            self._agrees(f"betas {told}")
+        self._fields.add("betas")
+        words = f"{statement.betas[0]}, {statement.betas[1]}"
+        if all(number.agrees(beta) for number, beta in zip(statement.betas, promised, strict=True)):
+            self._agrees(f"betas {words}")
         else:
-            self._differs("betas", f"{promised[0]:g}, {promised[1]:g}", told, said)
+            self._differs("betas", f"{promised[0]:g}, {promised[1]:g}", words, statement)
 
     # --- verdicts --------------------------------------------------------------------------------
 
@@ -210,9 +244,11 @@ class Word:
         if first and words not in self.agrees:
             self.agrees.append(words)
 
-    def _differs(self, name: str, promised: str, told: str, said: Stated) -> None:
-        line = said.text if len(said.text) <= LONGEST else f"{said.text[:LONGEST]}…"
-        self.differs.append(f"{name}: promised {promised}, says {told}, in its line: {line}")
+    def _differs(self, name: str, promised: str, words: str, statement: Stated) -> None:
+        if any(sentence.startswith(f"{name}:") for sentence in self.differs):
+            return  # of more lines the first one tells it
+        line = statement.text if len(statement.text) <= LONGEST else f"{statement.text[:LONGEST]}…"
+        self.differs.append(f"{name}: promised {promised}, says {words}, in its line: {line}")
 
     def _unknown(self, words: str) -> None:
         if words not in self.not_compared:
@@ -227,27 +263,29 @@ def _doublings(ratio: float) -> float:
     return abs(count) if abs(count - round(count)) < 1e-6 else math.inf
 
 
-def after(statements: list[Stated], step: int) -> list[Stated]:
-    """Of what a trainer said over several starts, that of the start which went on after `step`.
+def after(statements: Sequence[Stated], expected: Expected) -> list[Stated]:
+    """Of what a trainer said over several starts, that of the start which went on after the
+    checkpoint.
 
-    A start is where the numbers go back. It is the last one that has the first number beyond
-    `step`; where a later start does not go on from there at all, that one, and all it says."""
-    starts: list[list[Stated]] = []
+    A start is where the numbers go back. It is the last one that has the first number beyond the
+    checkpoint's; where the last start does not go on from there at all, that one, and all it
+    says."""
+    step = expected.promise.step - 1
+    numbers = [steps[-1] if (steps := expected.steps(s)) else None for s in statements]
+    starts: list[list[tuple[int | None, Stated]]] = []
     highest = -1
-    for said in statements:
-        if not starts or (said.step is not None and said.step <= highest):
+    for number, statement in zip(numbers, statements, strict=True):
+        if not starts or (number is not None and number <= highest):
             starts.append([])
-        starts[-1].append(said)
-        if said.step is not None:
-            highest = said.step
+        starts[-1].append((number, statement))
+        highest = highest if number is None else number
     if not starts:
         return []
-    last = starts[-1]
-    numbers = [s.step for s in statements if s.step is not None and s.step > step]
-    if len(starts) > 1 and last[0].step is not None and last[0].step <= step:
-        return last
-    first = min(numbers, default=None)
-    for start in reversed(starts):
-        if first is None or any(said.step == first for said in start):
-            return [said for said in start if said.step is None or said.step > step]
-    return []
+    first = starts[-1][0][0]
+    if len(starts) > 1 and first is not None and first <= step:
+        return [statement for _, statement in starts[-1]]
+    beyond = [number for number in numbers if number is not None and number > step]
+    if not beyond:
+        return [s for number, s in zip(numbers, statements, strict=True) if number is None]
+    chosen = next(s for s in reversed(starts) if min(beyond) in {number for number, _ in s})
+    return [s for number, s in chosen if number is None or number > step]
