@@ -44,6 +44,7 @@ def expected(run: Run, step: int) -> Expected:
         steady=state.rampup is None or size == state.batch_size,
         epoch_steps=_epoch_steps(saved),
         skipped=next((p.value for p in checkpoint.locate("skipped_steps")), None),
+        steady_betas=not any(_cycles(state) for state in _schedulers(checkpoint)),
         remedy=tuple(_remedy(run, checkpoint, state, surgeries)),
     )
 
@@ -120,6 +121,11 @@ def _schedulers(checkpoint: Checkpoint) -> list[Any]:
         return [place.value for place in checkpoint.locate("scheduler")]
     except SurgeryError:
         return []
+
+
+def _cycles(scheduler: Any) -> bool:
+    """Whether it sets the momentum too."""
+    return isinstance(scheduler, Mapping) and bool(scheduler.get("cycle_momentum"))
 
 
 def _in_config(checkpoint: Checkpoint) -> bool:

@@ -39,8 +39,8 @@ class Expected:
     where only the trainer's own config says it; `decides_lr` is false where that config decides
     the first one as well. `before` is the lr of that update if there had been no surgery.
     `batch_size` is that of the first update, and of those after it if `steady`. `epoch_steps` is
-    how many updates an epoch has, `skipped` how many overflowed so far, and `remedy` what makes a
-    trainer that differs agree."""
+    how many updates an epoch has, `skipped` how many overflowed so far; the betas change at each
+    update unless `steady_betas`. `remedy` is what makes a trainer that differs agree."""
 
     promise: Promise
     rate: Callable[[int, int | None], float | None]
@@ -50,6 +50,7 @@ class Expected:
     steady: bool = True
     epoch_steps: float | None = None
     skipped: int | None = None
+    steady_betas: bool = True
     remedy: tuple[str, ...] = ()
 
     def steps(self, statement: Stated) -> range | None:
@@ -232,6 +233,9 @@ class Word:
         if statement.betas is None or promised is None:
             return
         self._fields.add("betas")
+        if not self.expected.steady_betas:
+            self._unknown("betas: the scheduler sets them anew at each update")
+            return
         words = f"{statement.betas[0]}, {statement.betas[1]}"
         if all(number.agrees(beta) for number, beta in zip(statement.betas, promised, strict=True)):
             self._agrees(f"betas {words}")
