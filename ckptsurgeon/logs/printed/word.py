@@ -172,10 +172,9 @@ class Word:
         """One rate against those of the updates that it may be of."""
         promise = self.expected.promise
         of = f"lr of update {promise.step - 1 + which[0]}"
-        if not self.expected.decides_lr:
-            self._unknown("lr: the trainer computes it from its own config at every step")
-            return
-        candidates = {k: self.expected.rate(k, batch) for k in dict.fromkeys(which) if k > 0}
+        candidates: dict[int, float | None] = {}
+        if self.expected.decides_lr:
+            candidates = {k: self.expected.rate(k, batch) for k in dict.fromkeys(which) if k > 0}
         known = {k: rate for k, rate in candidates.items() if rate is not None}
         if 1 in candidates:
             self._fields.add("lr")
@@ -186,8 +185,10 @@ class Word:
         elif self._went_back(number.value):
             words = f"{number}, as before the surgery"
             self._differs(of, f"a schedule from {promise.lr:.9g} on", words, statement)
-        else:
+        elif self.expected.decides_lr:
             self._unknown(f"{of}: only the trainer's own config says it")
+        else:
+            self._unknown("lr: the trainer computes it anew when it loads, from its own config")
 
     def _went_back(self, rate: float) -> bool:
         """Whether a rate is about the one from before the surgery, and the promised one is not."""
