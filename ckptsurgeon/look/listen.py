@@ -24,7 +24,8 @@ def listen(
     Raises SurgeryError where neither says anything of an update after it."""
     if step is None:
         step = _step(run)
-    speakers = families(run.format.name, own=(run.root / CONFIG).is_file())
+    bundled = (run.root / CONFIG).is_file() and run.settings.get("relaunch") is None
+    speakers = families(run.format.name, own=bundled)
     word = Word(expected(run, step))
     sources: list[list[Stated]] = []
     if log is not None:

@@ -19,7 +19,7 @@ UPDATES = 2
 BACK = 0.25
 """A rate whose logarithm is nearer to that from before the surgery than this share of the change
 has gone back to it."""
-LONGEST = 240
+LONGEST = 480
 MOST = 1000
 """Updates that one line may be of; one of an epoch of so many steps says too little."""
 NEVER_SAID = ("lr", "betas", "eps", "weight_decay", "adam_step", "loss_scale", "clip_grad",
