@@ -197,6 +197,11 @@ def _epoch_steps(saved: Mapping[str, Any]) -> float | None:
 def _remedy(run: Run, checkpoint: Checkpoint, state: State, surgeries: list[Receipt]) -> list[str]:
     """What the plan said that the relaunch needs, once more."""
     told = [note for note in state.notes if "relaunch" in note]
+    if run.format.name == "transformers" and not _decides(checkpoint):
+        told.append(
+            "relaunch with the arguments that saved the checkpoint (lr_scheduler_type, "
+            "warmup_steps, max_steps): the Trainer computes its schedule from them"
+        )
     given = _schedule(surgeries)
     if given:
         with contextlib.suppress(SurgeryError):
