@@ -33,6 +33,7 @@ from ckptsurgeon.formats.protocol import (
     Replica,
     Setting,
     State,
+    StateDict,
     Weight,
 )
 from ckptsurgeon.formats.sane import problem, understood
@@ -125,6 +126,10 @@ class BaseCheckpoint(ABC):
             skip=None if ranges is None else tuple((int(a), int(b)) for a, b in ranges),
             seed=int(seed[0]) if seed else None,
         )
+
+    def state_dicts(self) -> list[StateDict]:
+        """None: a family that saves optimizers overrides it."""
+        return []
 
     @abstractmethod
     def contradictions(self) -> list[str]:
