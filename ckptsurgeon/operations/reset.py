@@ -14,7 +14,7 @@ from ckptsurgeon.edits import ZEROS, AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.moments import ALSO
-from ckptsurgeon.formats.optimizers.renew import renewed
+from ckptsurgeon.formats.renew import renewed
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.rewarm import Hold, Ramp, Rewarm, window
 from ckptsurgeon.operations.section import (
@@ -155,7 +155,7 @@ def _first_update(checkpoint: Checkpoint, part: Moments) -> str:
     promise = checkpoint.state().promise
     if part.only or promise.betas is None:
         return "with exp_avg at 0 the first updates are below lr, until it has filled again"
-    beta1, beta2 = promise.betas
+    beta1, beta2 = promise.betas[:2]
     size = (1 - beta1) / math.sqrt(1 - beta2)
     return (
         f"the step is shared and stays, so the first update of these parameters is {size:.3g} × lr "
@@ -174,7 +174,7 @@ def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
 
 
 def _moments(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
-    """What makes the next update that of a new optimizer; see `optimizers.renew`."""
+    """What makes the next update that of a new optimizer; see `formats.renew`."""
     return [
         Change(run.relative(place.file), name, _old(place), new, place.path)
         for name, place, new in renewed(checkpoint)

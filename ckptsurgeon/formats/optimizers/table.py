@@ -65,7 +65,8 @@ def name(found: StateDict) -> str:
     if not fits:
         return ""
     fewest = min(_missing(item, state, group) for item in fits)
-    names = dict.fromkeys(item.name for item in fits if _missing(item, state, group) == fewest)
+    best = [item for item in fits if _missing(item, state, group) == fewest]
+    names = dict.fromkeys(item.name for item in best)
     if {"Adam", "AdamW"} <= set(names):
         decoupled = {place.value for place in found.group.get("decoupled_weight_decay", ())}
         if len(decoupled) == 1:
