@@ -79,7 +79,8 @@ def _hyperparameters(state: State) -> list[Row]:
     rows = [Row("lr", "not kept" if held.lr is None else f"{held.lr:.3e}", schedule(state))]
     adam = [item for item in promise(held) if item.startswith(("beta", "eps", "adam"))]
     if adam:
-        rows.append(Row("adam", "   ".join(item.removeprefix("adam ") for item in adam)))
+        label = held.optimizer if held.optimizer and len(held.optimizer) <= 12 else "optimizer"
+        rows.append(Row(label, "   ".join(item.removeprefix("adam ") for item in adam)))
     if held.weight_decay is not None:
         rows.append(Row("weight decay", value("", held.weight_decay), "one per param group"))
     if held.loss_scale is not None:
