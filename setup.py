@@ -10,21 +10,22 @@ try:
 except ImportError:
     extensions = []
 else:
-    headers = {
-        "events": ("crc32c", "file", "message"),
-        "shards": ("directory", "scan", "tensors"),
+    # Each lies beside its half in Python: the folder of its sources, and their headers.
+    modules = {
+        "ckptsurgeon.logs.tensorboard._events": ("events", ("crc32c", "file", "message")),
+        "ckptsurgeon.files._shards": ("shards", ("directory", "scan", "tensors")),
     }
     extensions = [
         Extension(
-            f"ckptsurgeon.files._{name}",
-            [f"csrc/{name}/module.cpp"],
-            depends=[f"csrc/{name}/{header}.hpp" for header in headers[name]],
+            name,
+            [f"csrc/{folder}/module.cpp"],
+            depends=[f"csrc/{folder}/{header}.hpp" for header in headers],
             include_dirs=[pybind11.get_include()],
             extra_compile_args=["-std=c++17", "-O3", "-g0", "-fvisibility=hidden"],
             language="c++",
             optional=True,
         )
-        for name in headers
+        for name, (folder, headers) in modules.items()
     ]
 
 setup(ext_modules=extensions)

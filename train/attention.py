@@ -10,15 +10,29 @@ from torch import Tensor
 from .kernels import causal_softmax
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, form: str, dropout: float) -> Tensor:
-    """softmax(q kᵀ / sqrt(d)) v under the causal mask; all [batch, heads, length, d].
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, form: str, dropout: float, bias: Tensor | None = None
+) -> Tensor:
+    """softmax(q kᵀ / sqrt(d) + bias) v under the causal mask; all [batch, heads, length, d].
 
     `form` is `sdpa` (torch's own, which never keeps the scores), `plain` or `stable`
-    (`attention_scores`). `dropout` is the share of probabilities dropped, 0 outside training.
+    (`attention_scores`). `dropout` is the share of probabilities dropped, 0 outside training. Keys
+    and values may have fewer heads: each serves as many neighbouring heads of the query. `bias` is
+    [heads, length, length], -inf above the diagonal.
     """
+    if form == "sdpa" and bias is None:
+        grouped = key.shape[1] != query.shape[1]
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True, enable_gqa=grouped
+        )
+    served = query.shape[1] // key.shape[1]
+    if served > 1:
+        key, value = (part.repeat_interleave(served, dim=1) for part in (key, value))
     if form == "sdpa":
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
     scores = attention_scores(query, key, stable=form == "stable")
+    if bias is not None:
+        scores = scores + bias
     return F.dropout(causal_softmax(scores), dropout) @ value
 
 

@@ -47,7 +47,7 @@ def _in_pipeline(training: Training, size: int) -> tuple[float, float]:
 def _seed_dropout(training: Training, micro_batch: int) -> None:
     """Make what is dropped a function of the sample and the pipeline stage."""
     config, grid = training.config, training.grid
-    if config.hidden_dropout or config.attention_dropout:
+    if config.hidden_dropout or config.attention_dropout or config.dropout_of_embeddings:
         samples = training.progress.samples
         first = training.sizes.first_sample(samples, micro_batch, grid.data_rank)
         seed = training.stream.random_seed(first) + 100 * grid.pipeline_rank

@@ -17,6 +17,7 @@ from .device import device_kind
 from .errors import RankError, TrainError
 from .grid import Grid
 from .optimizer import live_clip_grad, live_optimizer, live_scaler, without_prints
+from .precision import can_change, masters_as_truth, saved_dtype
 from .progress import Progress
 from .run_folder import LATEST, LATEST_ITERATION, write_atomically
 from .shards import check_sizes, missing, model_states
@@ -26,12 +27,13 @@ from .universal_source import is_universal
 SHAPE = (
     "num_layers", "hidden_size", "num_attention_heads", "seq_length", "padded_vocab_size",
     "ffn_hidden_size", "embed_layernorm", "untie_embeddings", "zero_stage",
-    "optimizer", "split",
+    "optimizer", "split", "position_embedding_type", "normalization", "num_query_groups", "swiglu",
+    "add_bias_linear",
 )  # fmt: skip
 """Arguments that a run can't continue without: its files hold exactly this."""
 LAUNCH = (
     "activation_fn", "attention", "hidden_dropout", "attention_dropout", "skip_grad_norm",
-    "gradient_predivide_factor",
+    "gradient_predivide_factor", "embedding_dropout", "scale_embeddings", "rotary_base",
 )  # fmt: skip
 """Arguments that are free to change at a restart; the checkpoint keeps what it was made with."""
 
@@ -99,6 +101,11 @@ def megatron_args(
         init_method_std=config.init_std,
         position_init=config.position_init,
         embed_layernorm=config.embed_layernorm,
+        position_embedding_type=config.position_embedding_type,
+        normalization=config.normalization,
+        num_query_groups=config.num_query_groups,
+        swiglu=config.swiglu,
+        add_bias_linear=config.add_bias_linear,
         layernorm_epsilon=config.layernorm_epsilon,
         **{key: getattr(config, key) for key in LAUNCH},
         global_batch_size=config.global_batch_size,
@@ -160,18 +167,21 @@ def read_client_state(checkpoint: Path, config: Config, grid: Grid) -> dict[str,
     if lacking:
         raise _unusable(checkpoint, f"{path.name} has no {', '.join(lacking)}")
     args = state["args"]
-    dtype = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+    dtype = saved_dtype(args)
     wanted = {key: getattr(config, key) for key in SHAPE} | {"ffn_hidden_size": config.ffn_size}
     saved = {key: getattr(args, key, wanted[key]) for key in SHAPE}  # older ones lack some
-    for key in (*SHAPE, "dtype"):
-        theirs, ours = {**saved, "dtype": dtype}[key], {**wanted, "dtype": config.dtype}[key]
-        if theirs != ours:
-            raise _cannot_continue(checkpoint, key, theirs, ours)
+    for key in SHAPE:
+        if saved[key] != wanted[key]:
+            raise _cannot_continue(checkpoint, key, saved[key], wanted[key])
+    if dtype != config.dtype and not can_change(config, args, is_universal(checkpoint)):
+        raise _cannot_continue(checkpoint, "dtype", dtype, config.dtype)
     if is_universal(checkpoint):
         check_target(checkpoint, args, grid)
         return state
     theirs, ours = getattr(args, "grad_accum_dtype", dtype), config.grad_accum_dtype
-    if config.zero_stage == 1 and ours not in ("auto", theirs):  # another wrapper, other files
+    if (
+        dtype == config.dtype and config.zero_stage == 1 and ours not in ("auto", theirs)
+    ):  # another wrapper, other files
         raise _cannot_continue(checkpoint, "grad_accum_dtype", theirs, ours)
     absent = missing(checkpoint, args)
     if absent:
@@ -184,8 +194,10 @@ def load_checkpoint(engine: Any, checkpoint: Path, args: Any) -> None:
     """Load weights, optimizer and scheduler into the live engine. Raises RankError."""
     universal = is_universal(checkpoint)
     names = names_as_saved(engine, checkpoint, args) if universal else nullcontext()
+    same = engine.bfloat16_enabled() == args.bf16 and engine.fp16_enabled() == args.fp16
+    masters = nullcontext() if same else masters_as_truth(engine, args)
     try:
-        with names, without_prints():
+        with names, without_prints(), masters:
             loaded, _ = engine.load_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
     except Exception as e:
         what = f"rank {engine.global_rank} can't load it: {_first_line(e)}"

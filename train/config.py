@@ -25,6 +25,8 @@ GRADIENT_DTYPES = ("auto", "fp32", "bf16")
 ACTIVATIONS = ("gelu", "relu")
 ATTENTIONS = ("sdpa", "plain", "stable")
 POSITION_INITS = ("gaussian", "sinusoidal")
+POSITIONS = ("learned_absolute", "alibi", "rope")
+NORMALIZATIONS = ("LayerNorm", "RMSNorm")
 INIT_FORMULAS = {"small_init": (2, 5), "mt_nlg": (1, 3)}
 """Name → (a, b) of the standard deviation sqrt(a / (b hidden_size)): Nguyen & Salazar 2019
 ("Transformers without Tears"); Smith et al. 2022 (Megatron-Turing NLG 530B)."""
@@ -49,12 +51,20 @@ class Config:
     # Or mt_nlg, or a number; the configs of older runs hold null, which is small_init.
     init_method_std: Optional[Union[float, str]] = "small_init"  # noqa: UP007, UP045
     position_init: str = "gaussian"  # of the learned positions; or sinusoidal
+    position_embedding_type: str = "learned_absolute"  # or alibi, rope
+    rotary_base: float = 10000.0  # of rope
     embed_layernorm: bool = False
+    scale_embeddings: bool = False  # word vectors times sqrt(hidden_size)
+    normalization: str = "LayerNorm"  # or RMSNorm
+    num_query_groups: Optional[int] = None  # heads of keys; null: each its own  # noqa: UP045
+    swiglu: bool = False  # silu(gate) x up in place of activation_fn
+    add_bias_linear: bool = True
     layernorm_epsilon: float = 1e-5
     activation_fn: str = "gelu"
     attention: str = "sdpa"  # or the scores: plain, stable
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
+    embedding_dropout: Optional[float] = None  # null: hidden_dropout  # noqa: UP045
     tokenizer_type: str = "byte"
 
     lr: float = 1e-3
@@ -138,6 +148,15 @@ class Config:
         return 4 * self.hidden_size if self.ffn_hidden_size is None else self.ffn_hidden_size
 
     @property
+    def query_groups(self) -> int:
+        """The heads of keys and values."""
+        return self.num_attention_heads if self.num_query_groups is None else self.num_query_groups
+
+    @property
+    def dropout_of_embeddings(self) -> float:
+        return self.hidden_dropout if self.embedding_dropout is None else self.embedding_dropout
+
+    @property
     def decay_samples(self) -> int:
         if self.lr_decay_samples is not None:
             return self.lr_decay_samples
@@ -210,14 +229,23 @@ def validate(config: Config) -> None:
     for key in ("lr", "min_lr", "weight_decay", "clip_grad", "skip_grad_norm", "lr_warmup_samples"):
         value = getattr(c, key)
         _check(math.isfinite(value) and value >= 0, key, value, "a finite number, at least 0")
-    for key in ("adam_beta1", "adam_beta2", "sgd_momentum", "hidden_dropout", "attention_dropout"):
+    for key in ("adam_beta1", "adam_beta2", "sgd_momentum", "hidden_dropout", "attention_dropout",
+                "dropout_of_embeddings"):  # fmt: skip
         _check(0 <= getattr(c, key) < 1, key, getattr(c, key), "in [0, 1)")
     for key, allowed in (
         ("optimizer", OPTIMIZERS), ("activation_fn", ACTIVATIONS), ("attention", ATTENTIONS),
-        ("position_init", POSITION_INITS),
+        ("position_init", POSITION_INITS), ("position_embedding_type", POSITIONS),
+        ("normalization", NORMALIZATIONS),
     ):  # fmt: skip
         _check(getattr(c, key) in allowed, key, getattr(c, key), allowed)
     _check_init(c)
+    groups = c.query_groups
+    _check(groups >= 1 and c.num_attention_heads % groups == 0, "num_query_groups", groups,
+           f"a divisor of num_attention_heads {c.num_attention_heads}")  # fmt: skip
+    width = c.hidden_size // c.num_attention_heads
+    _check(c.position_embedding_type != "rope" or width % 2 == 0, "hidden_size", c.hidden_size,
+           "an even number for each head with rope")  # fmt: skip
+    _check(c.rotary_base > 1, "rotary_base", c.rotary_base, "above 1")
     _check(c.loss_scale is None or c.loss_scale >= 1, "loss_scale", c.loss_scale,
            "at least 1, or null for the dynamic one")  # fmt: skip
     power = math.frexp(c.initial_loss_scale)[0] == 0.5 and c.initial_loss_scale >= c.min_loss_scale
@@ -275,7 +303,7 @@ def _check_init(c: Config) -> None:
 
 def _check_parallel(c: Config) -> None:
     tensor, pipeline = c.tensor_model_parallel_size, c.pipeline_model_parallel_size
-    for key in ("num_attention_heads", "padded_vocab_size", "ffn_size"):
+    for key in ("num_attention_heads", "query_groups", "padded_vocab_size", "ffn_size"):
         _check(getattr(c, key) % tensor == 0, key, getattr(c, key),
                f"a multiple of tensor_model_parallel_size {tensor}")  # fmt: skip
     _check(pipeline <= c.num_layers, "pipeline_model_parallel_size", pipeline,

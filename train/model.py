@@ -1,10 +1,11 @@
-"""A Megatron-style GPT: pre-LN, learned positions, biases, tied or untied head."""
+"""A Megatron-style GPT: pre-LN, tied or untied head; in the shape of GPT-3, BLOOM or Llama."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from .attention import attend
 from .config import Config
 from .grid import ALONE, Grid
 from .kernels import bias_dropout_add_layer_norm, bias_gelu, linear, linear_cross_entropy
+from .positions import alibi_bias, alibi_slopes, rotate
 from .tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -32,19 +34,29 @@ class Block(nn.Module):
 
     def __init__(self, config: Config, grid: Grid, number: int) -> None:
         super().__init__()
-        hidden, ffn = config.hidden_size, config.ffn_size
+        hidden, ffn, bias = config.hidden_size, config.ffn_size, config.add_bias_linear
         self.grid = grid
         self.checkpoint_activations = config.checkpoint_activations
         self.attention, self.relu = config.attention, config.activation_fn == "relu"
+        self.swiglu = config.swiglu
         self.hidden_dropout = config.hidden_dropout
         self.attention_dropout = config.attention_dropout
+        self.width = hidden // config.num_attention_heads
         self.heads = config.num_attention_heads // grid.tensor_size  # this rank's
-        self.input_layernorm = nn.LayerNorm(hidden, eps=config.layernorm_epsilon)
-        self.query_key_value = ColumnParallelLinear(hidden, 3 * hidden, grid)
-        self.dense = RowParallelLinear(hidden, hidden, grid)
-        self.post_attention_layernorm = nn.LayerNorm(hidden, eps=config.layernorm_epsilon)
-        self.dense_h_to_4h = ColumnParallelLinear(hidden, ffn, grid)
-        self.dense_4h_to_h = RowParallelLinear(ffn, hidden, grid)
+        self.groups = config.query_groups // grid.tensor_size
+        first = grid.tensor_rank * self.heads
+        slopes = alibi_slopes(config.num_attention_heads)[first : first + self.heads]
+        self.slopes = tuple(slopes) if config.position_embedding_type == "alibi" else None
+        rotates = config.position_embedding_type == "rope"
+        self.rotary_base = config.rotary_base if rotates else None
+        self.input_layernorm = normalization(config)
+        mixed = hidden + 2 * config.query_groups * self.width
+        self.query_key_value = ColumnParallelLinear(hidden, mixed, grid, bias)
+        self.dense = RowParallelLinear(hidden, hidden, grid, bias)
+        self.post_attention_layernorm = normalization(config)
+        self.dense_h_to_4h = ColumnParallelLinear(hidden, ffn * (1 + self.swiglu), grid, bias)
+        self.dense_4h_to_h = RowParallelLinear(ffn, hidden, grid, bias)
+        self.fused = bias and config.normalization == "LayerNorm"
         # Layers that write to the residual stream start smaller, so that its variance does not
         # grow with depth.
         scaled = config.init_std / math.sqrt(2.0 * config.num_layers)
@@ -65,25 +77,45 @@ class Block(nn.Module):
     def _layer(self, x: Tensor) -> Tensor:
         context = self._attend(self.input_layernorm(x))
         norm = self.post_attention_layernorm
-        normed, x = bias_dropout_add_layer_norm(
-            self.dense.product(context), self.dense.bias, x,
-            norm.weight, norm.bias, norm.eps, self.hidden_dropout if self.training else 0.0,
-        )  # fmt: skip
+        if self.fused:
+            normed, x = bias_dropout_add_layer_norm(
+                self.dense.product(context), self.dense.bias, x,
+                norm.weight, norm.bias, norm.eps, self.hidden_dropout if self.training else 0.0,
+            )  # fmt: skip
+        else:
+            x = x + self._drop(self.dense(context))
+            normed = norm(x)
         hidden = self._activate(self.dense_h_to_4h.product(normed), self.dense_h_to_4h.bias)
         return x + self._drop(self.dense_4h_to_h(hidden))
 
     def _attend(self, x: Tensor) -> Tensor:
-        mixed = self.query_key_value(x)
-        batch, length, width = mixed.shape
-        mixed = mixed.view(batch, length, self.heads, width // self.heads)
-        query, key, value = mixed.transpose(1, 2).chunk(3, dim=-1)
+        """Each group of heads has its queries, one key and one value behind one another in the
+        matrix, as in Megatron, so that tensor ranks cut between groups."""
+        batch, length, _ = x.shape
+        queries = self.heads // self.groups
+        mixed = self.query_key_value(x).view(batch, length, self.groups, (queries + 2) * self.width)
+        query, key, value = mixed.split([queries * self.width, self.width, self.width], dim=-1)
+        query = query.reshape(batch, length, self.heads, self.width).transpose(1, 2)
+        key, value = key.transpose(1, 2), value.transpose(1, 2)
+        if self.rotary_base is not None:
+            query, key = rotate(query, self.rotary_base), rotate(key, self.rotary_base)
+        bias = None
+        if self.slopes is not None:
+            bias = alibi_bias(self.slopes, length, (query.dtype, str(query.device)))
         dropout = self.attention_dropout if self.training else 0.0
         with own_random_numbers(self.grid, dropout > 0):  # for other heads
-            context = attend(query, key, value, self.attention, dropout)
-        return context.transpose(1, 2).reshape(batch, length, width // 3)
+            context = attend(query, key, value, self.attention, dropout, bias)
+        return context.transpose(1, 2).reshape(batch, length, self.heads * self.width)
 
-    def _activate(self, x: Tensor, bias: Tensor) -> Tensor:
-        return F.relu(x + bias) if self.relu else bias_gelu(x, bias)
+    def _activate(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.swiglu:
+            # Rows 2i and 2i + 1 are gate and up of unit i: tensor ranks cut between units.
+            x = x if bias is None else x + bias
+            gate, up = x.view(*x.shape[:-1], -1, 2).unbind(-1)
+            return torch.as_tensor(F.silu(gate) * up)
+        if self.relu:
+            return F.relu(x if bias is None else x + bias)
+        return F.gelu(x, approximate="tanh") if bias is None else bias_gelu(x, bias)
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.hidden_dropout, self.training)
@@ -98,28 +130,61 @@ class WordEmbedding(VocabParallelEmbedding):
             init_normal_(self.weight, config.init_std, grid)
 
 
-class PositionEmbedding(nn.Embedding):
-    """Adds the vector of each position to the word vectors [b, s, h], which pass a LayerNorm
-    first with `embed_layernorm`, and drops some."""
+class Embedded(nn.Module):
+    """What happens to the word vectors [b, s, h] on their way to the layers: scaled with
+    `scale_embeddings`, normed with `embed_layernorm`, and some are dropped."""
 
     def __init__(self, config: Config, grid: Grid) -> None:
-        super().__init__(config.seq_length, config.hidden_size)
-        if config.position_init == "sinusoidal":
-            sinusoids_(self.weight)
-        else:
-            with own_seed(config, 1):
-                init_normal_(self.weight, config.init_std, grid)
+        super().__init__()
+        self._prepare(config)
+
+    def _prepare(self, config: Config) -> None:
+        self.scale = math.sqrt(config.hidden_size) if config.scale_embeddings else None
         self.layernorm = (
             nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
             if config.embed_layernorm
             else None
         )
-        self.hidden_dropout = config.hidden_dropout
+        self.dropout = config.dropout_of_embeddings
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.scale is not None:
+            x = x * self.scale
         if self.layernorm is not None:
             x = self.layernorm(x)
-        return F.dropout(x + self.weight[: x.shape[1]], self.hidden_dropout, self.training)
+        return F.dropout(self._placed(x), self.dropout, self.training)
+
+    def _placed(self, x: Tensor) -> Tensor:
+        return x
+
+
+class PositionEmbedding(Embedded, nn.Embedding):
+    """Adds the vector of each position as well."""
+
+    def __init__(self, config: Config, grid: Grid) -> None:
+        nn.Embedding.__init__(self, config.seq_length, config.hidden_size)
+        self._prepare(config)
+        if config.position_init == "sinusoidal":
+            sinusoids_(self.weight)
+        else:
+            with own_seed(config, 1):
+                init_normal_(self.weight, config.init_std, grid)
+
+    def _placed(self, x: Tensor) -> Tensor:
+        return x + self.weight[: x.shape[1]]
+
+
+def embedded_class(config: Config) -> type[Embedded]:
+    """ALiBi and rotations take the place of learned positions."""
+    return PositionEmbedding if config.position_embedding_type == "learned_absolute" else Embedded
+
+
+def normalization_class(config: Config) -> type[nn.Module]:
+    return nn.RMSNorm if config.normalization == "RMSNorm" else nn.LayerNorm
+
+
+def normalization(config: Config) -> Any:
+    return normalization_class(config)(config.hidden_size, eps=config.layernorm_epsilon)
 
 
 class Head(nn.Module):
@@ -151,9 +216,9 @@ class GPT(nn.Module):
         super().__init__()
         self.grid = grid
         self.word_embeddings = WordEmbedding(config, grid)
-        self.position_embeddings = PositionEmbedding(config, grid)
+        self.position_embeddings = embedded_class(config)(config, grid)
         self.layers = nn.ModuleList(Block(config, grid, n) for n in range(config.num_layers))
-        self.final_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layernorm_epsilon)
+        self.final_layernorm = normalization(config)
         self.head = Head(config, grid) if config.untie_embeddings else None
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:

@@ -211,16 +211,6 @@ def overlaps(config: Config, data_ranks: int) -> bool:
     return data_ranks > 1 and device_kind() == "cuda"
 
 
-def gradient_dtype(config: Config, saved_args: Any) -> str:
-    """In which dtype gradients of bf16 add up: what the config says or, with `auto`, what the
-    checkpoint was made with; in a new run fp32 where DeepSpeed can, which is not without ZeRO."""
-    if config.grad_accum_dtype != "auto" or config.dtype != "bf16":
-        return config.grad_accum_dtype
-    if saved_args is not None:
-        return str(getattr(saved_args, "grad_accum_dtype", "bf16"))  # older ones lack it
-    return "fp32" if config.zero_stage else "bf16"
-
-
 def live_clip_grad(engine: Any) -> float:
     """The clipping norm that the next step will use: the wrapper's own, else the engine's."""
     return float(getattr(engine.optimizer, "clip_grad", engine.gradient_clipping()))

@@ -48,7 +48,16 @@ def shape_warnings(config: Config, counted: int) -> list[str]:
             f"ffn_hidden_size is {ffn}, not 4 x hidden_size = {4 * h}: leave it out unless "
             "another shape is meant"
         )
+    layers, bias = config.num_layers, int(config.add_bias_linear)
+    mixed = h + 2 * config.query_groups * h // config.num_attention_heads
+    up = ffn * (1 + config.swiglu)
+    learned = config.position_embedding_type == "learned_absolute"
     causes = {
+        f"num_query_groups {config.query_groups}": layers * (mixed - 3 * h) * (h + 1),
+        "swiglu": layers * (up - ffn) * (h + 1),
+        "no biases": -layers * (mixed + h + up + h) * (1 - bias),
+        "RMSNorm": -(2 * layers + 1) * h * (config.normalization == "RMSNorm"),
+        config.position_embedding_type: -config.seq_length * h * (not learned),
         f"ffn_hidden_size {ffn}": config.num_layers * (2 * h + 1) * (ffn - 4 * h),
         "untie_embeddings": config.padded_vocab_size * h * config.untie_embeddings,
         "embed_layernorm": 2 * h * config.embed_layernorm,

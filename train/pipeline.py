@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from .config import Config
 from .grid import Grid
-from .model import Block, Head, PositionEmbedding, WordEmbedding, language_model_loss
+from .model import (
+    Block,
+    Head,
+    WordEmbedding,
+    embedded_class,
+    language_model_loss,
+    normalization_class,
+)
 
 Outputs = tuple[Tensor, Tensor]
 MicroBatch = tuple[Tensor, Tensor]
@@ -71,9 +78,9 @@ def build_pipeline(config: Config, grid: Grid) -> PipelineModule:
         first, last = LayerSpec(EmbeddingPipe, config, grid), LayerSpec(HeadPipe, config, grid)
     layers = [
         first,
-        LayerSpec(PositionEmbedding, config, grid),
+        LayerSpec(embedded_class(config), config, grid),
         *(LayerSpec(Block, config, grid, number) for number in range(config.num_layers)),
-        LayerSpec(nn.LayerNorm, config.hidden_size, eps=config.layernorm_epsilon),
+        LayerSpec(normalization_class(config), config.hidden_size, eps=config.layernorm_epsilon),
         last,
     ]
     module = PipelineModule(

@@ -47,14 +47,15 @@ class RowParallelLinear(nn.Linear):
     """y = x Wᵀ + b, with the columns of W (the inputs) cut over the ranks: x is each rank's own,
     y and b are whole on every rank."""
 
-    def __init__(self, inputs: int, outputs: int, grid: Grid) -> None:
-        super().__init__(inputs // grid.tensor_size, outputs)
+    def __init__(self, inputs: int, outputs: int, grid: Grid, bias: bool = True) -> None:
+        super().__init__(inputs // grid.tensor_size, outputs, bias=bias)
         self.grid = grid
         mark_split(self.weight, 1, grid)
 
     def reset_parameters(self) -> None:
         """The weight is left to `init_normal_`."""
-        nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def product(self, x: Tensor) -> Tensor:
         """x Wᵀ without the bias, for a kernel that adds it."""
@@ -63,7 +64,7 @@ class RowParallelLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.grid.tensor_size == 1:
             return linear(x, self.weight, self.bias)
-        return self.product(x) + self.bias
+        return self.product(x) if self.bias is None else self.product(x) + self.bias
 
 
 class VocabParallelEmbedding(nn.Embedding):

@@ -28,7 +28,6 @@ from .microbatches import BatchSizes
 from .model import GPT
 from .optimizer import (
     build_engine,
-    gradient_dtype,
     keep_implementation,
     live_clip_grad,
     live_loss_scale,
@@ -38,6 +37,7 @@ from .optimizer import (
 )
 from .parameter_count import count, counted_line, shape_warnings
 from .pipeline import build_pipeline
+from .precision import gradient_dtype, saved_dtype
 from .progress import Progress, skip_range
 from .progress_bar import ProgressBar
 from .retention import remove_old
@@ -148,7 +148,10 @@ def differences(training: Training) -> list[str]:
         for name, ours, theirs in pairs
         if ours != theirs
     ]
-    free = ((key, getattr(config, key), getattr(training.saved_args, key, None)) for key in LAUNCH)
+    saved = training.saved_args
+    free = [(key, getattr(config, key), getattr(saved, key, None)) for key in LAUNCH]
+    if saved is not None:
+        free.append(("dtype", config.dtype, saved_dtype(saved)))
     return wins + [
         f"{name}: config {ours}, checkpoint {theirs}: the config wins"
         for name, ours, theirs in free

@@ -202,12 +202,12 @@ def _items(storage_data: Mapping[Any, Any]) -> dict[str, list[Item]]:
             raise ValueError(f"{key['fqn']!r} lies at {start!r} in {file!r}")
         offset = key.get("offset")
         item = Item(
-            number,
-            file,
-            start,
-            length,
-            None if offset is None else tuple(offset),
-            tuple(value.get("transform_descriptors") or ()),
+            number=number,
+            file=file,
+            start=start,
+            length=length,
+            offset=None if offset is None else tuple(offset),
+            transforms=tuple(value.get("transform_descriptors") or ()),
         )
         out.setdefault(key["fqn"], []).append(item)
     for chunks in out.values():

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -113,6 +114,8 @@ def is_open(item: Path) -> bool:
     (`nfs4_add_lease`, `cifs_setlease` in Linux), so there it is no evidence."""
     descriptor = os.open(item, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not wait
     try:
+        # Who opens the file to write just now makes the kernel send a signal: SIGIO would end us.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:

@@ -55,7 +55,7 @@ def export(
     partial = folder.with_name(f"{folder.name}.partial")
     if partial.exists():
         raise UsageError(
-            f"{partial} is there: an export that was cut off, or is still running",
+            f"{partial} exists: an export was cut off there, or is still running",
             next=f"rm -r {shlex.quote(str(partial))}    if no export is running",
         )
     disk.make_directory(partial)

@@ -60,7 +60,7 @@ def fork(
     partial = folder.with_name(f"{folder.name}.partial")
     if partial.exists():
         raise UsageError(
-            f"{partial} is there: a fork that was cut off, or is still running",
+            f"{partial} exists: a fork was cut off there, or is still running",
             next=f"rm -r {shlex.quote(str(partial))}    if no fork is running",
         )
     run.checkpoint(step)

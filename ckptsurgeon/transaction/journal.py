@@ -250,15 +250,7 @@ def _finish(root: Path, entry: Entry, jobs: int, progress: Progress) -> None:
 
 def _write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) -> None:
     """Put the journal in place, durably; `check` is called right before, and may refuse."""
-    document = {
-        "id": entry.id,
-        "title": entry.title,
-        "files": entry.files,
-        "directories": entry.directories,
-        "steps": entry.steps,
-        "committed": entry.committed,
-    }
-    body = json.dumps(document, default=to_json).encode()
+    body = json.dumps(vars(entry), default=to_json).encode()
     new, path = root / HOME / "journal.new", root / HOME / "journal"
     if os.path.lexists(new):
         disk.remove_file(new)

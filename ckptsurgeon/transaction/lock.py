@@ -108,18 +108,27 @@ def unlock(root: Path, expected: Holder | None = None) -> str:
     home = root / HOME
     record = _read(home / "lock")
     if record is None:
-        raise SurgeryError(f"there is no lock in {home}")
+        raise SurgeryError(f"there is no lock in {home}", next="ckptsurgeon status")
     if expected is not None and record.token != expected.token:
-        raise SurgeryError(f"another surgery has the lock by now: {record}")
+        raise SurgeryError(
+            f"the lock is held by another surgery by now: {record}",
+            next="ckptsurgeon status    see who works on the run",
+        )
     mine = _myself("unlock")
     private = home / f"lock.{mine.token}"
     try:
         disk.write_new(private, _encode(mine))
         if not _break(home, record, private):
-            raise SurgeryError(f"the lock of {record} is being removed by another process")
+            raise SurgeryError(
+                f"the lock of {record} is being removed by another process",
+                next="ckptsurgeon status    see whether it is gone",
+            )
         _release(home, mine, None)
     except OSError as error:
-        raise SurgeryError(f"{error.filename}: {error.strerror}: the lock stays") from error
+        raise SurgeryError(
+            f"{error.filename}: {error.strerror}: the lock stays",
+            next="remove the cause, then ckptsurgeon unlock",
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             _remove(private)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from ckptsurgeon import disk
 from ckptsurgeon.edits import (
@@ -40,7 +41,7 @@ def tails_file(id: str) -> str:
 
 def staged_files(plan: Plan) -> tuple[str, ...]:
     """Every file that is written before the commit."""
-    files = [name for name, _, _ in _contents(plan.edits)]
+    files = [staged.name for staged in _staged(plan.edits)]
     if any(isinstance(edit, Append) for edit in plan.edits):
         files.append(tails_file(plan.id))
     return (*files, *receipts.records(plan.id))
@@ -77,14 +78,14 @@ def make_directories(root: Path, names: Iterable[str]) -> None:
 
 def write(root: Path, plan: Plan, receipt: Receipt, jobs: int) -> None:
     """Write every staged file, make it durable, and read it back."""
-    contents = list(_contents(plan.edits))
+    staged = _staged(plan.edits)
     for name, data in receipts.contents(receipt).items():
-        contents.append((name, Content((data,)), None))
+        staged.append(_Staged(name, Content((data,))))
     tails = tuple(data for edit in _appends(plan.edits) for _, data in edit.writes)
     if tails:
-        contents.append((tails_file(plan.id), Content(tails), None))
-    each(lambda item: _write_content(root, *item), contents, jobs)
-    each(disk.fsync_directory, sorted({(root / name).parent for name, _, _ in contents}), jobs)
+        staged.append(_Staged(tails_file(plan.id), Content(tails)))
+    each(lambda item: _write(root, item), staged, jobs)
+    each(disk.fsync_directory, sorted({(root / item.name).parent for item in staged}), jobs)
 
 
 def remove(root: Path, files: Sequence[str], directories: Sequence[str]) -> None:
@@ -109,8 +110,14 @@ def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
     at = 0
     for edit in edits:
         if isinstance(edit, Append):
-            before = anchor(root / edit.file, edit.old_size)
-            tail = Tail(edit.file, edit.old_size, edit.spans, at, digest(edit), before)
+            tail = Tail(
+                edit.file,
+                old_size=edit.old_size,
+                spans=edit.spans,
+                at=at,
+                digest=digest(edit),
+                anchor=anchor(root / edit.file, edit.old_size),
+            )
             out.append(tail)
             at += sum(map(len, (data for _, data in edit.writes)))
         elif isinstance(edit, Truncate):
@@ -123,17 +130,27 @@ def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
 # --- contents ------------------------------------------------------------------------------------
 
 
-def _contents(edits: Iterable[Edit]) -> Iterator[tuple[str, Content, str | None]]:
-    """Staged name, content, and the file whose rights the staged one gets."""
+class _Staged(NamedTuple):
+    """A file to be staged; it gets the rights of the file `like`."""
+
+    name: str
+    content: Content
+    like: str | None = None
+
+
+def _staged(edits: Iterable[Edit]) -> list[_Staged]:
+    """The files that the edits take, each written before the commit."""
+    out = []
     for edit in edits:
         if isinstance(edit, Move) and edit.content is not None:
-            yield edit.src, edit.content, None
+            out.append(_Staged(edit.src, edit.content))
         elif isinstance(edit, Replace) and edit.content is not None:
-            yield edit.staged, edit.content, edit.file
+            out.append(_Staged(edit.staged, edit.content, edit.file))
+    return out
 
 
-def _write_content(root: Path, name: str, content: Content, like: str | None) -> None:
-    path = root / name
+def _write(root: Path, staged: _Staged) -> None:
+    path, content, like = root / staged.name, staged.content, staged.like
     with disk.created(path) as descriptor:
         offset = 0
         for piece in joined(content.pieces):
@@ -164,7 +181,10 @@ def _compare(path: Path, written: Iterator[bytes]) -> None:
                     next="check the disk and its kernel log before anything else",
                 )
         if staged.read(1):
-            raise SurgeryError(f"{path} is longer than what was written")
+            raise SurgeryError(
+                f"{path} is longer than what was written",
+                next="check the disk and its kernel log before anything else",
+            )
 
 
 # --- appends -------------------------------------------------------------------------------------

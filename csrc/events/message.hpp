@@ -97,7 +97,7 @@ inline bool find_tag(Bytes value, Field& tag, bool& found) {
 
 // Where the tag is in an event of the most common shape: wall time, step, one value that starts with
 // its tag, and no length over 127. `step` is the offset of the step, 0 when there is none. The same
-// shape as `_plain` in logs/tensorboard/message.py; any other shape takes the general way.
+// shape as `plain` in logs/tensorboard/message.py; any other shape takes the general way.
 struct Plain {
   size_t step, tag, tag_size;
 };

@@ -1,4 +1,5 @@
-// The native half of ckptsurgeon/logs/tensorboard/event_file.py: `index` and `Renaming`, on any buffer.
+// The native half of event_file.py (`index`) and renaming.py (`Renaming`) in
+// ckptsurgeon/logs/tensorboard/, on any buffer.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

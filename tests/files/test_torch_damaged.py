@@ -252,9 +252,9 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     import os
 
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(DamagedFile, match="no regular file"):
+    with pytest.raises(DamagedFile, match="not a regular file"):
         Archive.open(tmp_path / "fifo")
-    with pytest.raises(DamagedFile, match="no regular file"):
+    with pytest.raises(DamagedFile, match="not a regular file"):
         Archive.open(tmp_path)
     with pytest.raises(FileNotFoundError):
         Archive.open(tmp_path / "absent")
@@ -270,7 +270,7 @@ def test_a_file_that_changes_between_two_reads_is_noticed(path: Path) -> None:
 def test_wishes_that_cannot_be_met_are_refused_with_their_path(path: Path) -> None:
     for new, key, what in (
         (2.0, ("b",), "there is no"),
-        (ZEROS, ("lr",), "no tensor"),
+        (ZEROS, ("lr",), "not a tensor"),
         (2.0, ("a",), "can't become 2.0"),
         ("text", ("a",), "can't become 'text'"),
     ):

@@ -116,7 +116,7 @@ def test_a_rollback_without_an_edit_copies_too(run: Path) -> None:
     assert replaced[0] == replaced[-1]  # empty until the others are done: no reader mixes steps
     for suffix in NAMES:
         last = (run / f"checkpoint_last{suffix}.pt").read_bytes()
-        assert last == before[f"checkpoint_20{suffix}.pt"]
+        assert last == (run / f"checkpoint_20{suffix}.pt").read_bytes()
     take_back(run, before)
 
 

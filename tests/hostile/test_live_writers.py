@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ from tests.faults import toy
 from tests.faults.inject import count_calls, exit_code, hooked
 from tests.faults.world import restore, save, workplace
 from tests.hostile.hostile_run import MODEL, refused
+from tests.support.launch import REPO
 from tests.support.snapshot import differs, snapshot
 
 
@@ -159,6 +161,35 @@ def test_a_trainer_that_has_a_shard_open_for_writing_is_refused(trained: Trained
     root = trained()
     with (root / "global_step8" / MODEL).open("r+b"):
         refused(root, "set", "eps=1e-6", says="somebody has it open for writing")
+
+
+OPENED_MEANWHILE = """
+import fcntl, os, subprocess, sys
+from pathlib import Path
+from ckptsurgeon.run import writers
+
+lease, path = fcntl.fcntl, sys.argv[1]
+writer = "import os, sys; os.open(sys.argv[1], os.O_WRONLY | os.O_NONBLOCK)"
+
+def opened_meanwhile(descriptor, command, argument):
+    lease(descriptor, command, argument)
+    if (command, argument) == (fcntl.F_SETLEASE, fcntl.F_RDLCK):
+        done = subprocess.run([sys.executable, "-c", writer, path], stderr=subprocess.PIPE)
+        assert b"BlockingIOError" in done.stderr
+
+fcntl.fcntl = opened_meanwhile
+print(writers.is_open(Path(path)))
+"""
+
+
+def test_a_writer_that_comes_while_the_lease_is_held_does_not_end_the_surgeon(
+    tmp_path: Path,
+) -> None:
+    """The kernel sends a signal to the holder of a lease that it must give back."""
+    (tmp_path / "shard.pt").write_bytes(b"shard")
+    command = [sys.executable, "-c", OPENED_MEANWHILE, str(tmp_path / "shard.pt")]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
 
 
 def test_a_lease_that_a_network_file_system_refuses_is_no_evidence(

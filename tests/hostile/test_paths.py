@@ -102,7 +102,7 @@ def test_a_linked_shard_is_replaced_and_what_it_leads_to_is_not_written(
     assert call("undo", "-C", root, "--yes")[0] == 0
     assert other.read_bytes() == content == shard.read_bytes()
     after = exact_snapshot(root / "global_step8")
-    assert after[OPTIM].rpartition(" ")[2] == before[OPTIM].rpartition(" ")[2]
+    assert after[OPTIM][1:] == before[OPTIM][1:]  # bytes (or where it leads) and time
 
 
 def test_a_checkpoint_that_is_a_link_is_not_edited(trained: Trained, tmp_path: Path) -> None:

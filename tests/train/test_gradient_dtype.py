@@ -23,7 +23,8 @@ def accumulated(wrapper: Any) -> list[Tensor]:
     if hasattr(wrapper, "fp32_groups_gradients"):
         groups = wrapper.fp32_groups_gradients
     else:
-        groups = wrapper.averaged_gradients.values()
+        # Filled in the order of the backward pass.
+        groups = [wrapper.averaged_gradients[i] for i in sorted(wrapper.averaged_gradients)]
     return [torch.cat([g.detach().double().flatten() for g in group]) for group in groups]
 
 

@@ -12,6 +12,7 @@ from train.attention import attend, attention_scores
 from train.config import Config
 from train.model import GPT
 from train.parameter_count import by_formula, counted_line, shape_warnings
+from train.positions import alibi_bias, alibi_slopes, rotate
 
 
 def config(**options: object) -> Config:
@@ -124,3 +125,106 @@ def test_every_cause_of_another_count_is_named() -> None:
     assert "ffn_hidden_size 100 -3640, untie_embeddings +8192, embed_layernorm +64" in count
     assert "unexplained" not in count
     assert "unexplained +5" in shape_warnings(options, counted(options) + 5)[1]
+
+
+def test_the_slopes_are_those_of_the_papers_code() -> None:
+    """8 heads: 1/2 … 1/256; 112 heads, BLOOM's: the 64 of a power of 2, and every other of 128."""
+    assert alibi_slopes(8) == [2.0**-n for n in range(1, 9)]
+    bloom = alibi_slopes(112)
+    assert len(bloom) == 112 and bloom[63] == 2.0**-8
+    assert bloom[64:67] == pytest.approx([2 ** (-1 / 16), 2 ** (-3 / 16), 2 ** (-5 / 16)])
+
+
+@pytest.mark.parametrize("form", ["sdpa", "plain", "stable"])
+def test_alibi_takes_the_distance_times_the_slope_from_each_score(form: str) -> None:
+    torch.manual_seed(1)
+    query, key, value = torch.randn(3, 2, 4, 9, 16, dtype=torch.float64)
+    bias = alibi_bias(tuple(alibi_slopes(4)), 9, (torch.float64, "cpu"))
+    ours = attend(query, key, value, form, 0.0, bias)
+    for head, slope in enumerate(alibi_slopes(4)):
+        for i in range(9):
+            scores = [
+                query[0, head, i] @ key[0, head, j] / 4 - slope * (i - j) for j in range(i + 1)
+            ]
+            wanted = torch.stack(scores).softmax(0) @ value[0, head, : i + 1]
+            torch.testing.assert_close(ours[0, head, i], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_rotations_are_products_with_powers_of_unit_complex_numbers() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, 7, 8)
+    rates = 500.0 ** (-torch.arange(4) / 4)
+    angles = torch.arange(7)[:, None] * rates
+    turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones(7, 4), angles)
+    wanted = torch.cat((turned.real, turned.imag), dim=-1)
+    torch.testing.assert_close(rotate(x, 500.0), wanted)
+
+
+def test_products_of_rotated_vectors_depend_on_their_distance_only() -> None:
+    torch.manual_seed(1)
+    query, key = torch.randn(2, 8)
+    q, k = (rotate(x.expand(20, 8), 10000.0) for x in (query, key))
+    products = q @ k.T
+    for distance in (0, 3, 11):
+        along = torch.diagonal(products, -distance)
+        torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["sdpa", "plain"])
+def test_each_key_serves_its_group_of_heads(form: str) -> None:
+    torch.manual_seed(1)
+    query, key, value = torch.randn(2, 6, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)
+    ours = attend(query, key, value, form, 0.0)
+    for head in range(6):
+        alone = [part[:, head // 2 : head // 2 + 1] for part in (key, value)]
+        wanted = attend(query[:, head : head + 1], *alone, form, 0.0)
+        torch.testing.assert_close(ours[:, head : head + 1], wanted)
+
+
+LLAMA = {
+    "position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True,
+    "add_bias_linear": False, "num_query_groups": 2, "num_attention_heads": 4,
+    "ffn_hidden_size": 48, "untie_embeddings": True,
+}  # fmt: skip
+
+
+def test_a_block_of_llamas_shape_is_its_formula() -> None:
+    """Touvron et al. 2023: x + attention(rms(x)), then x + W2 (silu(W1 rms(x)) * W3 rms(x))."""
+    torch.manual_seed(1)
+    block = GPT(config(**LLAMA)).double().eval().layers[0]
+    x = torch.randn(2, 9, 32, dtype=torch.float64)
+
+    def rms(t: Tensor) -> Tensor:
+        return t / (t.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+    rows = block.query_key_value.weight.view(2, 4, 8, 32)  # groups, (two queries, key, value)
+    mixed = torch.einsum("bsh,gndh->bgnsd", rms(x), rows)
+    query, key, value = mixed[:, :, :2].flatten(1, 2), mixed[:, :, 2], mixed[:, :, 3]
+    key, value = (part.repeat_interleave(2, 1) for part in (rotate(key, 10000.0), value))
+    scores = rotate(query, 10000.0) @ key.transpose(-1, -2) / math.sqrt(8)
+    future = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    context = scores.masked_fill(future, -math.inf).softmax(-1) @ value
+    middle = x + context.transpose(1, 2).flatten(2) @ block.dense.weight.T
+    gate, up = (
+        rms(middle) @ part.T for part in block.dense_h_to_4h.weight.view(48, 2, 32).unbind(1)
+    )
+    wanted = middle + (torch.nn.functional.silu(gate) * up) @ block.dense_4h_to_h.weight.T
+    torch.testing.assert_close(block(x), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_embeddings_are_scaled_and_dropped_on_their_own() -> None:
+    plain = GPT(config(position_embedding_type="rope")).eval()
+    scaled = GPT(config(position_embedding_type="rope", scale_embeddings=True)).eval()
+    torch.testing.assert_close(hidden(scaled), hidden(plain) * math.sqrt(32))
+    dropped = hidden(GPT(config(embedding_dropout=0.5)))
+    assert 0.3 < float((dropped == 0).float().mean()) < 0.7
+    assert not (hidden(GPT(config(embedding_dropout=0.0, hidden_dropout=0.5))) == 0).any()
+
+
+@pytest.mark.parametrize(
+    "options", [LLAMA, {"position_embedding_type": "alibi", "embed_layernorm": True}]
+)
+def test_the_count_of_every_shape_is_explained(options: dict[str, object]) -> None:
+    made = config(**options)
+    warnings = shape_warnings(made, counted(made))
+    assert warnings and not any("unexplained" in warning for warning in warnings)

@@ -20,6 +20,13 @@ OPTIONS = {
     "plain-dropout": ["attention=plain", "attention_dropout=0.1"],
     "relu": ["activation_fn=relu"],
     "sinusoidal": ["position_init=sinusoidal"],
+    "alibi": ["position_embedding_type=alibi"],
+    "alibi-plain": ["position_embedding_type=alibi", "attention=plain"],
+    "rope": ["position_embedding_type=rope", "rotary_base=500000.0"],
+    "rms": ["normalization=RMSNorm"],
+    "swiglu": ["swiglu=true", "add_bias_linear=false"],
+    "grouped": ["num_query_groups=1"],
+    "scaled": ["scale_embeddings=true", "embedding_dropout=0.1"],
     "dropout": ["hidden_dropout=0.1", "attention_dropout=0.1"],
     "ffn": ["ffn_hidden_size=48"],
     "sgdw": ["optimizer=sgdw"],
@@ -59,7 +66,14 @@ def test_dropout_of_another_seed_is_another_run(in_process: InProcess, tmp_path:
 
 @pytest.mark.parametrize(
     "override",
-    ["ffn_hidden_size=48", "embed_layernorm=true", "untie_embeddings=true", "zero_stage=0"],
+    [
+        "ffn_hidden_size=48",
+        "embed_layernorm=true",
+        "untie_embeddings=true",
+        "zero_stage=0",
+        "swiglu=true",
+        "position_embedding_type=rope",
+    ],
 )
 def test_another_shape_is_refused_on_resume(
     in_process: InProcess, tmp_path: Path, override: str

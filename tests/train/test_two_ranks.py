@@ -11,8 +11,14 @@ from tests.support.in_process import InProcess
 from tests.support.launch import run_module
 
 DROPOUT = ["hidden_dropout=0.1", "attention_dropout=0.1"]
+LLAMA = [
+    "position_embedding_type=rope", "normalization=RMSNorm", "swiglu=true", "num_query_groups=2",
+    "add_bias_linear=false", "num_attention_heads=4", "ffn_hidden_size=48",
+]  # fmt: skip
+ALIBI = ["position_embedding_type=alibi", "embed_layernorm=true", "num_attention_heads=4"]
 CASES = {
     "adamw": [],
+    "llama-zero3": [*LLAMA, "zero_stage=3"],
     "adamw-zero3": ["zero_stage=3"],
     "sgdw": ["optimizer=sgdw"],
     "lamb": ["optimizer=lamb"],
@@ -27,6 +33,9 @@ CASES = {
     # Last: a process that had such groups can't make a DeepSpeed engine without them.
     "lamb-tensor": ["optimizer=lamb", "tensor_model_parallel_size=2"],
     "lamb-tensor-zero0": ["optimizer=lamb", "zero_stage=0", "tensor_model_parallel_size=2"],
+    "llama-tensor": [*LLAMA, "tensor_model_parallel_size=2"],
+    "alibi-tensor": [*ALIBI, "attention_dropout=0.0", "tensor_model_parallel_size=2"],
+    "llama-pipeline": [*LLAMA, "pipeline_model_parallel_size=2"],
     "lamb-pipeline": ["optimizer=lamb", "pipeline_model_parallel_size=2"],
     "skip-pipeline": ["skip_grad_norm=2.3", "pipeline_model_parallel_size=2"],
     "skip-pipeline-zero0": [

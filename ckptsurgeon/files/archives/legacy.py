@@ -73,7 +73,7 @@ def _is_tar(block: bytes) -> bool:
 
 
 def _record(name: str, offset: int, size: int) -> Record:
-    return Record(name, offset, size, 0, STORED, 0, size, 0)
+    return Record(name, offset, size, crc=0, method=STORED, flags=0, packed=size, entry=0)
 
 
 def _scan(path: str, size: int, position: int, read_at: Read) -> Scan:

@@ -92,7 +92,7 @@ class Memo:
     def __init__(self, scanned: Scan) -> None:
         self.scan = scanned
         self.data = scanned.data
-        self._asked = 0
+        self._questions = 0
         self._gets: dict[int, list[int]] = {}
 
     def must_stay(self, item: Cut) -> bool:
@@ -130,8 +130,8 @@ class Memo:
 
     def reads(self, index: int, start: int, end: int) -> list[int]:
         """Offsets in [start, end) of the GETs of a memo index."""
-        self._asked += 1
-        if self._asked > FEW:
+        self._questions += 1
+        if self._questions > FEW:
             if not self._gets:
                 for at in self.scan.gets:
                     self._gets.setdefault(self.index_at(at), []).append(at)

@@ -20,7 +20,7 @@ from ckptsurgeon.logs.tensorboard.frame import Data, Opened, Records, damaged, f
 
 native: Any
 try:
-    native = importlib.import_module("ckptsurgeon.files._events")
+    native = importlib.import_module("ckptsurgeon.logs.tensorboard._events")
 except ImportError:
     native = None
 
@@ -149,7 +149,18 @@ def index(data: Data, path: Path, mtime_ns: int = 0, *, salvage: bool = False) -
         names = list(numbers)
     shown = tuple(tuple(message.text(tag) for tag in group) for group in names)
     offsets, steps, walls, tags, kinds = columns
-    return Index(path, len(data), mtime_ns, end, offsets, steps, walls, tags, kinds, shown)
+    return Index(
+        path,
+        size=len(data),
+        mtime_ns=mtime_ns,
+        end=end,
+        offsets=offsets,
+        steps=steps,
+        walls=walls,
+        tags=tags,
+        kinds=kinds,
+        names=shown,
+    )
 
 
 def _read_on(
