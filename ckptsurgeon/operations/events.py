@@ -1,4 +1,7 @@
-"""The log part of a surgery: every event folder of the run is cut, or its tags renamed."""
+"""The log part of a surgery: every event folder of the run is cut, or its tags renamed.
+
+What reads and writes event files is imported where it is used: most surgeries touch none.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -14,10 +17,11 @@ from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.logs import cut, note, rename
-from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
 from ckptsurgeon.run.run import Run
+
+if TYPE_CHECKING:
+    from ckptsurgeon.logs.marks import Marks
 
 ORDERS = ("wall", "mtime", "name")
 AXES = ("iteration", "samples", "tokens", "gigaflos")
@@ -83,6 +87,8 @@ class TensorBoard(Section):
         steps = [at for at in (step, self.after) if at is not None]
         if not self.note or not folders or not steps:
             return []
+        from ckptsurgeon.logs import note
+
         text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
         return [note.note(folders[0], run.root, min(steps), text, time.time())]
 
@@ -106,6 +112,8 @@ def _changed(
     branch = _branch(run, wanted.branch)
     for folder in run.logs.folders():
         if cut_at is not None:
+            from ckptsurgeon.logs import cut
+
             keep = (wanted.keep_as or f"cut-{len(run.receipts()) + 1:04d}") if wanted.keep else None
             done, said = cut.truncate(
                 folder,
@@ -118,6 +126,8 @@ def _changed(
                 axes=wanted.axes,
             )
         elif wanted.rename:
+            from ckptsurgeon.logs import rename
+
             done, counts = rename.rename(
                 folder, run.root, wanted.rename, regex=wanted.regex, allow_merge=wanted.allow_merge
             )
@@ -143,6 +153,8 @@ def _branch(run: Run, wanted: Sequence[str]) -> list[str]:
 
 def _marks(checkpoint: Checkpoint | None, step: int, samples: int | None) -> Marks:
     """The counters of `step`: the checkpoint's own, or what the user says of another step."""
+    from ckptsurgeon.logs.marks import Marks
+
     if checkpoint is None or step != checkpoint.state().step:
         return Marks(iteration=step, samples=samples)
     state = checkpoint.state()
