@@ -44,6 +44,8 @@ from .retention import remove_old
 from .rewarm import factor, rewarmed
 from .step import Step, take_statistics
 from .stop import StopRequest
+from .throughput import throughput_line
+from .trace import Trace
 from .training import Training
 from .universal import describe
 from .universal_source import is_universal
@@ -208,6 +210,8 @@ def _iterate(
     started = saved = progress.iteration
     announced: object = None
     interval: list[Report] = []
+    traced = config.profile if distributed.rank() == 0 else None
+    trace = Trace(traced, Path(config.save))
     if course.rewarm is not None:
         kind, start, end = course.rewarm.as_saved()
         say(f" re-warm ({kind}) from sample {start} to {end} of the schedule")
@@ -224,13 +228,17 @@ def _iterate(
                 announced = skipped
             progress.advance(size, training.length(), flops_per_token=0)
         else:
+            trace.before(progress.iteration + 1)
             report = iteration(training, size)
+            trace.after(progress.iteration)
             interval.append(report)
             if report.skipped:
                 say(skipped_line(report, progress.iteration))
             _end_rewarm(training, say)
             if progress.iteration % config.log_interval == 0:
                 say(loss_line(mean(interval), progress, config.train_iters))
+                if config.log_throughput:
+                    say(throughput_line(mean(interval), training, distributed.world_size()))
                 interval.clear()
             if events is not None:
                 events.iteration(report, progress)
@@ -240,6 +248,7 @@ def _iterate(
         if progress.iteration % config.save_interval == 0:
             _save(training, events, started)
             saved = progress.iteration
+    trace.close()
     if saved != progress.iteration:
         _save(training, events, started)
 
