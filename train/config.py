@@ -96,6 +96,7 @@ class Config:
     eval_interval: Optional[int] = None  # null: no validation  # noqa: UP045
     eval_iters: int = 10
     split: str = "1,0,0"  # shares of the documents for training, validation, test
+    watchdog: Optional[float] = None  # minutes without progress; null: wait  # noqa: UP045
     kill_switch_path: Optional[str] = None  # save and exit once it is there  # noqa: UP045
     curriculum: Optional[Curriculum] = None  # noqa: UP045
     seed: int = 1234
@@ -281,6 +282,8 @@ def validate(config: Config) -> None:
     for key in ("poison", "profile"):
         if getattr(c, key) is not None:
             _check_range(key, getattr(c, key))
+    _check(c.watchdog is None or c.watchdog > 0, "watchdog", c.watchdog,
+           "above 0, or null to wait without a limit")  # fmt: skip
     _check(c.peak_tflops is None or c.peak_tflops > 0, "peak_tflops", c.peak_tflops, "above 0")
     if c.curriculum is not None:
         check_curriculum(c.curriculum, c.seq_length)

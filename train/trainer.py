@@ -50,6 +50,7 @@ from .training import Training
 from .universal import describe
 from .universal_source import is_universal
 from .validation import evaluate
+from .watchdog import Watchdog
 
 
 def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
@@ -189,11 +190,14 @@ def train(training: Training, say: Callable[[str], None]) -> None:
         training.config.train_iters,
     )
     stop.listen()
+    watchdog = Watchdog(training.config.watchdog)
+    watchdog.start()
     try:
         if events is not None:
             events.restart(progress.iteration, distributed.world_size())
-        _iterate(training, bar.above(say), events, stop, bar)
+        _iterate(training, bar.above(say), events, stop, bar, watchdog)
     finally:
+        watchdog.stop()
         bar.clear()
         if events is not None:
             events.close()
@@ -205,6 +209,7 @@ def _iterate(
     events: EventLog | None,
     stop: StopRequest,
     bar: ProgressBar,
+    watchdog: Watchdog,
 ) -> None:
     config, progress, course = training.config, training.progress, training.course
     started = saved = progress.iteration
@@ -216,6 +221,7 @@ def _iterate(
         kind, start, end = course.rewarm.as_saved()
         say(f" re-warm ({kind}) from sample {start} to {end} of the schedule")
     while progress.iteration < config.train_iters:
+        watchdog.alive()
         reason = stop.agreed()
         if reason is not None:
             say(f" {reason}: stopping after iteration {progress.iteration}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
 from train.log import Report
 from train.throughput import flops_per_token, throughput_line
 
