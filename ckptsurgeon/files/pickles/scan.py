@@ -36,7 +36,8 @@ __all__ = ["CutShort", "Scan", "scan"]
 MAX_BYTES = 256 << 20
 """Bytes of the longest pickle, so of the longest string in it."""
 MAX_OPCODES = 2_000_000
-"""Opcodes of the longest pickle: 10,000 tensors have 300,000."""
+"""Opcodes of any pickle up to 4 MB; a longer one may have one for every two bytes. Those of torch
+have two for every five: 10,000 small tensors are 750 kB and 300,000 opcodes."""
 MAX_MEMO = 1 << 22
 """A memo index below this is allowed anywhere: values that were cut out leave gaps before it."""
 MAX_DEPTH = 1000
@@ -56,8 +57,8 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     """Walk `data` from PROTO to STOP. `base` is the offset of `data` in the file `where`.
 
     Guarantees, for what the C unpickler then does with the same bytes: protocol 2 to 5; at most
-    MAX_BYTES, MAX_OPCODES and MAX_DEPTH; each length lies inside the data; a memo index is below
-    the number of bytes before it, or below 2^22; only named globals are called or instantiated,
+    MAX_BYTES and MAX_DEPTH, and as many opcodes as `_most` says; each length lies inside the data;
+    a memo index is below the number of bytes before it, or below 2^22; only named globals are called or instantiated,
     and only on the spot; only containers that are still being built are filled; a dict key or set
     item costs at most MAX_KEY steps to hash, and few of them can be made to collide. So its memory
     is bounded by a constant times len(data), plus 64 MiB. With `whole` the scan is done here, so
@@ -78,11 +79,16 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     return out
 
 
+def _most(data: bytes) -> int:
+    """How many opcodes `data` may have."""
+    return max(MAX_OPCODES, len(data) // 2)
+
+
 def _asked(out: Scan) -> bool:
     """Have the native module scan; False if it refuses."""
     places = native.shards.scan(
         out.data,
-        opcodes=MAX_OPCODES,
+        opcodes=_most(out.data),
         depth=MAX_DEPTH,
         integer=MAX_INTEGER,
         name=MAX_NAME,
@@ -110,7 +116,7 @@ def _walk(out: Scan) -> None:
     push = stack.append
     i = 2
     try:
-        for _ in repeat(None, MAX_OPCODES):
+        for _ in repeat(None, _most(data)):
             op = data[i]
             if size := push_size[op]:
                 push(i)
@@ -178,7 +184,7 @@ def _walk(out: Scan) -> None:
             else:
                 i = _rare(out, i, op, stack, marks)
         else:
-            raise out.damaged(i, f"the pickle has more than {MAX_OPCODES} opcodes")
+            raise out.damaged(i, f"the pickle has more than {_most(data)} opcodes")
     except struct.error:
         raise out.cut_short(i, "the pickle is cut short") from None
     except IndexError:
