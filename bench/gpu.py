@@ -155,21 +155,21 @@ def _has_gpu() -> bool:
 
 def _run(words: tuple[str, ...], seconds: float, keep: Callable[[dict[str, Any]], None]) -> bool:
     """Hand over each line of the process as it comes; False if it failed, or at its limit."""
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", *words], cwd=REPO, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    late = Timer(seconds, process.kill)
-    late.start()
-    try:
-        for line in process.stdout:
-            if line.startswith("{"):
-                keep(json.loads(line))
-        return process.wait() == 0
-    finally:
-        late.cancel()
-        process.kill()
-        process.wait()
+    command = [sys.executable, "-u", "-m", *words]
+    with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        late = Timer(seconds, process.kill)
+        late.start()
+        try:
+            for line in process.stdout:
+                if line.startswith("{"):
+                    keep(json.loads(line))
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            late.cancel()
+    return process.returncode == 0
 
 
 def _keep(kept: Path, figures: dict[str, Any], step: str, line: dict[str, Any]) -> None:

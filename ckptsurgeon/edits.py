@@ -256,6 +256,10 @@ class Fingerprint:
     mtime_ns: int
 
 
+Epsilon: TypeAlias = float | tuple[float | None, ...] | None
+"""What an optimizer adds to its denominators: Adafactor has two."""
+
+
 @dataclass(frozen=True)
 class Promise:
     """What the trainer will really use at `step` = N + 1.
@@ -263,12 +267,14 @@ class Promise:
     `lr` is the rate of the first update; `weight_decay` has one value per param group;
     `adam_step` is the counter before that update; `consumed_samples` is the position of the next
     sample; `skip` are inclusive iteration ranges; `rewarm` is (kind, start, end), positions of the
-    schedule in samples, or (). None: the format does not keep the field."""
+    schedule in samples, or (). None: the format does not keep the field.
+    `optimizer` is its name, or of several with the same keys all names. Where param groups differ
+    in them, `groups` has the betas and eps of each; `betas` and `eps` are those of the first."""
 
     step: int
     lr: float | None
-    betas: tuple[float, float] | None
-    eps: float | None
+    betas: tuple[float, ...] | None
+    eps: Epsilon
     weight_decay: tuple[float, ...] | None
     adam_step: int | None
     loss_scale: float | None
@@ -277,6 +283,8 @@ class Promise:
     skip: tuple[tuple[int, int], ...] | None
     seed: int | None
     rewarm: tuple[str, int, int] | tuple[()] | None = None
+    optimizer: str | None = None
+    groups: tuple[tuple[tuple[float, ...] | None, Epsilon], ...] | None = None
 
 
 def differences(promised: Promise, actual: Promise) -> list[str]:

@@ -90,7 +90,10 @@ def test_the_trainer_uses_what_the_plan_promised(trained: Trained, name: str, ra
         (0, "fp32", "lower-clip"),
         (0, "bf16", "fake-sgd"),
         (1, "bf16", "reset-moments"),
-        (1, "bf16", "fake-sgd"),
+        (1, "bf16", "fake-sgd"),  # of BF16_Optimizer: its gradients are fp32
+        (1, "bf16", "lower-clip"),
+        (1, "bf16", "roll-back-and-lower-lr"),
+        (2, "bf16", "reset-moments"),
     ],
 )
 def test_the_promise_holds_in_other_stages(

@@ -90,9 +90,13 @@ class Config:
     save_interval: int = 50
     keep_last: Optional[int] = None  # checkpoints of this branch; null keeps all  # noqa: UP045
     log_interval: int = 1
+    log_throughput: bool = False
+    peak_tflops: Optional[float] = None  # of one device; null: known GPUs  # noqa: UP045
+    profile: Optional[list[int]] = None  # iterations [a, b] of a trace  # noqa: UP045
     eval_interval: Optional[int] = None  # null: no validation  # noqa: UP045
     eval_iters: int = 10
     split: str = "1,0,0"  # shares of the documents for training, validation, test
+    watchdog: Optional[float] = None  # minutes without progress; null: wait  # noqa: UP045
     kill_switch_path: Optional[str] = None  # save and exit once it is there  # noqa: UP045
     curriculum: Optional[Curriculum] = None  # noqa: UP045
     seed: int = 1234
@@ -275,8 +279,12 @@ def validate(config: Config) -> None:
                f"below lr_decay_samples {c.decay_samples}")  # fmt: skip
     for index, pair in enumerate(c.skip_train_iteration_range):
         _check_range(f"skip_train_iteration_range[{index}]", pair)
-    if c.poison is not None:
-        _check_range("poison", c.poison)
+    for key in ("poison", "profile"):
+        if getattr(c, key) is not None:
+            _check_range(key, getattr(c, key))
+    _check(c.watchdog is None or c.watchdog > 0, "watchdog", c.watchdog,
+           "above 0, or null to wait without a limit")  # fmt: skip
+    _check(c.peak_tflops is None or c.peak_tflops > 0, "peak_tflops", c.peak_tflops, "above 0")
     if c.curriculum is not None:
         check_curriculum(c.curriculum, c.seq_length)
     _check_validation(c)

@@ -44,10 +44,13 @@ from .retention import remove_old
 from .rewarm import factor, rewarmed
 from .step import Step, take_statistics
 from .stop import StopRequest
+from .throughput import throughput_line
+from .trace import Trace
 from .training import Training
 from .universal import describe
 from .universal_source import is_universal
 from .validation import evaluate
+from .watchdog import Watchdog
 
 
 def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
@@ -187,11 +190,14 @@ def train(training: Training, say: Callable[[str], None]) -> None:
         training.config.train_iters,
     )
     stop.listen()
+    watchdog = Watchdog(training.config.watchdog)
+    watchdog.start()
     try:
         if events is not None:
             events.restart(progress.iteration, distributed.world_size())
-        _iterate(training, bar.above(say), events, stop, bar)
+        _iterate(training, bar.above(say), events, stop, bar, watchdog)
     finally:
+        watchdog.stop()
         bar.clear()
         if events is not None:
             events.close()
@@ -203,15 +209,19 @@ def _iterate(
     events: EventLog | None,
     stop: StopRequest,
     bar: ProgressBar,
+    watchdog: Watchdog,
 ) -> None:
     config, progress, course = training.config, training.progress, training.course
     started = saved = progress.iteration
     announced: object = None
     interval: list[Report] = []
+    traced = config.profile if distributed.rank() == 0 else None
+    trace = Trace(traced, Path(config.save))
     if course.rewarm is not None:
         kind, start, end = course.rewarm.as_saved()
         say(f" re-warm ({kind}) from sample {start} to {end} of the schedule")
     while progress.iteration < config.train_iters:
+        watchdog.alive()
         reason = stop.agreed()
         if reason is not None:
             say(f" {reason}: stopping after iteration {progress.iteration}")
@@ -224,13 +234,17 @@ def _iterate(
                 announced = skipped
             progress.advance(size, training.length(), flops_per_token=0)
         else:
+            trace.before(progress.iteration + 1)
             report = iteration(training, size)
+            trace.after(progress.iteration)
             interval.append(report)
             if report.skipped:
                 say(skipped_line(report, progress.iteration))
             _end_rewarm(training, say)
             if progress.iteration % config.log_interval == 0:
                 say(loss_line(mean(interval), progress, config.train_iters))
+                if config.log_throughput:
+                    say(throughput_line(mean(interval), training, distributed.world_size()))
                 interval.clear()
             if events is not None:
                 events.iteration(report, progress)
@@ -240,6 +254,7 @@ def _iterate(
         if progress.iteration % config.save_interval == 0:
             _save(training, events, started)
             saved = progress.iteration
+    trace.close()
     if saved != progress.iteration:
         _save(training, events, started)
 

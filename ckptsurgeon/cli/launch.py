@@ -60,7 +60,8 @@ def relaunch(
     """Start the trainer and check its first line.
 
     The line must say what the checkpoint promises. If it does not, the trainer is stopped, and the
-    exit code is 4. With --slurm, a job on one or more nodes does the same.
+    exit code is 4. A trainer of your own is held to the first lines or logged points of its usual
+    form. With --slurm, a job on one or more nodes does the same.
 
     Examples:
     ckptsurgeon relaunch --check
@@ -162,6 +163,8 @@ def start(
 
     Its output is the answer; with --json it goes to stderr, and the answer is one document."""
     from ckptsurgeon.launch import relaunch
+    from ckptsurgeon.logs.printed.word import Word
+    from ckptsurgeon.look.expected import expected
 
     if argv is None:
         argv = relaunch.command(run, wanted, extra)
@@ -169,8 +172,9 @@ def start(
     if common.dry_run:
         common.answer(lambda: shlex.join(argv), lambda: report.relaunch_json(argv, promise, None))
         return
+    word = None if run.settings.get("relaunch") is None else Word(expected(run, promise.step - 1))
     try:
-        status = relaunch.relaunch(run, promise, argv, check=check, out=out)
+        status = relaunch.relaunch(run, promise, argv, check=check, out=out, word=word)
     except KeyboardInterrupt:
         raise Cancelled(
             "the trainer was stopped by Ctrl-C",
@@ -178,5 +182,6 @@ def start(
             next="ckptsurgeon relaunch    goes on from the newest one",
         ) from None
     if common.as_json:
-        common.answer(str, lambda: report.relaunch_json(argv, promise, status))
+        spoken = word if word is not None and word.lines else None
+        common.answer(str, lambda: report.relaunch_json(argv, promise, status, word=spoken))
     raise typer.Exit(status)

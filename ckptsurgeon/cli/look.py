@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -86,6 +87,20 @@ def verify(
     jobs: Annotated[
         int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
     ] = 8,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            "--log",
+            metavar="FILE",
+            help="What the trainer printed after the surgery, held against the promise.",
+        ),
+    ] = None,
+    tb: Annotated[
+        Path | None,
+        typer.Option(
+            "--tb", metavar="DIR", help="The same with what it logged (TensorBoard, CSV)."
+        ),
+    ] = None,
     *,
     common: Common,
 ) -> None:
@@ -93,21 +108,26 @@ def verify(
 
     It checks that the shards are complete, readable and in agreement, that the pointers are right,
     and that the last promise was kept. --level 3 also checks every byte that has a CRC, and
-    --level 4 finds NaN, Inf and impossible moments.
+    --level 4 finds NaN, Inf and impossible moments. --log and --tb also check what the trainer did
+    at its first updates.
 
     Examples:
     ckptsurgeon verify
     ckptsurgeon verify 6 --level 4
+    ckptsurgeon verify --log slurm-4711.out
     """
     from ckptsurgeon import look
+    from ckptsurgeon.look.listen import listen
 
+    run = common.open_run()
     with report.Progress(sys.stderr, quiet=common.quiet or common.as_json or level < 3) as progress:
-        found = look.verify(common.open_run(), step, level=level, jobs=jobs, progress=progress)
+        found = look.verify(run, step, level=level, jobs=jobs, progress=progress)
+    word = None if log is tb is None else listen(run, step, log=log, folder=tb)
     common.answer(
-        lambda: common.here(report.verification(found, common.style)),
-        lambda: report.verification_json(found),
+        lambda: common.here(report.verification(found, common.style, word)),
+        lambda: report.verification_json(found, word),
     )
-    if found.findings:
+    if found.findings or (word is not None and word.differs):
         raise typer.Exit(VerificationFailed.exit_code)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -15,6 +16,7 @@ from ckptsurgeon.edits import (
     Change,
     Content,
     Elements,
+    Epsilon,
     Fill,
     Key,
     Promise,
@@ -24,6 +26,7 @@ from ckptsurgeon.files.archives import append, compact
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.fields import FIELDS
+from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.protocol import (
     Blob,
@@ -33,6 +36,7 @@ from ckptsurgeon.formats.protocol import (
     Replica,
     Setting,
     State,
+    StateDict,
     Weight,
 )
 from ckptsurgeon.formats.sane import problem, understood
@@ -115,8 +119,8 @@ class BaseCheckpoint(ABC):
         return Promise(
             step=step + 1,
             lr=lr,
-            betas=(float(betas[0][0]), float(betas[0][1])) if betas else None,
-            eps=float(eps[0]) if eps else None,
+            betas=_rates(betas[0]) if betas else None,
+            eps=_epsilon(eps[0]) if eps else None,
             weight_decay=tuple(float(value) for value in decays) or None,
             adam_step=int(max(adam)) if adam else None,
             loss_scale=float(scale[0]) if scale else 1.0,
@@ -124,7 +128,18 @@ class BaseCheckpoint(ABC):
             consumed_samples=int(samples[0]) if samples else None,
             skip=None if ranges is None else tuple((int(a), int(b)) for a, b in ranges),
             seed=int(seed[0]) if seed else None,
+            optimizer=self.optimizer() or None,
+            groups=_differing(betas, eps),
         )
+
+    def optimizer(self) -> str:
+        """What the optimizers of this checkpoint are called; empty where their keys are unknown."""
+        names = dict.fromkeys(table.name(each) for each in self.state_dicts())
+        return " and ".join(name for name in names if name)
+
+    def state_dicts(self) -> list[StateDict]:
+        """None: a family that saves optimizers overrides it."""
+        return []
 
     @abstractmethod
     def contradictions(self) -> list[str]:
@@ -272,6 +287,29 @@ class BaseCheckpoint(ABC):
             for file, tree in self.trees.items()
         }
         return replace(self, trees=trees | roots)
+
+
+def _rates(betas: Any) -> tuple[float, ...]:
+    return tuple(float(beta) for beta in betas)
+
+
+def _epsilon(eps: Any) -> Epsilon:
+    if isinstance(eps, (list, tuple)):
+        return tuple(None if item is None else float(item) for item in eps)
+    return None if eps is None else float(eps)
+
+
+def _differing(
+    betas: Sequence[Any], eps: Sequence[Any]
+) -> tuple[tuple[tuple[float, ...] | None, Epsilon], ...] | None:
+    """Both of each param group, or None where all groups have the same."""
+    alike = len({_rates(each) for each in betas}) < 2 and len({_epsilon(e) for e in eps}) < 2
+    if alike:
+        return None
+    return tuple(
+        (_rates(pair) if pair is not None else None, _epsilon(small))
+        for pair, small in zip_longest(betas, eps)
+    )
 
 
 def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Archive]:

@@ -25,6 +25,8 @@ ALSO = ("max_exp_avg_sq", "momentum_buffer")
 ALL = (*NUMBERS, *ALSO)
 SCALES = ("absmax", "max", "new_max")
 """What the codes of a moment are multiplied by: of each block, or (older) of the whole tensor."""
+NUMBERED = frozenset(f"{key}{n}" for key in ("state", *SCALES) for n in NUMBERS.values())
+"""The keys in which bitsandbytes keeps the moments."""
 
 
 def places(

@@ -74,6 +74,18 @@ class Replica(NamedTuple):
     copies: tuple[Copy, ...]
 
 
+class StateDict(NamedTuple):
+    """What one optimizer saved: the places of each key of its states, and of each key of its param
+    groups. `whole` are the states themselves where the trainer loads an optimizer without them, as
+    torch does; `beside` are keys of the saved dict that are neither."""
+
+    file: Path
+    state: Mapping[str, list[Place]]
+    group: Mapping[str, list[Place]]
+    whole: tuple[Place, ...] = ()
+    beside: tuple[str, ...] = ()
+
+
 class Setting(NamedTuple):
     """A new value for one place; `field` is what a plan calls it."""
 
@@ -133,6 +145,10 @@ class Checkpoint(Protocol):
     def locate(self, field: str) -> list[Place]:
         """Every place that `field`, one of `fields.FIELDS`, is kept in, in every shard; an empty
         list when it is kept nowhere. Raises DamagedFile for a value that it can't have."""
+        ...
+
+    def state_dicts(self) -> list[StateDict]:
+        """What each optimizer saved, by key; none where the checkpoint holds no optimizer."""
         ...
 
     def value(self, file: Path, path: tuple[Key, ...]) -> Any:

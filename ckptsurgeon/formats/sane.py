@@ -17,11 +17,13 @@ from ckptsurgeon.errors import SurgeryError
 MAX_NODES = 10_000
 """Values in the largest field, each reference counted again."""
 MAX_INTEGER = 1 << 63
+MAX_BETAS = 8
+"""Decay rates of the optimizer with the most: Adam has two, AdEMAMix three."""
 MAX_RANKS = 1 << 20
 """Ranks of the largest world: a list of file names is made of it."""
 
 NUMBERS = {
-    "lr", "max_lr", "min_lr", "initial_lr", "eps", "weight_decay", "loss_scale", "clip_grad",
+    "max_lr", "min_lr", "initial_lr", "weight_decay", "loss_scale", "clip_grad",
     "warmup", "decay", "adam_step",
 }  # fmt: skip
 COUNTS = {"consumed_samples", "seed", "iteration", "global_steps", "tokens", "global_batch_size"}
@@ -36,8 +38,13 @@ def problem(field: str, value: Any) -> str:
     elif field in COUNTS:
         right, wanted = is_count(value), "a whole number, 0 or more"
     elif field == "betas":
-        right = isinstance(value, (list, tuple)) and len(value) == 2
-        right, wanted = right and all(map(is_number, value)), "two finite numbers, 0 or more"
+        right = isinstance(value, (list, tuple)) and 2 <= len(value) <= MAX_BETAS
+        right, wanted = right and all(map(is_number, value)), "finite numbers, 0 or more"
+    elif field in ("lr", "eps"):  # None: the optimizer computes it
+        several = field == "eps" and isinstance(value, (list, tuple)) and 0 < len(value) <= 2
+        numbers = value if several else [value]
+        right = all(item is None or is_number(item) for item in numbers)
+        wanted = "a finite number, 0 or more"
     elif field == "skip":
         pairs = value if isinstance(value, (list, tuple)) else [] if value is None else [0]
         right, wanted = all(map(_is_range, pairs)), "a list of pairs of iterations"

@@ -15,7 +15,9 @@ from typing import Any, TextIO
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files import plain_yaml
+from ckptsurgeon.launch.hearing import Hearing
 from ckptsurgeon.launch.slurm import Job
+from ckptsurgeon.logs.printed.word import Word
 from ckptsurgeon.operations.relaunch import Relaunch
 from ckptsurgeon.run.run import CONFIG, Run
 
@@ -111,18 +113,28 @@ def job(
     return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options)
 
 
-def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, out: TextIO) -> int:
+def relaunch(
+    run: Run,
+    promise: Promise,
+    argv: Sequence[str],
+    *,
+    check: bool,
+    out: TextIO,
+    word: Word | None = None,
+) -> int:
     """Run `argv`, pass its output on to `out`, and compare its first line with `promise`.
 
     The bundled trainer waits after its line until it is told to go on, so it trains no step on a
     broken promise. A trainer of the user's own is compared at its first JSON object, wherever
-    that comes, and stopped when it disagrees; without one nothing can be compared, and that is
-    said. With `check` the trainer is stopped after its line. Returns the trainer's exit status;
-    raises VerificationFailed when the line disagrees."""
+    that comes; else at what it prints and logs of its first updates, which is added to `word`. It
+    is stopped when it disagrees; where nothing could be compared, that is said. With `check` the
+    trainer is stopped once it was compared. Returns the trainer's exit status; raises
+    VerificationFailed when it disagrees."""
     bundled = run.settings.get("relaunch") is None
     if bundled:
         argv = [*argv, "--exit-after-first-line" if check else "--confirm"]
     compared = False
+    hearing = None if bundled or word is None else Hearing(run, word)
     with subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -135,12 +147,17 @@ def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, ou
             for line in trainer.stdout:
                 out.write(line)
                 out.flush()
-                if compared or not (bundled or line.startswith("{")):
+                if compared:
                     continue
-                compared = True
-                differing = compare(promise, line)
-                if differing:
-                    raise _broken(differing, bundled)
+                if bundled or _is_report(promise, line):
+                    differing = compare(promise, line)
+                    if differing:
+                        raise _broken(differing, bundled)
+                    compared = True
+                elif hearing is not None:
+                    compared = hearing.hear(line)
+                if not compared:
+                    continue
                 if bundled and not check:
                     trainer.stdin.write("go\n")
                     trainer.stdin.flush()
@@ -153,6 +170,8 @@ def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, ou
             with contextlib.suppress(OSError):
                 trainer.stdin.close()
         status = trainer.wait()
+    if not compared and hearing is not None:
+        compared = hearing.end()
     if not compared and (bundled or check):
         raise SurgeryError(
             f"the trainer ended with status {status} before its first line",
@@ -161,10 +180,22 @@ def relaunch(run: Run, promise: Promise, argv: Sequence[str], *, check: bool, ou
         )
     if not compared:
         print(
-            "note: this trainer prints no JSON object of what it uses; nothing was compared",
+            "note: this trainer prints no JSON object of what it uses, and no line that is known "
+            "here; nothing was compared",
             file=sys.stderr,
         )
     return 0 if check and not bundled else status
+
+
+def _is_report(promise: Promise, line: str) -> bool:
+    """Whether a line of the user's own trainer is a JSON object of what it uses."""
+    if not line.startswith("{"):
+        return False
+    try:
+        report = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(report, dict) and any(item.name in report for item in fields(promise))
 
 
 def _broken(differing: Sequence[str], bundled: bool) -> VerificationFailed:
@@ -191,6 +222,8 @@ def compare(promise: Promise, line: str) -> list[str]:
         promised = getattr(promise, item.name)
         if promised is None:
             continue
+        if item.name not in used and item.name in ("optimizer", "groups"):
+            continue  # which no trainer prints yet
         if item.name not in used:
             differing.append(f"{item.name}: promised {_plain(promised)}, not reported")
         elif not _same(_plain(promised), used[item.name]):

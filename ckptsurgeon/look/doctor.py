@@ -124,5 +124,9 @@ def lost_step(beta1: float, beta2: float, updates: int) -> list[float]:
 def _factors(promise: Promise) -> str:
     if promise.betas is None:
         return "up to √(1 - β2) / (1 - β1)"
-    factors = lost_step(*promise.betas, STEPS_AHEAD) if promise.betas[0] > 0 else [1.0]
+    factors = (
+        lost_step(promise.betas[0], promise.betas[1], STEPS_AHEAD)
+        if promise.betas[0] > 0
+        else [1.0]
+    )
     return ", ".join(f"{factor:.3f}" for factor in factors)

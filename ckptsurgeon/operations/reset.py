@@ -13,7 +13,8 @@ import typer
 from ckptsurgeon.edits import ZEROS, AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
-from ckptsurgeon.formats.moments import ALL, ALSO
+from ckptsurgeon.formats.moments import ALSO
+from ckptsurgeon.formats.renew import renewed
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.rewarm import Hold, Ramp, Rewarm, window
 from ckptsurgeon.operations.section import (
@@ -154,7 +155,7 @@ def _first_update(checkpoint: Checkpoint, part: Moments) -> str:
     promise = checkpoint.state().promise
     if part.only or promise.betas is None:
         return "with exp_avg at 0 the first updates are below lr, until it has filled again"
-    beta1, beta2 = promise.betas
+    beta1, beta2 = promise.betas[:2]
     size = (1 - beta1) / math.sqrt(1 - beta2)
     return (
         f"the step is shared and stays, so the first update of these parameters is {size:.3g} × lr "
@@ -173,17 +174,18 @@ def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
 
 
 def _moments(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
-    changes: list[AnyChange] = []
-    for name in ALL:
-        for place in checkpoint.locate(name) if name in ALSO else _tensors(checkpoint, name):
-            if not checkpoint.is_zero(place):
-                file = run.relative(place.file)
-                changes.append(Change(file, name, "values", place.zero, place.path))
-    for place in checkpoint.locate("adam_step"):
-        file = run.relative(place.file)
-        zero = 0.0 if isinstance(place.value, float) else 0
-        changes.append(Change(file, "adam step", place.value, zero, place.path))
-    return changes
+    """What makes the next update that of a new optimizer; see `formats.renew`."""
+    return [
+        Change(run.relative(place.file), name, _old(place), new, place.path)
+        for name, place, new in renewed(checkpoint)
+        if not (new == place.zero and checkpoint.is_zero(place))
+    ]
+
+
+def _old(place: Place) -> Any:
+    """A number as it is; of what is larger, that there are values."""
+    short = place.value is None or isinstance(place.value, (bool, int, float, str))
+    return place.value if short else "values"
 
 
 def _loss_scale(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:

@@ -13,6 +13,7 @@ from ckptsurgeon.report.fields import SHOWN
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, State
+    from ckptsurgeon.logs.printed.word import Word
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.doctor import Diagnosis
     from ckptsurgeon.run.run import Run
@@ -106,7 +107,7 @@ def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def verification_json(found: Verification) -> dict[str, Any]:
+def verification_json(found: Verification, word: Word | None = None) -> dict[str, Any]:
     """The document of `verify`."""
     return {
         "schema": SCHEMA,
@@ -119,6 +120,21 @@ def verification_json(found: Verification) -> dict[str, Any]:
         "level": found.level,
         "no_crc": found.no_crc,
         "moments": plain(found.moments),
+        "word": word_json(word),
+    }
+
+
+def word_json(word: Word | None) -> dict[str, Any] | None:
+    """What the trainer said, held against the promise; null when nothing was listened to."""
+    if word is None:
+        return None
+    return {
+        "step": word.expected.promise.step,
+        "agrees": list(word.agrees),
+        "differs": list(word.differs),
+        "not_compared": list(word.not_compared),
+        "not_said": list(word.not_said),
+        "lines": list(word.lines),
     }
 
 
@@ -181,7 +197,11 @@ def recovery_json(done: Recovery) -> dict[str, Any]:
 
 
 def relaunch_json(
-    argv: Sequence[str], promise: Promise, status: int | None, script: str | None = None
+    argv: Sequence[str],
+    promise: Promise,
+    status: int | None,
+    script: str | None = None,
+    word: Word | None = None,
 ) -> dict[str, Any]:
     """The document of `relaunch`; `status` is null when nothing was started."""
     return {
@@ -190,6 +210,7 @@ def relaunch_json(
         "promise": plain(promise),
         "status": status,
         "script": script,
+        "word": word_json(word),
     }
 
 

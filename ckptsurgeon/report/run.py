@@ -25,6 +25,7 @@ from ckptsurgeon.report.style import (
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, Place, State
+    from ckptsurgeon.logs.printed.word import Word
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.doctor import Diagnosis
     from ckptsurgeon.run.run import Run
@@ -78,7 +79,8 @@ def _hyperparameters(state: State) -> list[Row]:
     rows = [Row("lr", "not kept" if held.lr is None else f"{held.lr:.3e}", schedule(state))]
     adam = [item for item in promise(held) if item.startswith(("beta", "eps", "adam"))]
     if adam:
-        rows.append(Row("adam", "   ".join(item.removeprefix("adam ") for item in adam)))
+        label = held.optimizer if held.optimizer and len(held.optimizer) <= 12 else "optimizer"
+        rows.append(Row(label, "   ".join(item.removeprefix("adam ") for item in adam)))
     if held.weight_decay is not None:
         rows.append(Row("weight decay", value("", held.weight_decay), "one per param group"))
     if held.loss_scale is not None:
@@ -163,8 +165,9 @@ def _places(field: str, found: list[Place]) -> list[Row]:
     return rows
 
 
-def verification(found: Verification, style: Style) -> str:
-    """Sound, or every finding; the level it was read to, and what no CRC could prove."""
+def verification(found: Verification, style: Style, word: Word | None = None) -> str:
+    """Sound, or every finding; the level it was read to, and what no CRC could prove. With `word`
+    also what the trainer said."""
     head = f"step {found.step}: {count(found.files, 'file')}, {found.format}, level {found.level}"
     if not found.findings:
         lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(found.promise)]
@@ -176,7 +179,34 @@ def verification(found: Verification, style: Style) -> str:
         lines.append(f"  no CRC: damage in {size(found.no_crc)} of this step can't be detected")
     for name, moment in (found.moments or {}).items():
         lines.append(f"  {name}: L1 norm {moment.l1:.6g}   max {moment.max:.6g}")
+    lines += [] if word is None else _word(word, style)
     return "\n".join(lines)
+
+
+def _word(word: Word, style: Style) -> list[str]:
+    """What the trainer said: first what it does not do, with the line and what helps."""
+    step = word.expected.promise.step
+    if word.differs:
+        lines = [
+            f"{style.paint('broken:', RED)} the trainer differs from the promise of step {step}"
+        ]
+    elif word.heard:
+        lines = [
+            f"{style.paint('kept:', GREEN)} the trainer agrees with the promise of step {step}"
+        ]
+    else:
+        lines = [f"nothing that the trainer said could be compared with the promise of step {step}"]
+    lines += [f"  {clean(sentence)}" for sentence in word.differs]
+    for title, items in (
+        ("agrees", word.agrees),
+        ("not compared", word.not_compared),
+        ("not said", word.not_said),
+    ):
+        if items:
+            lines.append(f"  {title}: {clean(', '.join(items))}")
+    if word.differs:
+        lines += [f"      next: {clean(hint)}" for hint in word.expected.remedy]
+    return lines
 
 
 def _next(held: Promise | None) -> list[str]:

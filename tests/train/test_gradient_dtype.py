@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from ckptsurgeon.recipe.recipe import Hyperparameters, Recipe
 from torch import Tensor
 
+from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.launch.relaunch import compare
 from tests.support.in_process import InProcess
 from tests.support.trained_run import edit, step_back
 from train import batch
@@ -98,3 +101,21 @@ def test_a_run_with_gradients_in_fp32_resumes_as_if_it_had_not_stopped(
 def test_what_deepspeed_cannot_do_is_refused(words: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=f"grad_accum_dtype is .*{says}"):
         load_config(Path("train/configs/tiny.yaml"), ["save=x", "data=y", *words])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "recipe",
+    [Recipe(set=Hyperparameters(lr=5e-4, beta2=0.99, eps=1e-6, clip_grad=0.5)),
+     Recipe(reset=["moments"])],
+    ids=["set", "reset"],
+)  # fmt: skip
+def test_a_surgery_holds_with_either_wrapper(
+    in_process: InProcess, tmp_path: Path, dtype: str, recipe: Recipe
+) -> None:
+    run, words = tmp_path / "run", ["dtype=bf16", "train_iters=2", f"grad_accum_dtype={dtype}"]
+    in_process.train(run, *words)
+    wanted = plan(Run.open(run), recipe)
+    assert wanted.promise is not None
+    surgery.apply(Run.open(run), wanted)
+    assert compare(wanted.promise, in_process.resumed_line(run, *words)) == []

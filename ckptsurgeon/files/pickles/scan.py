@@ -37,6 +37,8 @@ MAX_BYTES = 256 << 20
 """Bytes of the longest pickle, so of the longest string in it."""
 MAX_OPCODES = 2_000_000
 """Opcodes of the longest pickle: 10,000 tensors have 300,000."""
+MAX_MEMO = 1 << 22
+"""A memo index below this is allowed anywhere: values that were cut out leave gaps before it."""
 MAX_DEPTH = 1000
 """Levels of nesting, leaving out what a cycle repeats."""
 MAX_INTEGER = 4096
@@ -120,7 +122,7 @@ def _walk(out: Scan) -> None:
                     (index,), size = u32(data, i + 1), 5
                 else:
                     index, size = len(memo), 1
-                if index >= i or index in memo:
+                if (index >= i and index >= MAX_MEMO) or index in memo:
                     raise out.damaged(i, f"memo index {index} is set twice or out of range")
                 memo[index] = stack[-1]
                 puts.append(i)

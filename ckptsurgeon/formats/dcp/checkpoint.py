@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.moments import ALL
-from ckptsurgeon.formats.protocol import Place, Setting, State
+from ckptsurgeon.formats.optimizers.table import COUNTED
+from ckptsurgeon.formats.protocol import Place, Setting, State, StateDict
 
 GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 COUNTERS = {
@@ -62,6 +64,51 @@ class DcpCheckpoint(DcpShards):
             files = [place for file in self.archives for place in self.at(file, (key,))]
             return [*self.scalar(value), *files]
         return []
+
+    def state_dicts(self) -> list[StateDict]:
+        """One for all parameters with the same keys, as several optimizers are one flat dict. Of a
+        setting, the first parameter's: only what an optimizer counts may differ."""
+        kept: dict[str, dict[str, list[Place]]] = {}
+        inside = f"{self.prefix}state."
+        for name, items in self.saved.items.items():
+            if name.startswith(inside):
+                tensor = items[0].offset is not None
+                paths = [(name, i) for i in range(len(items))] if tensor else [(name,)]
+                owner, _, key = name.removeprefix(inside).rpartition(".")
+                values = self.trees[self.saved.path]
+                kept.setdefault(owner, {})[key] = [
+                    Place(self.saved.path, path, get(values, path)) for path in paths
+                ]
+        return [self._state_dict(alike, kept) for alike in self._alike(kept)]
+
+    def _alike(self, kept: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+        """The parameters, and the groups without a state, by what is kept of them."""
+        keys: dict[str, list[str]] = {owner: list(held) for owner, held in kept.items()}
+        for key, names in self._groups.items():
+            for name in names:
+                owner = name.removeprefix(f"{self.prefix}param_groups.").removesuffix(f".{key}")
+                keys.setdefault(owner, []).append(f"group {key}")
+        out: dict[frozenset[str], list[str]] = {}
+        for owner, held in keys.items():
+            out.setdefault(frozenset(held), []).append(owner)
+        return list(out.values())
+
+    def _state_dict(
+        self, owners: list[str], kept: Mapping[str, Mapping[str, list[Place]]]
+    ) -> StateDict:
+        state: dict[str, list[Place]] = {}
+        for owner in owners:
+            for key, places in kept.get(owner, {}).items():
+                state.setdefault(key, []).extend(places)
+        group: dict[str, list[Place]] = {}
+        for key, names in self._groups.items():
+            own = {f"{self.prefix}param_groups.{owner}.{key}" for owner in owners}
+            mine = [name for name in names if name in own]
+            read = mine if key in COUNTED else mine[:1]
+            places = [place for name in read for place in self.scalar(name)]
+            if places:
+                group[key] = places
+        return StateDict(self.saved.path, state, group)
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Both train without a loss scale."""

@@ -16,7 +16,8 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import optimizer_state
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.deepspeed import universal
-from ckptsurgeon.formats.protocol import Place
+from ckptsurgeon.formats.optimizers.state_dict import by_key, state_dict
+from ckptsurgeon.formats.protocol import Place, StateDict
 
 OPTIM = re.compile(
     r"(?P<dtype>bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d{2,})_optim_states\.pt"
@@ -82,6 +83,15 @@ def states(checkpoint: BaseCheckpoint, item: Optimizer) -> optimizer_state.State
         return optimizer_state.states(checkpoint, item.file, item.base)
     held = get(checkpoint.trees[item.file], item.base)
     return [((*item.base, i), state) for i, state in enumerate(held)]
+
+
+def saved(checkpoint: BaseCheckpoint, item: Optimizer) -> StateDict:
+    """All that the file keeps of the optimizer, by key."""
+    if item.universal:
+        return universal.saved(checkpoint, item.file, item.base)
+    if item.elastic:
+        return StateDict(item.file, by_key(item.file, states(checkpoint, item)), {})
+    return state_dict(item.file, item.base, get(checkpoint.trees[item.file], item.base))
 
 
 def moment(checkpoint: BaseCheckpoint, item: Optimizer, name: str) -> Iterator[Place]:

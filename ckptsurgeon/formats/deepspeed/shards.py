@@ -19,7 +19,7 @@ from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.deepspeed import optimizer
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.moments import ALL
-from ckptsurgeon.formats.protocol import Place
+from ckptsurgeon.formats.protocol import Place, StateDict
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
@@ -165,6 +165,11 @@ class DeepSpeedShards(BaseCheckpoint):
             shards = [p for i in items for p in self.at(i.file, (*i.outer, field), i.loaded)]
             return shards + self.in_models("args", field, wins=not shards and self.bundled)
         return self._in_schedule(field)
+
+    def state_dicts(self) -> list[StateDict]:
+        """Of the shards, and of the universal copy."""
+        with understood(self.path):
+            return [optimizer.saved(self, item) for item in self._optimizers]
 
     def _in_groups(self, field: str) -> list[Place]:
         wins = field != "lr" or self.groups_win or not is_megatron(self.schedule())

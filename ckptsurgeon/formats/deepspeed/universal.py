@@ -12,9 +12,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
-from ckptsurgeon.formats.protocol import Hazard, Place
+from ckptsurgeon.formats.optimizers.state_dict import state_dict
+from ckptsurgeon.formats.protocol import Hazard, Place, StateDict
 
 FOLDER = re.compile(r"global_step(\d+)_universal")
 POINTER = "latest_universal"
@@ -63,6 +65,18 @@ def moment(checkpoint: BaseCheckpoint, state: Path, name: str) -> Iterator[Place
         if path.parent.parent == state.parent and path.name == f"{name}.pt":
             bare = isinstance(tree, Tensor)
             yield Place(path, () if bare else ("param",), tree if bare else tree["param"])
+
+
+def saved(checkpoint: BaseCheckpoint, state: Path, base: tuple[Key, ...]) -> StateDict:
+    """By the names of the files, and the groups: of stage 3 in its state dict, else in a list."""
+    kept: dict[str, list[Place]] = {}
+    for path in sorted(state.parent.glob("*/*.pt")):
+        if path.stem not in ("fp32", "step"):
+            kept.setdefault(path.stem, []).append(Place(path, (), checkpoint.trees.get(path)))
+    held = checkpoint.trees[state]
+    for key in base:
+        held = held[key]
+    return StateDict(state, kept, state_dict(state, base, held).group)
 
 
 def steps(checkpoint: BaseCheckpoint, state: Path) -> Iterator[Place]:

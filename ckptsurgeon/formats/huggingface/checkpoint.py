@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
@@ -20,6 +20,8 @@ from ckptsurgeon.formats.protocol import Place, Setting
 @dataclass
 class HuggingFaceCheckpoint(TorchCheckpoint):
     """`optimizer.pt` and `scheduler.pt`, or Accelerate's `optimizer.bin` and `scheduler.bin`."""
+
+    loose: ClassVar[bool] = True
 
     def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused for several optimizers: a recipe has one lr."""

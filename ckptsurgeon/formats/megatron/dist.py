@@ -15,16 +15,20 @@ from pathlib import Path
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.dcp import Saved, Values
+from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
+from ckptsurgeon.formats.protocol import Place, StateDict
 
 CONFIG = "metadata.json"
 """Written last: a folder without it is not complete."""
 COMMON = "common.pt"
 STATE = "common_state/shard_0_1"
 GROUPS = re.compile(r"(?:\w+\.)?optimizer\.distributed\.dp_group_idx_\d+\.optimizer/shard_\S+")
+
+TENSOR = re.compile(r"(?:\w+\.)?optimizer\.(?:state\.)?(\w+)\.")
 
 
 @dataclass
@@ -46,6 +50,21 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
             if GROUPS.fullmatch(name):
                 scaler = name.replace(".optimizer/", ".grad_scaler/")
                 yield Optimizer(self.saved.path, (name, 0), (scaler, 0))
+
+    def buckets(self) -> list[StateDict]:
+        """The tensors among the values that are an optimizer's."""
+        state: dict[str, list[Place]] = {}
+        for name, items in self.saved.items.items():
+            if items[0].offset is None or not (match := TENSOR.match(name)):
+                continue
+            key = name.rpartition(".")[2] if ".bucket_idx_" in name else match[1]
+            state.setdefault(key, []).extend(
+                Place(
+                    self.saved.path, (name, chunk), get(self.trees[self.saved.path], (name, chunk))
+                )
+                for chunk in range(len(items))
+            )
+        return [StateDict(self.saved.path, state, {})] if state else []
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

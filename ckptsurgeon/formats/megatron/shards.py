@@ -20,7 +20,8 @@ from ckptsurgeon.formats import moments
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.megatron import arguments
 from ckptsurgeon.formats.moments import ALL
-from ckptsurgeon.formats.protocol import Place
+from ckptsurgeon.formats.optimizers.state_dict import state_dict
+from ckptsurgeon.formats.protocol import Place, StateDict
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
@@ -205,6 +206,29 @@ class MegatronShards(BaseCheckpoint):
             for key, held in state.items():
                 if isinstance(held, Mapping) and "step" in held:
                     out += self.at(item.file, (*item.base, "state", key, "step"))
+        return out
+
+    def state_dicts(self) -> list[StateDict]:
+        """Of each optimizer, and of the flat buckets that a distributed one keeps elsewhere."""
+        with understood(self.path):
+            out = [
+                state_dict(item.file, item.base, get(self.trees[item.file], item.base))
+                for item in self._optimizers
+            ]
+            buckets = [each._replace(group=out[0].group) for each in self.buckets() if out]
+        return [*(each for each in out if each.state or not buckets), *buckets]
+
+    def buckets(self) -> list[StateDict]:
+        """The tensors of each `distrib_optim.pt`, by the last key of their path."""
+        out = []
+        for file, tree in self.trees.items():
+            if file.name != "distrib_optim.pt":
+                continue
+            state: dict[str, list[Place]] = {}
+            for path, tensor in tensors(tree):
+                plain = tuple(k if isinstance(k, (str, int)) else repr(k) for k in path)
+                state.setdefault(str(path[-1]), []).append(Place(file, plain, tensor))
+            out.append(StateDict(file, state, {}))
         return out
 
     def moments(self, name: str) -> list[Place]:

@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals, optimizer_state
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.moments import ALL
-from ckptsurgeon.formats.protocol import Disagreement, Place, Setting, State
+from ckptsurgeon.formats.optimizers.state_dict import state_dict
+from ckptsurgeon.formats.protocol import Disagreement, Place, Setting, State, StateDict
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, torch
 
@@ -39,6 +41,8 @@ class TorchCheckpoint(BaseCheckpoint):
     ranks: tuple[int, int] = (1, 1)
 
     growth: ClassVar[Mapping[str, int]] = {"_growth_tracker": 0}
+    loose: ClassVar[bool] = False
+    """Whether the trainer loads an optimizer that has no state for its parameters."""
 
     # --- places ----------------------------------------------------------------------------------
 
@@ -73,6 +77,14 @@ class TorchCheckpoint(BaseCheckpoint):
         """Of the groups where no state has one, as apex keeps it."""
         places = optimizer_state.steps(self, item[0], optimizer_state.states(self, *item))
         return [*places, *self._in_groups(item, "step", not places)]
+
+    def state_dicts(self) -> list[StateDict]:
+        """One for each optimizer."""
+        with understood(self.path):
+            return [
+                state_dict(file, path, get(self.trees[file], path), loose=self.loose)
+                for file, path in self.optimizers
+            ]
 
     def deciding(self, field: str) -> list[Place]:
         """Every place: what a load replaces is all that is known of an lr. Parameters may differ in

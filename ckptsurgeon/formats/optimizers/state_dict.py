@@ -1,0 +1,58 @@
+"""Makes a `StateDict` of what torch's `optimizer.state_dict()` returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.formats.protocol import Place, StateDict
+
+BESIDE = frozenset(
+    # of torch; fairseq's loss scale; nanotron's names and sums of gradients
+    ("state", "param_groups", "loss_scale", "names", "gradient_accumulator")
+)
+"""The keys of a saved optimizer that no update reads, the states and groups apart."""
+NESTED = "__bnb_optimizer_quant_state__"
+"""Where bitsandbytes puts a state that has codes, so that FSDP leaves it alone."""
+
+
+def by_key(
+    file: Path, held: Iterable[tuple[tuple[Key, ...], Mapping[Any, Any]]], wins: bool = True
+) -> dict[str, list[Place]]:
+    """The places in several dicts by key."""
+    out: dict[str, list[Place]] = {}
+    for path, values in held:
+        for key, value in values.items():
+            if key == NESTED and isinstance(value, Mapping):
+                inner = by_key(file, [((*path, NESTED), value)], wins)
+                for name, places in inner.items():
+                    out.setdefault(name, []).extend(places)
+                continue
+            out.setdefault(str(key), []).append(Place(file, (*path, key), value, wins))
+    return out
+
+
+def state_dict(
+    file: Path, base: tuple[Key, ...], held: Mapping[Any, Any], *, loose: bool = False
+) -> StateDict:
+    """What torch's `optimizer.state_dict()` returned, with `held` under `base`. `loose` is whether
+    its loader does without the state of a parameter. An entry of the states that is of no
+    parameter counts as a key of its own."""
+    states = held.get("state") or {}
+    of_parameters = [
+        ((*base, "state", key), state)
+        for key, state in states.items()
+        if isinstance(state, Mapping)
+    ]
+    others = {key: value for key, value in states.items() if not isinstance(value, Mapping)}
+    state = by_key(file, of_parameters)
+    for key, places in by_key(file, [((*base, "state"), others)]).items():
+        state.setdefault(key, []).extend(places)
+    groups = enumerate(held.get("param_groups") or ())
+    group = by_key(file, [((*base, "param_groups", i), values) for i, values in groups])
+    numbered = all(isinstance(key, int) or key in others for key in states)
+    whole = [Place(file, (*base, "state", key), value) for key, value in states.items()]
+    beside = tuple(str(key) for key in held if key not in BESIDE)
+    return StateDict(file, state, group, tuple(whole) if loose and numbered else (), beside)

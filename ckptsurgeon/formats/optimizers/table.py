@@ -1,0 +1,116 @@
+"""The table of known optimizers, and which of them a state dict is of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.optimizers import pytorch_optimizer, quantized, torch_optim, trainers
+from ckptsurgeon.formats.optimizers.entry import Entry
+from ckptsurgeon.formats.protocol import StateDict
+
+ENTRIES: tuple[Entry, ...] = (
+    *torch_optim.ENTRIES,
+    *trainers.ENTRIES,
+    *quantized.ENTRIES,
+    *pytorch_optimizer.ENTRIES,
+)
+
+STEPS = frozenset({"step", "common_step"})
+"""The count of updates, which optimizers keep here or there; `locate` finds it."""
+COUNTED = frozenset(key for item in ENTRIES for key in item.counters)
+"""The keys of groups that some optimizer counts in."""
+COMMON = frozenset(
+    {
+        "params", "param_names", "names", "name", "lr", "initial_lr", "weight_decay", "step",
+        "foreach", "maximize",
+        # torch's schedulers that cycle the rate and the momentum
+        "max_lr", "min_lr", "base_momentum", "max_momentum",
+        # Megatron-LM
+        "wd_mult", "lr_mult", "start_wd", "end_wd", "pre_wd_mult", "pre_lr_mult", "optimizer",
+        "is_expert_parallel", "is_decoupled_lr", "default_config", "is_vision_model_param",
+        # DeepSpeed, OLMo-core, nanotron
+        "moe", "random_ltd", "fixed_fields", "named_params",
+    }
+)  # fmt: skip
+"""Keys of a param group that say nothing about which optimizer it is of, and that a reset leaves:
+the update count `step` apart, which every reset sets to its start."""
+
+
+def recognise(found: StateDict) -> Entry:
+    """The optimizer that has just these keys. Raises SurgeryError for keys that none has, and for
+    keys that are those of several which begin differently."""
+    state, group = set(found.state) - STEPS, _settings(found)
+    fits = [item for item in ENTRIES if state <= set(item.state) and group <= _group(item)]
+    if not fits or found.beside:
+        raise unknown(found)
+    fewest = min(_missing(item, state, group) for item in fits)
+    best = [item for item in fits if _missing(item, state, group) == fewest]
+    if not state and not group & COUNTED:  # nothing to begin anew, whichever it is
+        return replace(best[0], refused="")
+    if len({_starts(item, state, group) for item in best}) > 1:
+        names = " or ".join(dict.fromkeys(item.name for item in best))
+        raise SurgeryError(
+            f"{found.file.name}: the optimizer is {names}, which keep the same keys "
+            f"({', '.join(sorted(state))}) and begin with different values",
+            next="start the trainer without its saved optimizer state",
+        )
+    return best[0]
+
+
+def name(found: StateDict) -> str:
+    """What the optimizer is called; of several with the same keys, all of them."""
+    state, group = set(found.state) - STEPS, _settings(found)
+    fits = [item for item in ENTRIES if state <= set(item.state) and group <= _group(item)]
+    if not fits:
+        return ""
+    fewest = min(_missing(item, state, group) for item in fits)
+    best = [item for item in fits if _missing(item, state, group) == fewest]
+    names = dict.fromkeys(item.name for item in best)
+    if {"Adam", "AdamW"} <= set(names):
+        decoupled = {place.value for place in found.group.get("decoupled_weight_decay", ())}
+        if len(decoupled) == 1:
+            del names["Adam" if decoupled == {True} else "AdamW"]
+    return " or ".join(names) if len(names) < 4 else f"one of {len(names)} optimizers of these keys"
+
+
+def unknown(found: StateDict) -> SurgeryError:
+    """The error that names each key of `found` that no entry explains, and how many there are."""
+    every = {key for item in ENTRIES for key in item.state} | STEPS
+    settings = {key for item in ENTRIES for key in _group(item)}
+    told = [f"{key} (of {len(found.state[key])})" for key in sorted(set(found.state) - every)]
+    told += [f"{key} (in param groups)" for key in sorted(_settings(found) - settings)]
+    told += [f"{key} (beside the states)" for key in found.beside]
+    if not told:
+        keys = sorted(set(found.state) - STEPS)
+        told = [f"{', '.join(keys)} with {', '.join(sorted(_settings(found))) or 'no settings'}"]
+    return SurgeryError(
+        f"{found.file.name}: no known optimizer keeps {'; '.join(told)}, so what a new one begins "
+        "with is not known",
+        next="start the trainer without its saved optimizer state, or name the optimizer in an "
+        "issue: docs/optimizers.md has those that are known",
+    )
+
+
+def _settings(found: StateDict) -> set[str]:
+    """The keys of the groups that tell optimizers apart; a text is a label that someone gave."""
+    return {
+        key
+        for key, places in found.group.items()
+        if key not in COMMON and not all(isinstance(place.value, str) for place in places)
+    }
+
+
+def _group(item: Entry) -> set[str]:
+    return set(item.group) | set(item.counters)
+
+
+def _missing(item: Entry, state: set[str], group: set[str]) -> int:
+    absent = len(set(item.state) - state - STEPS) if state else 0
+    return absent + len(_group(item) - group)
+
+
+def _starts(item: Entry, state: set[str], group: set[str]) -> tuple[object, ...]:
+    kept = [(key, item.state.get(key, "")) for key in sorted(state)]
+    counted = [(key, item.counters.get(key, "")) for key in sorted(group)]
+    return (*kept, *counted, item.unless, item.refused)

@@ -1,0 +1,60 @@
+"""The schedules of the Hugging Face Trainer, which its checkpoint keeps as arguments.
+
+Source: `transformers/optimization.py` (`_get_linear_schedule_with_warmup_lr_lambda` and its kin)
+and `TrainingArguments.get_warmup_steps`, 4.30 to 5.23.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Share = Callable[[int], float | None]
+
+
+def schedule(arguments: Mapping[str, Any], total: Any) -> Share | None:
+    """What the base rate is multiplied by at a step, by the saved arguments and `max_steps`.
+
+    None where they do not say: a schedule with arguments of its own, or none at all."""
+    name = _name(arguments.get("lr_scheduler_type"))
+    if name is None or not isinstance(total, int) or total <= 0:
+        return None
+    if arguments.get("lr_scheduler_kwargs"):
+        return None
+    warmup = _warmup(arguments, total)
+    if warmup is None:
+        return None
+
+    def share(now: int) -> float | None:
+        if name == "constant":
+            return 1.0
+        if now < warmup:
+            return now / max(1, warmup)
+        if name == "constant_with_warmup":
+            return 1.0
+        left = max(1, total - warmup)
+        if name == "linear":
+            return max(0.0, (total - now) / left)
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * (now - warmup) / left)))
+
+    return share if name in ("linear", "cosine", "constant", "constant_with_warmup") else None
+
+
+def _name(value: Any) -> str | None:
+    """The word of an enumeration, as a pickle keeps it: a call with the word."""
+    if isinstance(value, str):
+        return value
+    arguments = getattr(value, "args", None)
+    found = arguments[0] if isinstance(arguments, (tuple, list)) and arguments else None
+    return found if isinstance(found, str) else None
+
+
+def _warmup(arguments: Mapping[str, Any], total: int) -> int | None:
+    """`warmup_steps`, below 1 a share of all steps; else that share, `warmup_ratio`."""
+    steps, ratio = arguments.get("warmup_steps") or 0, arguments.get("warmup_ratio") or 0.0
+    if not isinstance(steps, (int, float)) or not isinstance(ratio, (int, float)):
+        return None
+    if steps >= 1:
+        return int(steps)
+    return math.ceil(total * (steps or ratio))

@@ -1,0 +1,20 @@
+"""The iteration line of the bundled trainer: Megatron's form, with the rate of its own update.
+
+Source: `train/log.py` (`loss_line`), `train/trainer.py` (`iteration` reads lr before the step).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckptsurgeon.logs.printed import megatron
+from ckptsurgeon.logs.printed.stated import Stated
+
+NAME = "the bundled trainer"
+POINTS = {tag: "lr" if field == "next_lr" else field for tag, field in megatron.POINTS.items()}
+
+
+def read(line: str) -> Stated | None:
+    """What an iteration line says; None for any other."""
+    said = megatron.read(line)
+    return None if said is None else replace(said, family=NAME, lr=said.next_lr, next_lr=None)

@@ -1,0 +1,89 @@
+"""Which trainers' words may be met in a run of a format, and the statements in printed lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptsurgeon.logs.printed import (
+    bundled,
+    deepspeed,
+    lightning,
+    megatron,
+    metaseq,
+    nanotron,
+    olmo_core,
+    torchtitan,
+    transformers,
+)
+from ckptsurgeon.logs.printed.stated import Stated
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one trainer speaks: `read` takes a printed line, `points` and `prefixes` say what a
+    TensorBoard tag means, whose steps are `late` behind the update that they tell of."""
+
+    name: str
+    read: Callable[[str], Stated | None]
+    points: Mapping[str, str]
+    prefixes: Mapping[str, str] | None = None
+    late: int = 0
+
+
+MEGATRON = Family(megatron.NAME, megatron.read, megatron.POINTS)
+BUNDLED = Family(bundled.NAME, bundled.read, bundled.POINTS)
+DEEPSPEED = Family(deepspeed.NAME, deepspeed.read, deepspeed.POINTS)
+TORCHTITAN = Family(torchtitan.NAME, torchtitan.read, torchtitan.POINTS, torchtitan.PREFIXES)
+OLMO_CORE = Family(olmo_core.NAME, olmo_core.read, olmo_core.POINTS)
+NANOTRON = Family(nanotron.NAME, nanotron.read, nanotron.POINTS)
+METASEQ = Family(metaseq.NAME, metaseq.read, metaseq.POINTS)
+TRANSFORMERS = Family(transformers.NAME, transformers.read, transformers.POINTS)
+LIGHTNING = Family(
+    lightning.NAME, lambda _: None, lightning.POINTS, lightning.PREFIXES, lightning.LATE
+)
+FAMILIES: Mapping[str, Sequence[Family]] = {
+    "deepspeed": (MEGATRON, TRANSFORMERS, DEEPSPEED),
+    "megatron": (MEGATRON,),
+    "torchtitan": (TORCHTITAN,),
+    "olmo-core": (OLMO_CORE,),
+    "fairseq": (METASEQ,),
+    "transformers": (TRANSFORMERS, DEEPSPEED),
+    "accelerate": (TRANSFORMERS, DEEPSPEED),
+    "nanotron": (NANOTRON,),
+    "lightning": (LIGHTNING, DEEPSPEED),
+}
+"""Format → who may have saved it; the first one that reads a line has it."""
+
+
+def families(format: str, own: bool = False) -> Sequence[Family]:
+    """The families of a format; `own` is a run of the bundled trainer."""
+    return (BUNDLED,) if own else FAMILIES.get(format, ())
+
+
+class Listener:
+    """Reads printed lines one by one."""
+
+    def __init__(self, speakers: Sequence[Family]) -> None:
+        self._speakers = speakers
+        self._begun: Stated | None = None
+
+    def hear(self, line: str) -> list[Stated]:
+        """The statements that `line` completes: one that is spread over lines may wait for more,
+        with lines between that say nothing here."""
+        said = next((s for item in self._speakers if (s := item.read(line)) is not None), None)
+        if said is None:
+            return []
+        begun, self._begun = self._begun, None
+        if said.continues:
+            return [] if begun is None else [begun.joined(said)]
+        done = [] if begun is None else [begun]
+        if said.begins:
+            self._begun = said
+            return done
+        return [*done, said]
+
+    def end(self) -> list[Stated]:
+        """The statement that no later line completed."""
+        begun, self._begun = self._begun, None
+        return [] if begun is None else [begun]

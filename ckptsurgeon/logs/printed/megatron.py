@@ -1,0 +1,55 @@
+"""The iteration line of Megatron-LM and Megatron-DeepSpeed.
+
+Source: `training_log` in `megatron/training/training.py` of NVIDIA/Megatron-LM at d98e8a64
+(`.6E`), and in `megatron/training.py` of bigscience-workshop/Megatron-DeepSpeed at 8387ae17 and of
+Megatron-LM before it (`.3E`). Both call it after the update and after the scheduler's step: the
+line of iteration N has the counters after N, and the rate and the loss scale of N + 1.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ckptsurgeon.logs.printed.stated import Number, Stated, quoted, rounded
+
+ITERATION = re.compile(r"\biteration\s+(?P<step>\d+)/\s*\d+ \|")
+NUMBER = r"(?P<value>[-+0-9.Ee]+|nan|inf)"
+RATE = re.compile(rf"\| learning rate: {NUMBER} \|")
+SAMPLES = re.compile(r"\| consumed samples: +(?P<value>\d+) \|")
+BATCH = re.compile(r"\| global batch size: +(?P<value>\d+) \|")
+SCALE = re.compile(rf"\| loss scale: {NUMBER} \|")
+SKIPPED = re.compile(r"\| number of skipped iterations: +(?P<value>\d+) \|")
+NAME = "Megatron"
+POINTS = {
+    "learning-rate": "next_lr",
+    "learning-rate/learning-rate": "next_lr",
+    "steps-vs-samples/y=samples,x=steps": "consumed_samples",
+    "batch-size": "batch_size",
+    "batch-size/batch-size": "batch_size",
+    "loss-scale": "loss_scale",
+    "loss-scale/loss-scale": "loss_scale",
+}
+"""TensorBoard tag → what it says, of both; they are written in the same function."""
+
+
+def read(line: str) -> Stated | None:
+    """What an iteration line says; None for any other."""
+    head = ITERATION.search(line)
+    if head is None:
+        return None
+    skipped = _number(SKIPPED, line)
+    return Stated(
+        NAME,
+        quoted(line),
+        step=int(head["step"]),
+        next_lr=_number(RATE, line),
+        consumed_samples=_number(SAMPLES, line),
+        batch_size=_number(BATCH, line),
+        loss_scale=_number(SCALE, line),
+        skipped=None if skipped is None else int(skipped.value),
+    )
+
+
+def _number(pattern: re.Pattern[str], line: str) -> Number | None:
+    match = pattern.search(line)
+    return None if match is None else rounded(match["value"])

@@ -1,0 +1,27 @@
+"""nanotron's iteration line: `iteration: 7 / 100 | consumed_tokens: 1.2K | … | lr: 9.99e-05 | …`.
+
+Source: `LoggerWriter` and `human_format` in `src/nanotron/logging/base.py`, `train_step_logs` in
+`src/nanotron/trainer.py` of huggingface/nanotron at 2411b022. `get_last_lr` is asked after the
+scheduler's step, so the line of iteration N has the rate of N + 1, in three significant digits.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ckptsurgeon.logs.printed.stated import COLORS, Stated, quoted, significant
+
+HEAD = re.compile(r"iteration: (?P<step>\d+) / \d+ \| ")
+RATE = re.compile(r"\| lr: (?P<lr>[-+0-9.e]+)(?= \||\s*$)")
+NAME = "nanotron"
+POINTS: dict[str, str] = {}
+
+
+def read(line: str) -> Stated | None:
+    """What an iteration line says; None for any other."""
+    plain = COLORS.sub("", line)
+    head, rate = HEAD.search(plain), RATE.search(plain)
+    if head is None:
+        return None
+    said = None if rate is None else significant(rate["lr"], 3)
+    return Stated(NAME, quoted(line), step=int(head["step"]), next_lr=said)

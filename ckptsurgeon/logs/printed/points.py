@@ -1,0 +1,121 @@
+"""What a trainer says in its logs: TensorBoard's points and rows of CSV, as statements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.logs.printed import lightning, transformers
+from ckptsurgeon.logs.printed.families import Family, Listener
+from ckptsurgeon.logs.printed.stated import Stated, exact
+from ckptsurgeon.logs.tensorboard import event_file
+from ckptsurgeon.logs.tensorboard.scalars import Point, scalars
+
+METRICS = "metrics.csv"
+MAX_DOCUMENT = 256 << 20
+"""Bytes of a `trainer_state.json` that are read."""
+
+
+def in_file(path: Path, speakers: Sequence[Family]) -> Iterator[Stated]:
+    """The statements in what a trainer printed, in a `metrics.csv` or a `trainer_state.json`."""
+    try:
+        with path.open(encoding="utf-8", errors="backslashreplace") as file:
+            first = file.readline()
+            if lightning.is_metrics(first):
+                yield from lightning.rows(chain([first], file))
+            elif path.suffix == ".json":
+                yield from _document(path, first + file.read(MAX_DOCUMENT))
+            else:
+                listener = Listener(speakers)
+                for line in chain([first], file):
+                    yield from listener.hear(line)
+                yield from listener.end()
+    except OSError as error:
+        raise UsageError(
+            f"{path} can't be read: {error.strerror}", next="--log FILE that the trainer wrote"
+        ) from None
+
+
+def _document(path: Path, text: str) -> Iterator[Stated]:
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError):
+        held = None
+    if not isinstance(held, dict):
+        raise UsageError(f"{path} is no trainer_state.json", next="--log FILE of printed lines")
+    yield from transformers.history(held)
+
+
+def in_folder(
+    folder: Path, speakers: Sequence[Family], since: float | None = None
+) -> Iterator[Stated]:
+    """The statements in the event files and the `metrics.csv` directly in `folder`, file by file.
+
+    With `since`, only in files written to at that time or later, and of their points only those
+    logged then."""
+    for file in _files(folder):
+        if since is not None and file.stat().st_mtime < since:
+            continue
+        if file.name == METRICS:
+            yield from in_file(file, ())
+        else:
+            yield from _of_events(file, speakers, since)
+
+
+def below(folder: Path) -> list[Path]:
+    """`folder` and the folders in it, at any depth, that hold logs."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a directory", next="--tb DIR with the trainer's logs")
+    every = (folder, *sorted(path for path in folder.rglob("*") if path.is_dir()))
+    return [here for here in every if any(True for _ in _files(here))]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    yield from event_file.files(folder)
+    if (folder / METRICS).is_file():
+        yield folder / METRICS
+
+
+def _of_events(path: Path, speakers: Sequence[Family], since: float | None) -> Iterator[Stated]:
+    """One statement a step, in file order, of the family whose tags the file has."""
+    for family in speakers:
+        wanted = partial(_is_of, family)
+        found = [p for p in scalars(path, wanted) if since is None or p.wall >= since]
+        if found:
+            yield from _statements(path, family, found)
+            return
+
+
+def _statements(path: Path, family: Family, points: Sequence[Point]) -> Iterator[Stated]:
+    """Points that follow one another at one step are one statement."""
+    open_: Stated | None = None
+    for point in points:
+        field, step = _field(family, point.tag), point.step + family.late
+        assert field is not None
+        if open_ is None or open_.step != step:
+            if open_ is not None:
+                yield open_
+            open_ = Stated(family.name, f"{path.name}: step {point.step}:", step=step)
+        if getattr(open_, field) is None:
+            text = f"{open_.text} {point.tag} {point.value:.6g}"
+            number: Any = {field: exact(point.value)}
+            open_ = replace(open_, text=text, **number)
+    if open_ is not None:
+        yield open_
+
+
+def _is_of(family: Family, tag: str) -> bool:
+    return _field(family, tag) is not None
+
+
+def _field(family: Family, tag: str) -> str | None:
+    if tag in family.points:
+        return family.points[tag]
+    prefixes = family.prefixes or {}
+    return next((field for start, field in prefixes.items() if tag.startswith(start)), None)

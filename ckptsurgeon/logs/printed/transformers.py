@@ -1,0 +1,68 @@
+"""What the Hugging Face Trainer prints and saves: a dict a line, and `log_history` in its state.
+
+Source: `transformers/trainer.py` (`_maybe_log_save_evaluate`) and `trainer_callback.py`
+(`ProgressCallback.on_log`, `PrinterCallback.on_log`), 4.30 to 5.23. A line names no step, only its
+epoch. Release 5 prints four significant digits, in quotes, and reads the rate before the
+scheduler's step: it is that of the update just made. Releases before 4.47 read it after.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckptsurgeon.logs.printed.stated import Number, Stated, exact, quoted, significant
+
+NAME = "the Hugging Face Trainer"
+POINTS = {"train/learning_rate": "either_lr"}
+DIGITS = 4
+MAX_LINE = 65536
+
+
+def read(line: str) -> Stated | None:
+    """What a dict with a learning rate says; None for any other line."""
+    start = line.find("{'")
+    if start < 0 or "'learning_rate':" not in line or len(line) > MAX_LINE:
+        return None
+    try:
+        held = ast.literal_eval(line[start:].strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    if not isinstance(held, dict):
+        return None
+    rate = held.get("learning_rate")
+    text = quoted(line[start:])
+    if isinstance(rate, str):
+        return Stated(NAME, text, epoch=_text(held.get("epoch")), lr=_text(rate))
+    return Stated(NAME, text, epoch=_epoch(held.get("epoch")), either_lr=_plain(rate))
+
+
+def history(document: Mapping[str, Any]) -> Iterator[Stated]:
+    """What `log_history` of a `trainer_state.json` says, oldest first."""
+    entries = document.get("log_history")
+    for entry in entries if isinstance(entries, list) else ():
+        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+            continue
+        if (rate := _plain(entry.get("learning_rate"))) is not None:
+            yield Stated(NAME, json.dumps(entry), step=entry["step"], either_lr=rate)
+
+
+def _text(value: Any) -> Number | None:
+    try:
+        return significant(value, DIGITS)
+    except (TypeError, ValueError):
+        return None
+
+
+def _plain(value: Any) -> Number | None:
+    return exact(float(value)) if isinstance(value, (int, float)) else None
+
+
+def _epoch(value: Any) -> Number | None:
+    """Older releases round it to two decimals."""
+    if not isinstance(value, (int, float)):
+        return None
+    short = round(value, 2) == value
+    return Number(str(value), float(value), 0.005 if short else 0.0)

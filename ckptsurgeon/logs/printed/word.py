@@ -1,0 +1,296 @@
+"""The trainer's word: what it says of its first updates, held against the promise.
+
+A promise is for update N + 1, the first after the checkpoint of step N. A difference is one that no
+rounding explains. What a trainer never says is listed as not said, and what has nothing to be held
+against as not compared; neither counts as agreed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ckptsurgeon.edits import Promise
+from ckptsurgeon.logs.printed.stated import Number, Stated
+
+UPDATES = 2
+"""Statements about so many different updates are heard."""
+BACK = 0.25
+"""A rate whose logarithm is nearer to that from before the surgery than this share of the change
+has gone back to it."""
+LONGEST = 480
+MOST = 1000
+"""Updates that one line may be of; one of an epoch of so many steps says too little."""
+NEVER_SAID = ("lr", "betas", "eps", "weight_decay", "adam_step", "loss_scale", "clip_grad",
+              "consumed_samples", "skip", "seed")  # fmt: skip
+WORDS = {
+    "weight_decay": "weight decay", "adam_step": "step of Adam", "loss_scale": "loss scale",
+    "clip_grad": "gradient clipping", "consumed_samples": "consumed samples",
+    "batch_size": "global batch size", "skip": "skip ranges",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a trainer that goes on from one checkpoint should say.
+
+    `rate` is the lr of the k-th update from here, where so many samples are in a batch, or None
+    where only the trainer's own config says it; `decides_lr` is false where that config decides
+    the first one as well. `before` is the lr of that update if there had been no surgery.
+    `batch_size` is that of the first update, and of those after it if `steady`. `epoch_steps` is
+    how many updates an epoch has, `skipped` how many overflowed so far; the betas change at each
+    update unless `steady_betas`. `remedy` is what makes a trainer that differs agree."""
+
+    promise: Promise
+    rate: Callable[[int, int | None], float | None]
+    decides_lr: bool = True
+    before: float | None = None
+    batch_size: int | None = None
+    steady: bool = True
+    epoch_steps: float | None = None
+    skipped: int | None = None
+    steady_betas: bool = True
+    remedy: tuple[str, ...] = ()
+
+    def steps(self, statement: Stated) -> range | None:
+        """The updates that a statement may be of: several where it names an epoch that was rounded,
+        None where it names neither."""
+        if statement.step is not None:
+            return range(statement.step, statement.step + 1)
+        epoch, steps = statement.epoch, self.epoch_steps
+        if epoch is None or not steps:
+            return None
+        low = math.ceil((epoch.value - epoch.half) * steps - 1e-6)
+        high = math.floor((epoch.value + epoch.half) * steps + 1e-6)
+        return range(low, max(low, high) + 1)[:MOST]
+
+
+@dataclass
+class Word:
+    """What was heard so far. `differs` holds a sentence for each difference, with the line;
+    `has_rates` is whether any statement named a learning rate."""
+
+    expected: Expected
+    agrees: list[str] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    has_rates: bool = False
+    _fields: set[str] = field(default_factory=set)
+    _updates: set[int] = field(default_factory=set)
+    _skipped: int = 0
+
+    @property
+    def heard(self) -> bool:
+        """Whether anything that was said could be held against the promise."""
+        return bool(self.agrees or self.differs)
+
+    @property
+    def done(self) -> bool:
+        """Whether the first updates have spoken: of what follows nothing was promised."""
+        return len(self._updates) >= UPDATES
+
+    @property
+    def not_said(self) -> list[str]:
+        """The fields of the promise that no line named."""
+        promise = self.expected.promise
+        return [
+            f"lr of update {promise.step}" if name == "lr" else WORDS.get(name, name)
+            for name in NEVER_SAID
+            if getattr(promise, name) not in (None, ())
+            and name not in self._fields
+            and (name != "lr" or self.expected.decides_lr)
+        ]
+
+    def sentences(self) -> list[str]:
+        """All of it, a line for each kind of verdict."""
+        step = self.expected.promise.step
+        parts = (
+            (f"the trainer's word agrees with the promise of step {step}", self.agrees),
+            ("not compared", self.not_compared),
+            ("the trainer does not say", self.not_said),
+        )
+        return [f"{title}: {', '.join(items)}" for title, items in parts if items]
+
+    def add(self, other: Word) -> None:
+        """Also what `other`, of the same checkpoint, has heard."""
+        self.agrees += [item for item in other.agrees if item not in self.agrees]
+        self.differs += [item for item in other.differs if item not in self.differs]
+        self.not_compared += [i for i in other.not_compared if i not in self.not_compared]
+        self.lines += other.lines
+        self.has_rates |= other.has_rates
+        self._fields |= other._fields
+        self._updates |= other._updates
+
+    def hear(self, statement: Stated) -> None:
+        """Hold one statement against the promise."""
+        if self.done:
+            return
+        self.lines.append(statement.text)
+        updates = self._which(statement)
+        if not updates:
+            return
+        self._updates.add(max(updates))
+        self._skipped += statement.skipped or 0
+        left_out = self._skipped
+        if statement.skipped_total is not None and self.expected.skipped is not None:
+            left_out = statement.skipped_total - self.expected.skipped
+        batch = None if statement.batch_size is None else round(statement.batch_size.value)
+        self._rates(statement, [k - left_out for k in updates], batch)
+        if len(updates) == 1:
+            self._counts(statement, updates[0], batch)
+        self._betas(statement)
+
+    # --- which update ----------------------------------------------------------------------------
+
+    def _which(self, statement: Stated) -> list[int]:
+        """How far after the checkpoint the update is: 1 is the promised one. Several where the line
+        names an epoch alone, in too few digits."""
+        last = self.expected.promise.step - 1
+        steps = self.expected.steps(statement)
+        if steps is None:
+            self._unknown("the line names no step")
+            return []
+        if steps[-1] <= last:
+            self._differs("step", f"{last + 1}", f"{steps[-1]}", statement)
+            return []
+        if len(steps) == 1:
+            self._agrees(f"step {steps[0]}", first=not self._updates)
+        return [step - last for step in steps if step > last]
+
+    # --- the rates -------------------------------------------------------------------------------
+
+    def _rates(self, statement: Stated, updates: list[int], batch: int | None) -> None:
+        rates = (statement.lr, (0,)), (statement.next_lr, (1,)), (statement.either_lr, (0, 1))
+        for number, later in rates:
+            if number is not None:
+                self.has_rates = True
+                self._rate(statement, number, [k + more for k in updates for more in later], batch)
+
+    def _rate(self, statement: Stated, number: Number, which: list[int], batch: int | None) -> None:
+        """One rate against those of the updates that it may be of."""
+        promise = self.expected.promise
+        of = f"lr of update {promise.step - 1 + which[0]}"
+        candidates: dict[int, float | None] = {}
+        if self.expected.decides_lr:
+            candidates = {k: self.expected.rate(k, batch) for k in dict.fromkeys(which) if k > 0}
+        known = {k: rate for k, rate in candidates.items() if rate is not None}
+        if 1 in candidates:
+            self._fields.add("lr")
+        if any(number.agrees(rate) for rate in known.values()):
+            self._agrees(f"{of}: {number}")
+        elif len(known) == len(candidates) and known:
+            self._differs(of, f"{next(iter(known.values())):.9g}", f"{number}", statement)
+        elif self._went_back(number.value):
+            words = f"{number}, as before the surgery"
+            self._differs(of, f"a schedule from {promise.lr:.9g} on", words, statement)
+        elif self.expected.decides_lr:
+            self._unknown(f"{of}: only the trainer's own config says it")
+        else:
+            self._unknown("lr: the trainer computes it anew when it loads, from its own config")
+
+    def _went_back(self, rate: float) -> bool:
+        """Whether a rate is about the one from before the surgery, and the promised one is not."""
+        old, new = self.expected.before, self.expected.promise.lr
+        if not old or not new or rate <= 0 or min(old, new) <= 0:
+            return False
+        change = abs(math.log(new / old))
+        return change > 1e-6 and abs(math.log(rate / old)) < BACK * change
+
+    # --- the rest --------------------------------------------------------------------------------
+
+    def _counts(self, statement: Stated, k: int, batch: int | None) -> None:
+        promise, size = self.expected.promise, self.expected.batch_size
+        if batch is not None and size is not None:
+            same = f"global batch size {batch}"
+            if batch == size:
+                self._agrees(same)
+            else:
+                self._unknown(f"{same}: {size} in the checkpoint; a flag may change it")
+        held, each = promise.consumed_samples, batch if batch is not None else size
+        if statement.consumed_samples is not None:
+            self._fields.add("consumed_samples")
+            if held is None or each is None or (k > 1 and not self.expected.steady):
+                self._unknown("consumed samples: the size of a batch is not known")
+            elif statement.consumed_samples.agrees(held + k * each):
+                self._agrees(f"consumed samples {statement.consumed_samples}")
+            else:
+                words = f"{held} and {k} x {each} after it, so {held + k * each}"
+                self._differs("consumed samples", words, f"{statement.consumed_samples}", statement)
+        if statement.loss_scale is not None and promise.loss_scale is not None:
+            self._scale(statement, statement.loss_scale, promise.loss_scale, k)
+
+    def _scale(self, statement: Stated, number: Number, promised: float, k: int) -> None:
+        """An update may double or halve a dynamic scale, and what is said is from after it."""
+        self._fields.add("loss_scale")
+        if number.agrees(promised) or (promised != 1 and _doublings(number.value / promised) <= k):
+            self._agrees(f"loss scale {number}")
+        else:
+            self._differs("loss scale", f"{promised:g}", f"{number}", statement)
+
+    def _betas(self, statement: Stated) -> None:
+        promised = self.expected.promise.betas
+        if statement.betas is None or promised is None:
+            return
+        self._fields.add("betas")
+        if not self.expected.steady_betas:
+            self._unknown("betas: the scheduler sets them anew at each update")
+            return
+        words = f"{statement.betas[0]}, {statement.betas[1]}"
+        if all(number.agrees(beta) for number, beta in zip(statement.betas, promised, strict=True)):
+            self._agrees(f"betas {words}")
+        else:
+            self._differs("betas", f"{promised[0]:g}, {promised[1]:g}", words, statement)
+
+    # --- verdicts --------------------------------------------------------------------------------
+
+    def _agrees(self, words: str, first: bool = True) -> None:
+        if first and words not in self.agrees:
+            self.agrees.append(words)
+
+    def _differs(self, name: str, promised: str, words: str, statement: Stated) -> None:
+        if any(sentence.startswith(f"{name}:") for sentence in self.differs):
+            return  # of more lines the first one tells it
+        line = statement.text if len(statement.text) <= LONGEST else f"{statement.text[:LONGEST]}…"
+        self.differs.append(f"{name}: promised {promised}, says {words}, in its line: {line}")
+
+    def _unknown(self, words: str) -> None:
+        if words not in self.not_compared:
+            self.not_compared.append(words)
+
+
+def _doublings(ratio: float) -> float:
+    """How many times a number was doubled or halved; infinite when it was anything else."""
+    if ratio <= 0 or not math.isfinite(ratio):
+        return math.inf
+    count = math.log2(ratio)
+    return abs(count) if abs(count - round(count)) < 1e-6 else math.inf
+
+
+def after(statements: Sequence[Stated], expected: Expected) -> list[Stated]:
+    """Of what a trainer said over several starts, that of the start which went on after the
+    checkpoint.
+
+    A start is where the numbers go back. It is the last one that has the first number beyond the
+    checkpoint's; where the last start does not go on from there at all, that one, and all it
+    says."""
+    step = expected.promise.step - 1
+    numbers = [steps[-1] if (steps := expected.steps(s)) else None for s in statements]
+    starts: list[list[tuple[int | None, Stated]]] = []
+    highest = -1
+    for number, statement in zip(numbers, statements, strict=True):
+        if not starts or (number is not None and number <= highest):
+            starts.append([])
+        starts[-1].append((number, statement))
+        highest = highest if number is None else number
+    if not starts:
+        return []
+    first = starts[-1][0][0]
+    if len(starts) > 1 and first is not None and first <= step:
+        return [statement for _, statement in starts[-1]]
+    beyond = [number for number in numbers if number is not None and number > step]
+    if not beyond:
+        return [s for number, s in zip(numbers, statements, strict=True) if number is None]
+    chosen = next(s for s in reversed(starts) if min(beyond) in {number for number, _ in s})
+    return [s for number, s in chosen if number is None or number > step]

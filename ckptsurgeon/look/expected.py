@@ -1,0 +1,211 @@
+"""What a trainer should say once it goes on from a checkpoint: the promise, and later rates."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Change, Promise, Receipt
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.formats import Checkpoint, Place, State, rampup
+from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
+from ckptsurgeon.logs.printed.word import Expected
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction import receipts
+
+OF_THE_SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style")
+MAX_STATE = 64 << 20
+ARGUMENTS, TRAINER_STATE = "training_args.bin", "trainer_state.json"
+
+
+def expected(run: Run, step: int) -> Expected:
+    """What the trainer of `run` should say of its first updates after `step`. Reads only."""
+    checkpoint = run.checkpoint(step)
+    state = checkpoint.state()
+    surgeries = _surgeries(run, state.promise)
+    saved = _trainer_state(run, step)
+    places = checkpoint.locate("lr")
+    decides = state.schedule is not None or not places or any(place.wins for place in places)
+    wanted = _schedule(surgeries) if _in_config(checkpoint) else {}
+    samples = state.promise.consumed_samples
+    size = state.batch_size
+    if size is not None and state.rampup is not None:
+        size = None if samples is None else rampup.batch_size(state, samples)
+    return Expected(
+        promise=state.promise,
+        rate=_rates(run, checkpoint, state, wanted, saved),
+        decides_lr=decides,
+        before=next((r.before.lr for r in surgeries if r.before is not None), None),
+        batch_size=size,
+        steady=state.rampup is None or size == state.batch_size,
+        epoch_steps=_epoch_steps(saved),
+        skipped=next((p.value for p in checkpoint.locate("skipped_steps")), None),
+        steady_betas=not any(_cycles(state) for state in _schedulers(checkpoint)),
+        remedy=tuple(_remedy(run, checkpoint, state, surgeries)),
+    )
+
+
+def _surgeries(run: Run, promise: Promise) -> list[Receipt]:
+    """The standing surgeries on this very state, oldest first."""
+    return [
+        receipt
+        for receipt in receipts.standing(run.receipts())
+        if receipt.promise is not None
+        and receipt.promise.step == promise.step
+        and receipt.before is not None
+        and receipt.before.step == promise.step
+    ]
+
+
+def _schedule(surgeries: list[Receipt]) -> dict[str, Any]:
+    """What they set of the schedule, which a checkpoint that saves no schedule does not keep."""
+    out: dict[str, Any] = {}
+    for receipt in surgeries:
+        held = receipt.recipe.get("set")
+        if isinstance(held, Mapping):
+            out |= {key: held[key] for key in OF_THE_SCHEDULE if key in held}
+    return out
+
+
+# --- the rates of the updates --------------------------------------------------------------------
+
+
+def _rates(
+    run: Run,
+    checkpoint: Checkpoint,
+    state: State,
+    wanted: Mapping[str, Any],
+    saved: Mapping[str, Any],
+) -> Callable[[int, int | None], float | None]:
+    factor = _factor(run, checkpoint, state, saved)
+
+    def rate(k: int, batch: int | None) -> float | None:
+        """The lr of the k-th update from the checkpoint on; None where it does not say."""
+        if k == 1:
+            return state.promise.lr
+        if factor is not None:
+            return factor(k)
+        positions = _positions(checkpoint)
+        size = 1 if state.schedule is None else batch or state.batch_size
+        if not positions or size is None or not _decides(checkpoint):
+            return None
+        place = positions[0]
+        try:
+            settings, _ = checkpoint.reschedule(
+                {**wanted, "position": place.value + (k - 1) * size}
+            )
+            changes = [
+                Change(run.relative(at.file), name, at.value, value, at.path)
+                for name, at, value in settings
+            ]
+            return checkpoint.after(changes, run.root).state().promise.lr
+        except SurgeryError:
+            return None
+
+    return rate
+
+
+def _positions(checkpoint: Checkpoint) -> list[Place]:
+    try:
+        return checkpoint.locate("position")
+    except SurgeryError:
+        return []
+
+
+def _schedulers(checkpoint: Checkpoint) -> list[Any]:
+    try:
+        return [place.value for place in checkpoint.locate("scheduler")]
+    except SurgeryError:
+        return []
+
+
+def _cycles(scheduler: Any) -> bool:
+    """Whether it sets the momentum too."""
+    return isinstance(scheduler, Mapping) and bool(scheduler.get("cycle_momentum"))
+
+
+def _in_config(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint keeps the position of a scheduler of DeepSpeed alone."""
+    return any(map(deepspeed.is_deepspeed, _schedulers(checkpoint)))
+
+
+def _decides(checkpoint: Checkpoint) -> bool:
+    """Whether the saved schedule says the next rates: code does for a LambdaLR."""
+    return not any(torch.kind(held) == "LambdaLR" for held in _schedulers(checkpoint))
+
+
+def _factor(
+    run: Run, checkpoint: Checkpoint, state: State, saved: Mapping[str, Any]
+) -> Callable[[int], float | None] | None:
+    """The rates of a Hugging Face Trainer, whose LambdaLR is a function of its saved arguments.
+
+    None where the saved rate is not what they give: the schedule is then the user's own."""
+    schedulers = _schedulers(checkpoint)
+    if run.format.name != "transformers" or not schedulers or state.promise.lr is None:
+        return None
+    held = schedulers[0]
+    arguments = _arguments(checkpoint.path / ARGUMENTS)
+    share = transformers.schedule(arguments, saved.get("max_steps"))
+    if torch.kind(held) != "LambdaLR" or share is None:
+        return None
+    base, now = float(held["base_lrs"][0]), int(held["last_epoch"])
+    given = share(now)
+    if given is None or abs(base * given - state.promise.lr) > 1e-6 * state.promise.lr:
+        return None
+
+    def rate(k: int) -> float | None:
+        found = share(now + k - 1)
+        return None if found is None else base * found
+
+    return rate
+
+
+def _arguments(path: Path) -> Mapping[str, Any]:
+    """The saved TrainingArguments, read and not unpickled; empty where there are none."""
+    try:
+        held = getattr(Archive.open(path).tree(), "state", None)
+    except (SurgeryError, OSError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+# --- beside it -----------------------------------------------------------------------------------
+
+
+def _trainer_state(run: Run, step: int) -> Mapping[str, Any]:
+    """`trainer_state.json` of the Hugging Face Trainer; empty where there is none."""
+    try:
+        with (run.directory(step) / TRAINER_STATE).open("rb") as file:
+            held = json.loads(file.read(MAX_STATE))
+    except (OSError, ValueError, RecursionError, SurgeryError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _epoch_steps(saved: Mapping[str, Any]) -> float | None:
+    """The updates of an epoch, as its state tells them."""
+    step, epoch = saved.get("global_step"), saved.get("epoch")
+    if not isinstance(step, int) or not isinstance(epoch, (int, float)) or not epoch:
+        return None
+    return step / epoch
+
+
+def _remedy(run: Run, checkpoint: Checkpoint, state: State, surgeries: list[Receipt]) -> list[str]:
+    """What the plan said that the relaunch needs, once more."""
+    told = [note for note in state.notes if "relaunch" in note]
+    if run.format.name == "transformers" and not _decides(checkpoint):
+        told.append(
+            "relaunch with the arguments that saved the checkpoint (lr_scheduler_type, "
+            "warmup_steps, max_steps): the Trainer computes its schedule from them"
+        )
+    given = _schedule(surgeries)
+    if given:
+        with contextlib.suppress(SurgeryError):
+            told += [line for line in checkpoint.reschedule(given)[1] if "relaunch" in line]
+    if state.schedule is not None and run.format.name in ("deepspeed", "megatron"):
+        told.append("ckptsurgeon relaunch --print-flags    what its launcher must say")
+    return told

@@ -1,0 +1,187 @@
+"""What each trainer's printed line says, with the precision and the update that it is of."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from ckptsurgeon.logs.printed import (
+    bundled,
+    deepspeed,
+    lightning,
+    megatron,
+    metaseq,
+    nanotron,
+    olmo_core,
+    torchtitan,
+    transformers,
+)
+from ckptsurgeon.logs.printed.families import FAMILIES, Listener, families
+from ckptsurgeon.logs.printed.stated import Number, Stated, exact, rounded, significant
+from train.log import Report, loss_line
+from train.progress import Progress
+
+MEGATRON = (
+    " [2026-08-22 15:22:22.000001] iteration     6901/  159576 | consumed samples:       251824 |"
+    " elapsed time per iteration (ms): 812.4 | learning rate: 1.000000E-05 |"
+    " global batch size:   512 | lm loss: 2.712345E+00 | loss scale: 4096.0 | grad norm: 1.234 |"
+    " num zeros: 0 | number of skipped iterations:   1 | number of nan iterations:   0 |"
+)
+
+
+# --- the precision of a number -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "yes", "no"),
+    [
+        (rounded("1.0E-05"), [1.0e-5, 1.04e-5, 9.6e-6], [1.06e-5, 9.4e-6, 2e-5, 0.0]),
+        (rounded("1.000E-05"), [1.0004e-5], [1.0006e-5, 1.04e-5]),
+        (rounded("0.0001"), [1.4e-4, 6e-5], [1.6e-4, 4e-5]),
+        (rounded("1,234"), [1234.4], [1234.6, 1.234]),
+        (significant("0.0002889", 4), [2.8889e-4], [2.8897e-4]),
+        (significant("3e-05", 4), [3.0004e-5], [3.0006e-5, 2.6e-5]),
+        (significant("1e-05", 6), [1.000004e-5], [1.000006e-5]),
+        (exact("3e-05"), [3e-5, 3e-5 * (1 + 5e-8)], [3.00001e-5, 2.6e-5]),
+        (exact(0.0), [0.0], [1e-30]),
+        (exact(math.nan), [], [0.0, math.nan]),
+    ],
+)
+def test_a_number_agrees_with_what_rounds_to_it(
+    number: Number, yes: list[float], no: list[float]
+) -> None:
+    assert [value for value in yes if not number.agrees(value)] == []
+    assert [value for value in no if number.agrees(value)] == []
+
+
+# --- one line of each ----------------------------------------------------------------------------
+
+
+def told(said: Stated | None) -> dict[str, object]:
+    """What is not None, numbers as they were printed."""
+    assert said is not None
+    plain = {k: v for k, v in vars(said).items() if v is not None and k not in ("family", "text")}
+    return {
+        key: str(value) if isinstance(value, Number) else value
+        for key, value in plain.items()
+        if value is not False
+    }
+
+
+def test_megatron_says_the_counters_after_an_update_and_the_rate_of_the_next() -> None:
+    assert told(megatron.read(MEGATRON)) == {
+        "step": 6901, "next_lr": "1.000000E-05", "consumed_samples": "251824",
+        "batch_size": "512", "loss_scale": "4096.0", "skipped": 1,
+    }  # fmt: skip
+    assert megatron.read(" validation loss at iteration 6901 | lm loss value: 2.7E+00 |") is None
+    assert megatron.read("iteration 9") is None
+
+
+def test_the_bundled_trainers_own_line_has_the_rate_of_its_update() -> None:
+    report = Report(2.5, 3.21e-4, 16, 1.5, 1.0, 0, 0.2)
+    line = loss_line(report, Progress(iteration=9, samples=144, tokens=0, gigaflos=0.0), 20)
+    assert told(bundled.read(line)) == {
+        "step": 9, "lr": "3.210E-04", "consumed_samples": "144", "batch_size": "16",
+        "loss_scale": "1.0", "skipped": 0,
+    }  # fmt: skip
+    assert families("deepspeed", own=True)[0].read(line) == bundled.read(line)
+
+
+@pytest.mark.parametrize("mom", ["[(0.9, 0.95)]", "[[0.9, 0.95], [0.9, 0.95]]"])
+def test_deepspeed_says_the_next_rate_and_the_betas(mom: str) -> None:
+    line = f"[Rank 0] step=10, skipped=2, lr=[0.0003, 0.0001], mom={mom}"
+    said = deepspeed.read(line)
+    assert said is not None and said.betas is not None
+    assert (said.step, said.skipped_total, str(said.next_lr)) == (10, 2, "0.0003")
+    assert [beta.value for beta in said.betas] == [0.9, 0.95]
+
+
+def test_deepspeed_at_its_birth_says_nothing_of_a_checkpoint() -> None:
+    assert deepspeed.read("step=0, skipped=0, lr=[0.001], mom=[(0.9, 0.999)]") is None
+    sgd = deepspeed.read("step=3, skipped=0, lr=[0.001], mom=[0.9]")
+    assert sgd is not None and sgd.betas is None
+
+
+def test_the_trainer_of_hugging_face_says_its_epoch_and_not_its_step() -> None:
+    new = transformers.read("{'loss': '3.031', 'learning_rate': '0.0002889', 'epoch': '0.5'}")
+    assert told(new) == {"epoch": "0.5", "lr": "0.0002889"}
+    old = transformers.read("  5%|  | {'loss': 3.0, 'learning_rate': 2e-05, 'epoch': 0.5}\n")
+    assert told(old) == {"epoch": "0.5", "either_lr": "2e-05"}
+    for line in ("{'eval_loss': 3.0, 'epoch': 0.5}", "{'learning_rate': __import__('os')}", "{'"):
+        assert transformers.read(line) is None
+
+
+def test_the_state_of_hugging_face_says_steps() -> None:
+    document = {"log_history": [{"step": 7, "learning_rate": 1e-4}, {"step": 7, "eval_loss": 1}]}
+    assert [told(said) for said in transformers.history(document)] == [
+        {"step": 7, "either_lr": "0.0001"}
+    ]
+
+
+def test_torchtitan_says_its_step_in_any_colour() -> None:
+    line = "[titan] 2026-08-21 - root - INFO - \x1b[31mstep: 11  \x1b[32mloss:  6.90733  \x1b[39m"
+    assert told(torchtitan.read(line)) == {"step": 11}
+    assert torchtitan.read("INFO - validate step: 11  loss:  6.90733") is None
+
+
+def test_olmo_core_says_its_rate_on_a_line_of_its_own() -> None:
+    listener = Listener(FAMILIES["olmo-core"])
+    lines = (
+        "2026-06-22\thost:0\tolmo_core.train:92\tINFO\t[step=5/100,epoch=1,eta=0:10:00]\n",
+        "    train/CE loss=5.512\n",
+        "    optim/LR (group 0)=0.0004\n",
+        "    optim/LR (group 1)=9.50E-05\n",
+        "2026-06-22\thost:0\tolmo_core.train:92\tINFO\t[step=6/100,epoch=1]\n",
+    )
+    heard = [said for line in lines for said in listener.hear(line)]
+    assert [told(said) for said in [*heard, *listener.end()]] == [
+        {"step": 5, "lr": "0.0004"},
+        {"step": 6, "begins": True},
+    ]
+    assert heard[0].lr is not None and heard[0].lr.agrees(4.4e-4)
+
+
+def test_nanotron_says_the_next_rate_in_three_digits() -> None:
+    line = (
+        "\x1b[2;3m04/07 15:25:09 [INFO|DP=0]\x1b[0m: iteration: 7 / 100 | consumed_tokens: 1.79K |"
+        " global_batch_size: 256 | lm_loss: 5.51 | lr: 9.99e-05 | eta: 0:00:10"
+    )
+    said = nanotron.read(line)
+    assert said is not None and told(said) == {"step": 7, "next_lr": "9.99e-05"}
+    assert said.next_lr is not None and said.next_lr.agrees(9.994e-5)
+    assert not said.next_lr.agrees(9.984e-5)
+
+
+@pytest.mark.parametrize("tag", ["train_inner", "train"])
+def test_metaseq_says_the_next_rate(tag: str) -> None:
+    stats = {"epoch": 1, "lr": "5.99e-05", "num_updates": "24001", "loss_scale": "4", "loss": "2.6"}
+    line = f"2022-01-01 00:00:00 | INFO | {tag} | {json.dumps(stats)}"
+    assert told(metaseq.read(line)) == {
+        "step": 24001, "next_lr": "5.99e-05", "loss_scale": "4",
+    }  # fmt: skip
+    assert metaseq.read(line.replace(f"| {tag} |", "| valid/combined |")) is None
+    assert metaseq.read(f"x | INFO | {tag} | {{}}") is None
+
+
+def test_lightning_logs_a_rate_before_its_update() -> None:
+    lines = ["epoch,lr-AdamW,step,train_loss\n", "0,,9,2.5\n", ",0.0003,10,\n"]
+    assert lightning.is_metrics(lines[0])
+    assert [told(said) for said in lightning.rows(lines)] == [{"step": 11, "lr": "0.0003"}]
+
+
+def test_no_line_of_one_trainer_is_taken_for_another() -> None:
+    lines = (
+        MEGATRON,
+        "[Rank 0] step=10, skipped=0, lr=[0.0003], mom=[(0.9, 0.95)]",
+        "{'loss': '3.0', 'learning_rate': '0.0002', 'epoch': '0.5'}",
+        "INFO - step:  2  loss:  6.90733  grad_norm:  0.1",
+        "INFO\t[step=5/100,epoch=1]",
+        "iteration: 7 / 100 | consumed_tokens: 1.79K | lr: 9.99e-05 | eta: 0:00:10",
+        '| INFO | train_inner | {"num_updates": "3", "lr": "1e-05"}',
+    )
+    readers = (megatron, deepspeed, transformers, torchtitan, olmo_core, nanotron, metaseq)
+    for i, line in enumerate(lines):
+        heard = [reader for reader in readers if reader.read(line) is not None]
+        assert heard == [readers[i]], line
