@@ -12,7 +12,7 @@ import pytest
 from ckptsurgeon import Hyperparameters, Recipe, Run, apply, plan
 from ckptsurgeon.cli.commands import Command, commands, examples
 from tests.cli.conftest import Surgeon
-from tests.support.launch import first_line, launch
+from tests.support.launch import launch
 
 CASES = [
     pytest.param(line, id=line.removeprefix("ckptsurgeon "))
@@ -25,11 +25,13 @@ RECIPE = "why: 'spike at step 7'\nrollback: {to: 6}\nset: {lr: 3e-5}\n"
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     """Steps 2, 4, 6 and 8, on a schedule that ends as low as those of large models; one surgery,
-    and what the trainer says after it."""
+    and what a trainer says that goes on from it."""
     root = tmp_path_factory.mktemp("small") / "run"
     run = Run.open(train(root, corpus, "min_lr=1e-6", "train_iters=8"))
     apply(run, plan(run, Recipe(Hyperparameters(eps=2e-8))))
-    (root / "slurm-4711.out").write_text(f"{first_line(root)}\n")
+    resumed = shutil.copytree(root, root.with_name("resumed"), symlinks=True)
+    said = launch(f"--config={root / 'train.yaml'}", f"save={resumed}", "train_iters=10").stdout
+    (root / "slurm-4711.out").write_text(said)
     (root / "recipe.yaml").write_text(RECIPE)
     return root
 
