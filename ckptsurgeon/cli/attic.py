@@ -23,7 +23,7 @@ Step = Annotated[
 
 
 def compact(step: Step = None, *, common: Editing) -> None:
-    """Rewrite grown shards without dead bytes.
+    """Rewrite edited shards without dead bytes.
 
     Values and tensors stay as they are. The old shards go to the attic; once they are pruned, no
     earlier surgery on them can be undone.
@@ -39,10 +39,10 @@ def compact(step: Step = None, *, common: Editing) -> None:
 
 
 def shrink(step: Step = None, *, common: Editing) -> None:
-    """Rewrite shards saved with unused bytes.
+    """Rewrite shards that were saved with unused bytes.
 
-    A view that is saved takes its whole storage along, which can make a file ten times as large.
-    Values and tensors stay as they are; the old shards go to the attic.
+    torch.save writes the whole storage of a view, which can make a file ten times as large. Values
+    and tensors stay as they are; the old shards go to the attic.
 
     Examples:
     ckptsurgeon shrink --dry-run
@@ -63,10 +63,10 @@ def prune(
     *,
     common: Common,
 ) -> None:
-    """Remove what past surgeries keep in the attic. There is no undo.
+    """Delete what past surgeries keep in the attic. There is no undo.
 
-    The surgeries whose attic goes, and all before them, can't be undone any more. On a terminal the
-    run's name is asked for; elsewhere --yes counts only together with --run.
+    The surgeries whose attic goes, and all before them, can't be undone any more. On a terminal it
+    asks for the run's name; elsewhere --yes counts only together with --run.
 
     Examples:
     ckptsurgeon prune --keep 3
@@ -101,9 +101,9 @@ def prune(
 
 
 def unlock(*, common: Common) -> None:
-    """Remove the lock of a surgery that died elsewhere.
+    """Remove the lock of a surgery that died on another machine.
 
-    Make sure that it does not run any more: a lock of this machine goes by itself.
+    Make sure that it is not running any more. A lock of this machine goes away by itself.
 
     Examples:
     ckptsurgeon unlock --dry-run

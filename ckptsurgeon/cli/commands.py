@@ -48,14 +48,21 @@ class Command:
 
 
 BEFORE = (
-    Command("status", "look:status", "The run: steps, pointers, values, events, surgery.", LOOKS),
-    Command("show", "look:show", "One checkpoint: each field and all its places.", LOOKS),
-    Command("log", "look:log", "The surgeries of this run, newest first.", LOOKS),
-    Command("verify", "look:verify", "Read one step and say what is wrong with it.", (*LOOKS, 4)),
-    Command("doctor", "look:doctor", "What is wrong with the run, and what to do.", (*LOOKS, 4)),
-    Command("plan", "recipes:plan", "Show what a recipe would change; change nothing.", PLANS),
-    Command("apply", "recipes:apply", "Carry out a recipe or a kept plan.", EDITS),
-    Command("undo", "recipes:undo", "Bring back the bytes from before a surgery.", EDITS),
+    Command(
+        "status",
+        "look:status",
+        "Show the run: steps, pointers, values, events, last surgery.",
+        LOOKS,
+    ),
+    Command("show", "look:show", "Show one checkpoint: each field and all its places.", LOOKS),
+    Command("log", "look:log", "List the surgeries of this run, newest first.", LOOKS),
+    Command("verify", "look:verify", "Check one step and say what is wrong with it.", (*LOOKS, 4)),
+    Command(
+        "doctor", "look:doctor", "Say what is wrong with the run, and what to do.", (*LOOKS, 4)
+    ),
+    Command("plan", "recipes:plan", "Show what a recipe would change, and change nothing.", PLANS),
+    Command("apply", "recipes:apply", "Carry out a recipe or a saved plan.", EDITS),
+    Command("undo", "recipes:undo", "Restore the bytes from before a surgery.", EDITS),
     Command("recover", "recipes:recover", "Finish or discard an interrupted surgery.", EDITS),
 )
 AFTER = (
@@ -63,12 +70,15 @@ AFTER = (
         "relaunch", "launch:relaunch", "Start the trainer and check its first line.",
         (*LOOKS, 4, 5, 130), "else the status of the trainer",
     ),
-    Command("fork", "fork:fork", "Make a branch of the run in a directory of its own.", EDITS),
+    Command("fork", "fork:fork", "Make a new run from one step, in a directory of its own.", EDITS),
     Command("export", "export:export", "Write the weights of one step as safetensors.", WRITES),
-    Command("compact", "attic:compact", "Rewrite grown shards without dead bytes.", EDITS),
-    Command("shrink", "attic:shrink", "Rewrite shards saved with unused bytes.", EDITS),
-    Command("prune", "attic:prune", "Remove what past surgeries keep in the attic.", WRITES),
-    Command("unlock", "attic:unlock", "Remove the lock of a surgery that died elsewhere.", UNLOCKS),
+    Command("compact", "attic:compact", "Rewrite edited shards without dead bytes.", EDITS),
+    Command("shrink", "attic:shrink", "Rewrite shards that were saved with unused bytes.", EDITS),
+    Command("prune", "attic:prune", "Delete what past surgeries keep in the attic.", WRITES),
+    Command(
+        "unlock", "attic:unlock", "Remove the lock of a surgery that died on another machine.",
+        UNLOCKS,
+    ),
 )  # fmt: skip
 
 

@@ -29,8 +29,8 @@ def export(
 ) -> None:
     """Write the weights of one step as safetensors.
 
-    Files with an index, in a new directory. Weights of all ranks are consolidated: as they were
-    saved, or the fp32 masters of ZeRO 3. No tensor is held in memory.
+    It writes files and an index into a new directory. The weights of all ranks are joined: as they
+    were saved, or from the fp32 masters of ZeRO 3. No tensor is held in memory.
 
     Examples:
     ckptsurgeon export 8 -o ../weights

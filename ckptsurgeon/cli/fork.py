@@ -1,4 +1,4 @@
-"""fork: a branch of the run in a directory of its own; the run is only read."""
+"""fork: a new run from one step of this one, which is only read."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def fork(
     *,
     common: Common,
 ) -> None:
-    """Make a branch of the run in a directory of its own.
+    """Make a new run from one step, in a directory of its own.
 
-    It holds one step, shares its bytes, and has its own counters, pointers and receipts. Nothing of
+    It shares the bytes of the step, and has its own counters, pointers and receipts. Nothing in
     this run changes.
 
     Examples:

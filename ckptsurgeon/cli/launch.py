@@ -27,20 +27,20 @@ def relaunch(
         typer.Argument(metavar="-- ARGS", help="More arguments for the trainer."),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Stop the trainer once its first line was compared.")
+        bool, typer.Option("--check", help="Stop the trainer after its first line.")
     ] = False,
     whole: Annotated[
-        bool, typer.Option("--exec", help="ARGS are the whole command that starts the trainer.")
+        bool, typer.Option("--exec", help="Take ARGS as the whole command of the trainer.")
     ] = False,
     print_flags: Annotated[
         bool,
-        typer.Option("--print-flags", help="Start nothing: print what your own launcher must say."),
+        typer.Option("--print-flags", help="Start nothing; print the flags for your launcher."),
     ] = False,
     slurm: Annotated[
-        bool, typer.Option("--slurm", help="Start nothing: print an sbatch script that does.")
+        bool, typer.Option("--slurm", help="Start nothing; print an sbatch script.")
     ] = False,
     nodes: Annotated[
-        int, typer.Option("--nodes", metavar="N", min=1, help="With --slurm: how many nodes.")
+        int, typer.Option("--nodes", metavar="N", min=1, help="With --slurm: the number of nodes.")
     ] = 1,
     ranks: Annotated[
         int | None,
@@ -59,9 +59,9 @@ def relaunch(
 ) -> None:
     """Start the trainer and check its first line.
 
-    The line must say what the checkpoint promises; else the trainer is stopped, and the exit code
-    is 4. Of a trainer of your own the first lines or logged points of its usual form are compared.
-    With --slurm a job of one or more nodes does all that.
+    The line must say what the checkpoint promises. If it does not, the trainer is stopped, and the
+    exit code is 4. A trainer of your own is held to the first lines or logged points of its usual
+    form. With --slurm, a job on one or more nodes does the same.
 
     Examples:
     ckptsurgeon relaunch --check

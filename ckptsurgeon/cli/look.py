@@ -16,7 +16,7 @@ from ckptsurgeon.operations.completion import saved_steps
 
 
 def status(*, common: Common) -> None:
-    """The run: steps, pointers, values, events, surgery.
+    """Show the run: steps, pointers, values, events, last surgery.
 
     Examples:
     ckptsurgeon status
@@ -43,7 +43,7 @@ def show(
     *,
     common: Common,
 ) -> None:
-    """One checkpoint: each field and all its places.
+    """Show one checkpoint: each field and all its places.
 
     The place that wins on load stands first; a copy is what the trainer overwrites or ignores.
 
@@ -60,7 +60,7 @@ def show(
 
 
 def log(*, common: Common) -> None:
-    """The surgeries of this run, newest first.
+    """List the surgeries of this run, newest first.
 
     Examples:
     ckptsurgeon log
@@ -72,9 +72,7 @@ def log(*, common: Common) -> None:
 def verify(
     step: Annotated[
         int | None,
-        typer.Argument(
-            metavar="STEP", help="A saved step [what latest names].", autocompletion=saved_steps
-        ),
+        typer.Argument(metavar="STEP", help="A saved step [latest].", autocompletion=saved_steps),
     ] = None,
     level: Annotated[
         int,
@@ -106,11 +104,12 @@ def verify(
     *,
     common: Common,
 ) -> None:
-    """Read one step and say what is wrong with it.
+    """Check one step and say what is wrong with it.
 
-    Shards complete, readable and in agreement, pointers right, the last promise kept; with
-    --level 3 also every byte that has a CRC, with 4 NaN, Inf and impossible moments. With --log
-    or --tb also the trainer's word: whether it does at its first updates what was promised.
+    It checks that the shards are complete, readable and in agreement, that the pointers are right,
+    and that the last promise was kept. --level 3 also checks every byte that has a CRC, and
+    --level 4 finds NaN, Inf and impossible moments. --log and --tb also check what the trainer did
+    at its first updates.
 
     Examples:
     ckptsurgeon verify
@@ -133,10 +132,10 @@ def verify(
 
 
 def doctor(*, common: Common) -> None:
-    """What is wrong with the run, and what to do.
+    """Say what is wrong with the run, and what to do.
 
-    All that verify finds at the latest step, and what makes a run diverge although every file is
-    sound: a lost Adam step, newer checkpoints of an abandoned branch, a stale pointer.
+    It reports all that verify finds at the latest step, and what makes a run diverge although every
+    file is sound: a lost Adam step, newer checkpoints of an abandoned branch, a stale pointer.
 
     Examples:
     ckptsurgeon doctor

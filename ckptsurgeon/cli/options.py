@@ -48,7 +48,9 @@ class Common:
 
     run_dir: Annotated[
         Path | None,
-        typer.Option("--run", "-C", metavar="DIR", help="The run, found upward from DIR [here]."),
+        typer.Option(
+            "--run", "-C", metavar="DIR", help="The run's folder, or one inside it [here]."
+        ),
     ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Show what would happen and stop.")
@@ -105,7 +107,7 @@ class Editing(Common):
     """What every command that edits accepts."""
 
     why: Annotated[
-        str | None, typer.Option("--why", metavar="TEXT", help="The logbook line that `log` shows.")
+        str | None, typer.Option("--why", metavar="TEXT", help="The reason, which `log` shows.")
     ] = None
     relaunch: Annotated[
         bool,

@@ -17,7 +17,9 @@ from ckptsurgeon.errors import UsageError
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Laid over the recipe: set.lr=3e-5 rollback.to=6210"),
+    typer.Argument(
+        metavar="KEY=VALUE", help="Overrides for the recipe: set.lr=3e-5 rollback.to=6210"
+    ),
 ]
 
 
@@ -26,19 +28,19 @@ def plan(
     overrides: Overrides = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Keep the plan for `apply`."),
+        typer.Option("--output", "-o", metavar="FILE", help="Save the plan for `apply`."),
     ] = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit 3 when there are changes.")
     ] = False,
     why: Annotated[
-        str | None, typer.Option("--why", metavar="TEXT", help="The logbook line of the recipe.")
+        str | None, typer.Option("--why", metavar="TEXT", help="The reason, which `log` shows.")
     ] = None,
     allow_global: AllowGlobal = None,
     *,
     common: Common,
 ) -> None:
-    """Show what a recipe would change; change nothing.
+    """Show what a recipe would change, and change nothing.
 
     Examples:
     ckptsurgeon plan recipe.yaml
@@ -65,9 +67,9 @@ def apply(
     *,
     common: Editing,
 ) -> None:
-    """Carry out a recipe or a kept plan.
+    """Carry out a recipe or a saved plan.
 
-    All of it is done, or nothing.
+    Either all of it is done, or nothing.
 
     Examples:
     ckptsurgeon apply recipe.yaml
@@ -97,7 +99,7 @@ def undo(
     *,
     common: Editing,
 ) -> None:
-    """Bring back the bytes from before a surgery.
+    """Restore the bytes from before a surgery.
 
     Examples:
     ckptsurgeon undo
@@ -115,7 +117,8 @@ def undo(
 def recover(*, common: Common) -> None:
     """Finish or discard an interrupted surgery.
 
-    Past its commit point it is finished, before it discarded; never anything between.
+    A surgery that was past its commit point is finished, any other is discarded. The run is never
+    left in between.
 
     Examples:
     ckptsurgeon recover

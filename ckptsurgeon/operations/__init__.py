@@ -44,9 +44,9 @@ OPERATIONS = (
         "set-lr": "Change the learning-rate schedule.",
         "set": "Change hyperparameters in every place that keeps them.",
     }),
-    Operation(f"{HERE}.reset", {"reset": "Start the Adam moments or the loss scale anew."}),
+    Operation(f"{HERE}.reset", {"reset": "Reset the Adam moments or the loss scale."}),
     Operation(f"{HERE}.rewarm", {}),
-    Operation(f"{HERE}.skip", {"skip": "Pass over the data of some iterations."}),
+    Operation(f"{HERE}.skip", {"skip": "Skip the data of some iterations."}),
     Operation(f"{HERE}.swap_optimizer", {
         "swap-optimizer": "Switch the run to another optimizer."
     }),

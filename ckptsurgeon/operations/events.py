@@ -195,11 +195,15 @@ def truncate_tb_events(
     no_keep_tb: NoKeepTB = False,
     branch: Annotated[
         list[str] | None,
-        typer.Option("--branch", metavar="FILE", help="An event file of the branch that is meant."),
+        typer.Option("--branch", metavar="FILE", help="An event file of the branch that stays."),
     ] = None,
     axis: Annotated[
         list[str] | None,
-        typer.Option("--axis", metavar="TAG=AXIS", help="iteration, samples, tokens or gigaflos."),
+        typer.Option(
+            "--axis",
+            metavar="TAG=AXIS",
+            help="What TAG counts: iteration, samples, tokens, gigaflos.",
+        ),
     ] = None,
     order: Annotated[
         str | None,
@@ -207,7 +211,9 @@ def truncate_tb_events(
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option("--samples", metavar="N", help="Samples consumed at STEP, if nothing says."),
+        typer.Option(
+            "--samples", metavar="N", help="Samples consumed at STEP, if the logs do not say."
+        ),
     ] = None,
     salvage: Annotated[
         bool, typer.Option("--salvage", help="Drop damaged records instead of refusing.")
@@ -245,7 +251,7 @@ def rename_tb_events(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="YAML: old tag: new tag, or a recipe with them.",
+            help="A YAML file of `old tag: new tag`, or a recipe.",
         ),
     ] = None,
     regex: Annotated[bool, typer.Option("--regex", help="OLD is a regular expression.")] = False,

@@ -212,7 +212,7 @@ def states_of(names: Sequence[str]) -> list[str]:
 
 def reset(
     states: Annotated[
-        list[str], typer.Argument(metavar="moments|loss-scale", help="What starts anew.")
+        list[str], typer.Argument(metavar="moments|loss-scale", help="What to reset.")
     ],
     only: Annotated[
         str | None, typer.Option("--only", metavar="exp_avg", help="Reset only this moment.")
@@ -224,7 +224,7 @@ def reset(
     hold: Hold = None,
     ramp: Ramp = None,
 ) -> dict[str, Any]:
-    """Start the Adam moments or the loss scale anew.
+    """Reset the Adam moments or the loss scale.
 
     Moments are exp_avg, exp_avg_sq and step together; fp32 masters and the schedule stay. With
     --only or --params Adam's step is kept; the plan says what that costs.

@@ -140,7 +140,7 @@ def rollback(
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option("--skip", metavar="A-B", help="Iterations to pass over; repeatable."),
+        typer.Option("--skip", metavar="A-B", help="Iterations to skip; repeatable."),
     ] = None,
     hold: Hold = None,
     ramp: Ramp = None,

@@ -180,15 +180,15 @@ def skip(
     ] = None,
     by_counters: Annotated[
         bool,
-        typer.Option("--by-counters", help="Advance the consumed samples past them instead."),
+        typer.Option("--by-counters", help="Advance the consumed samples instead."),
     ] = False,
-    clear: Annotated[bool, typer.Option("--clear", help="Forget the ranges that are set.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Forget the ranges set earlier.")] = False,
 ) -> dict[str, Any]:
-    """Pass over the data of some iterations.
+    """Skip the data of some iterations.
 
-    They count, and so do their samples, but nothing is trained and the schedule waits. With
-    --by-counters, for trainers whose own flag does not do that, the data position moves on by what
-    they would have consumed, and the numbers of the iterations do not.
+    The iterations and their samples count as usual, but nothing is trained and the schedule waits.
+    --by-counters is for trainers whose own flag does not do that: the data goes on behind what
+    these iterations would have consumed, and the next iteration keeps its number.
 
     Examples:
     ckptsurgeon skip 20-24 30

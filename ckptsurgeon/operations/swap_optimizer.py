@@ -160,7 +160,7 @@ def _config(run: Run, optimizer: str, momentum: float | None) -> list[AnyChange]
 
 
 def swap(
-    to: Annotated[str, typer.Argument(metavar="adamw|sgdw", help="The optimizer to go on with.")],
+    to: Annotated[str, typer.Argument(metavar="adamw|sgdw", help="The optimizer to switch to.")],
     momentum: Annotated[
         str | None, typer.Option("--momentum", metavar="M", help="Momentum of SGDW [0.9].")
     ] = None,

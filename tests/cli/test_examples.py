@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptsurgeon import Hyperparameters, Recipe, Run, apply, plan
 from ckptsurgeon.cli.commands import Command, commands, examples
 from tests.cli.conftest import Surgeon
 from tests.support.launch import launch
@@ -23,8 +24,16 @@ RECIPE = "why: 'spike at step 7'\nrollback: {to: 6}\nset: {lr: 3e-5}\n"
 
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
-    """Steps 2, 4, 6 and 8, on a schedule that ends as low as those of large models."""
-    return train(tmp_path_factory.mktemp("small") / "run", corpus, "min_lr=1e-6", "train_iters=8")
+    """Steps 2, 4, 6 and 8, on a schedule that ends as low as those of large models; one surgery,
+    and what a trainer says that goes on from it."""
+    root = tmp_path_factory.mktemp("small") / "run"
+    run = Run.open(train(root, corpus, "min_lr=1e-6", "train_iters=8"))
+    apply(run, plan(run, Recipe(Hyperparameters(eps=2e-8))))
+    resumed = shutil.copytree(root, root.with_name("resumed"), symlinks=True)
+    said = launch(f"--config={root / 'train.yaml'}", f"save={resumed}", "train_iters=10").stdout
+    (root / "slurm-4711.out").write_text(said)
+    (root / "recipe.yaml").write_text(RECIPE)
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +63,6 @@ def test_an_example_works_as_it_stands(
     assert name == "ckptsurgeon"
     made = request.getfixturevalue("tensor_run" if words[0] == "sync-replicas" else "small_run")
     monkeypatch.chdir(shutil.copytree(made, tmp_path / "run", symlinks=True))
-    Path("recipe.yaml").write_text(RECIPE)
-    assert surgeon("set", "eps=2e-8", "--yes").exit_code == 0
     more = ["--yes", "--run", "."]  # nobody answers here
     if words[0] == "relaunch":
         words.insert(1, "--dry-run")  # the trainer itself is started in test_relaunch.py
