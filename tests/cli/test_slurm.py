@@ -140,7 +140,7 @@ def test_the_shell_and_shellcheck_find_nothing_wrong(trained: Trained, tmp_path:
 @pytest.mark.parametrize("option", ["a b=c", "time=1\n2", 'x="y"', "=3", "-p=gpu", "PATH=x", ""])
 def test_no_other_line_gets_into_the_head(trained: Trained, option: str) -> None:
     wanted = job(Run.open(trained()), None, (), 1, [option])
-    with pytest.raises(UsageError, match="no option of sbatch"):
+    with pytest.raises(UsageError, match="is not a plain sbatch option"):
         script(wanted)
 
 

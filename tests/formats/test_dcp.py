@@ -120,7 +120,7 @@ def test_the_highest_step_is_the_latest_and_must_be_complete(tmp_path: Path) -> 
         run.latest()
     assert "rollback --to 2" in error.value.next[0]
     shown = CliRunner().invoke(app, ["status", "-C", str(root)]).stdout
-    assert "incomplete, and what its trainer would resume" in shown
+    assert "incomplete, and its trainer would resume it" in shown
     with pytest.raises(SurgeryError, match="cut short"):
         run.checkpoint(4)
     with pytest.raises(SurgeryError, match="would resume it"):
