@@ -2,56 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ckptsurgeon import Plan, Run, look, plan, surgery
+from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data
 from tests.support.deepspeed_engine import Options, build, live, make, process_group, resume
-
-WARM: dict[str, Any] = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": 4}
-SECTIONS: dict[str, dict[str, Any]] = {
-    "WarmupLR": WARM,
-    "WarmupLR-linear": {**WARM, "warmup_type": "linear", "warmup_num_steps": 9},
-    "WarmupLR-log": {**WARM, "warmup_num_steps": 9},
-    "WarmupDecayLR": {**WARM, "total_num_steps": 20},
-    "WarmupDecayLR-warming": {**WARM, "total_num_steps": 20, "warmup_num_steps": 9},
-    "WarmupCosineLR": {"total_num_steps": 20, "warmup_num_steps": 4, "warmup_min_ratio": 0.1},
-    "WarmupCosineLR-warming": {"total_num_steps": 20, "warmup_num_steps": 9},
-}
+from tests.support.deepspeed_schedulers import SECTIONS, as_planned, options
 
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     with process_group():
         yield
-
-
-def options(name: str, stage: int = 1) -> Options:
-    section = {"type": name.partition("-")[0], "params": SECTIONS[name]}
-    config = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}}
-    return Options(stage=stage, scheduler_config=section, config=config, optimizer="config")
-
-
-def told(made: Plan, before: Options) -> Options:
-    """The options with the parts of the config that the plan says the relaunch must carry."""
-    (warning,) = made.warnings
-    config, section = dict(before.config), dict(before.scheduler_config or {})
-    for part in re.findall(r'"(?:optimizer|scheduler)": \{"params": \{.*?\}\}', warning):
-        ((name, inner),) = json.loads("{" + part + "}").items()
-        if name == "scheduler":
-            section["params"] = {**section["params"], **inner["params"]}
-        else:
-            old = dict(config["optimizer"])
-            config["optimizer"] = {**old, "params": {**old["params"], **inner["params"]}}
-    return replace(before, config=config, scheduler_config=section)
 
 
 def theirs(new: Options, positions: range) -> list[list[float]]:
@@ -78,9 +44,9 @@ def test_every_rate_to_come_is_of_the_new_schedule(tmp_path: Path, name: str, st
     surgery.apply(Run.open(tmp_path), made)
     assert look.verify(Run.open(tmp_path)).findings == ()
     assert plan(Run.open(tmp_path), from_data({"set": wanted})).empty
-    after = resume(tmp_path, told(made, before), 6)
+    after = resume(tmp_path, as_planned(made, before), 6)
     assert made.promise is not None and after["lr"] == pytest.approx([made.promise.lr], rel=1e-12)
-    expected = theirs(told(made, before), range(5, 11))
+    expected = theirs(as_planned(made, before), range(5, 11))
     assert after["rates"] == [pytest.approx(rates, rel=1e-12) for rates in expected]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ckptsurgeon import Run
 from ckptsurgeon.look.listen import listen
-from tests.conftest import REPO
+from tests.support.launch import REPO
 from tests.support.surgeries import operate
 
 pytestmark = [

@@ -14,8 +14,8 @@ from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.logs.printed.word import Word
 from ckptsurgeon.look.listen import listen
 from ckptsurgeon.recipe.file import from_data
-from tests.formats.test_deepspeed_schedulers import SECTIONS, options, told
 from tests.support.deepspeed_engine import PEAK, Options, build, make, schedulers, train
+from tests.support.deepspeed_schedulers import SECTIONS, as_planned, options
 from tests.support.in_process import one_rank
 
 UNKNOWN = ("LambdaLR", "SequentialLR", "CosineAnnealingWarmRestarts")
@@ -72,7 +72,7 @@ def test_a_relaunch_with_the_printed_config_keeps_its_word(tmp_path: Path, name:
     root, before = tmp_path / "run", options(name)
     make(root, before)
     made = operate(root, set={"lr": 4e-4, "beta1": 0.8})
-    word = hear(root, printed(root, told(made, before)))
+    word = hear(root, printed(root, as_planned(made, before)))
     assert word.differs == []
     assert "step 7" in word.agrees and "betas 0.8, 0.999" in word.agrees
     assert any(item.startswith("lr of update 8: ") for item in word.agrees)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from ckptsurgeon.recipe.recipe import Hyperparameters, Recipe
 from torch import Tensor
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.launch.relaunch import compare
+from ckptsurgeon.recipe.file import from_data
 from tests.support.in_process import InProcess
 from tests.support.trained_run import edit, step_back
 from train import batch
@@ -106,16 +106,18 @@ def test_what_deepspeed_cannot_do_is_refused(words: list[str], says: str) -> Non
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "recipe",
-    [Recipe(set=Hyperparameters(lr=5e-4, beta2=0.99, eps=1e-6, clip_grad=0.5)),
-     Recipe(reset=["moments"])],
+    [
+        {"set": {"lr": 5e-4, "beta2": 0.99, "eps": 1e-6, "clip_grad": 0.5}},
+        {"reset": ["moments"]},
+    ],
     ids=["set", "reset"],
-)  # fmt: skip
+)
 def test_a_surgery_holds_with_either_wrapper(
-    in_process: InProcess, tmp_path: Path, dtype: str, recipe: Recipe
+    in_process: InProcess, tmp_path: Path, dtype: str, recipe: dict[str, Any]
 ) -> None:
     run, words = tmp_path / "run", ["dtype=bf16", "train_iters=2", f"grad_accum_dtype={dtype}"]
     in_process.train(run, *words)
-    wanted = plan(Run.open(run), recipe)
+    wanted = plan(Run.open(run), from_data(recipe))
     assert wanted.promise is not None
     surgery.apply(Run.open(run), wanted)
     assert compare(wanted.promise, in_process.resumed_line(run, *words)) == []

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.train.conftest import step_back
-from tests.train.in_process import InProcess
+from tests.support.in_process import InProcess
+from tests.support.trained_run import step_back
 from train.errors import TrainError
 from train.optimizer import live_adam_step, live_loss_scale, live_optimizer
 from train.trainer import differences

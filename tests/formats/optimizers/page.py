@@ -33,8 +33,8 @@ def lines(text: str) -> list[str]:
 def measured(folder: Path) -> list[str]:
     """Every row, found by a run of each class."""
     from tests.formats.optimizers.libraries import CASES, process_group
-    from tests.formats.optimizers.test_torch_optim import CASES as TORCH
-    from tests.formats.optimizers.test_torch_optim import make
+    from tests.formats.optimizers.torch_optim import CASES as TORCH
+    from tests.formats.optimizers.torch_optim import make
 
     rows = [
         line(f"torch.{case}", outcome(folder / case, Small, lambda model, c=case: make(c, model)))
