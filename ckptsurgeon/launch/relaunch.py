@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -135,10 +136,13 @@ def relaunch(
         argv = [*argv, "--exit-after-first-line" if check else "--confirm"]
     compared = False
     hearing = None if bundled or word is None else Hearing(run, word)
+    # Python keeps lines back where its output is a pipe: they would be heard when it is too late.
+    environment = None if hearing is None else {"PYTHONUNBUFFERED": "1", **os.environ}
     with subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        env=environment,
         text=True,
         errors="backslashreplace",  # no byte that a trainer prints is worth its run
     ) as trainer:

@@ -27,23 +27,23 @@ def expected(run: Run, step: int) -> Expected:
     checkpoint = run.checkpoint(step)
     state = checkpoint.state()
     surgeries = _surgeries(run, state.promise)
-    saved = _trainer_state(run, step)
+    document = _trainer_state(run, step)
     places = checkpoint.locate("lr")
     decides = state.schedule is not None or not places or any(place.wins for place in places)
-    wanted = _schedule(surgeries) if _in_config(checkpoint) else {}
+    given = _schedule(surgeries) if _in_config(checkpoint) else {}
     samples = state.promise.consumed_samples
     size = state.batch_size
     if size is not None and state.rampup is not None:
         size = None if samples is None else rampup.batch_size(state, samples)
     return Expected(
         promise=state.promise,
-        rate=_rates(run, checkpoint, state, wanted, saved),
+        rate=_rates(run, checkpoint, state, given, document),
         decides_lr=decides,
         before=next((r.before.lr for r in surgeries if r.before is not None), None),
         batch_size=size,
         steady=state.rampup is None or size == state.batch_size,
-        epoch_steps=_epoch_steps(saved),
-        skipped=next((p.value for p in checkpoint.locate("skipped_steps")), None),
+        epoch_steps=_epoch_steps(document),
+        skipped=next((p.value for p in _places(checkpoint, "skipped_steps")), None),
         steady_betas=not any(_cycles(state) for state in _schedulers(checkpoint)),
         remedy=tuple(_remedy(run, checkpoint, state, surgeries)),
     )
@@ -78,10 +78,10 @@ def _rates(
     run: Run,
     checkpoint: Checkpoint,
     state: State,
-    wanted: Mapping[str, Any],
-    saved: Mapping[str, Any],
+    given: Mapping[str, Any],
+    document: Mapping[str, Any],
 ) -> Callable[[int, int | None], float | None]:
-    factor = _factor(run, checkpoint, state, saved)
+    factor = _factor(run, checkpoint, state, document)
 
     def rate(k: int, batch: int | None) -> float | None:
         """The lr of the k-th update from the checkpoint on; None where it does not say."""
@@ -89,15 +89,13 @@ def _rates(
             return state.promise.lr
         if factor is not None:
             return factor(k)
-        positions = _positions(checkpoint)
+        positions = _places(checkpoint, "position")
         size = 1 if state.schedule is None else batch or state.batch_size
         if not positions or size is None or not _decides(checkpoint):
             return None
         place = positions[0]
         try:
-            settings, _ = checkpoint.reschedule(
-                {**wanted, "position": place.value + (k - 1) * size}
-            )
+            settings, _ = checkpoint.reschedule({**given, "position": place.value + (k - 1) * size})
             changes = [
                 Change(run.relative(at.file), name, at.value, value, at.path)
                 for name, at, value in settings
@@ -109,18 +107,16 @@ def _rates(
     return rate
 
 
-def _positions(checkpoint: Checkpoint) -> list[Place]:
+def _places(checkpoint: Checkpoint, name: str) -> list[Place]:
+    """Those of a field, none where the format does not know it."""
     try:
-        return checkpoint.locate("position")
+        return checkpoint.locate(name)
     except SurgeryError:
         return []
 
 
 def _schedulers(checkpoint: Checkpoint) -> list[Any]:
-    try:
-        return [place.value for place in checkpoint.locate("scheduler")]
-    except SurgeryError:
-        return []
+    return [place.value for place in _places(checkpoint, "scheduler")]
 
 
 def _cycles(scheduler: Any) -> bool:
@@ -139,7 +135,7 @@ def _decides(checkpoint: Checkpoint) -> bool:
 
 
 def _factor(
-    run: Run, checkpoint: Checkpoint, state: State, saved: Mapping[str, Any]
+    run: Run, checkpoint: Checkpoint, state: State, document: Mapping[str, Any]
 ) -> Callable[[int], float | None] | None:
     """The rates of a Hugging Face Trainer, whose LambdaLR is a function of its saved arguments.
 
@@ -149,7 +145,7 @@ def _factor(
         return None
     held = schedulers[0]
     arguments = _arguments(checkpoint.path / ARGUMENTS)
-    share = transformers.schedule(arguments, saved.get("max_steps"))
+    share = transformers.schedule(arguments, document.get("max_steps"))
     if torch.kind(held) != "LambdaLR" or share is None:
         return None
     base, now = float(held["base_lrs"][0]), int(held["last_epoch"])
@@ -186,9 +182,9 @@ def _trainer_state(run: Run, step: int) -> Mapping[str, Any]:
     return held if isinstance(held, dict) else {}
 
 
-def _epoch_steps(saved: Mapping[str, Any]) -> float | None:
+def _epoch_steps(document: Mapping[str, Any]) -> float | None:
     """The updates of an epoch, as its state tells them."""
-    step, epoch = saved.get("global_step"), saved.get("epoch")
+    step, epoch = document.get("global_step"), document.get("epoch")
     if not isinstance(step, int) or not isinstance(epoch, (int, float)) or not epoch:
         return None
     return step / epoch
@@ -196,16 +192,15 @@ def _epoch_steps(saved: Mapping[str, Any]) -> float | None:
 
 def _remedy(run: Run, checkpoint: Checkpoint, state: State, surgeries: list[Receipt]) -> list[str]:
     """What the plan said that the relaunch needs, once more."""
-    told = [note for note in state.notes if "relaunch" in note]
+    hints = [note for note in state.notes if "relaunch" in note]
     if run.format.name == "transformers" and not _decides(checkpoint):
-        told.append(
+        hints.append(
             "relaunch with the arguments that saved the checkpoint (lr_scheduler_type, "
             "warmup_steps, max_steps): the Trainer computes its schedule from them"
         )
-    given = _schedule(surgeries)
-    if given:
+    if changes := _schedule(surgeries):
         with contextlib.suppress(SurgeryError):
-            told += [line for line in checkpoint.reschedule(given)[1] if "relaunch" in line]
-    if state.schedule is not None and run.format.name in ("deepspeed", "megatron"):
-        told.append("ckptsurgeon relaunch --print-flags    what its launcher must say")
-    return told
+            hints += checkpoint.reschedule(changes)[1]
+    if run.format.launch_flags(run.root, checkpoint):
+        hints.append("ckptsurgeon relaunch --print-flags    what its launcher must say")
+    return hints

@@ -38,7 +38,7 @@ def lines(run: Run, factor: float = 1.0, count: int = 2) -> list[str]:
 
 
 def start(root: Path, code: str, check: bool = False) -> tuple[int, str, Word]:
-    wanted = {"relaunch": {"command": [sys.executable, "-u", "-c", code]}}
+    wanted = {"relaunch": {"command": [sys.executable, "-c", code]}}
     (root / "ckptsurgeon.yaml").write_text(json.dumps(wanted))
     run, out = Run.open(root), io.StringIO()
     word = Word(expected(run, run.latest()))

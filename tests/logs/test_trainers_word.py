@@ -65,6 +65,7 @@ def test_an_update_that_overflowed_leaves_the_schedule_where_it_was() -> None:
         (say(7, loss_scale=rounded("65536.0")), "loss scale: promised 4096, says 65536.0"),
         (say(7, loss_scale=rounded("4000.0")), "loss scale: promised 4096, says 4000.0"),
         (say(7, betas=(exact(0.9), exact(0.999))), "betas: promised 0.9, 0.95, says 0.9, 0.999"),
+        (say(7, betas=tuple(map(exact, (0.9, 0.95, 0.99)))), "betas: promised 0.9, 0.95, says 0.9"),
     ],
 )
 def test_a_difference_names_both_and_quotes_the_line(statement: Stated, field: str) -> None:

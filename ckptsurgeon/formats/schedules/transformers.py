@@ -1,7 +1,7 @@
 """The schedules of the Hugging Face Trainer, which its checkpoint keeps as arguments.
 
 Source: `transformers/optimization.py` (`_get_linear_schedule_with_warmup_lr_lambda` and its kin)
-and `TrainingArguments.get_warmup_steps`, 4.30 to 5.23.
+and `TrainingArguments.get_warmup_steps` of 5.23.0; `warmup_ratio` is of older releases.
 """
 
 from __future__ import annotations

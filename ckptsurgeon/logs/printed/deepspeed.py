@@ -36,8 +36,7 @@ def read(line: str) -> Stated | None:
     )
 
 
-def _betas(mom: str) -> tuple[Number, Number] | None:
-    """The pair of the first group; None where it is a momentum alone."""
-    first = re.match(r"\[\s*[\[(](?P<pair>[^\])]*)[\])]", mom)
-    found = NUMBER.findall(first["pair"]) if first else []
-    return (exact(found[0]), exact(found[1])) if len(found) == 2 else None
+def _betas(mom: str) -> tuple[Number, ...] | None:
+    """Those of the first group; None where it is a momentum alone."""
+    first = re.match(r"\[\s*[\[(](?P<betas>[^\])]*)[\])]", mom)
+    return tuple(map(exact, NUMBER.findall(first["betas"]))) if first else None

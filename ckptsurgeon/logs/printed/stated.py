@@ -75,7 +75,7 @@ class Stated:
     consumed_samples: Number | None = None
     batch_size: Number | None = None
     loss_scale: Number | None = None
-    betas: tuple[Number, Number] | None = None
+    betas: tuple[Number, ...] | None = None
     skipped: int | None = None
     skipped_total: int | None = None
     begins: bool = False

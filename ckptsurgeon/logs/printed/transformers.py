@@ -1,9 +1,10 @@
 """What the Hugging Face Trainer prints and saves: a dict a line, and `log_history` in its state.
 
 Source: `transformers/trainer.py` (`_maybe_log_save_evaluate`) and `trainer_callback.py`
-(`ProgressCallback.on_log`, `PrinterCallback.on_log`), 4.30 to 5.23. A line names no step, only its
+(`ProgressCallback.on_log`, `PrinterCallback.on_log`) of 5.23.0. A line names no step, only its
 epoch. Release 5 prints four significant digits, in quotes, and reads the rate before the
-scheduler's step: it is that of the update just made. Releases before 4.47 read it after.
+scheduler's step: it is that of the update just made. Older releases print all digits, and the
+oldest of them read it after; nothing in the line says which.
 """
 
 from __future__ import annotations

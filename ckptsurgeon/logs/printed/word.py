@@ -237,11 +237,13 @@ class Word:
         if not self.expected.steady_betas:
             self._unknown("betas: the scheduler sets them anew at each update")
             return
-        words = f"{statement.betas[0]}, {statement.betas[1]}"
-        if all(number.agrees(beta) for number, beta in zip(statement.betas, promised, strict=True)):
+        words = ", ".join(map(str, statement.betas))
+        pairs = list(zip(statement.betas, promised, strict=False))
+        same = len(statement.betas) == len(promised)
+        if same and all(number.agrees(beta) for number, beta in pairs):
             self._agrees(f"betas {words}")
         else:
-            self._differs("betas", f"{promised[0]:g}, {promised[1]:g}", words, statement)
+            self._differs("betas", ", ".join(f"{beta:g}" for beta in promised), words, statement)
 
     # --- verdicts --------------------------------------------------------------------------------
 
