@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.optimizers import pytorch_optimizer, quantized, torch_optim, trainers
 from ckptsurgeon.formats.optimizers.entry import Entry
@@ -47,7 +45,7 @@ def recognise(found: StateDict) -> Entry:
     fewest = min(_missing(item, state, group) for item in fits)
     best = [item for item in fits if _missing(item, state, group) == fewest]
     if not state and not group & COUNTED:  # nothing to begin anew, whichever it is
-        return replace(best[0], refused="")
+        return next((item for item in best if not item.refused), best[0])
     if len({_starts(item, state, group) for item in best}) > 1:
         names = " or ".join(dict.fromkeys(item.name for item in best))
         raise SurgeryError(
@@ -62,7 +60,7 @@ def name(found: StateDict) -> str:
     """What the optimizer is called; of several with the same keys, all of them."""
     state, group = set(found.state) - STEPS, _settings(found)
     fits = [item for item in ENTRIES if state <= set(item.state) and group <= _group(item)]
-    if not fits:
+    if not fits or found.beside or not (state or group):
         return ""
     fewest = min(_missing(item, state, group) for item in fits)
     best = [item for item in fits if _missing(item, state, group) == fewest]
@@ -71,7 +69,10 @@ def name(found: StateDict) -> str:
         decoupled = {place.value for place in found.group.get("decoupled_weight_decay", ())}
         if len(decoupled) == 1:
             del names["Adam" if decoupled == {True} else "AdamW"]
-    return " or ".join(names) if len(names) < 4 else f"one of {len(names)} optimizers of these keys"
+    first, *others = names
+    if len(others) > 2:
+        return f"{first} or {len(others)} others with the same keys"
+    return " or ".join(names)
 
 
 def unknown(found: StateDict) -> SurgeryError:
