@@ -268,6 +268,7 @@ class Promise:
     `adam_step` is the counter before that update; `consumed_samples` is the position of the next
     sample; `skip` are inclusive iteration ranges; `rewarm` is (kind, start, end), positions of the
     schedule in samples, or (). None: the format does not keep the field.
+    `settings` are the other numbers that the param groups hold, of each group.
     `optimizer` is its name, or of several with the same keys all names. Where param groups differ
     in them, `groups` has the betas and eps of each; `betas` and `eps` are those of the first."""
 
@@ -285,6 +286,7 @@ class Promise:
     rewarm: tuple[str, int, int] | tuple[()] | None = None
     optimizer: str | None = None
     groups: tuple[tuple[tuple[float, ...] | None, Epsilon], ...] | None = None
+    settings: tuple[tuple[str, tuple[float, ...]], ...] | None = None
 
 
 def differences(promised: Promise, actual: Promise) -> list[str]:

@@ -109,6 +109,10 @@ class BaseCheckpoint(ABC):
                 self._state = self.read_state()
         return self._state
 
+    def rates(self) -> list[float]:
+        """The lr of each param group, without those that are None: their optimizer computes one."""
+        return [float(rate) for rate in self.agreed("lr") if rate is not None]
+
     def promise(self, step: int, lr: float | None) -> Promise:
         """What the step after `step` will use: `lr`, and of every other field what is agreed."""
         betas, eps = self.agreed("betas"), self.agreed("eps")
@@ -130,12 +134,27 @@ class BaseCheckpoint(ABC):
             seed=int(seed[0]) if seed else None,
             optimizer=self.optimizer() or None,
             groups=_differing(betas, eps),
+            settings=self._numbers() or None,
         )
+
+    def _numbers(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
+        """The numbers that the groups hold besides what every optimizer has, of each group."""
+        found: dict[str, list[float]] = {}
+        for each in self.state_dicts():
+            for key in sorted(table.HYPERPARAMETERS & set(each.group)):
+                for place in each.group[key]:
+                    if isinstance(place.value, (int, float)) and not isinstance(place.value, bool):
+                        found.setdefault(key, []).append(float(place.value))
+        return tuple((key, tuple(values)) for key, values in sorted(found.items()))
 
     def optimizer(self) -> str:
         """What the optimizers of this checkpoint are called; empty where their keys are unknown."""
         names = dict.fromkeys(table.name(each) for each in self.state_dicts())
         return " and ".join(name for name in names if name)
+
+    def settings(self, key: str) -> list[Place]:
+        """In the groups of every optimizer."""
+        return [place for each in self.state_dicts() for place in each.group.get(key, ())]
 
     def state_dicts(self) -> list[StateDict]:
         """None: a family that saves optimizers overrides it."""

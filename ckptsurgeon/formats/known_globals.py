@@ -32,7 +32,21 @@ EXACT = frozenset(
     }
     | {
         f"torch._utils._rebuild_{name}"
-        for name in ("tensor", "tensor_v2", "tensor_v3", "parameter", "parameter_with_state")
+        for name in (
+            "tensor", "tensor_v2", "tensor_v3", "parameter", "parameter_with_state",
+            "wrapper_subclass",
+        )
+    }
+    | {  # what optimizers keep that is no plain tensor
+        f"torchao.optim.subclass_{kind}"
+        for kind in ("4bit.OptimState4bit", "8bit.OptimState8bit", "fp8.OptimStateFp8")
+    }
+    | {
+        f"pytorch_optimizer.optimizer.{name}"
+        for name in (
+            "scion.LMONorm", "utils.galore.GaLoreProjector", "utils.graft.SGDGraft",
+            "utils.partition.PreConditionerType", "utils.preconditioner.PreConditioner",
+        )
     }
     | {
         f"numpy.{core}.multiarray.{name}"

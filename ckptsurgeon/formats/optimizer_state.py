@@ -19,15 +19,18 @@ States = list[tuple[tuple[Key, ...], Mapping[Key, Any]]]
 def groups(
     checkpoint: BaseCheckpoint, file: Path, base: tuple[Key, ...], name: str, wins: bool = True
 ) -> Iterator[Place]:
-    """`name` in each param group of the state dict that `base` leads to."""
-    for i in range(len(get(checkpoint.trees[file], (*base, "param_groups")))):
+    """`name` in each param group of the state dict that `base` leads to; none where a wrapper of an
+    optimizer saves in a way of its own."""
+    for i in range(len(get(checkpoint.trees[file], base).get("param_groups", ()))):
         yield from checkpoint.at(file, (*base, "param_groups", i, name), wins)
 
 
 def states(checkpoint: BaseCheckpoint, file: Path, base: tuple[Key, ...]) -> States:
-    """Every state of the state dict that `base` leads to."""
-    held = get(checkpoint.trees[file], base)["state"]
-    return [((*base, "state", key), state) for key, state in held.items()]
+    """The state of each parameter in the state dict that `base` leads to."""
+    held = get(checkpoint.trees[file], base).get("state", {})
+    return [
+        ((*base, "state", key), state) for key, state in held.items() if isinstance(state, Mapping)
+    ]
 
 
 def moment(

@@ -147,6 +147,10 @@ class Checkpoint(Protocol):
         list when it is kept nowhere. Raises DamagedFile for a value that it can't have."""
         ...
 
+    def settings(self, key: str) -> list[Place]:
+        """Every place of `key` in the param groups."""
+        ...
+
     def state_dicts(self) -> list[StateDict]:
         """What each optimizer saved, by key; none where the checkpoint holds no optimizer."""
         ...

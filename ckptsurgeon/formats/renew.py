@@ -21,7 +21,7 @@ def renewed(checkpoint: Checkpoint) -> list[Setting]:
     it keeps, of its step. Raises SurgeryError for a key that no known optimizer has, and for an
     optimizer of which no edit makes a new one, with the reason."""
     found = checkpoint.state_dicts()
-    if not any(each.group or each.state for each in found):
+    if not any(each.group or each.state or each.beside for each in found):
         raise SurgeryError(
             f"{checkpoint.path.name} holds no optimizer state",
             next="ckptsurgeon status    a step that was saved with it",

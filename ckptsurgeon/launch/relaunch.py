@@ -226,7 +226,7 @@ def compare(promise: Promise, line: str) -> list[str]:
         promised = getattr(promise, item.name)
         if promised is None:
             continue
-        if item.name not in used and item.name in ("optimizer", "groups"):
+        if item.name not in used and item.name in ("optimizer", "groups", "settings"):
             continue  # which no trainer prints yet
         if item.name not in used:
             differing.append(f"{item.name}: promised {_plain(promised)}, not reported")

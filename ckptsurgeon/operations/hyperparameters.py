@@ -13,6 +13,7 @@ from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, Place, State
+from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.operations.counters import COUNTERS, counted
 from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section, unknown_value
 from ckptsurgeon.run.run import Run
@@ -32,9 +33,11 @@ class Hyperparameters(Section):
     `lr` is the peak of the schedule (Megatron's max_lr); `warmup` and `decay` count samples;
     `consumed_samples`, `tokens` and `iteration` are the counters that the data position, the logs
     and the next step's number come from. `position` is where the schedule stands: in samples with
-    Megatron's AnnealingLR, in steps of the scheduler with others."""
+    Megatron's AnnealingLR, in steps of the scheduler with others. `settings` are the other numbers
+    that the param groups of the run's optimizer hold, by their names there (momentum, alpha)."""
 
     key: ClassVar[str] = "set"
+    rest: ClassVar[tuple[str, frozenset[str]]] = ("settings", HYPERPARAMETERS)
     standing: ClassVar[bool] = True
     synonyms: ClassVar[Mapping[str, str]] = {
         "learning_rate": "lr", "max_lr": "lr", "peak_lr": "lr", "lr_warmup_samples": "warmup",
@@ -61,10 +64,13 @@ class Hyperparameters(Section):
     tokens: int | None = None
     iteration: int | None = None
     position: int | None = None
+    settings: dict[str, float | str] = dataclasses.field(default_factory=dict)
 
     def given(self) -> dict[str, Any]:
         """The keys that were set, in the order of the table above."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        held = dataclasses.asdict(self)
+        settings = held.pop("settings")
+        return {k: v for k, v in (held | settings).items() if v is not None}
 
     def check(self, recipe: Recipe) -> None:
         if self.decay_style is not None and self.decay_style not in DECAY_STYLES:
@@ -73,11 +79,13 @@ class Hyperparameters(Section):
             if isinstance(value, str):  # a scale of the present value, or a decay style
                 continue
             limit = None
-            if key in ("beta1", "beta2"):
+            if key in ("beta1", "beta2", "beta3", "momentum"):
                 limit = None if 0 <= value < 1 else f"0 <= {key} < 1"
             elif key in ("eps", "loss_scale"):
                 limit = None if value > 0 else f"{key} is above 0"
-            elif value < 0 and key != "position":  # whose least value is the schedule's to say
+            elif (
+                value < 0 and key != "position" and key not in self.settings
+            ):  # whose least value is the schedule's to say
                 limit = f"{key} is never below 0"
             most = MAX_SEED if key == "seed" else MAX_COUNT
             if limit is None and isinstance(value, int) and value > most:
@@ -101,7 +109,8 @@ class Hyperparameters(Section):
                         next=f"{key}: NUMBER",
                     )
                 absolute[key] = float(value[:-1]) * base
-        return dataclasses.replace(self, **absolute)
+        settings = {key: absolute.pop(key, value) for key, value in self.settings.items()}
+        return dataclasses.replace(self, settings=settings, **absolute)
 
     def iteration_after(self, state: State) -> int:
         """The last iteration that counts as done after the surgery."""
@@ -121,6 +130,8 @@ class Hyperparameters(Section):
         for key in ("eps", "weight_decay"):
             if key in wanted:
                 setter.groups(key, wanted[key])
+        for key, value in self.settings.items():
+            setter.setting(key, float(value))
         for key in ("clip_grad", "seed"):
             if key in wanted:
                 setter.flagged(key, wanted[key])
@@ -138,10 +149,12 @@ def _present(state: State) -> dict[str, float | None]:
     promise, schedule = state.promise, state.schedule or {}
     peak = promise.lr if state.peak_lr is None else state.peak_lr
     decays = {value for value in promise.weight_decay or () if value != 0}
+    alike = {key: set(values) for key, values in promise.settings or ()}
     return {
+        **{key: values.pop() for key, values in alike.items() if len(values) == 1},
         "lr": schedule.get("max_lr", peak),
         "min_lr": schedule.get("min_lr"),
-        "eps": promise.eps,
+        "eps": promise.eps if isinstance(promise.eps, float) else None,
         "weight_decay": decays.pop() if len(decays) == 1 else None,
         "clip_grad": promise.clip_grad,
         "loss_scale": promise.loss_scale,
@@ -182,6 +195,11 @@ class _Setter:
                 "this checkpoint keeps no position of a scheduler that could be set",
                 next="its trainer derives it from a counter: set iteration or consumed_samples",
             )
+        if "lr" in given and any(place.value is None for place in self.checkpoint.locate("lr")):
+            raise SurgeryError(
+                "lr is None in a param group: this optimizer computes its own rate",
+                next="give it an lr where the trainer makes its optimizer (relative_step=False)",
+            )
         if given:
             settings, warnings = self.checkpoint.reschedule(given)
             for field, place, value in settings:
@@ -190,14 +208,16 @@ class _Setter:
 
     def beta(self, index: int, value: float) -> None:
         for place in self._places("betas", "set betas on the trainer's command line"):
-            known = self.changes.get((self.run.relative(place.file), place.path))
-            betas = list(known.new if isinstance(known, Change) else place.value)  # type: ignore[arg-type]
-            betas[index] = float(value)
-            self.put("betas", place, type(place.value)(betas))
+            self.put_nth("betas", place, index, float(value))
 
     def groups(self, key: str, value: float) -> None:
         """A weight decay of 0 marks biases and layer norms: such a group keeps it."""
         places = self._places(key, f"set {key} on the trainer's command line")
+        if any(isinstance(place.value, (list, tuple)) for place in places):
+            raise SurgeryError(
+                f"this optimizer has two numbers for {key}: {_short(places[0].value)}",
+                next=f"ckptsurgeon set {key}1=NUMBER {key}2=NUMBER",
+            )
         if key == "weight_decay":
             places = [place for place in places if place.value != 0]
             if places and value == 0:
@@ -212,6 +232,41 @@ class _Setter:
                 )
         for place in places:
             self.put(key, place, value)
+
+    def setting(self, key: str, value: float) -> None:
+        """A number that the param groups hold under a name of its own, or as the n-th of several:
+        beta3 of `betas`, eps2 of Adafactor's `eps`."""
+        places = self.checkpoint.settings(key)
+        if not places and key[-1].isdigit():
+            plural, index = {"beta": "betas"}.get(key[:-1], key[:-1]), int(key[-1]) - 1
+            several = self.checkpoint.settings(plural)
+            places = [p for p in several if isinstance(p.value, (list, tuple))]
+            places = [place for place in places if len(place.value) > index]
+            for place in places:
+                self.put_nth(plural, place, index, value)
+            if places:
+                return
+        for place in places:
+            if isinstance(place.value, bool) or not isinstance(place.value, (int, float)):
+                raise SurgeryError(
+                    f"{key} is {place.value!r} here, which is no number",
+                    next="set it where the trainer makes its optimizer",
+                )
+            self.put(key, place, value)
+        if not places:
+            promise = self.checkpoint.state().promise
+            names = ", ".join(name for name, _ in promise.settings or ())
+            raise SurgeryError(
+                f"the param groups of {promise.optimizer or 'the optimizer'} hold no {key}",
+                next=f"what they hold: {names}" if names else f"drop {key}",
+            )
+
+    def put_nth(self, field: str, place: Place, index: int, value: float) -> None:
+        """One of several numbers in one place; those that are to change already do."""
+        known = self.changes.get((self.run.relative(place.file), place.path))
+        numbers = list(known.new if isinstance(known, Change) else place.value)  # type: ignore[arg-type]
+        numbers[index] = value
+        self.put(field, place, type(place.value)(numbers))
 
     def flagged(self, key: str, value: float) -> None:
         places = self.checkpoint.locate(key)

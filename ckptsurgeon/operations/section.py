@@ -39,6 +39,8 @@ class Section:
     """Whether the steps after `target` leave the run."""
     synonyms: ClassVar[Mapping[str, str]] = {}
     """What other programs call one of its keys."""
+    rest: ClassVar[tuple[str, frozenset[str]]] = ("", frozenset())
+    """A field, of text or number by key, that takes what is given under these further keys."""
 
     def check(self, recipe: Recipe) -> None:
         """Raise UsageError for values that can't be meant, alone or beside the other sections."""

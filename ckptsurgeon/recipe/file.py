@@ -92,6 +92,9 @@ def _sparse(value: Any) -> dict[str, Any]:
             default = item.default_factory()
         if here == default and default is not dataclasses.MISSING:
             continue
+        if item.name == getattr(value, "rest", ("",))[0]:
+            out |= here
+            continue
         out[item.name] = _sparse(here) if dataclasses.is_dataclass(here) else here
     return out
 
@@ -107,10 +110,15 @@ def _build(kind: Any, data: Any, prefix: str, where: str) -> Any:
             next=f"its keys are: {', '.join(names)}",
         )
     hints = typing.get_type_hints(kind)
+    field, further = getattr(kind, "rest", ("", frozenset()))
+    names = [name for name in names if name != field]
     values: dict[str, Any] = {}
     for key, value in data.items():
+        if key in further:
+            values.setdefault(field, {})[key] = _number(value, f"{prefix}{key}", where)
+            continue
         if key not in names:
-            known = [f"{prefix}{name}" for name in names]
+            known = [f"{prefix}{name}" for name in (*names, *sorted(further))]
             raise unknown_key(f"{prefix}{key}", known, where, getattr(kind, "synonyms", {}))
         values[key] = _convert(hints[key], value, f"{prefix}{key}", where)
     missing = [

@@ -152,11 +152,13 @@ def _about(item: AnyChange, back: bool) -> tuple[str, str]:
 
 def promise(promise: Promise) -> list[str]:
     """What the trainer will use, one item a field, without those that the format does not keep."""
+    settings = promise.settings or ()
     items = {
         "lr": promise.lr,
         "beta": promise.betas,
         "adam step": promise.adam_step,
         "eps": promise.eps,
+        **{key: values if len(set(values)) > 1 else values[0] for key, values in settings},
         "weight decay": promise.weight_decay,
         "loss scale": promise.loss_scale,
         "clip": promise.clip_grad,

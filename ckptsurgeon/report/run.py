@@ -142,6 +142,8 @@ def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     """One step: what comes next, and every place of each field with the place that wins."""
     state = checkpoint.state()
     rows = [Row("dialect", state.dialect), Row("schedule", schedule(state))]
+    if state.promise.optimizer:
+        rows.insert(1, Row("optimizer", state.promise.optimizer))
     rows += [Row(f"step {state.promise.step}", item) for item in promise(state.promise)]
     rows += [Row("note", clean(note)) for note in state.notes]
     lines = [f"{clean(run.name)}   step {state.step}", "", *table(rows, style), ""]

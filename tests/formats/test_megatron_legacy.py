@@ -244,3 +244,23 @@ def test_the_schedule_of_bnb_experiment_6() -> None:
     assert f"{megatron.learning_rate(state, {}, {}):.3E}" == "5.999E-05"
     state |= {"lr_decay_steps": 12_695_312, "min_lr": 6e-7}
     assert f"{megatron.learning_rate(state, {}, {}):.5E}" == "5.84153E-05"
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 7.5, 16])
+def test_all_groups_keep_their_proportions(tmp_path: Path, width: float) -> None:
+    """µP: the trainer makes the rate of a hidden group as below, and finds it by the very float."""
+    hidden = 1.0 / width
+    root = save(tmp_path, tensor=1, pipeline=1, peaks=(6e-5, 6e-5, 6e-5 * hidden), use_mup=True)
+    for lr in (3e-5, 7.3e-5, 1.1e-4):
+        operate(root, {"set": {"lr": lr}})
+        ((state, _),) = loaded(root, 30)
+        groups = state["optimizer"]["optimizer"]["param_groups"]
+        assert [group["max_lr"] for group in groups] == [lr, lr, lr * hidden]
+        assert groups[2]["lr"] == pytest.approx(groups[0]["lr"] * hidden, rel=1e-12)
+
+
+def test_the_rate_of_the_embedding_has_a_flag_of_its_own(tmp_path: Path) -> None:
+    root = save(tmp_path, tensor=1, pipeline=1, peaks=(6e-5, 6e-5, 2.4e-4), decoupled_lr=2.4e-4)
+    text = warned(root, {"set": {"lr": 3e-5}})
+    assert "--lr 3e-05 --decoupled-lr 0.00012" in text
+    assert "--decoupled-lr" not in warned(root, {"set": {"beta2": 0.99}})

@@ -67,6 +67,7 @@ def save(
     pipeline: int = 2,
     chained: int = 1,
     old: bool = False,
+    peaks: tuple[float, ...] = (6e-5, 6e-5),
     **command_line: Any,
 ) -> Path:
     """A run with these steps; its tracker names the last one."""
@@ -89,23 +90,27 @@ def save(
                 args.iteration = step
                 with megatron_enums() as kind:
                     args.model_type = kind.encoder_or_decoder
-                    torch.save(_state(args, step, chained, old), folder / "model_optim_rng.pt")
+                    torch.save(
+                        _state(args, step, chained, old, peaks), folder / "model_optim_rng.pt"
+                    )
                 torch.save(_moments(chained, t + p), folder / "distrib_optim.pt")
     (root / "latest_checkpointed_iteration.txt").write_text(str(steps[-1]))
     return root
 
 
-def _state(args: argparse.Namespace, step: int, chained: int, old: bool) -> dict[str, Any]:
+def _state(
+    args: argparse.Namespace, step: int, chained: int, old: bool, peaks: tuple[float, ...]
+) -> dict[str, Any]:
     schedule: dict[str, Any] = {**SCHEDULE, "num_steps": step * BATCH}
     lr = cosine(schedule, step * BATCH)
     groups = [
         {
             "wd_mult": mult, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False,
-            "lr": lr, "bias_correction": True, "betas": (0.9, 0.95), "eps": 1e-8,
+            "lr": lr * (peak / 6e-5), "bias_correction": True, "betas": (0.9, 0.95), "eps": 1e-8,
             "weight_decay": 0.1 * mult, "step": step,
-            **({} if old else {"default_config": True, "max_lr": 6e-5, "min_lr": 6e-6}),
+            **({} if old else {"default_config": True, "max_lr": peak, "min_lr": peak / 10}),
         }
-        for mult in (1.0, 0.0)
+        for mult, peak in zip((1.0, 0.0, 1.0), peaks, strict=False)
     ]  # fmt: skip
     chain = [
         {

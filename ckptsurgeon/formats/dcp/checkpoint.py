@@ -38,7 +38,7 @@ class DcpCheckpoint(DcpShards):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pattern = re.compile(re.escape(self.prefix) + r"param_groups\.(.+)\.([a-z_]+)")
+        pattern = re.compile(re.escape(self.prefix) + r"param_groups\.(.+)\.(\w+)")
         self._groups: dict[str, list[str]] = {}
         for name in self.saved.items:
             if match := pattern.fullmatch(name):
@@ -64,6 +64,10 @@ class DcpCheckpoint(DcpShards):
             files = [place for file in self.archives for place in self.at(file, (key,))]
             return [*self.scalar(value), *files]
         return []
+
+    def settings(self, key: str) -> list[Place]:
+        """Of every parameter."""
+        return [place for name in self._groups.get(key, ()) for place in self.scalar(name)]
 
     def state_dicts(self) -> list[StateDict]:
         """One for all parameters with the same keys, as several optimizers are one flat dict. Of a

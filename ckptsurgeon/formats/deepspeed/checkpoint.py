@@ -96,7 +96,7 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
             words = deepspeed.words(schedule, config)
             return words, deepspeed.peak(config)
         if schedule is None:
-            return "", max((float(place.value) for place in self.locate("lr")), default=None)
+            return "", max(self.rates(), default=None)
         return "" if is_megatron(schedule) else "an unknown schedule", None
 
     def read_state(self) -> State:
@@ -106,11 +106,11 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         agree("lr_scheduler", schedules)
         schedule = self.schedule()
         notes = known_globals.notes(self.globals())
-        rates = self.agreed("lr")
+        rates = self.rates()
         if len(set(rates)) > 1:
             notes.append(f"param groups have different learning rates: {rates}")
         annealed = self.annealed()
-        lr = float(rates[0]) if rates else None
+        lr = rates[0] if rates else None
         if annealed is not None and not self.groups_win:
             lr = annealing.learning_rate(annealed)
         notes += self._of_universal_copy()

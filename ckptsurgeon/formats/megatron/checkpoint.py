@@ -15,6 +15,7 @@ from ckptsurgeon.formats.megatron.shards import MegatronShards
 from ckptsurgeon.formats.protocol import Place, Setting, State
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron, names
+from ckptsurgeon.formats.schedules.megatron import in_proportion
 
 SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style", "position")
 
@@ -42,7 +43,7 @@ class MegatronCheckpoint(MegatronShards):
 
     def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """New values in the scheduler's state and in the groups' own `max_lr` and `min_lr`, which
-        win; a group that had another peak than the scheduler (--decoupled-lr) keeps it."""
+        win; all groups keep their proportions, as the trainer makes them (µP, --decoupled-lr)."""
         with understood(self.path):
             return self._reschedule(wanted)
 
@@ -65,8 +66,7 @@ class MegatronCheckpoint(MegatronShards):
             old = names.value(schedule, field)
             for place in self.locate(field):
                 if field in ("max_lr", "min_lr") and place.wins and place.value != old:
-                    told = f"a param group has its own {field} {place.value:g} and keeps it"
-                    warnings += [told] if told not in warnings else []
+                    settings.append(Setting(key, place, in_proportion(place.value, old, value)))
                     continue
                 settings.append(Setting(key, place, value))
             if field in ("max_lr", "min_lr"):
@@ -78,8 +78,8 @@ class MegatronCheckpoint(MegatronShards):
             before = self.rate(group)
             plain = megatron.learning_rate(schedule, group, unsaved)
             for field, (old, value) in own.items():
-                if group.get(field) == old:
-                    group[field] = value
+                if field in group:
+                    group[field] = in_proportion(group[field], old, value)
             after = megatron.learning_rate(new, group, unsaved)
             settings.append(Setting("lr", place, after * (before / plain if plain else 1.0)))
         now, warmup = (names.value(new, key) for key in ("position", "warmup"))

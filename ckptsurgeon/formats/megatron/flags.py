@@ -6,12 +6,13 @@ which flags must follow it would fail, or last for one step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptsurgeon.formats.megatron.arguments import plain
 from ckptsurgeon.formats.megatron.options import NEVER
 from ckptsurgeon.formats.megatron.shards import MegatronShards
+from ckptsurgeon.formats.schedules.megatron import in_proportion
 
 USE = "--use-checkpoint-opt_param-scheduler"
 CKPT_STEP = (
@@ -28,7 +29,7 @@ def notes(checkpoint: MegatronShards, main: int) -> list[str]:
     groups = [group for item in checkpoint.optimizers() for group in checkpoint.groups(item)]
     schedule = checkpoint.schedule()
     if schedule is not None:
-        flags = list(_flags(args, schedule, groups[main]))
+        flags = [*_flags(args, schedule, groups[main]), *_decoupled(args, groups)]
         if flags:
             out.append(
                 f"relaunch with {' '.join(dict.fromkeys(flags))}: the trainer asserts that they "
@@ -74,6 +75,18 @@ def _flags(
             yield f"--weight-decay {end:g}"
     elif (args.get("start_weight_decay"), args.get("end_weight_decay")) != (start, end):
         yield f"--start-weight-decay {start:g} --end-weight-decay {end:g}"
+
+
+def _decoupled(args: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The rates of embedding and output where they have flags of their own."""
+    for base, key in (("lr", "max_lr"), ("min_lr", "min_lr")):
+        own, old = args.get(f"decoupled_{base}"), args.get(base)
+        held = {group[key] for group in groups if key in group}
+        if own is None or not old or own in held:
+            continue
+        for new in held:
+            if in_proportion(own, old, new) in held:
+                yield f"--decoupled-{base.replace('_', '-')} {in_proportion(own, old, new)!r}"
 
 
 def _counts(args: Mapping[str, Any], warmup: float, decay: float) -> Iterator[str]:

@@ -29,7 +29,7 @@ ENTRIES = (
     entry("AdaGC", "adagc.py", "exp_avg exp_avg_sq gamma",
           DECOUPLED + " beta lambda_abs lambda_rel warmup_steps"),
     entry("AdaGO", "adago.py", "momentum_buffer v=anew exp_avg exp_avg_sq",
-          "eps weight_decouple use_muon momentum nesterov ns_steps ns_coeffs gamma v "
+          "eps weight_decouple betas use_muon momentum nesterov ns_steps ns_coeffs gamma v "
           "use_adjusted_lr"),
     entry("AdaHessian", "adahessian.py", "exp_avg exp_hessian_diag_sq hessian",
           DECOUPLED + " hessian_power"),
@@ -103,7 +103,7 @@ ENTRIES = (
     entry("DiffGrad", "diffgrad.py", "exp_avg exp_avg_sq previous_grad",
           DECOUPLED + " rectify ams_bound"),
     entry("DistributedMuon", "distributed_muon.py", "momentum_buffer exp_avg exp_avg_sq",
-          "weight_decouple use_muon momentum nesterov ns_steps ns_coeffs ns_method "
+          "weight_decouple betas eps use_muon momentum nesterov ns_steps ns_coeffs ns_method "
           "ns_reset_steps use_adjusted_lr"),
     entry("DualAdam", "dual_adam.py", "exp_avg exp_avg_sq", DECOUPLED + " switch_rate"),
     entry("EmoFact", "emonavi.py", "exp_avg_r exp_avg_c exp_avg exp_avg_sq short medium long",
@@ -149,12 +149,12 @@ ENTRIES = (
           + "cautious"),
     entry("MSVAG", "msvag.py", "exp_avg exp_avg_sq", "beta"),
     entry("Muon", "muon.py", "momentum_buffer exp_avg exp_avg_sq",
-          "weight_decouple use_muon momentum nesterov ns_steps ns_coeffs ns_method "
+          "weight_decouple betas eps use_muon momentum nesterov ns_steps ns_coeffs ns_method "
           "ns_reset_steps use_adjusted_lr"),
     entry("Nero", "nero.py", "exp_avg_sq=anew scale=anew", "eps beta constraints"),
     entry("NorMuon", "normuon.py", "momentum_buffer second_momentum_buffer exp_avg exp_avg_sq",
-          "eps weight_decouple use_muon momentum beta2 nesterov ns_steps ns_coeffs update_scale "
-          "use_adjusted_lr"),
+          "eps weight_decouple betas use_muon momentum beta2 nesterov ns_steps ns_coeffs "
+          "update_scale use_adjusted_lr"),
     entry("NovoGrad", "novograd.py", "grads_ema=anew moments=anew",
           DECOUPLED + " grad_averaging"),
     entry("PAdam", "padam.py", "exp_avg exp_avg_sq", DECOUPLED + " partial"),

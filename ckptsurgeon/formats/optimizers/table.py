@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.optimizers import pytorch_optimizer, quantized, torch_optim, trainers
 from ckptsurgeon.formats.optimizers.entry import Entry
@@ -20,6 +18,19 @@ STEPS = frozenset({"step", "common_step"})
 """The count of updates, which optimizers keep here or there; `locate` finds it."""
 COUNTED = frozenset(key for item in ENTRIES for key in item.counters)
 """The keys of groups that some optimizer counts in."""
+BUILT = frozenset(
+    {
+        "rank", "block_size", "max_precondition_dim", "max_precond_dim", "merge_dims", "max_dim",
+        "history_size", "keep_num", "max_size_triangular", "min_ndim_triangular", "lora_l_dim",
+        "lora_r_dim", "master_byte_width", "subset_size", "eps",
+    }
+)  # fmt: skip
+"""Settings that the states were made by, so that none of them can change alone; and eps, which has
+rules of its own."""
+HYPERPARAMETERS = frozenset(
+    {key for item in ENTRIES for key in item.group} - BUILT - {"betas"} | {"beta3", "eps1", "eps2"}
+)
+"""What `set` knows by the names of the param groups, besides those that every optimizer has."""
 COMMON = frozenset(
     {
         "params", "param_names", "names", "name", "lr", "initial_lr", "weight_decay", "step",
@@ -47,7 +58,7 @@ def recognise(found: StateDict) -> Entry:
     fewest = min(_missing(item, state, group) for item in fits)
     best = [item for item in fits if _missing(item, state, group) == fewest]
     if not state and not group & COUNTED:  # nothing to begin anew, whichever it is
-        return replace(best[0], refused="")
+        return next((item for item in best if not item.refused), best[0])
     if len({_starts(item, state, group) for item in best}) > 1:
         names = " or ".join(dict.fromkeys(item.name for item in best))
         raise SurgeryError(
@@ -62,7 +73,7 @@ def name(found: StateDict) -> str:
     """What the optimizer is called; of several with the same keys, all of them."""
     state, group = set(found.state) - STEPS, _settings(found)
     fits = [item for item in ENTRIES if state <= set(item.state) and group <= _group(item)]
-    if not fits:
+    if not fits or found.beside or not (state or group):
         return ""
     fewest = min(_missing(item, state, group) for item in fits)
     best = [item for item in fits if _missing(item, state, group) == fewest]
@@ -71,7 +82,10 @@ def name(found: StateDict) -> str:
         decoupled = {place.value for place in found.group.get("decoupled_weight_decay", ())}
         if len(decoupled) == 1:
             del names["Adam" if decoupled == {True} else "AdamW"]
-    return " or ".join(names) if len(names) < 4 else f"one of {len(names)} optimizers of these keys"
+    first, *others = names
+    if len(others) > 2:
+        return f"{first} or {len(others)} others with the same keys"
+    return " or ".join(names)
 
 
 def unknown(found: StateDict) -> SurgeryError:

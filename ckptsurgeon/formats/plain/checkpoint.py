@@ -155,13 +155,13 @@ class TorchCheckpoint(BaseCheckpoint):
             peak = torch.peak(self) if self.locate("lr") else None
             return torch.words(schedule), peak
         if schedule is None:
-            return "", max((float(place.value) for place in self.locate("lr")), default=None)
+            return "", max(self.rates(), default=None)
         return "an unknown schedule", None
 
     def read_state(self) -> State:
         """The lr is that of the first param group."""
-        rates = self.agreed("lr")
-        promise = self.promise(self.iteration(), float(rates[0]) if rates else None)
+        rates = self.rates()
+        promise = self.promise(self.iteration(), rates[0] if rates else None)
         self.agreed("scheduler")
         notes = known_globals.notes(self.globals())
         if len(set(rates)) > 1:

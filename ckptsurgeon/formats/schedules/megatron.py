@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.schedules.check import ASSERTED, refuse_early_decay, refuse_low_peak
 from ckptsurgeon.formats.schedules.names import value
 
+LARGEST = 4096
+"""The largest denominator of a width multiplier."""
 STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 
 
@@ -95,6 +98,22 @@ def weight_decay(state: Mapping[str, Any], group: Mapping[str, Any]) -> float:
     else:
         raise SurgeryError(f"Megatron-LM has no weight decay style {style!r}")
     return (start + coefficient * (end - start)) * mult
+
+
+def in_proportion(own: float, old: float, new: float) -> float:
+    """What a param group's `own` rate becomes when the trainer's goes from `old` to `new`.
+
+    A trainer makes it of its rate times a number or times 1 over one (µP: 1 / width_mult), and
+    finds the group of a checkpoint by the very float: where such a number leads from `old` to
+    `own`, it leads to the result, to the last bit."""
+    if own == old or not old:
+        return new if own == old else own
+    for number in (Fraction(old / own), Fraction(own / old)):
+        whole = float(number.limit_denominator(LARGEST))
+        for factor in (1.0 / whole if whole else 0.0, whole):
+            if old * factor == own:
+                return new * factor
+    return new * (own / old)
 
 
 def check(state: Mapping[str, Any], peak: float, floor: float) -> None:

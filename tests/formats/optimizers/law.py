@@ -31,7 +31,6 @@ class Outcome:
 
     how: str
     state: tuple[str, ...]
-    group: tuple[str, ...]
     name: str
 
 
@@ -94,9 +93,9 @@ def save(root: Path, model: torch.nn.Module, optimizer: Any, step: int = 7) -> P
     folder = root / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     torch.save(optimizer.state_dict(), folder / "optimizer.pt")
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0), lambda _: 1.0
-    )
+    groups = optimizer.param_groups
+    alike = [{"params": [torch.nn.Parameter(torch.ones(1))]} for _ in groups]
+    schedule = torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD(alike, lr=1.0), lambda _: 1.0)
     torch.save(schedule.state_dict(), folder / "scheduler.pt")
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     return folder / "optimizer.pt"
@@ -125,18 +124,18 @@ def outcome(root: Path, kind: Callable[[], torch.nn.Module], make: Make) -> Outc
     weights = copy.deepcopy(model.state_dict())
     before = snapshot(root)
     saved = optimizer.state_dict()
-    states = [each for each in saved["state"].values() if isinstance(each, dict)]
+    states = [each for each in saved.get("state", {}).values() if isinstance(each, dict)]
     keys = tuple(sorted({str(key) for each in states for key in each}))
-    settings = tuple(sorted({key for group in saved["param_groups"] for key in group}))
-    name = str(Run.open(root).checkpoint(7).state().promise.optimizer or "")
+    name = ""
     plan = None
     try:
+        name = Run.open(root).checkpoint(7).state().promise.optimizer or ""
         recipe = from_data({"reset": ["moments"]})
         if not surgery.plan(Run.open(root), recipe).empty:
             plan = operate(root, {"reset": ["moments"]})
     except SurgeryError as error:
         assert snapshot(root) == before
-        return Outcome(f"refused: {error.what}", keys, settings, name)
+        return Outcome(f"refused: {error.what}", keys, name)
 
     def alike() -> tuple[Any, Any]:
         twin = kind()
@@ -150,7 +149,7 @@ def outcome(root: Path, kind: Callable[[], torch.nn.Module], make: Make) -> Outc
     loaded.load_state_dict(torch.load(file, weights_only=False))
     assert apart(next_weights(twin, loaded), wanted) <= 1e-6
     if plan is None:
-        return Outcome("keeps no state", keys, settings, name)
+        return Outcome("keeps no state", keys, name)
     take_back(root, before)
     left_out = any(str(change.new) == "absent" for change in plan.changes)  # type: ignore[union-attr]
-    return Outcome("left out" if left_out else "in place", keys, settings, name)
+    return Outcome("left out" if left_out else "in place", keys, name)

@@ -24,14 +24,16 @@ class Case:
 
 SPLIT = {"Muon", "AdaMuon", "NorMuon", "DistributedMuon", "AdaGO"}
 """They take matrices and vectors apart."""
+MOMENTUM = {
+    "AliG", "LARS", "LARS32bit", "LARS8bit", "PytorchLARS", "SGD", "SGD32bit", "SGD8bit", "PID",
+    "SGDW",
+}  # fmt: skip
+"""They keep nothing, or do not run, without one."""
 SECOND_ORDER = {"AdaHessian", "SophiaH"}
 MATRICES = {"SpectralSphere", "LoRARite"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "AliG": {"momentum": 0.9},
     "BSAM": {"num_data": 10},
-    "PID": {"momentum": 0.9},
     "Ranger21": {"num_iterations": 100},
-    "SGDW": {"momentum": 0.9},
 }
 UNMADE = {
     "LOMO": "it steps within the backward pass and keeps no state",
@@ -105,7 +107,13 @@ def make(cls: type[Any], model: torch.nn.Module) -> Any:
     matrices = [p for p in params if p.ndim == 2]
     accepts = inspect.signature(cls).parameters
     arguments: dict[str, Any] = dict(ARGUMENTS.get(cls.__name__, {}))
-    if cls.__name__ in ("Lookahead", "ScheduleFreeWrapper", "TRAC", "OrthoGrad", "Magma"):
+    if cls.__name__ == "AdamMini":
+        return cls(model)
+    if cls.__name__ == "ScheduleFreeWrapper":
+        wrapper = cls(torch.optim.AdamW(params, lr=1e-2))
+        wrapper.train()
+        return wrapper
+    if cls.__name__ in ("Lookahead", "TRAC", "OrthoGrad", "Magma"):
         return cls(torch.optim.AdamW(params, lr=1e-2))
     if cls.__name__ in SPLIT:
         vectors = [p for p in params if p.ndim != 2]
@@ -117,7 +125,7 @@ def make(cls: type[Any], model: torch.nn.Module) -> Any:
         params = matrices[:1]
     if "lr" in accepts and (accepts["lr"].default in (inspect.Parameter.empty, None)):
         arguments["lr"] = 1e-2
-    if "momentum" in accepts and accepts["momentum"].default is inspect.Parameter.empty:
+    if cls.__name__ in MOMENTUM:
         arguments["momentum"] = 0.9
     if "weight_decay" in accepts:
         arguments["weight_decay"] = 1e-2
