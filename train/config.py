@@ -11,6 +11,7 @@ from typing import Optional, Union  # OmegaConf evaluates these annotations, on 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from .blend import resolved
 from .curriculum import Curriculum, check_curriculum
 from .errors import UsageError
 
@@ -38,7 +39,7 @@ class Config:
     are 1-based and ranges [a, b] include both ends."""
 
     save: str = MISSING  # the run's root: checkpoints, pointers, tensorboard/
-    data: str = MISSING  # prefix of the .bin/.idx pair
+    data: str = MISSING  # prefix of the .bin/.idx pair, or WEIGHT PREFIX WEIGHT PREFIX …
 
     num_layers: int = 2
     hidden_size: int = 32
@@ -207,7 +208,13 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise UsageError(f"{path}: {reason}", next=f"keys: {', '.join(_keys())}") from None
     assert isinstance(config, Config)
     config.save = str(Path(config.save).expanduser().resolve())
-    config.data = str(Path(config.data).expanduser().resolve())
+    try:
+        config.data = resolved(config.data)
+    except ValueError:
+        raise UsageError(
+            f"data is {config.data!r}; each weight must be a number above 0",
+            next="data=PREFIX, or 'data=0.7 PREFIX 0.3 PREFIX'",
+        ) from None
     if config.kill_switch_path is not None:
         config.kill_switch_path = str(Path(config.kill_switch_path).expanduser().resolve())
     validate(config)
