@@ -58,6 +58,7 @@ class Config:
     scale_embeddings: bool = False  # word vectors times sqrt(hidden_size)
     normalization: str = "LayerNorm"  # or RMSNorm
     num_query_groups: Optional[int] = None  # heads of keys; null: each its own  # noqa: UP045
+    normformer: bool = False  # three more norms in each layer
     swiglu: bool = False  # silu(gate) x up in place of activation_fn
     add_bias_linear: bool = True
     layernorm_epsilon: float = 1e-5
@@ -323,6 +324,8 @@ def _check_parallel(c: Config) -> None:
                f"a multiple of tensor_model_parallel_size {tensor}")  # fmt: skip
     _check(pipeline <= c.num_layers, "pipeline_model_parallel_size", pipeline,
            f"at most num_layers {c.num_layers}")  # fmt: skip
+    _check(tensor == 1 or not c.normformer, "normformer", True,
+           f"false with tensor_model_parallel_size {tensor}, which cuts what it norms")  # fmt: skip
     # DeepSpeed's pipeline engine calls the layers itself, one by one.
     _check(pipeline == 1 or not c.compile, "compile", c.compile,
            f"false with pipeline_model_parallel_size {pipeline}")  # fmt: skip
