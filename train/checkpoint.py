@@ -28,7 +28,7 @@ SHAPE = (
     "num_layers", "hidden_size", "num_attention_heads", "seq_length", "padded_vocab_size",
     "ffn_hidden_size", "embed_layernorm", "untie_embeddings", "zero_stage",
     "optimizer", "split", "position_embedding_type", "normalization", "num_query_groups", "swiglu",
-    "add_bias_linear",
+    "add_bias_linear", "normformer",
 )  # fmt: skip
 """Arguments that a run can't continue without: its files hold exactly this."""
 LAUNCH = (
@@ -105,6 +105,7 @@ def megatron_args(
         normalization=config.normalization,
         num_query_groups=config.num_query_groups,
         swiglu=config.swiglu,
+        normformer=config.normformer,
         add_bias_linear=config.add_bias_linear,
         layernorm_epsilon=config.layernorm_epsilon,
         **{key: getattr(config, key) for key in LAUNCH},

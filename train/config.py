@@ -11,6 +11,7 @@ from typing import Optional, Union  # OmegaConf evaluates these annotations, on 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from .blend import resolved
 from .curriculum import Curriculum, check_curriculum
 from .errors import UsageError
 
@@ -38,7 +39,7 @@ class Config:
     are 1-based and ranges [a, b] include both ends."""
 
     save: str = MISSING  # the run's root: checkpoints, pointers, tensorboard/
-    data: str = MISSING  # prefix of the .bin/.idx pair
+    data: str = MISSING  # prefix of the .bin/.idx pair, or WEIGHT PREFIX WEIGHT PREFIX …
 
     num_layers: int = 2
     hidden_size: int = 32
@@ -57,6 +58,7 @@ class Config:
     scale_embeddings: bool = False  # word vectors times sqrt(hidden_size)
     normalization: str = "LayerNorm"  # or RMSNorm
     num_query_groups: Optional[int] = None  # heads of keys; null: each its own  # noqa: UP045
+    normformer: bool = False  # three more norms in each layer
     swiglu: bool = False  # silu(gate) x up in place of activation_fn
     add_bias_linear: bool = True
     layernorm_epsilon: float = 1e-5
@@ -207,7 +209,13 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise UsageError(f"{path}: {reason}", next=f"keys: {', '.join(_keys())}") from None
     assert isinstance(config, Config)
     config.save = str(Path(config.save).expanduser().resolve())
-    config.data = str(Path(config.data).expanduser().resolve())
+    try:
+        config.data = resolved(config.data)
+    except ValueError:
+        raise UsageError(
+            f"data is {config.data!r}; each weight must be a number above 0",
+            next="data=PREFIX, or 'data=0.7 PREFIX 0.3 PREFIX'",
+        ) from None
     if config.kill_switch_path is not None:
         config.kill_switch_path = str(Path(config.kill_switch_path).expanduser().resolve())
     validate(config)
@@ -316,6 +324,8 @@ def _check_parallel(c: Config) -> None:
                f"a multiple of tensor_model_parallel_size {tensor}")  # fmt: skip
     _check(pipeline <= c.num_layers, "pipeline_model_parallel_size", pipeline,
            f"at most num_layers {c.num_layers}")  # fmt: skip
+    _check(tensor == 1 or not c.normformer, "normformer", True,
+           f"false with tensor_model_parallel_size {tensor}, which cuts what it norms")  # fmt: skip
     # DeepSpeed's pipeline engine calls the layers itself, one by one.
     _check(pipeline == 1 or not c.compile, "compile", c.compile,
            f"false with pipeline_model_parallel_size {pipeline}")  # fmt: skip

@@ -14,7 +14,29 @@ from .indexed_dataset import IndexedDataset
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
-class SampleStream:
+class Seeded:
+    """What depends on the seed of a stream and the number of a sample alone."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def random_seed(self, first: int) -> int:
+        """A seed for the dropout of the micro-batch that begins at sample `first`: the same in a
+        replay, after a resume and on any number of ranks."""
+        sequence = np.random.SeedSequence((self.seed, first))
+        return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))  # room to add a rank
+
+    def poisoned(self, batch: Batch, first: int) -> Batch:
+        """The same inputs with targets of random bytes 128-255, again a function of the sample."""
+        inputs, targets = batch
+        random = np.empty_like(targets)
+        for row in range(len(targets)):
+            state = np.random.RandomState([self.seed, first + row, 128])
+            random[row] = state.randint(128, 256, size=targets.shape[1])
+        return inputs, random
+
+
+class SampleStream(Seeded):
     """An endless stream of samples of seq_length + 1 tokens.
 
     The token stream is cut into slots of seq_length; every epoch visits each slot once, in an
@@ -30,6 +52,7 @@ class SampleStream:
         vocab: int,
         part: slice = slice(None),  # of the tokens
     ) -> None:
+        super().__init__(seed)
         self._tokens = dataset.tokens[part]
         self.samples_per_epoch = (len(self._tokens) - 1) // seq_length
         if self.samples_per_epoch < 1:
@@ -40,7 +63,6 @@ class SampleStream:
             )
         self._dataset = dataset
         self._seq_length = seq_length
-        self._seed = seed
         self._vocab = vocab
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
 
@@ -49,7 +71,7 @@ class SampleStream:
         epoch, within = divmod(sample, self.samples_per_epoch)
         if self._order is None or self._order[0] != epoch:
             # RandomState is frozen: the order is the same under every numpy version.
-            order = np.random.RandomState([self._seed, epoch]).permutation(self.samples_per_epoch)
+            order = np.random.RandomState([self.seed, epoch]).permutation(self.samples_per_epoch)
             self._order = (epoch, order)
         return int(self._order[1][within])
 
@@ -68,21 +90,6 @@ class SampleStream:
                 untouched="the checkpoints are as they were",
             )
         return rows[:, :-1], rows[:, 1:]
-
-    def random_seed(self, first: int) -> int:
-        """A seed for the dropout of the micro-batch that begins at sample `first`: the same in a
-        replay, after a resume and on any number of ranks."""
-        sequence = np.random.SeedSequence((self._seed, first))
-        return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))  # room to add a rank
-
-    def poisoned(self, batch: Batch, first: int) -> Batch:
-        """The same inputs with targets of random bytes 128-255, again a function of the sample."""
-        inputs, targets = batch
-        random = np.empty_like(targets)
-        for row in range(len(targets)):
-            state = np.random.RandomState([self._seed, first + row, 128])
-            random[row] = state.randint(128, 256, size=targets.shape[1])
-        return inputs, random
 
 
 def split_documents(dataset: IndexedDataset, shares: Sequence[float]) -> list[slice]:

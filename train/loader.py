@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .blend import BlendedStream
 from .data import SampleStream
 
 MicroBatch = tuple[Tensor, Tensor]
@@ -30,7 +31,7 @@ class Loader:
     All reads are the one thread's, since the stream keeps the order of its last epoch."""
 
     def __init__(
-        self, stream: SampleStream, device: torch.device, ahead: bool | None = None
+        self, stream: SampleStream | BlendedStream, device: torch.device, ahead: bool | None = None
     ) -> None:
         self._stream, self._device = stream, device
         self._pinned = device.type == "cuda"

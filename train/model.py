@@ -56,7 +56,14 @@ class Block(nn.Module):
         self.post_attention_layernorm = normalization(config)
         self.dense_h_to_4h = ColumnParallelLinear(hidden, ffn * (1 + self.swiglu), grid, bias)
         self.dense_4h_to_h = RowParallelLinear(ffn, hidden, grid, bias)
-        self.fused = bias and config.normalization == "LayerNorm"
+        # Shleifer et al. 2021 (NormFormer): a norm behind the attention, a factor for each of its
+        # heads, and a norm behind the activation.
+        self.normformer = config.normformer
+        if self.normformer:
+            self.attention_layernorm = normalization(config)
+            self.ffn_layernorm = normalization(config, ffn)
+            self.head_scale = nn.Parameter(torch.ones(self.heads))
+        self.fused = bias and config.normalization == "LayerNorm" and not self.normformer
         # Layers that write to the residual stream start smaller, so that its variance does not
         # grow with depth.
         scaled = config.init_std / math.sqrt(2.0 * config.num_layers)
@@ -83,9 +90,14 @@ class Block(nn.Module):
                 norm.weight, norm.bias, norm.eps, self.hidden_dropout if self.training else 0.0,
             )  # fmt: skip
         else:
-            x = x + self._drop(self.dense(context))
+            attended = self.dense(context)
+            if self.normformer:
+                attended = self.attention_layernorm(attended)
+            x = x + self._drop(attended)
             normed = norm(x)
         hidden = self._activate(self.dense_h_to_4h.product(normed), self.dense_h_to_4h.bias)
+        if self.normformer:
+            hidden = self.ffn_layernorm(hidden)
         return x + self._drop(self.dense_4h_to_h(hidden))
 
     def _attend(self, x: Tensor) -> Tensor:
@@ -105,7 +117,10 @@ class Block(nn.Module):
         dropout = self.attention_dropout if self.training else 0.0
         with own_random_numbers(self.grid, dropout > 0):  # for other heads
             context = attend(query, key, value, self.attention, dropout, bias)
-        return context.transpose(1, 2).reshape(batch, length, self.heads * self.width)
+        context = context.transpose(1, 2)
+        if self.normformer:
+            context = context * self.head_scale[:, None]
+        return context.reshape(batch, length, self.heads * self.width)
 
     def _activate(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.swiglu:
@@ -183,8 +198,9 @@ def normalization_class(config: Config) -> type[nn.Module]:
     return nn.RMSNorm if config.normalization == "RMSNorm" else nn.LayerNorm
 
 
-def normalization(config: Config) -> Any:
-    return normalization_class(config)(config.hidden_size, eps=config.layernorm_epsilon)
+def normalization(config: Config, width: int | None = None) -> Any:
+    """A norm over `width` elements, of the hidden size where it is left out."""
+    return normalization_class(config)(width or config.hidden_size, eps=config.layernorm_epsilon)
 
 
 class Head(nn.Module):

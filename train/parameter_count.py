@@ -57,6 +57,9 @@ def shape_warnings(config: Config, counted: int) -> list[str]:
         "swiglu": layers * (up - ffn) * (h + 1),
         "no biases": -layers * (mixed + h + up + h) * (1 - bias),
         "RMSNorm": -(2 * layers + 1) * h * (config.normalization == "RMSNorm"),
+        "normformer": layers
+        * (config.num_attention_heads + (h + ffn) * (2 - (config.normalization == "RMSNorm")))
+        * config.normformer,
         config.position_embedding_type: -config.seq_length * h * (not learned),
         f"ffn_hidden_size {ffn}": config.num_layers * (2 * h + 1) * (ffn - 4 * h),
         "untie_embeddings": config.padded_vocab_size * h * config.untie_embeddings,

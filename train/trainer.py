@@ -13,14 +13,13 @@ import torch
 
 from . import distributed
 from .batch import run_batch
+from .blend import open_streams
 from .checkpoint import LAUNCH, load_checkpoint, read_client_state, restore_rng, save_checkpoint
 from .config import Config
 from .course import course_of, saved_course
-from .data import SampleStream, split_documents
 from .errors import TrainError
 from .first_line import agreed_line, read_live
 from .grid import arrange
-from .indexed_dataset import IndexedDataset
 from .kernels import choose, load
 from .loader import Loader
 from .log import EventLog, Report, loss_line, mean, skipped_line, validation_line
@@ -61,7 +60,6 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     sizes = BatchSizes(
         config.global_batch_size, config.micro_batch_size, grid.data_size, config.rampup_batch_size
     )
-    dataset = IndexedDataset(config.data)
     state = None if checkpoint is None else read_client_state(checkpoint, config, grid)
     config = replace(
         config, grad_accum_dtype=gradient_dtype(config, None if state is None else state["args"])
@@ -92,11 +90,10 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
             gigaflos=float(args.gigaflos_no_embeds),
             valid_samples=int(args.consumed_valid_samples),
         )
-    parts = split_documents(dataset, config.shares)
-    stream, held_out = (
-        SampleStream(dataset, config.seq_length, course.seed, config.vocab_size, part)
-        for part in (parts[0], parts[0] if config.eval_interval is None else parts[1])
-    )
+    stream, held_out = open_streams(
+        config.data, config.seq_length, course.seed, config.vocab_size, config.shares,
+        held_out=config.eval_interval is not None,
+    )  # fmt: skip
     return Training(
         config, grid, engine, Step(engine, config, grid), device, stream, Loader(stream, device),
         held_out, sizes, progress, course, 6 * without_embeddings, parameters,

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
+from .blend import BlendedStream
 from .config import Config
 from .course import Course
 from .data import SampleStream
@@ -25,9 +26,9 @@ class Training:
     engine: Any
     step: Step
     device: Any
-    stream: SampleStream
+    stream: SampleStream | BlendedStream
     loader: Loader
-    held_out: SampleStream
+    held_out: SampleStream | BlendedStream
     sizes: BatchSizes
     progress: Progress
     course: Course

@@ -222,9 +222,33 @@ def test_embeddings_are_scaled_and_dropped_on_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [LLAMA, {"position_embedding_type": "alibi", "embed_layernorm": True}]
+    "options",
+    [
+        LLAMA,
+        {"position_embedding_type": "alibi", "embed_layernorm": True},
+        {"normformer": True},
+        {**LLAMA, "normformer": True},
+    ],
 )
 def test_the_count_of_every_shape_is_explained(options: dict[str, object]) -> None:
     made = config(**options)
     warnings = shape_warnings(made, counted(made))
     assert warnings and not any("unexplained" in warning for warning in warnings)
+
+
+def test_normformer_is_its_formula() -> None:
+    """Shleifer et al. 2021, equations 1 to 4, in the names of the paper."""
+    torch.manual_seed(1)
+    block = GPT(config(normformer=True)).double().eval().layers[0]
+    with torch.no_grad():
+        block.head_scale.copy_(torch.tensor([0.5, 2.0]))
+        for norm in (block.attention_layernorm, block.ffn_layernorm):
+            norm.weight.mul_(torch.linspace(0.5, 2.0, len(norm.weight)))
+    x = torch.randn(2, 9, 32, dtype=torch.float64)
+    mixed = block.query_key_value(block.input_layernorm(x)).view(2, 9, 2, 48).transpose(1, 2)
+    heads = attend(*mixed.chunk(3, -1), "sdpa", 0.0) * torch.tensor([0.5, 2.0]).view(2, 1, 1)
+    attention = block.dense(heads.transpose(1, 2).flatten(2))
+    middle = x + block.attention_layernorm(attention)
+    up = block.dense_h_to_4h(block.post_attention_layernorm(middle))
+    up = block.ffn_layernorm(torch.nn.functional.gelu(up, approximate="tanh"))
+    torch.testing.assert_close(block(x), middle + block.dense_4h_to_h(up))

@@ -25,6 +25,7 @@ OPTIONS = {
     "rope": ["position_embedding_type=rope", "rotary_base=500000.0"],
     "rms": ["normalization=RMSNorm"],
     "swiglu": ["swiglu=true", "add_bias_linear=false"],
+    "normformer": ["normformer=true"],
     "grouped": ["num_query_groups=1"],
     "scaled": ["scale_embeddings=true", "embedding_dropout=0.1"],
     "dropout": ["hidden_dropout=0.1", "attention_dropout=0.1"],
