@@ -52,7 +52,11 @@ def build(row: Command) -> Any:
     )
     add = single.command(row.name, cls=PlainCommand, help=inspect.cleandoc(text), epilog=epilog)
     add(command(function))
-    return typer.main.get_command(single)
+    made = typer.main.get_command(single)
+    for parameter in made.params:
+        if parameter.param_type_name == "argument":  # whose metavar says enough
+            parameter.display_type_rich = lambda ctx: None  # type: ignore[attr-defined]
+    return made
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

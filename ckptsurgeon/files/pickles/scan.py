@@ -59,10 +59,10 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     Guarantees, for what the C unpickler then does with the same bytes: protocol 2 to 5; at most
     MAX_BYTES and MAX_DEPTH, and as many opcodes as `_most` says; each length lies inside the data;
     a memo index is below the number of bytes before it, or below 2^22; only named globals are
-    called or instantiated, and only on the spot; only containers that are still being built are filled; a dict key or set
-    item costs at most MAX_KEY steps to hash, and few of them can be made to collide. So its memory
-    is bounded by a constant times len(data), plus 64 MiB. With `whole` the scan is done here, so
-    that its dicts hold all that they can be asked for.
+    called or instantiated, and only on the spot; only containers that are still being built are
+    filled; a dict key or set item costs at most MAX_KEY steps to hash, and few of them can be made
+    to collide. So its memory is bounded by a constant times len(data), plus 64 MiB. With `whole`
+    the scan is done here, so that its dicts hold all that they can be asked for.
     Raises DamagedFile with the offset of the opcode that breaks a rule."""
     out = Scan(data, where, base)
     if len(data) > MAX_BYTES:
