@@ -65,8 +65,8 @@ def prune(
 ) -> None:
     """Delete what past surgeries keep in the attic. There is no undo.
 
-    The surgeries whose attic goes, and all before them, can't be undone any more. On a terminal it
-    asks for the run's name; elsewhere --yes counts only together with --run.
+    Surgeries whose attic is removed, and all earlier ones, can no longer be undone. On a terminal
+    you must type the run's name; elsewhere --yes works only together with --run.
 
     Examples:
     ckptsurgeon prune --keep 3
@@ -103,7 +103,8 @@ def prune(
 def unlock(*, common: Common) -> None:
     """Remove the lock of a surgery that died on another machine.
 
-    Make sure that it is not running any more. A lock of this machine goes away by itself.
+    First make sure that it is no longer running. A dead lock of this machine is removed
+    automatically.
 
     Examples:
     ckptsurgeon unlock --dry-run

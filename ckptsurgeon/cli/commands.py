@@ -68,7 +68,7 @@ BEFORE = (
 AFTER = (
     Command(
         "relaunch", "launch:relaunch", "Start the trainer and check its first line.",
-        (*LOOKS, 4, 5, 130), "else the status of the trainer",
+        (*LOOKS, 4, 5, 130), "otherwise the trainer's exit status",
     ),
     Command("fork", "fork:fork", "Make a new run from one step, in a directory of its own.", EDITS),
     Command("export", "export:export", "Write the weights of one step as safetensors.", WRITES),

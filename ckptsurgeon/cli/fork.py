@@ -26,7 +26,7 @@ def fork(
         typer.Option("--set", metavar="KEY=VALUE", help="As `ckptsurgeon set`; repeatable."),
     ] = None,
     hard_link: Annotated[
-        bool, typer.Option("--hard-link", help="Share whole files instead of their blocks.")
+        bool, typer.Option("--hard-link", help="Hard-link files instead of reflinking.")
     ] = False,
     copy: Annotated[bool, typer.Option("--copy", help="Share nothing: copy every byte.")] = False,
     allow_global: AllowGlobal = None,

@@ -60,8 +60,8 @@ def relaunch(
     """Start the trainer and check its first line.
 
     The line must say what the checkpoint promises. If it does not, the trainer is stopped, and the
-    exit code is 4. A trainer of your own is held to the first lines or logged points of its usual
-    form. With --slurm, a job on one or more nodes does the same.
+    exit code is 4. For a trainer of your own, its first usual log lines or logged points are
+    compared instead. With --slurm, a job on one or more nodes does the same.
 
     Examples:
     ckptsurgeon relaunch --check

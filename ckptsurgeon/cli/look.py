@@ -81,7 +81,7 @@ def verify(
             metavar="0..4",
             min=0,
             max=4,
-            help="0 names, 1 containers, 2 meaning, 3 CRC of every byte, 4 values.",
+            help="0 file names, 1 file structure, 2 contents, 3 all CRCs, 4 NaN, Inf, moments.",
         ),
     ] = 2,
     jobs: Annotated[

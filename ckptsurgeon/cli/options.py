@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 AllowGlobal = Annotated[
     list[str] | None,
     typer.Option(
-        "--allow-global", metavar="NAME", help="A module.name that shards may hold; repeatable."
+        "--allow-global", metavar="NAME", help="Accept this global (module.name) in shards; repeatable."
     ),
 ]
 

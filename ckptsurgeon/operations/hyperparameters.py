@@ -315,7 +315,7 @@ def settings_of(pairs: Sequence[str]) -> list[str]:
 
 def set_lr(
     lr: Annotated[
-        str | None, typer.Argument(metavar="LR", help="The peak of the schedule, or 0.5x of it.")
+        str | None, typer.Argument(metavar="LR", help="The new peak of the schedule, or a factor such as 0.5x.")
     ] = None,
     scale: Annotated[
         str | None, typer.Option("--scale", metavar="FACTOR", help="Multiply the peak instead.")
@@ -324,10 +324,10 @@ def set_lr(
         str | None, typer.Option("--min-lr", metavar="LR", help="The rate at which the decay ends.")
     ] = None,
     warmup: Annotated[
-        str | None, typer.Option("--warmup", metavar="SAMPLES", help="Length of the warm-up.")
+        str | None, typer.Option("--warmup", metavar="SAMPLES", help="Where the warm-up ends, from the start of the run.")
     ] = None,
     decay: Annotated[
-        str | None, typer.Option("--decay", metavar="SAMPLES", help="Length of the decay.")
+        str | None, typer.Option("--decay", metavar="SAMPLES", help="Where the decay ends, from the start of the run.")
     ] = None,
     decay_style: Annotated[
         str | None,

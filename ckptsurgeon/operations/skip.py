@@ -186,9 +186,9 @@ def skip(
 ) -> dict[str, Any]:
     """Skip the data of some iterations.
 
-    The iterations and their samples count as usual, but nothing is trained and the schedule waits.
-    --by-counters is for trainers whose own flag does not do that: the data goes on behind what
-    these iterations would have consumed, and the next iteration keeps its number.
+    The iterations and their samples count as usual, but nothing is trained and the schedule does
+    not advance. Use --by-counters for trainers whose own flag works differently: it moves the data
+    position past the samples of these iterations, and the next iteration keeps its number.
 
     Examples:
     ckptsurgeon skip 20-24 30

@@ -165,13 +165,14 @@ def swap(
         str | None, typer.Option("--momentum", metavar="M", help="Momentum of SGDW [0.9].")
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Begin SGDW's buffer as Adam's exp_avg.")
+        bool, typer.Option("--keep", help="Start SGDW's buffer from Adam's exp_avg.")
     ] = False,
 ) -> dict[str, Any]:
     """Switch the run to another optimizer.
 
-    Groups, state, and the run's train.yaml are rewritten. To SGDW the moments go (or exp_avg
-    becomes the momentum); to AdamW the momentum goes, and Adam starts at step 0.
+    Groups, state, and the run's train.yaml are rewritten. Switching to SGDW drops the moments (with
+    --keep, exp_avg becomes the momentum). Switching to AdamW drops the momentum, and Adam starts at
+    step 0.
 
     Examples:
     ckptsurgeon swap-optimizer sgdw --momentum 0.9 --keep
