@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 AllowGlobal = Annotated[
     list[str] | None,
     typer.Option(
-        "--allow-global", metavar="NAME", help="Accept this global (module.name) in shards; repeatable."
+        "--allow-global",
+        metavar="NAME",
+        help="Accept this global (module.name) in shards; repeatable.",
     ),
 ]
 

@@ -1,6 +1,6 @@
 """Every class of pytorch_optimizer, bitsandbytes and torchao: a reset is right, or refused by name.
 
-docs/optimizers.md is written from what is found here: `python -m tests.formats.optimizers.page`.
+docs/optimizers.md is written from what is found here: `python -m tests.support.optimizer_page`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.formats.optimizers.law import outcome
-from tests.formats.optimizers.libraries import CASES, REFUSED, classes, process_group
-from tests.formats.optimizers.page import DOCUMENT, line, lines
+from tests.support.optimizer_classes import CASES, REFUSED, classes, process_group
+from tests.support.optimizer_law import outcome
+from tests.support.optimizer_page import DOCUMENT, line, lines
 
 pytestmark = [
     pytest.mark.formats,

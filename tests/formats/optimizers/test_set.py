@@ -11,7 +11,7 @@ import torch
 from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data, to_data
-from tests.formats.optimizers.law import Small, save, trained, update
+from tests.support.optimizer_law import Small, save, trained, update
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 

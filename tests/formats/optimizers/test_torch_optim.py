@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.formats.optimizers.law import Small, outcome
-from tests.formats.optimizers.torch_optim import CASES, make
+from tests.support.optimizer_classes import TORCH, torch_optimizer
+from tests.support.optimizer_law import Small, outcome
 
 LEFT_OUT = {"ASGD", "Adagrad-accumulator", "LBFGS", "Rprop", "SGD-dampening"}
 """Those that begin with more than zeros: with the lr, with a constant, or with the gradient."""
 pytestmark = pytest.mark.filterwarnings("ignore:A .* optimizer was:UserWarning")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", TORCH)
 def test_the_next_updates_are_those_of_a_new_optimizer(tmp_path: Path, case: str) -> None:
-    found = outcome(tmp_path, Small, lambda model: make(case, model))
+    found = outcome(tmp_path, Small, lambda model: torch_optimizer(case, model))
     how = "left out" if case in LEFT_OUT else "keeps no state" if case == "SGD" else "in place"
     assert found.how == how
     assert case.partition("-")[0] in found.name.split(" or ")
@@ -29,4 +29,4 @@ def test_no_class_of_torch_is_forgotten() -> None:
         for name, cls in vars(torch.optim).items()
         if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
     }
-    assert classes - {case.partition("-")[0] for case in CASES} == {"Optimizer", "SparseAdam"}
+    assert classes - {case.partition("-")[0] for case in TORCH} == {"Optimizer", "SparseAdam"}

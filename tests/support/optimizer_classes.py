@@ -1,4 +1,4 @@
-"""How each class of pytorch_optimizer, bitsandbytes and torchao is made for a small model."""
+"""How each class of torch and of three libraries of optimizers is made for a small model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tests.formats.optimizers.law import Make, Small, Wide
+from tests.support.optimizer_law import Make, Small, Wide
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,39 @@ class Case:
 
     kind: Callable[[], torch.nn.Module]
     make: Make
+
+
+TORCH: dict[str, dict[str, Any]] = {
+    "ASGD": {},
+    "Adadelta": {},
+    "Adafactor": {},
+    "Adagrad": {},
+    "Adagrad-accumulator": {"initial_accumulator_value": 0.1},
+    "Adam": {},
+    "Adam-amsgrad": {"amsgrad": True},
+    "AdamW": {},
+    "Adamax": {},
+    "LBFGS": {},
+    "Muon": {},
+    "NAdam": {},
+    "RAdam": {},
+    "RMSprop": {},
+    "RMSprop-momentum": {"momentum": 0.9, "centered": True},
+    "Rprop": {},
+    "SGD": {},
+    "SGD-momentum": {"momentum": 0.9, "nesterov": True},
+    "SGD-dampening": {"momentum": 0.9, "dampening": 0.1},
+}
+"""Class of torch, perhaps with a name for its arguments → its arguments."""
+
+
+def torch_optimizer(case: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """One of `TORCH`; Muon gets the matrices alone."""
+    cls: Any = getattr(torch.optim, case.partition("-")[0])
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    params = matrices if case == "Muon" else list(model.parameters())
+    optimizer: torch.optim.Optimizer = cls(params, lr=1e-2, **TORCH[case])
+    return optimizer
 
 
 SPLIT = {"Muon", "AdaMuon", "NorMuon", "DistributedMuon", "AdaGO"}

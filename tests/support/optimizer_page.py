@@ -1,6 +1,6 @@
 """docs/optimizers.md: what `reset moments` does for each optimizer, as the tests find it.
 
-`python -m tests.formats.optimizers.page` writes it anew; it needs the extra `formats`.
+`python -m tests.support.optimizer_page` writes it anew; it needs the extra `formats`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import warnings
 from pathlib import Path
 
 from ckptsurgeon.formats.optimizers import trainers
-from tests.formats.optimizers.law import Outcome, Small, outcome
 from tests.support.launch import REPO
+from tests.support.optimizer_law import Outcome, Small, outcome
 
 DOCUMENT = REPO / "docs" / "optimizers.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
@@ -32,12 +32,13 @@ def lines(text: str) -> list[str]:
 
 def measured(folder: Path) -> list[str]:
     """Every row, found by a run of each class."""
-    from tests.formats.optimizers.libraries import CASES, process_group
-    from tests.formats.optimizers.torch_optim import CASES as TORCH
-    from tests.formats.optimizers.torch_optim import make
+    from tests.support.optimizer_classes import CASES, TORCH, process_group, torch_optimizer
 
     rows = [
-        line(f"torch.{case}", outcome(folder / case, Small, lambda model, c=case: make(c, model)))
+        line(
+            f"torch.{case}",
+            outcome(folder / case, Small, lambda model, c=case: torch_optimizer(c, model)),
+        )
         for case in TORCH
     ]
     for name, case in CASES.items():
@@ -50,7 +51,7 @@ def measured(folder: Path) -> list[str]:
 
 def table(rows: list[str]) -> str:
     """The part of the page that is generated."""
-    from tests.formats.optimizers.libraries import UNMADE
+    from tests.support.optimizer_classes import UNMADE
 
     apart = [f"| {name} | | not run: {why} |" for name, why in sorted(UNMADE.items())]
     read = ["| optimizer | source | what it keeps of a parameter |", "|---|---|---|"] + [
