@@ -20,7 +20,7 @@ BACK = 0.25
 """A rate whose logarithm is nearer to that from before the surgery than this share of the change
 has gone back to it."""
 LONGEST = 480
-MOST = 1000
+MOST = 200
 """Updates that one line may be of; one of an epoch of so many steps says too little."""
 NEVER_SAID = ("lr", "betas", "eps", "weight_decay", "adam_step", "loss_scale", "clip_grad",
               "consumed_samples", "skip", "seed")  # fmt: skip
@@ -166,7 +166,8 @@ class Word:
     ) -> None:
         """The rates of `updates`, of which so many were left out: their schedule stood."""
         places = [k - left_out - self._passed_over(k) for k in updates]
-        rates = (statement.lr, (0,)), (statement.next_lr, (1,)), (statement.either_lr, (0, 1))
+        own = tuple(range(1 + (statement.skipped or 0)))  # it may be of one that overflowed itself
+        rates = (statement.lr, own), (statement.next_lr, (1,)), (statement.either_lr, (0, 1))
         for number, later in rates:
             if number is not None:
                 self.has_rates = True
