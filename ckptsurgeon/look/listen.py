@@ -31,7 +31,10 @@ def listen(
     if log is not None:
         sources.append(list(points.in_file(log, speakers)))
     if folder is not None:
-        for here in points.below(folder):
+        branches = run.logs.branches()
+        for here in points.below(folder.resolve()):
+            if here in branches:
+                continue
             sources.append(list(points.in_folder(here, speakers)))
     for statements in sources:
         part = Word(word.expected)

@@ -37,16 +37,21 @@ class LogFolders:
     def folders(self) -> list[Path]:
         """Folders with event files. One that a surgery made to keep a cut branch is not among
         them."""
-        branches: set[Path] = set()
-        for receipt in receipts.read(self.root, mentioning="tfevents"):
-            if receipt.undoes is None:
-                branches |= self._cut_branches(receipt)
+        branches = self.branches()
         with_events = {
             here: None
             for here, _, files in self._walk()
             if here not in branches and any("tfevents" in name for name in files)
         }
         return list(with_events)
+
+    def branches(self) -> set[Path]:
+        """Folders that surgeries made for cut branches: no trainer writes there."""
+        branches: set[Path] = set()
+        for receipt in receipts.read(self.root, mentioning="tfevents"):
+            if receipt.undoes is None:
+                branches |= self._cut_branches(receipt)
+        return branches
 
     def files(self) -> list[Path]:
         """All event files in those folders, notes about surgeries among them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ckptsurgeon.edits import Promise
@@ -51,8 +53,17 @@ def test_an_update_that_overflowed_leaves_the_schedule_where_it_was() -> None:
     first = say(7, next_lr=exact(4e-4), skipped=1)
     second = say(8, next_lr=exact(3e-4), skipped=0)
     assert hear(first, second).differs == []
+    own = say(7, lr=exact(4e-4), skipped=1), say(8, lr=exact(4e-4), skipped=0)
+    assert hear(*own).agrees == ["step 7", "lr of update 7: 0.0004", "lr of update 8: 0.0004"]
     assert hear(say(7, next_lr=exact(4e-4), skipped_total=6), skipped=5).differs == []
     assert hear(say(7, next_lr=exact(4e-4), skipped_total=5), skipped=5).differs != []
+
+
+def test_the_schedule_stays_while_data_is_passed_over() -> None:
+    skipping = Expected(replace(PROMISE, skip=((7, 8), (20, 30))), lambda k, _: RATES.get(k))
+    word = Word(skipping)
+    word.hear(say(9, lr=exact(4e-4), next_lr=exact(3e-4)))
+    assert word.agrees == ["step 9", "lr of update 9: 0.0004", "lr of update 10: 0.0003"]
 
 
 @pytest.mark.parametrize(

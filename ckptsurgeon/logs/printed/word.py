@@ -20,7 +20,7 @@ BACK = 0.25
 """A rate whose logarithm is nearer to that from before the surgery than this share of the change
 has gone back to it."""
 LONGEST = 480
-MOST = 1000
+MOST = 200
 """Updates that one line may be of; one of an epoch of so many steps says too little."""
 NEVER_SAID = ("lr", "betas", "eps", "weight_decay", "adam_step", "loss_scale", "clip_grad",
               "consumed_samples", "skip", "seed")  # fmt: skip
@@ -137,7 +137,7 @@ class Word:
         if statement.skipped_total is not None and self.expected.skipped is not None:
             left_out = statement.skipped_total - self.expected.skipped
         batch = None if statement.batch_size is None else round(statement.batch_size.value)
-        self._rates(statement, [k - left_out for k in updates], batch)
+        self._rates(statement, updates, left_out, batch)
         if len(updates) == 1:
             self._counts(statement, updates[0], batch)
         self._betas(statement)
@@ -161,17 +161,34 @@ class Word:
 
     # --- the rates -------------------------------------------------------------------------------
 
-    def _rates(self, statement: Stated, updates: list[int], batch: int | None) -> None:
-        rates = (statement.lr, (0,)), (statement.next_lr, (1,)), (statement.either_lr, (0, 1))
+    def _rates(
+        self, statement: Stated, updates: list[int], left_out: int, batch: int | None
+    ) -> None:
+        """The rates of `updates`, of which so many were left out: their schedule stood."""
+        places = [k - left_out - self._passed_over(k) for k in updates]
+        own = tuple(range(1 + (statement.skipped or 0)))  # it may be of one that overflowed itself
+        rates = (statement.lr, own), (statement.next_lr, (1,)), (statement.either_lr, (0, 1))
         for number, later in rates:
             if number is not None:
                 self.has_rates = True
-                self._rate(statement, number, [k + more for k in updates for more in later], batch)
+                of = self.expected.promise.step - 1 + updates[0] + later[0]
+                which = [place + more for place in places for more in later]
+                self._rate(statement, number, f"lr of update {of}", which, batch)
 
-    def _rate(self, statement: Stated, number: Number, which: list[int], batch: int | None) -> None:
+    def _passed_over(self, k: int) -> int:
+        """How many of the k iterations are in a skip range of the checkpoint: their data is passed
+        over, and the schedule stays."""
+        first = self.expected.promise.step
+        return sum(
+            max(0, min(last, first + k - 1) - max(begin, first) + 1)
+            for begin, last in self.expected.promise.skip or ()
+        )
+
+    def _rate(
+        self, statement: Stated, number: Number, of: str, which: list[int], batch: int | None
+    ) -> None:
         """One rate against those of the updates that it may be of."""
         promise = self.expected.promise
-        of = f"lr of update {promise.step - 1 + which[0]}"
         candidates: dict[int, float | None] = {}
         if self.expected.decides_lr:
             candidates = {k: self.expected.rate(k, batch) for k in dict.fromkeys(which) if k > 0}
