@@ -40,7 +40,7 @@ def test_help_has_the_shared_options_and_ends_with_the_exit_codes(
     codes, _, _ = end.partition("Examples:\n")
     lines = [line.split()[0] for line in codes.strip().splitlines()]
     assert lines[:3] == ["0", "1", "2"]
-    assert all(line.isdigit() or line == "else" for line in lines)
+    assert all(line.isdigit() or line == "otherwise" for line in lines)
 
 
 @pytest.mark.parametrize("name", [*EDITING, "apply", "undo"])
