@@ -156,6 +156,13 @@ class BaseCheckpoint(ABC):
         """In the groups of every optimizer."""
         return [place for each in self.state_dicts() for place in each.group.get(key, ())]
 
+    def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
+        """Refused: a format that knows the names in its param groups overrides it."""
+        raise SurgeryError(
+            f"{self.path.name} does not say which parameters its param groups hold",
+            next="ckptsurgeon set KEY=VALUE    without --params, for all groups",
+        )
+
     def state_dicts(self) -> list[StateDict]:
         """None: a family that saves optimizers overrides it."""
         return []

@@ -151,6 +151,11 @@ class Checkpoint(Protocol):
         """Every place of `key` in the param groups."""
         ...
 
+    def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
+        """Every place of `key` in the param groups, with the names of the group's parameters.
+        Raises SurgeryError where the format does not say which those are."""
+        ...
+
     def state_dicts(self) -> list[StateDict]:
         """What each optimizer saved, by key; none where the checkpoint holds no optimizer."""
         ...

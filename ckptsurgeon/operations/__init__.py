@@ -44,6 +44,7 @@ OPERATIONS = (
         "set-lr": "Change the learning-rate schedule.",
         "set": "Change hyperparameters in every place that keeps them.",
     }),
+    Operation(f"{HERE}.group_settings", {}),
     Operation(f"{HERE}.reset", {"reset": "Reset the Adam moments or the loss scale."}),
     Operation(f"{HERE}.rewarm", {}),
     Operation(f"{HERE}.skip", {"skip": "Skip the data of some iterations."}),

@@ -37,7 +37,6 @@ class Hyperparameters(Section):
     that the param groups of the run's optimizer hold, by their names there (momentum, alpha)."""
 
     key: ClassVar[str] = "set"
-    rest: ClassVar[tuple[str, frozenset[str]]] = ("settings", HYPERPARAMETERS)
     standing: ClassVar[bool] = True
     synonyms: ClassVar[Mapping[str, str]] = {
         "learning_rate": "lr", "max_lr": "lr", "peak_lr": "lr", "lr_warmup_samples": "warmup",
@@ -47,6 +46,9 @@ class Hyperparameters(Section):
         "max_grad_norm": "clip_grad", "epsilon": "eps", "b1": "beta1", "b2": "beta2",
         "last_epoch": "position", "num_steps": "position", "last_batch_iteration": "position",
     }  # fmt: skip
+    rest: ClassVar[tuple[str, frozenset[str]]] = (
+        "settings", HYPERPARAMETERS - frozenset(synonyms),
+    )  # fmt: skip
 
     lr: float | str | None = None
     min_lr: float | str | None = None
@@ -360,18 +362,27 @@ def set_values(
         list[str],
         typer.Argument(metavar="KEY=VALUE", help="For example: beta2=0.95 eps=1e-8"),
     ],
+    params: Annotated[
+        str | None,
+        typer.Option("--params", metavar="REGEX", help="Only param groups of such parameters."),
+    ] = None,
 ) -> dict[str, Any]:
     """Change hyperparameters in every place that keeps them.
 
     KEY is lr min_lr warmup decay decay_style beta1 beta2 eps weight_decay clip_grad seed
-    loss_scale, or a counter: consumed_samples tokens iteration position. A VALUE such as 0.5x
-    scales the present one.
+    loss_scale, a counter (consumed_samples tokens iteration position), or what the param groups of
+    the run's optimizer hold (momentum alpha beta3). A VALUE such as 0.5x scales the present one.
 
     Examples:
     ckptsurgeon set beta2=0.95 eps=1e-8
     ckptsurgeon set weight_decay=0.5x --dry-run
     """
-    return lay({}, settings_of(settings))
+    if params is None:
+        return lay({}, settings_of(settings))
+    pairs = [f"set_params.{pair.removeprefix('set.')}" for pair in settings]
+    data = lay({}, pairs)
+    data["set_params"]["params"] = params
+    return data
 
 
 SECTIONS = (Hyperparameters,)

@@ -23,6 +23,9 @@ def keys(kind: Any, prefix: str) -> list[str]:
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         name, hint = item.name, hints[item.name]
+        if name == getattr(kind, "rest", ("",))[0]:  # takes further keys
+            out.append(f"{prefix}KEY")
+            continue
         inner = dataclasses.is_dataclass(hint)
         out += keys(hint, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
     return out

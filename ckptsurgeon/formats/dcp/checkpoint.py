@@ -69,6 +69,21 @@ class DcpCheckpoint(DcpShards):
         """Of every parameter."""
         return [place for name in self._groups.get(key, ()) for place in self.scalar(name)]
 
+    def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
+        """Each parameter has settings of its own; an lr is refused, as the schedule is in the
+        config."""
+        if key == "lr":
+            raise SurgeryError(
+                f"{self.trainer} computes the rates of its groups from its config",
+                next="set the lr of the group in the trainer's config",
+            )
+        inside = f"{self.prefix}param_groups."
+        return [
+            ((name.removeprefix(inside).removesuffix(f".{key}"),), place)
+            for name in self._groups.get(key, ())
+            for place in self.scalar(name)
+        ]
+
     def state_dicts(self) -> list[StateDict]:
         """One for all parameters with the same keys, as several optimizers are one flat dict. Of a
         setting, the first parameter's: only what an optimizer counts may differ."""

@@ -166,6 +166,18 @@ class DeepSpeedShards(BaseCheckpoint):
             return shards + self.in_models("args", field, wins=not shards and self.bundled)
         return self._in_schedule(field)
 
+    def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
+        """By `param_shapes`, which ZeRO saves in the model files group by group."""
+        groups: dict[int, dict[str, None]] = {}
+        for tree in self.models().values():
+            for i, shapes in enumerate(tree.get("param_shapes") or ()):
+                groups.setdefault(i, {}).update(dict.fromkeys(map(str, shapes)))
+        places = [p for item in self._optimizers for p in optimizer.groups(self, item, key)]
+        numbers = [place.path[-2] for place in places]
+        if not groups or any(number not in groups for number in numbers):
+            return super().of_parameters(key)
+        return [(tuple(groups[int(n)]), p) for n, p in zip(numbers, places, strict=True)]
+
     def state_dicts(self) -> list[StateDict]:
         """Of the shards, and of the universal copy."""
         with understood(self.path):

@@ -78,6 +78,16 @@ class TorchCheckpoint(BaseCheckpoint):
         places = optimizer_state.steps(self, item[0], optimizer_state.states(self, *item))
         return [*places, *self._in_groups(item, "step", not places)]
 
+    def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
+        """By `param_names`, which torch saves of an optimizer that was made of named parameters."""
+        out = []
+        for place in self.settings(key):
+            names = self.value(place.file, (*place.path[:-1], "param_names"))
+            if not isinstance(names, (list, tuple)):
+                return super().of_parameters(key)
+            out.append((tuple(str(name) for name in names), place))
+        return out
+
     def state_dicts(self) -> list[StateDict]:
         """One for each optimizer."""
         with understood(self.path):

@@ -18,7 +18,7 @@ from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Fragment
+from ckptsurgeon.formats.protocol import Fragment, Place
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
 
@@ -49,6 +49,16 @@ class NanotronCheckpoint(TorchCheckpoint):
                 "later, from the same base_lrs; with a min_decay_lr above 0 it decays to base_lr × "
                 "min_decay_lr / (the groups' lr at the load), as it divides by that lr"
             )
+
+    def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
+        """By `names` in each shard, which number the parameters of its groups."""
+        out = []
+        for place in self.settings(key):
+            with understood(place.file):
+                names = self.trees[place.file]["names"]
+                numbers = self.value(place.file, (*place.path[:-1], "params"))
+                out.append((tuple(str(names[number]) for number in numbers), place))
+        return out
 
     def fragments(self, name: str) -> list[Fragment]:
         """By `names` in each shard, which has the whole tensor of a rank."""

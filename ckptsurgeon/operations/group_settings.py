@@ -1,0 +1,156 @@
+"""Hyperparameters of some parameters only: of the param groups that hold them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ckptsurgeon.edits import AnyChange, Change
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
+from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern
+from ckptsurgeon.run.run import Run
+
+PLURAL = {"beta1": ("betas", 0), "beta2": ("betas", 1), "beta3": ("betas", 2)}
+"""Keys that are one number of several."""
+
+
+@dataclass(frozen=True)
+class GroupSettings(Section):
+    """Wanted values for the param groups whose parameters match `params`, in every shard.
+
+    A group is changed as a whole: where only some of its parameters match, the recipe is refused.
+    A weight decay that is 0 is set as well, as the groups were named."""
+
+    key: ClassVar[str] = "set_params"
+    rest: ClassVar[tuple[str, frozenset[str]]] = ("settings", HYPERPARAMETERS)
+    synonyms: ClassVar[Mapping[str, str]] = {"wd": "weight_decay", "learning_rate": "lr"}
+
+    params: str
+    lr: float | None = None
+    weight_decay: float | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    eps: float | None = None
+    settings: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def given(self) -> dict[str, Any]:
+        """The keys that were set."""
+        held = dataclasses.asdict(self)
+        del held["params"]
+        settings = held.pop("settings")
+        return {key: value for key, value in (held | settings).items() if value is not None}
+
+    def check(self, recipe: Recipe) -> None:
+        check_pattern("set_params.params", self.params)
+        wanted = self.given()
+        if not wanted:
+            raise UsageError("`set_params` sets nothing", next="for example: weight_decay: 0.01")
+        for key, value in wanted.items():
+            if isinstance(value, str):
+                raise UsageError(
+                    f"`set_params.{key}` is {value!r}: groups may hold different values",
+                    next=f"{key}: NUMBER",
+                )
+            if key in ("lr", "weight_decay", "eps") and value < 0:
+                raise UsageError(f"`set_params.{key}` is {value}", next=f"{key} is never below 0")
+            if key in (*PLURAL, "momentum") and not 0 <= value < 1:
+                raise UsageError(f"`set_params.{key}` is {value}", next=f"0 <= {key} < 1")
+        everywhere = {_name(key) for key in recipe[Hyperparameters].given()}
+        if both := [key for key in wanted if _name(key) in everywhere]:
+            raise UsageError(
+                f"both `set` and `set_params` set {', '.join(both)}", next="two recipes, one by one"
+            )
+
+    def title(self, run: Run, step: int) -> list[str]:
+        pairs = " ".join(f"{key}={value:g}" for key, value in self.given().items())
+        return [f"set {pairs} ({self.params})"]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        changes: dict[tuple[str, Any], AnyChange] = {}
+        for key, value in self.given().items():
+            name, index = PLURAL.get(key, (key, None))
+            for place in _matching(checkpoint, name, self.params):
+                for spot, new in _new(checkpoint, name, place, value):
+                    file = run.relative(spot.file)
+                    earlier = changes.get((file, spot.path))
+                    if index is not None:
+                        held = earlier.new if isinstance(earlier, Change) else spot.value
+                        new = _nth(held, index, value)
+                    changes[(file, spot.path)] = Change(file, name, spot.value, new, spot.path)
+        return list(changes.values()), []
+
+
+def _name(key: str) -> str:
+    return PLURAL.get(key, (key, None))[0]
+
+
+def _nth(held: Any, index: int, value: float) -> Any:
+    numbers = list(held)
+    if index >= len(numbers):
+        raise SurgeryError(f"the optimizer has {len(numbers)} betas", next=f"drop beta{index + 1}")
+    numbers[index] = value
+    return type(held)(numbers)
+
+
+def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
+    """The places of `key` in the groups all of whose parameters match."""
+    found = checkpoint.of_parameters(key)
+    if not found:
+        raise SurgeryError(f"no param group holds {key}", next=f"drop {key}")
+    known = {name for names, _ in found for name in names}
+    out = []
+    for names, place in found:
+        matching = [name for name in names if re.search(pattern, name)]
+        if matching and len(matching) < len(names):
+            others = sorted(set(names) - set(matching))
+            raise SurgeryError(
+                f"{len(matching)} of the {len(names)} parameters of a param group match "
+                f"{pattern!r}; it has one {key} for all of them",
+                next=f"a REGEX that matches none of them, or all (also {', '.join(others[:3])})",
+            )
+        out += [place] if matching else []
+    if not out:
+        raise UsageError(
+            f"no parameter matches {pattern!r}: the {len(known)} names are "
+            f"{', '.join(sorted(known)[:4])} …",
+            next="ckptsurgeon set --params REGEX KEY=VALUE    with one that matches some",
+        )
+    return out
+
+
+def _new(
+    checkpoint: Checkpoint, key: str, place: Place, value: float
+) -> Iterator[tuple[Place, Any]]:
+    """The place with its new value; of lr, also what a scheduler computes it from."""
+    if key != "lr":
+        yield place, value
+        return
+    index = place.path[-2]
+    before = checkpoint.value(place.file, (*place.path[:-1], "initial_lr"))
+    schedulers = [p for p in checkpoint.locate("scheduler") if isinstance(p.value, Mapping)]
+    if schedulers and not all("lr_lambdas" in p.value for p in schedulers):
+        raise SurgeryError(
+            "this scheduler computes the rates of all groups from more than their peaks",
+            next="set-lr for all groups, or set the rate where the trainer makes its scheduler",
+        )
+    peak = float(before) if before else float(place.value)
+    if not schedulers or not peak:
+        yield place, value
+        return
+    yield place, place.value * (value / peak)
+    yield Place(place.file, (*place.path[:-1], "initial_lr"), before), value
+    for scheduler in schedulers:
+        for name, factor in (("base_lrs", None), ("_last_lr", value / peak)):
+            path = (*scheduler.path, name, index)
+            old = checkpoint.value(scheduler.file, path)
+            yield Place(scheduler.file, path, old), value if factor is None else old * factor
+
+
+SECTIONS = (GroupSettings,)
+COMMANDS: dict[str, Any] = {}
