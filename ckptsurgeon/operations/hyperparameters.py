@@ -127,7 +127,9 @@ class Hyperparameters(Section):
         setter = _Setter(run, checkpoint)
         setter.schedule(wanted)
         for key in ("beta1", "beta2"):
-            if key in wanted:
+            if key in wanted and checkpoint.settings(key) and not checkpoint.locate("betas"):
+                setter.setting(key, wanted[key])
+            elif key in wanted:
                 setter.beta(int(key[-1]) - 1, wanted[key])
         for key in ("eps", "weight_decay"):
             if key in wanted:

@@ -10,10 +10,12 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import ZEROS, AnyChange, Change
+from ckptsurgeon.edits import ABSENT, ZEROS, AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
-from ckptsurgeon.formats.moments import ALSO
+from ckptsurgeon.formats.moments import ALL, ALSO, NUMBERED
+from ckptsurgeon.formats.optimizers.entry import ANEW, CONSTANT
+from ckptsurgeon.formats.optimizers.table import STEPS, recognise
 from ckptsurgeon.formats.renew import renewed
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.rewarm import Hold, Ramp, Rewarm, window
@@ -85,15 +87,10 @@ class Reset(Section):
             if changes:
                 warnings.append(_first_update(checkpoint, self.moments))
         else:
-            changes += _moments(run, checkpoint)
-            zeroed = any(isinstance(change, Change) and change.new == ZEROS for change in changes)
-            if any(change.field == "momentum_buffer" for change in changes):
-                warnings.append(
-                    "the momentum of parameters that are not Adam's (Muon) begins anew too"
-                )
+            fresh = _moments(run, checkpoint)
+            changes += fresh
             rewarm = recipe.get(Rewarm)
-            if zeroed and (rewarm is None or rewarm.iterations == 0):
-                warnings.append("after a moment reset the first update is 1.0 × lr in every weight")
+            warnings += _anew(checkpoint, fresh, rewarm is not None and rewarm.iterations > 0)
         if "loss_scale" in self.reset:
             changes += _loss_scale(run, checkpoint)
         return changes, warnings
@@ -113,9 +110,43 @@ def _young(checkpoint: Checkpoint, beta2: float) -> list[str]:
     ]
 
 
+def _anew(checkpoint: Checkpoint, changes: Sequence[Change], rewarmed: bool) -> list[str]:
+    """What to know of a whole reset: what else it takes, and how large the first update is."""
+    out = []
+    adam = bool(checkpoint.locate("exp_avg_sq"))
+    if adam and any(change.field == "momentum_buffer" for change in changes):
+        out.append("the momentum of parameters that are not Adam's (Muon) begins anew too")
+    if left := sum(change.new == ABSENT and change.old == "values" for change in changes):
+        out.append(
+            f"the state of {left} parameters leaves the checkpoint, as only the optimizer makes a "
+            "new one: at its next update"
+        )
+    if adam and not rewarmed and any(change.new == ZEROS for change in changes):
+        out.append("after a moment reset the first update is 1.0 × lr in every weight")
+    return out
+
+
+def _refuse_partial(checkpoint: Checkpoint) -> None:
+    """Refuse a reset of some parameters where an optimizer keeps more than the moments of each."""
+    for each in checkpoint.state_dicts():
+        known = recognise(each)
+        usual = {*ALL, *NUMBERED, *STEPS}
+        others = [key for key in each.state if key not in usual and known.state[key] != CONSTANT]
+        others += [key for key in each.state if known.state.get(key) == ANEW and key in usual]
+        if others or known.counters or known.refused:
+            kept = ", ".join(others or known.counters) or known.refused
+            raise SurgeryError(
+                f"{each.file.name}: {known.name} keeps {kept} beside the moments, which part of a "
+                "reset does not begin anew",
+                next="ckptsurgeon reset moments    of all parameters",
+            )
+
+
 def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
     """Only exp_avg, or the moments of some parameters; the step stays, as others share it."""
     also = [name for name in ALSO if not part.only and checkpoint.locate(name)]
+    if part.params is not None:
+        _refuse_partial(checkpoint)
     names = (part.only,) if part.only else ("exp_avg", "exp_avg_sq", *also)
     changes: list[AnyChange] = []
     known: set[str] = set()
@@ -173,7 +204,7 @@ def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
     return places
 
 
-def _moments(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
+def _moments(run: Run, checkpoint: Checkpoint) -> list[Change]:
     """What makes the next update that of a new optimizer; see `formats.renew`."""
     return [
         Change(run.relative(place.file), name, _old(place), new, place.path)

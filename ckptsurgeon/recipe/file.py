@@ -114,7 +114,7 @@ def _build(kind: Any, data: Any, prefix: str, where: str) -> Any:
     names = [name for name in names if name != field]
     values: dict[str, Any] = {}
     for key, value in data.items():
-        if key in further:
+        if key in further and key not in names:
             values.setdefault(field, {})[key] = _number(value, f"{prefix}{key}", where)
             continue
         if key not in names:
