@@ -12,6 +12,7 @@ from ckptsurgeon.edits import Change, Promise, Receipt
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint, Place, State, rampup
+from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
 from ckptsurgeon.logs.printed.word import Expected
 from ckptsurgeon.run.run import Run
@@ -25,6 +26,11 @@ ARGUMENTS, TRAINER_STATE = "training_args.bin", "trainer_state.json"
 def expected(run: Run, step: int) -> Expected:
     """What the trainer of `run` should say of its first updates after `step`. Reads only."""
     checkpoint = run.checkpoint(step)
+    with understood(checkpoint.path):
+        return _expected(run, step, checkpoint)
+
+
+def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
     state = checkpoint.state()
     surgeries = _surgeries(run, state.promise)
     document = _trainer_state(run, step)
@@ -65,9 +71,9 @@ def _schedule(surgeries: list[Receipt]) -> dict[str, Any]:
     """What they set of the schedule, which a checkpoint that saves no schedule does not keep."""
     out: dict[str, Any] = {}
     for receipt in surgeries:
-        held = receipt.recipe.get("set")
-        if isinstance(held, Mapping):
-            out |= {key: held[key] for key in OF_THE_SCHEDULE if key in held}
+        values = receipt.recipe.get("set")
+        if isinstance(values, Mapping):
+            out |= {key: values[key] for key in OF_THE_SCHEDULE if key in values}
     return out
 
 
@@ -131,7 +137,7 @@ def _in_config(checkpoint: Checkpoint) -> bool:
 
 def _decides(checkpoint: Checkpoint) -> bool:
     """Whether the saved schedule says the next rates: code does for a LambdaLR."""
-    return not any(torch.kind(held) == "LambdaLR" for held in _schedulers(checkpoint))
+    return not any(torch.kind(state) == "LambdaLR" for state in _schedulers(checkpoint))
 
 
 def _factor(
@@ -143,19 +149,19 @@ def _factor(
     schedulers = _schedulers(checkpoint)
     if run.format.name != "transformers" or not schedulers or state.promise.lr is None:
         return None
-    held = schedulers[0]
+    scheduler = schedulers[0]
     arguments = _arguments(checkpoint.path / ARGUMENTS)
     share = transformers.schedule(arguments, document.get("max_steps"))
-    if torch.kind(held) != "LambdaLR" or share is None:
+    if torch.kind(scheduler) != "LambdaLR" or share is None:
         return None
-    base, now = float(held["base_lrs"][0]), int(held["last_epoch"])
+    base, now = float(scheduler["base_lrs"][0]), int(scheduler["last_epoch"])
     given = share(now)
     if given is None or abs(base * given - state.promise.lr) > 1e-6 * state.promise.lr:
         return None
 
     def rate(k: int) -> float | None:
-        found = share(now + k - 1)
-        return None if found is None else base * found
+        factor = share(now + k - 1)
+        return None if factor is None else base * factor
 
     return rate
 
@@ -163,10 +169,10 @@ def _factor(
 def _arguments(path: Path) -> Mapping[str, Any]:
     """The saved TrainingArguments, read and not unpickled; empty where there are none."""
     try:
-        held = getattr(Archive.open(path).tree(), "state", None)
+        values = getattr(Archive.open(path).tree(), "state", None)
     except (SurgeryError, OSError):
         return {}
-    return held if isinstance(held, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 # --- beside it -----------------------------------------------------------------------------------
@@ -176,10 +182,10 @@ def _trainer_state(run: Run, step: int) -> Mapping[str, Any]:
     """`trainer_state.json` of the Hugging Face Trainer; empty where there is none."""
     try:
         with (run.directory(step) / TRAINER_STATE).open("rb") as file:
-            held = json.loads(file.read(MAX_STATE))
+            document = json.loads(file.read(MAX_STATE))
     except (OSError, ValueError, RecursionError, SurgeryError):
         return {}
-    return held if isinstance(held, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _epoch_steps(document: Mapping[str, Any]) -> float | None:

@@ -16,5 +16,9 @@ POINTS = {tag: "lr" if field == "next_lr" else field for tag, field in megatron.
 
 def read(line: str) -> Stated | None:
     """What an iteration line says; None for any other."""
-    said = megatron.read(line)
-    return None if said is None else replace(said, family=NAME, lr=said.next_lr, next_lr=None)
+    statement = megatron.read(line)
+    return (
+        None
+        if statement is None
+        else replace(statement, family=NAME, lr=statement.next_lr, next_lr=None)
+    )

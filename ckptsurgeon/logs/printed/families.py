@@ -71,17 +71,17 @@ class Listener:
     def hear(self, line: str) -> list[Stated]:
         """The statements that `line` completes: one that is spread over lines may wait for more,
         with lines between that say nothing here."""
-        said = next((s for item in self._speakers if (s := item.read(line)) is not None), None)
-        if said is None:
+        statement = next((s for item in self._speakers if (s := item.read(line)) is not None), None)
+        if statement is None:
             return []
         begun, self._begun = self._begun, None
-        if said.continues:
-            return [] if begun is None else [begun.joined(said)]
+        if statement.continues:
+            return [] if begun is None else [begun.joined(statement)]
         done = [] if begun is None else [begun]
-        if said.begins:
-            self._begun = said
+        if statement.begins:
+            self._begun = statement
             return done
-        return [*done, said]
+        return [*done, statement]
 
     def end(self) -> list[Stated]:
         """The statement that no later line completed."""

@@ -29,12 +29,12 @@ def rows(lines: Iterable[str]) -> Iterator[Stated]:
     """What each row says that has a rate; of several columns the first one."""
     for row in csv.DictReader(lines):
         rates = [name for name in row if isinstance(name, str) and name.startswith("lr-")]
-        found = [(name, row[name]) for name in rates if row[name]]
-        if not found:
+        filled = [(name, row[name]) for name in rates if row[name]]
+        if not filled:
             continue
-        (name, rate), step = found[0], row["step"]
+        (name, rate), step = filled[0], row["step"]
         try:
-            said = exact(rate)
-            yield Stated(NAME, f"step {step}: {name} {rate}", step=int(step) + LATE, lr=said)
+            number = exact(rate)
+            yield Stated(NAME, f"step {step}: {name} {rate}", step=int(step) + LATE, lr=number)
         except ValueError:
             continue

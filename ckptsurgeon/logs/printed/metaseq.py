@@ -23,16 +23,16 @@ def read(line: str) -> Stated | None:
     if match is None:
         return None
     try:
-        held = json.loads(match["json"])
-        step = int(held["num_updates"])
+        stats = json.loads(match["json"])
+        step = int(stats["num_updates"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return Stated(
         NAME,
         quoted(line),
         step=step,
-        next_lr=_number(held.get("lr")),
-        loss_scale=_number(held.get("loss_scale")),
+        next_lr=_number(stats.get("lr")),
+        loss_scale=_number(stats.get("loss_scale")),
     )
 
 

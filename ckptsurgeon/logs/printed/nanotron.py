@@ -23,5 +23,5 @@ def read(line: str) -> Stated | None:
     head, rate = HEAD.search(plain), RATE.search(plain)
     if head is None:
         return None
-    said = None if rate is None else significant(rate["lr"], 3)
-    return Stated(NAME, quoted(line), step=int(head["step"]), next_lr=said)
+    number = None if rate is None else significant(rate["lr"], 3)
+    return Stated(NAME, quoted(line), step=int(head["step"]), next_lr=number)

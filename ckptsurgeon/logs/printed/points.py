@@ -44,12 +44,12 @@ def in_file(path: Path, speakers: Sequence[Family]) -> Iterator[Stated]:
 
 def _document(path: Path, text: str) -> Iterator[Stated]:
     try:
-        held = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
-        held = None
-    if not isinstance(held, dict):
+        document = None
+    if not isinstance(document, dict):
         raise UsageError(f"{path} is no trainer_state.json", next="--log FILE of printed lines")
-    yield from transformers.history(held)
+    yield from transformers.history(document)
 
 
 def in_folder(
@@ -86,9 +86,9 @@ def _of_events(path: Path, speakers: Sequence[Family], since: float | None) -> I
     """One statement a step, in file order, of the family whose tags the file has."""
     for family in speakers:
         wanted = partial(_is_of, family)
-        found = [p for p in scalars(path, wanted) if since is None or p.wall >= since]
-        if found:
-            yield from _statements(path, family, found)
+        chosen = [p for p in scalars(path, wanted) if since is None or p.wall >= since]
+        if chosen:
+            yield from _statements(path, family, chosen)
             return
 
 

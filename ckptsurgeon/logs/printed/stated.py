@@ -83,11 +83,11 @@ class Stated:
 
     def joined(self, other: Stated) -> Stated:
         """This line with what `other`, which continues it, says too."""
-        said = {item.name: getattr(self, item.name) for item in fields(self)}
-        for name, value in said.items():
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        for name, value in values.items():
             if value is None:
-                said[name] = getattr(other, name)
-        return Stated(**{**said, "text": f"{self.text} {other.text}", "begins": False})
+                values[name] = getattr(other, name)
+        return Stated(**{**values, "text": f"{self.text} {other.text}", "begins": False})
 
 
 def quoted(line: str) -> str:

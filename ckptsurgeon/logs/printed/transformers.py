@@ -28,16 +28,16 @@ def read(line: str) -> Stated | None:
     if start < 0 or "'learning_rate':" not in line or len(line) > MAX_LINE:
         return None
     try:
-        held = ast.literal_eval(line[start:].strip())
+        entry = ast.literal_eval(line[start:].strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
-    if not isinstance(held, dict):
+    if not isinstance(entry, dict):
         return None
-    rate = held.get("learning_rate")
+    rate = entry.get("learning_rate")
     text = quoted(line[start:])
     if isinstance(rate, str):
-        return Stated(NAME, text, epoch=_text(held.get("epoch")), lr=_text(rate))
-    return Stated(NAME, text, epoch=_epoch(held.get("epoch")), either_lr=_plain(rate))
+        return Stated(NAME, text, epoch=_text(entry.get("epoch")), lr=_text(rate))
+    return Stated(NAME, text, epoch=_epoch(entry.get("epoch")), either_lr=_plain(rate))
 
 
 def history(document: Mapping[str, Any]) -> Iterator[Stated]:

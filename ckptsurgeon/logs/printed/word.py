@@ -225,15 +225,15 @@ class Word:
                 self._agrees(same)
             else:
                 self._unknown(f"{same}: {size} in the checkpoint; a flag may change it")
-        held, each = promise.consumed_samples, batch if batch is not None else size
+        start, each = promise.consumed_samples, batch if batch is not None else size
         if statement.consumed_samples is not None:
             self._fields.add("consumed_samples")
-            if held is None or each is None or (k > 1 and not self.expected.steady):
+            if start is None or each is None or (k > 1 and not self.expected.steady):
                 self._unknown("consumed samples: the size of a batch is not known")
-            elif statement.consumed_samples.agrees(held + k * each):
+            elif statement.consumed_samples.agrees(start + k * each):
                 self._agrees(f"consumed samples {statement.consumed_samples}")
             else:
-                words = f"{held} and {k} x {each} after it, so {held + k * each}"
+                words = f"{start} and {k} x {each} after it, so {start + k * each}"
                 self._differs("consumed samples", words, f"{statement.consumed_samples}", statement)
         if statement.loss_scale is not None and promise.loss_scale is not None:
             self._scale(statement, statement.loss_scale, promise.loss_scale, k)

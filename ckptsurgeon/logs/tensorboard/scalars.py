@@ -56,15 +56,15 @@ def _values(event: bytes) -> Iterator[tuple[str, float]]:
 
 def _value(event: bytes, start: int, end: int) -> tuple[str, float | None]:
     """Value: 1 tag, 2 simple_value, 8 tensor."""
-    tag, found = "", None
+    tag, number = "", None
     for key, _, begin, stop in fields(event, start, end):
         if key == 0x0A:
             tag = message.text(event[begin:stop])
         elif key == 0x15:
-            found = float(_FLOAT.unpack_from(event, begin)[0])
+            number = float(_FLOAT.unpack_from(event, begin)[0])
         elif key == 0x42:
-            found = _tensor(event, begin, stop)
-    return tag, found
+            number = _tensor(event, begin, stop)
+    return tag, number
 
 
 def _tensor(event: bytes, start: int, end: int) -> float | None:
