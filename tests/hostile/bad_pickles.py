@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "10 100,000 nested tuples": (first(b")" + b"\x85" * 10**5), "1000 levels"),
     "13 three million marks": (first(b"(" * 3_000_000), "1000 marks"),
     "13 three million DUPs": (first(b"N" + b"2" * 3_000_000), "opcode 0x32"),
-    "13 three million values": (first(b"N" + b"N0" * 3_000_000), "more than 3000003 opcodes"),
+    "13 three million values": (first(b"N" + b"N0" * 3_000_000), "the pickle has more than 266"),
     "14 a string cut short": (lambda data: P + b"X\xff\0\0\0abc", "does not fit"),
     "14 no STOP": (lambda data: data[:-1], "cut short"),
     "14 stack underflow": (first(b"R"), "lacks its values"),

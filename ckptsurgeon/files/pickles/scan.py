@@ -36,8 +36,8 @@ __all__ = ["CutShort", "Scan", "scan"]
 MAX_BYTES = 256 << 20
 """Bytes of the longest pickle, so of the longest string in it."""
 MAX_OPCODES = 2_000_000
-"""Opcodes of any pickle up to 4 MB; a longer one may have one for every two bytes. Those of torch
-have two for every five: 10,000 small tensors are 750 kB and 300,000 opcodes."""
+"""Opcodes of any pickle up to 4 MB; a longer one may have four for every nine bytes. Those of
+torch have four for every ten: 10,000 small tensors are 750 kB and 300,000 opcodes."""
 MAX_MEMO = 1 << 22
 """A memo index below this is allowed anywhere: values that were cut out leave gaps before it."""
 MAX_DEPTH = 1000
@@ -81,7 +81,7 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
 
 def _most(data: bytes) -> int:
     """How many opcodes `data` may have."""
-    return max(MAX_OPCODES, len(data) // 2)
+    return max(MAX_OPCODES, len(data) * 4 // 9)
 
 
 def _asked(out: Scan) -> bool:
