@@ -103,9 +103,10 @@ class DcpCheckpoint(DcpShards):
         inside = f"{self.prefix}state."
         for name, items in self.saved.items.items():
             if name.startswith(inside):
-                chunks = [] if items[0].offset is None else [(name, i) for i in range(len(items))]
+                tensor = items[0].offset is not None
+                paths: list[tuple[Key, ...]] = [(name, i) for i in range(len(items))]
                 owner, _, key = name.removeprefix(inside).rpartition(".")
-                kept.setdefault(owner, {})[key] = chunks or [(name,)]
+                kept.setdefault(owner, {})[key] = paths if tensor else [(name,)]
         return kept
 
     def _alike(self, kept: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
