@@ -115,6 +115,7 @@ class BaseCheckpoint(ABC):
 
     def promise(self, step: int, lr: float | None) -> Promise:
         """What the step after `step` will use: `lr`, and of every other field what is agreed."""
+        headers = self.headers()
         betas, eps = self.agreed("betas"), self.agreed("eps")
         decays, adam = self.agreed("weight_decay"), self.agreed("adam_step")
         scale, clip = self.agreed("loss_scale"), self.agreed("clip_grad")
@@ -132,25 +133,14 @@ class BaseCheckpoint(ABC):
             consumed_samples=int(samples[0]) if samples else None,
             skip=None if ranges is None else tuple((int(a), int(b)) for a, b in ranges),
             seed=int(seed[0]) if seed else None,
-            optimizer=self.optimizer() or None,
+            optimizer=_named(headers) or None,
             groups=_differing(betas, eps),
-            settings=self._numbers() or None,
+            settings=_numbers(headers) or None,
         )
 
-    def _numbers(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
-        """The numbers that the groups hold besides what every optimizer has, of each group."""
-        found: dict[str, list[float]] = {}
-        for each in self.state_dicts():
-            for key in sorted(table.HYPERPARAMETERS & set(each.group)):
-                for place in each.group[key]:
-                    if isinstance(place.value, (int, float)) and not isinstance(place.value, bool):
-                        found.setdefault(key, []).append(float(place.value))
-        return tuple((key, tuple(values)) for key, values in sorted(found.items()))
-
-    def optimizer(self) -> str:
-        """What the optimizers of this checkpoint are called; empty where their keys are unknown."""
-        names = dict.fromkeys(table.name(each) for each in self.state_dicts())
-        return " and ".join(name for name in names if name)
+    def headers(self) -> list[StateDict]:
+        """`state_dicts`, from which the places of the states may be left out."""
+        return self.state_dicts()
 
     def settings(self, key: str) -> list[Place]:
         """In the groups of every optimizer."""
@@ -323,6 +313,23 @@ def _epsilon(eps: Any) -> Epsilon:
     if isinstance(eps, (list, tuple)):
         return tuple(None if item is None else float(item) for item in eps)
     return None if eps is None else float(eps)
+
+
+def _named(headers: Sequence[StateDict]) -> str:
+    """What the optimizers are called; empty where their keys are unknown."""
+    names = dict.fromkeys(table.name(each) for each in headers)
+    return " and ".join(name for name in names if name)
+
+
+def _numbers(headers: Sequence[StateDict]) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    """The numbers that the groups hold besides what every optimizer has, of each group."""
+    found: dict[str, list[float]] = {}
+    for each in headers:
+        for key in sorted(table.HYPERPARAMETERS & set(each.group)):
+            for place in each.group[key]:
+                if isinstance(place.value, (int, float)) and not isinstance(place.value, bool):
+                    found.setdefault(key, []).append(float(place.value))
+    return tuple((key, tuple(values)) for key, values in sorted(found.items()))
 
 
 def _differing(

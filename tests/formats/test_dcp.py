@@ -93,6 +93,9 @@ def test_what_amsgrad_and_muon_keep_is_reset_too(tmp_path: Path) -> None:
     muon.step()
     (momentum,) = (held["momentum_buffer"] for held in muon.state.values())
     state["optimizer"]["state.2.weight.momentum_buffer"] = momentum.clone()
+    for key in ("lr", "momentum", "nesterov", "weight_decay", "eps", "ns_steps"):
+        held = muon.param_groups[0][key]
+        state["optimizer"][f"param_groups.2.weight.{key}"] = held
     dcp.save(state, checkpoint_id=tmp_path / "step-2", no_dist=True)
     before = snapshot(tmp_path)
     plan = operate(tmp_path, {"reset": ["moments"]})

@@ -23,8 +23,8 @@ PEAK = 1e-3
 
 @dataclass(frozen=True)
 class Options:
-    """How an engine is built. `optimizer`: adamw, cpu_adam, adamw8bit, config, or
-    fused and apex (fused_adam.py); `scheduler`:
+    """How an engine is built. `optimizer`: adamw, cpu_adam, adamw8bit, config,
+    torch.NAME, or fused and apex (fused_adam.py); `scheduler`:
     a key of SCHEDULERS, or a section of the DeepSpeed config."""
 
     stage: int = 1
@@ -114,6 +114,10 @@ def _optimizer(model: Any, options: Options) -> Any:
 
     groups = _groups(model, options)
     settings: dict[str, Any] = {"lr": options.lr, "betas": (0.9, 0.95), "eps": 1e-8}
+    if options.optimizer.startswith("torch."):
+        more = {"momentum": 0.9} if options.optimizer in ("torch.SGD", "torch.RMSprop") else {}
+        cls: Any = getattr(torch.optim, options.optimizer.removeprefix("torch."))
+        return cls(groups, lr=options.lr, **more)
     if options.optimizer == "cpu_adam":
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 

@@ -7,10 +7,11 @@ The optimizer is a flat dict, as torch flattens it: `<prefix>state.<parameter>.e
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
@@ -87,18 +88,26 @@ class DcpCheckpoint(DcpShards):
     def state_dicts(self) -> list[StateDict]:
         """One for all parameters with the same keys, as several optimizers are one flat dict. Of a
         setting, the first parameter's: only what an optimizer counts may differ."""
-        kept: dict[str, dict[str, list[Place]]] = {}
+        kept = self._states()
+        return [self._state_dict(alike, kept) for alike in self._alike(kept)]
+
+    def headers(self) -> list[StateDict]:
+        """By the names of the values: none of a state is read."""
+        kept = self._states()
+        bare = {owner: dict.fromkeys(held, ()) for owner, held in kept.items()}
+        return [self._state_dict(alike, bare) for alike in self._alike(kept)]
+
+    def _states(self) -> dict[str, dict[str, list[tuple[Key, ...]]]]:
+        """Parameter → key → the path of each value."""
+        kept: dict[str, dict[str, list[tuple[Key, ...]]]] = {}
         inside = f"{self.prefix}state."
         for name, items in self.saved.items.items():
             if name.startswith(inside):
                 tensor = items[0].offset is not None
-                paths = [(name, i) for i in range(len(items))] if tensor else [(name,)]
+                paths: list[tuple[Key, ...]] = [(name, i) for i in range(len(items))]
                 owner, _, key = name.removeprefix(inside).rpartition(".")
-                values = self.trees[self.saved.path]
-                kept.setdefault(owner, {})[key] = [
-                    Place(self.saved.path, path, get(values, path)) for path in paths
-                ]
-        return [self._state_dict(alike, kept) for alike in self._alike(kept)]
+                kept.setdefault(owner, {})[key] = paths if tensor else [(name,)]
+        return kept
 
     def _alike(self, kept: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
         """The parameters, and the groups without a state, by what is kept of them."""
@@ -113,11 +122,13 @@ class DcpCheckpoint(DcpShards):
         return list(out.values())
 
     def _state_dict(
-        self, owners: list[str], kept: Mapping[str, Mapping[str, list[Place]]]
+        self, owners: list[str], kept: Mapping[str, Mapping[str, Sequence[tuple[Key, ...]]]]
     ) -> StateDict:
+        values = self.trees[self.saved.path]
         state: dict[str, list[Place]] = {}
         for owner in owners:
-            for key, places in kept.get(owner, {}).items():
+            for key, paths in kept.get(owner, {}).items():
+                places = [Place(self.saved.path, path, get(values, path)) for path in paths]
                 state.setdefault(key, []).extend(places)
         group: dict[str, list[Place]] = {}
         for key, names in self._groups.items():

@@ -68,11 +68,12 @@ def moment(checkpoint: BaseCheckpoint, state: Path, name: str) -> Iterator[Place
 
 
 def saved(checkpoint: BaseCheckpoint, state: Path, base: tuple[Key, ...]) -> StateDict:
-    """By the names of the files, and the groups: of stage 3 in its state dict, else in a list."""
-    kept: dict[str, list[Place]] = {}
-    for path in sorted(state.parent.glob("*/*.pt")):
-        if path.stem not in ("fp32", "step"):
-            kept.setdefault(path.stem, []).append(Place(path, (), checkpoint.trees.get(path)))
+    """By the names of the files, and the groups of the file `state` under `base`."""
+    names = {path.stem for path in state.parent.glob("*/*.pt")} - {"fp32", "step"}
+    kept = {
+        name: list(moment(checkpoint, state, name)) or [Place(state, (), None)]
+        for name in sorted(names)
+    }
     held = checkpoint.trees[state]
     for key in base:
         held = held[key]

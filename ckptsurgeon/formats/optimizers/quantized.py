@@ -14,7 +14,7 @@ SECOND = "state2 qmap2=constant absmax2 max2 new_max2"
 
 ENTRIES = (
     entry("Adam, AdamW, LAMB or AdEMAMix of bitsandbytes", "bitsandbytes/optim/optimizer.py",
-          f"{FIRST} {SECOND}", "betas eps alpha t_alpha t_beta3"),
+          f"{FIRST} {SECOND}", "betas eps alpha t_alpha t_beta3 bias_correction"),
     entry("Lion, SGD, LARS, RMSprop or Adagrad of bitsandbytes", "bitsandbytes/optim/optimizer.py",
           FIRST, "betas eps"),
     entry("PytorchLARS", "bitsandbytes/optim/lars.py", "momentum_buffer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.optimizers import pytorch_optimizer, quantized, torch_optim, trainers
-from ckptsurgeon.formats.optimizers.entry import Entry
+from ckptsurgeon.formats.optimizers.entry import CONSTANT, Entry
 from ckptsurgeon.formats.protocol import StateDict
 
 ENTRIES: tuple[Entry, ...] = (
@@ -16,6 +16,8 @@ ENTRIES: tuple[Entry, ...] = (
 
 STEPS = frozenset({"step", "common_step"})
 """The count of updates, which optimizers keep here or there; `locate` finds it."""
+WAYS = frozenset({"capturable", "decoupled_weight_decay", "differentiable", "fused"})
+"""Settings that newer versions added to optimizers of the same states."""
 COUNTED = frozenset(key for item in ENTRIES for key in item.counters)
 """The keys of groups that some optimizer counts in."""
 BUILT = frozenset(
@@ -52,7 +54,7 @@ def recognise(found: StateDict) -> Entry:
     """The optimizer that has just these keys. Raises SurgeryError for keys that none has, and for
     keys that are those of several which begin differently."""
     state, group = set(found.state) - STEPS, _settings(found)
-    fits = [item for item in ENTRIES if state <= set(item.state) and group <= _group(item)]
+    fits = _fits(state, group)
     if not fits or found.beside:
         raise unknown(found)
     fewest = min(_missing(item, state, group) for item in fits)
@@ -72,7 +74,7 @@ def recognise(found: StateDict) -> Entry:
 def name(found: StateDict) -> str:
     """What the optimizer is called; of several with the same keys, all of them."""
     state, group = set(found.state) - STEPS, _settings(found)
-    fits = [item for item in ENTRIES if state <= set(item.state) and group <= _group(item)]
+    fits = _fits(state, group)
     if not fits or found.beside or not (state or group):
         return ""
     fewest = min(_missing(item, state, group) for item in fits)
@@ -86,6 +88,12 @@ def name(found: StateDict) -> str:
     if len(others) > 2:
         return f"{first} or {len(others)} others with the same keys"
     return " or ".join(names)
+
+
+def _fits(state: set[str], group: set[str]) -> list[Entry]:
+    """Without groups, only optimizers of torch and of trainers: others save theirs."""
+    entries = ENTRIES if group else (*torch_optim.ENTRIES, *trainers.ENTRIES)
+    return [item for item in entries if state <= set(item.state) and group <= _group(item)]
 
 
 def unknown(found: StateDict) -> SurgeryError:
@@ -119,9 +127,12 @@ def _group(item: Entry) -> set[str]:
     return set(item.group) | set(item.counters)
 
 
-def _missing(item: Entry, state: set[str], group: set[str]) -> int:
-    absent = len(set(item.state) - state - STEPS) if state else 0
-    return absent + len(_group(item) - group)
+def _missing(item: Entry, state: set[str], group: set[str]) -> tuple[int, int]:
+    """How many keys of the entry are not there, and how many of those that newer versions added.
+    Nothing is missing of what is not saved at all: there may be no states, or no groups."""
+    usual = {key for key, start in item.state.items() if start != CONSTANT} - STEPS
+    lacking = _group(item) - group if group else set()
+    return len(usual - state if state else ()) + len(lacking - WAYS), len(lacking & WAYS)
 
 
 def _starts(item: Entry, state: set[str], group: set[str]) -> tuple[object, ...]:

@@ -14,7 +14,6 @@ ENTRIES = (
     entry("RAdam", "radam.py", "step exp_avg exp_avg_sq",
           "betas eps decoupled_weight_decay capturable differentiable"),
     entry("Adamax", "adamax.py", "step exp_avg exp_inf", "betas eps capturable differentiable"),
-    entry("SparseAdam", "sparse_adam.py", "step exp_avg exp_avg_sq", "betas eps"),
     entry("SGD", "sgd.py", "momentum_buffer",
           "momentum dampening nesterov differentiable fused", unless="dampening"),
     entry("Adagrad", "adagrad.py", "step sum",

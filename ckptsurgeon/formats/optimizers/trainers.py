@@ -16,7 +16,11 @@ ENTRIES = (
     # Transformer Engine scales moments of 8 and 16 bits; its state_dict has them unscaled.
     entry("FusedAdam", "apex; transformer_engine/pytorch/optimizers; deepspeed/ops/adam",
           "step exp_avg exp_avg_sq master_param=constant param=constant fp32_param=constant",
-          "betas eps bias_correction amsgrad capturable"),
+          "betas eps bias_correction"),
+    entry("CPUAdam", "deepspeed/ops/adam/cpu_adam.py", "step exp_avg exp_avg_sq",
+          "betas eps bias_correction amsgrad"),
+    entry("Adam", "fairseq, metaseq, and others that keep Adam's settings alone",
+          "step exp_avg exp_avg_sq", "betas eps"),
     entry("FusedLamb", "deepspeed/ops/lamb/fused_lamb.py", "step exp_avg exp_avg_sq",
           "betas eps bias_correction max_grad_norm max_coeff min_coeff"),
     entry("Lamb", "train/lamb.py", "step exp_avg exp_avg_sq", "betas eps layer_adaptation"),
