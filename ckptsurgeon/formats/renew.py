@@ -10,7 +10,8 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.moments import ALL, NUMBERED
 from ckptsurgeon.formats.optimizers.entry import ABSENT_KEY, ANEW, CONSTANT, NOTHING, ZERO, Entry
-from ckptsurgeon.formats.optimizers.table import recognise
+from ckptsurgeon.formats.optimizers.roles import ROLES
+from ckptsurgeon.formats.optimizers.table import STEPS, recognise
 from ckptsurgeon.formats.protocol import Checkpoint, Place, Setting, StateDict
 
 WITHOUT = "start the trainer without its saved optimizer state"
@@ -74,7 +75,7 @@ def _reasons(found: StateDict, known: Entry) -> list[str]:
         start = known.state.get(key)
         made = any(_is_made(place.value) for place in places)
         if start == ANEW or (made and start != CONSTANT):
-            reasons.append(f"{key} itself when it begins")
+            reasons.append(f"{key} ({ROLES[key]}) itself when it begins")
     switches = found.group.get(known.unless, ()) if known.unless else ()
     if found.state and any(place.value for place in switches):
         reasons.append(f"its state from the first gradient or a constant ({known.unless} is not 0)")
@@ -90,7 +91,7 @@ def _in_place(checkpoint: Checkpoint, found: StateDict, known: Entry) -> Iterato
     """What is kept besides the moments, which `locate` finds with their codes, and the step."""
     for key, places in found.state.items():
         start = known.state.get(key, CONSTANT)
-        if start == CONSTANT or key in ALL or key in NUMBERED:
+        if start == CONSTANT or key in ALL or key in NUMBERED or key in STEPS:
             continue
         for place in places:
             if isinstance(place.value, Tensor) and start == ZERO:

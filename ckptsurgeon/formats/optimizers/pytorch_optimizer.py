@@ -6,6 +6,8 @@ wrappers (Lookahead, TRAC, ScheduleFreeWrapper, Magma) save no plain state dict 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckptsurgeon.formats.optimizers.entry import entry
 
 DECOUPLED = "betas eps weight_decouple fixed_decay"
@@ -15,7 +17,7 @@ MASK = "which weights it trains depends on the weights that it began with"
 PHASE = "it may have gone over from Adam to SGD with an lr of its own"
 BESIDE = "it counts beside its states and groups what no reset can begin anew"
 
-ENTRIES = (
+LISTED = (
     entry("A2Grad", "a2grad.py", "alpha_k=anew v_k=anew avg_grad=anew x_k=anew", "beta lips"),
     entry("AccSGD", "sgd.py", "momentum_buffer=anew", "kappa xi constant"),
     entry("AdaBelief", "adabelief.py", "exp_avg exp_avg_var", DECOUPLED + " rectify ams_bound"),
@@ -229,3 +231,8 @@ ENTRIES = (
           "eps weight_decouple tau1 tau2 pa2 pbg2 pbhg2"),
     entry("Yogi", "yogi.py", "exp_avg=anew exp_avg_sq=anew", DECOUPLED + " initial_accumulator"),
 )  # fmt: skip
+
+ENTRIES = tuple(
+    replace(item, source=f"pytorch_optimizer/optimizer/{item.source}") for item in LISTED
+)
+"""With the path of each file in the library."""

@@ -20,19 +20,6 @@ WAYS = frozenset({"capturable", "decoupled_weight_decay", "differentiable", "fus
 """Settings that newer versions added to optimizers of the same states."""
 COUNTED = frozenset(key for item in ENTRIES for key in item.counters)
 """The keys of groups that some optimizer counts in."""
-BUILT = frozenset(
-    {
-        "rank", "block_size", "max_precondition_dim", "max_precond_dim", "merge_dims", "max_dim",
-        "history_size", "keep_num", "max_size_triangular", "min_ndim_triangular", "lora_l_dim",
-        "lora_r_dim", "master_byte_width", "subset_size", "eps",
-    }
-)  # fmt: skip
-"""Settings that the states were made by, so that none of them can change alone; and eps, which has
-rules of its own."""
-HYPERPARAMETERS = frozenset(
-    {key for item in ENTRIES for key in item.group} - BUILT - {"betas"} | {"beta3", "eps1", "eps2"}
-)
-"""What `set` knows by the names of the param groups, besides those that every optimizer has."""
 COMMON = frozenset(
     {
         "params", "param_names", "names", "name", "lr", "initial_lr", "weight_decay", "step",
@@ -48,6 +35,20 @@ COMMON = frozenset(
 )  # fmt: skip
 """Keys of a param group that say nothing about which optimizer it is of, and that a reset leaves:
 the update count `step` apart, which every reset sets to its start."""
+BUILT = frozenset(
+    {
+        "rank", "block_size", "max_precondition_dim", "max_precond_dim", "merge_dims", "max_dim",
+        "history_size", "keep_num", "max_size_triangular", "min_ndim_triangular", "lora_l_dim",
+        "lora_r_dim", "master_byte_width", "subset_size", "eps",
+    }
+)  # fmt: skip
+"""Settings that the states were made by, so that none of them can change alone; and eps, which has
+rules of its own."""
+HYPERPARAMETERS = frozenset(
+    {key for item in ENTRIES for key in item.group} - BUILT - COMMON - {"betas"}
+    | {"beta3", "eps1", "eps2"}
+)
+"""What `set` knows by the names of the param groups, besides those that every optimizer has."""
 
 
 def recognise(found: StateDict) -> Entry:

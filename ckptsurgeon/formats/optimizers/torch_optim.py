@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckptsurgeon.formats.optimizers.entry import entry
 
 ADAM = "betas eps amsgrad capturable differentiable fused decoupled_weight_decay"
 
-ENTRIES = (
+LISTED = (
     entry("Adam", "adam.py", "step exp_avg exp_avg_sq max_exp_avg_sq", ADAM),
     entry("AdamW", "adamw.py", "step exp_avg exp_avg_sq max_exp_avg_sq", ADAM),
     entry("NAdam", "nadam.py", "step mu_product=1 exp_avg exp_avg_sq",
@@ -35,3 +37,6 @@ ENTRIES = (
           "H_diag=anew prev_flat_grad=anew prev_loss=anew al=anew",
           "max_iter max_eval tolerance_grad tolerance_change history_size line_search_fn"),
 )  # fmt: skip
+
+ENTRIES = tuple(replace(item, source=f"torch/optim/{item.source}") for item in LISTED)
+"""With the path of each file in the library."""

@@ -42,7 +42,7 @@ ENTRIES = (
           "betas eps shampoo_beta precondition_frequency max_precond_dim merge_dims "
           "precondition_1d normalize_grads correct_bias"),
     entry("Muon", "microsoft/dion dion/muon.py", "momentum",
-          "mu beta1 beta2 epsilon nesterov adjust_lr algorithm flatten step cautious_wd"),
+          "mu beta1 beta2 epsilon nesterov adjust_lr algorithm flatten cautious_wd"),
     entry("Adafactor", "transformers/optimization.py",
           "step exp_avg exp_avg_sq_row exp_avg_sq_col exp_avg_sq RMS",
           "eps clip_threshold decay_rate beta1 scale_parameter relative_step warmup_init"),
