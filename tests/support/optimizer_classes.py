@@ -81,8 +81,10 @@ UNMADE = {
 }
 """Classes that train nothing here, and why."""
 REFUSED = {
+    f"pytorch_optimizer.{name}" for name in (
     "ASGD", "DAdaptAdaGrad", "DAdaptAdam", "DAdaptAdan", "DAdaptLion", "DAdaptSGD", "SaRA",
     "SWATS", "Ranger21", "SPAM", "StableSPAM", "Magma", "Lookahead", "ScheduleFreeWrapper", "TRAC",
+    )
 }  # fmt: skip
 """Those of which no edit makes a new one, or whose state dict is of their own make."""
 
