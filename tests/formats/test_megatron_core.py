@@ -20,6 +20,7 @@ import pytest
 from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.schedules import megatron as megatron_scheduler
+from ckptsurgeon.look.listen import listen
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from tests.support.launch import REPO
@@ -145,6 +146,52 @@ def test_the_schedules_and_weight_decays_are_megatrons() -> None:
                         assert math.isclose(found, wanted, rel_tol=1e-15), (style, wsd, number)
                         decay = megatron_scheduler.weight_decay(state, group)
                         assert decay == scheduler.get_wd(group) * group["wd_mult"]
+
+
+def line(told: dict[str, Any]) -> str:
+    """What Megatron-LM prints of the update that was just made, from the live optimizer."""
+    iteration, samples = told["iteration"] + 1, told["consumed_samples"] + 8
+    then = told["then"]
+    return (
+        f" [2026-08-22 15:22:22.0] iteration {iteration:8d}/{100:8d} |"
+        f" consumed samples: {samples:12d} | learning rate: {then['lr'][0]:.6E} |"
+        f" global batch size: {8:5d} | loss scale: {then['loss_scale']:.1f} |"
+        f" number of skipped iterations: {0:3d} |"
+    )
+
+
+@pytest.mark.parametrize("kind", ["legacy", "legacy-fp16", "fully"])
+def test_the_word_of_megatron_is_kept(
+    kind: str, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(saved(kind), root)
+    recipe = json.loads(json.dumps(RECIPE))
+    if kind == "legacy-fp16":
+        recipe["set"]["loss_scale"] = 64
+    operate(root, recipe)
+    told = json.loads(megatron("load", root, *KINDS[kind], *FLAGS))
+    (tmp_path / "out").write_text(line(told))
+    word = listen(Run.open(root), log=tmp_path / "out")
+    assert (word.differs, word.not_compared) == ([], [])
+    names = [item.partition(":")[0] for item in word.agrees]
+    assert names[:2] == ["step 5", "lr of update 6"]
+    assert {"consumed samples 40", "global batch size 8"} <= set(word.agrees)
+    assert ("loss scale 64.0" in word.agrees) == (kind == "legacy-fp16")
+
+
+def test_flags_that_override_megatrons_schedule_are_caught(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """With --override-opt_param-scheduler the load takes a decay that the checkpoint has not."""
+    root = tmp_path / "run"
+    shutil.copytree(saved("legacy"), root)
+    operate(root, {"set": {"lr": 3e-4, "min_lr": 3e-5}})
+    flags = ["--lr", "3e-4", "--min-lr", "3e-5", "--lr-decay-samples", "100", "--override"]
+    (tmp_path / "out").write_text(line(json.loads(megatron("load", root, *flags))))
+    word = listen(Run.open(root), log=tmp_path / "out")
+    assert word.differs[0].startswith("lr of update 8: promised 0.000")
+    assert "ckptsurgeon relaunch --print-flags" in " ".join(word.expected.remedy)
 
 
 def test_a_damaged_file_does_not_get_a_new_sum(

@@ -89,6 +89,7 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
         lr_decay_style=args.lr_decay_style, start_wd=args.weight_decay, end_wd=args.weight_decay,
         wd_incr_steps=200, wd_incr_style="constant",
         use_checkpoint_opt_param_scheduler=args.use_checkpoint,
+        override_opt_param_scheduler=args.override,
     )  # fmt: skip
     return ddp, optimizer, scheduler
 
@@ -163,7 +164,8 @@ def load(root: Path, args: argparse.Namespace) -> dict[str, Any]:
         "loss_scale": float(optimizer.get_loss_scale()),
     }
     update(ddp, optimizer, scheduler, state["iteration"] + 1)
-    return {**told, "then": _told(optimizer)}
+    then = {**_told(optimizer), "loss_scale": float(optimizer.get_loss_scale())}
+    return {**told, "then": then}
 
 
 def resume(root: Path, args: argparse.Namespace, ddp: Any, optimizer: Any) -> dict[str, Any]:
@@ -221,6 +223,7 @@ def main() -> None:
     parser.add_argument("--no-distributed", dest="use_distributed_optimizer", action="store_false")
     parser.add_argument("--verify-integrity", action="store_true")
     parser.add_argument("--use-checkpoint", action="store_true")
+    parser.add_argument("--override", action="store_true")
     parser.add_argument("--fp16", action="store_true")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--lr", type=float, default=1e-3)
