@@ -45,7 +45,7 @@ def fork(done: Fork, how: str, *, written: bool) -> str:
     return "\n".join(
         [
             *lines,
-            f"  style     ckptsurgeon -C {where} status",
+            f"  status   ckptsurgeon -C {where} status",
             f"  start    ckptsurgeon -C {where} relaunch",
         ]
     )
