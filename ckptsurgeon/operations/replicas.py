@@ -50,9 +50,9 @@ class Replicas(Section):
         return changes, []
 
 
-def drifted(checkpoint: Checkpoint, found: list[Replica]) -> list[Replica]:
+def drifted(checkpoint: Checkpoint, replicas: list[Replica]) -> list[Replica]:
     """Those whose copies are not byte for byte equal."""
-    return [r for r in found if len({read(checkpoint, copy) for copy in r.copies}) > 1]
+    return [r for r in replicas if len({read(checkpoint, copy) for copy in r.copies}) > 1]
 
 
 def read(checkpoint: Checkpoint, copy: Copy) -> bytes:
