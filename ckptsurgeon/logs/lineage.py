@@ -38,10 +38,10 @@ class Training:
 
 @dataclass
 class Lineage:
-    """`kept[i][k]` says whether record k of file i belongs to the history up to N; `warnings` are
+    """`flags[i][k]` says whether record k of file i belongs to the history up to N; `warnings` are
     sentences for the plan."""
 
-    kept: list[Flags]
+    flags: list[Flags]
     trainings: list[Training] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -69,7 +69,7 @@ def trace(
         clock, preferred = _clock(members)
         if clock is None:
             for i in group:
-                result.kept[i] = _loose(known[i], marks.iteration)
+                result.flags[i] = _loose(known[i], marks.iteration)
             continue
         point = marks.counters().get(clock)
         if point is None:
@@ -85,14 +85,14 @@ def trace(
         result.warnings += history.warnings
         result.trainings.append(_training(group, known, history))
         for i in group:
-            result.kept[i][:] = False
+            result.flags[i][:] = False
         _cut(result, known, history, marks if clock == ITERATION else None)
         for i in group:
             if not stretches[i]:
                 _without_clock(known[i], clock, result)
-    for kept, index in zip(result.kept, files, strict=True):
-        if kept.any() and index.kinds[0] == FILE_VERSION:
-            kept[0] = True
+    for flags, index in zip(result.flags, files, strict=True):
+        if flags.any() and index.kinds[0] == FILE_VERSION:
+            flags[0] = True
     return result
 
 
@@ -182,7 +182,7 @@ def _cut(result: Lineage, known: Sequence[Events], history: History, marks: Mark
         counters = marks.counters() if marks and number == 0 else {}
         flags, tags = keep(segment, bound, caps, counters)
         i = next(i for i, events in enumerate(known) if events is segment.events)
-        result.kept[i][segment.start : segment.stop] = flags
+        result.flags[i][segment.start : segment.stop] = flags
         if not flags.all():
             guessed.update(dict.fromkeys(tags))
         for name, x in segment.firsts.items():
