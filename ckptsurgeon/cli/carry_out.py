@@ -131,7 +131,7 @@ def _confirm(plan: Plan, common: Common) -> None:
         reason = (
             "--json shows no plan to confirm"
             if common.as_json
-            else "there is no terminal to ask on"
+            else "there is no terminal to confirm on"
         )
         raise SurgeryError(
             f"{plan.title}: {reason}, and --yes was not given",

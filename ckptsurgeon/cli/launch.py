@@ -103,7 +103,7 @@ def _check(
         )
     if whole and (slurm or not arguments):
         raise UsageError(
-            "--exec takes a command, and no --slurm",
+            "--exec takes a command and excludes --slurm",
             next="ckptsurgeon relaunch --exec -- COMMAND ARGS…",
         )
 
@@ -179,7 +179,7 @@ def start(
         raise Cancelled(
             "the trainer was stopped by Ctrl-C",
             untouched="every checkpoint that it saved is kept",
-            next="ckptsurgeon relaunch    goes on from the newest one",
+            next="ckptsurgeon relaunch    continue from the newest one",
         ) from None
     if common.as_json:
         spoken = word if word is not None and word.lines else None

@@ -92,13 +92,15 @@ def verify(
         typer.Option(
             "--log",
             metavar="FILE",
-            help="What the trainer printed after the surgery, held against the promise.",
+            help="Compare what the trainer printed after the surgery with the promise.",
         ),
     ] = None,
     tb: Annotated[
         Path | None,
         typer.Option(
-            "--tb", metavar="DIR", help="The same with what it logged (TensorBoard, CSV)."
+            "--tb",
+            metavar="DIR",
+            help="Compare what it logged (TensorBoard, CSV) with the promise.",
         ),
     ] = None,
     *,

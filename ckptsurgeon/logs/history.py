@@ -150,7 +150,9 @@ def _walk(order: list[Segment], point: int, marks: Marks, branch: Collection[str
             earlier, bound, head.interval, f"{head.name} (from {head.lo})", branch, history
         )
     if not history.chain and order:
-        history.warnings.append(f"the logs start after step {point}: all of it is cut")
+        history.warnings.append(
+            f"{order[0].name} has only events after step {point}: all of it is cut"
+        )
     return history
 
 
@@ -182,7 +184,8 @@ def _head(
         chosen, reached = _by_time(order, chosen, point, marks.saved_at)
         if reached is not None:
             history.warnings.append(
-                f"{reached.name}: its last event is {reached.hi}; those up to {point} were lost"
+                f"{reached.name}: its last event is at step {reached.hi}; "
+                f"events up to {point} were lost"
             )
             return reached
     elif chosen:

@@ -149,7 +149,7 @@ def _clock(members: Sequence[Events]) -> tuple[str | None, list[Series]]:
 
 
 def _loose(events: Events, iteration: int) -> Flags:
-    """A file of texts, hparams or layouts alone: what is written for later iterations goes."""
+    """A file of only texts, hparams or layouts: what is written for later iterations goes."""
     import numpy as np
 
     limits = np.full(len(events.axes) + 1, 1 << 62, np.int64)
@@ -168,11 +168,13 @@ def _without_clock(events: Events, clock: str, result: Lineage) -> None:
     name = events.index.path.name
     if sum(events.counts) > 16:
         raise SurgeryError(
-            f"{events.index.path}: none of its events tells the {clock}, so it is not known which "
-            "of them belong to the history",
+            f"{events.index.path}: none of its events gives the {clock}, so which of them "
+            "belong to the history is unknown",
             next="say what a tag counts: --axis 'TAG=iteration' (samples, tokens, gigaflos)",
         )
-    result.warnings.append(f"{name}: cut wholly, as none of its events tells the {clock}")
+    result.warnings.append(
+        f"{name}: all of it is cut, because none of its events gives the {clock}"
+    )
 
 
 def _cut(result: Lineage, known: Sequence[Events], history: History, marks: Marks | None) -> None:
@@ -189,6 +191,6 @@ def _cut(result: Lineage, known: Sequence[Events], history: History, marks: Mark
             caps[name] = min(x, caps.get(name, x))
     if guessed:
         result.warnings.append(
-            "placed by their position in the file, as their x does not tell the iteration: "
+            "cut by position in the file, because the x of these tags does not give the iteration: "
             + ", ".join(guessed)
         )

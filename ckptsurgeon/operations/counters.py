@@ -19,7 +19,7 @@ def counter_changes(
 ) -> Changes:
     """Changes that set these counters, wherever they are kept.
 
-    Only the counters: the schedule keeps its own, so the learning rate goes on from where it is.
+    Only the counters: the schedule keeps its own, so the learning rate stays where it is.
     `moved` says that the same recipe sets the schedule's, too."""
     changes: list[AnyChange] = []
     warnings: list[str] = []

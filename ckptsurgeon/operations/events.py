@@ -100,7 +100,7 @@ def _cut_or_rename(
     warnings: list[str] = []
     if cut_at is not None and section.rename:
         raise UsageError(
-            "a cut and a rename of the same event files in one recipe",
+            "one recipe can't both cut event files and rename their tags",
             next="do the rollback first, then ckptsurgeon rename-tb-events",
         )
     if cut_at is not None or section.rename:
@@ -153,7 +153,9 @@ def _branch(run: Run, files: Sequence[str]) -> list[str]:
     for name in names:
         if name not in there:
             some = ", ".join(there[:3]) + (" …" if len(there) > 3 else "")
-            raise UsageError(f"branch: no event file is called {name}", next=f"there is: {some}")
+            raise UsageError(
+                f"branch: no event file is called {name}", next=f"the event files are: {some}"
+            )
     return names
 
 
@@ -281,7 +283,7 @@ def rename_tb_events(
         pairs = dict(zip(tags[::2], tags[1::2], strict=True))
     else:
         raise UsageError(
-            "the tags to rename are OLD NEW or --map FILE, one of the two",
+            "give the tags to rename as OLD NEW or --map FILE, not both",
             next="ckptsurgeon rename-tb-events 'lm loss' 'lm-loss-training/lm loss'",
         )
     return {"tensorboard": {"rename": pairs, "regex": regex, "allow_merge": allow_merge}}

@@ -64,7 +64,8 @@ class GroupSettings(Section):
         everywhere = {_name(key) for key in recipe[Hyperparameters].given()}
         if both := [key for key in values if _name(key) in everywhere]:
             raise UsageError(
-                f"both `set` and `set_params` set {', '.join(both)}", next="two recipes, one by one"
+                f"both `set` and `set_params` set {', '.join(both)}",
+                next="use two recipes, one after the other",
             )
 
     def title(self, run: Run, step: int) -> list[str]:

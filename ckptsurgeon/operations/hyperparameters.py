@@ -23,7 +23,7 @@ DECAY_STYLES = ("constant", "linear", "cosine")
 MAX_SEED = (1 << 32) - 1
 """Of numpy, which trainers draw the order of their data with."""
 LEAP = 10.0
-"""A peak that becomes so many times larger is pointed out."""
+"""A peak that grows by at least this factor gets a warning."""
 
 
 @dataclass(frozen=True)
@@ -226,12 +226,12 @@ class _Setter:
             places = [place for place in places if place.value != 0]
             if places and value == 0:
                 self.warnings.append(
-                    "with weight decay 0 in every group none says which ones should decay: "
-                    "only undo brings it back"
+                    "with weight decay 0 in every group, no group shows which should decay: only "
+                    "undo can restore it"
                 )
             if not places and value != 0:
                 raise SurgeryError(
-                    "every param group has weight decay 0, so none says which ones should decay",
+                    "every param group has weight decay 0, so none shows which should decay",
                     next="set the weight decay in the trainer, which knows its parameters",
                 )
         for place in places:
@@ -253,7 +253,7 @@ class _Setter:
         for place in places:
             if isinstance(place.value, bool) or not isinstance(place.value, (int, float)):
                 raise SurgeryError(
-                    f"{key} is {place.value!r} here, which is no number",
+                    f"{key} is {place.value!r} here, not a number",
                     next="set it where the trainer makes its optimizer",
                 )
             self.put(key, place, value)

@@ -73,7 +73,7 @@ def _mean(checkpoint: Checkpoint, replica: Replica) -> bytes:
         raise SurgeryError(f"{replica.parameter}: its copies are of {' and '.join(sorted(dtypes))}")
     dtype = dtypes.pop()
     if dtype not in FLOATS:
-        raise SurgeryError(f"{replica.parameter}: a mean of {dtype} has no meaning")
+        raise SurgeryError(f"{replica.parameter}: values of {dtype} have no mean")
     values = [floats(read(checkpoint, copy), dtype).astype("f8") for copy in replica.copies]
     if len({len(item) for item in values}) > 1:
         raise SurgeryError(f"{replica.parameter}: its copies differ in size")

@@ -49,7 +49,7 @@ class Rewarm(Section):
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         """The window opens at the position of the schedule, the one that the recipe sets if it sets
-        one, and ends after so many trained iterations; skipped and overflowed ones do not count."""
+        one, and ends after `iterations` trained ones; skipped and overflowed ones do not count."""
         places = checkpoint.locate("rewarm")
         state = checkpoint.state()
         if not places or state.schedule is None or state.batch_size is None:

@@ -66,7 +66,7 @@ class Repair(Section):
         check_step(self.to)
         if recipe.get(Rollback) is not None:
             raise UsageError(
-                "`rollback` sets the pointers itself; `repair_latest` beside it has no meaning",
+                "`rollback` sets the pointers itself; it can't be combined with `repair_latest`",
                 next="drop repair_latest",
             )
 
@@ -80,7 +80,7 @@ class Repair(Section):
         changes, warnings = _repoint(run, recipe, checkpoint)
         over = [str(newer) for newer in run.steps() if newer > checkpoint.step]
         if self.to is None and over:
-            warnings.append(f"newer, incomplete or damaged: {', '.join(over)}")
+            warnings.append(f"newer steps are incomplete or damaged: {', '.join(over)}")
         return changes, warnings
 
 

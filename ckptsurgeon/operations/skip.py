@@ -37,11 +37,11 @@ class Skip(Section):
     def check(self, recipe: Recipe) -> None:
         ranges(self.skip)
         if self.skip_by_counters and not self.skip:
-            raise UsageError("`skip_by_counters` without a range", next="skip: [A-B]")
+            raise UsageError("`skip_by_counters` needs a range", next="skip: [A-B]")
         if self.skip_by_counters and recipe[Hyperparameters].consumed_samples is not None:
             raise UsageError(
                 "both skip_by_counters and set.consumed_samples were given",
-                next="drop one of them: each says where the data goes on",
+                next="drop one of them: each sets where the data continues",
             )
 
     def title(self, run: Run, step: int) -> list[str]:
@@ -60,7 +60,7 @@ class Skip(Section):
                 run, checkpoint, {"consumed_samples": samples}, moved
             )
             warnings.append(
-                f"iteration {done + 1} trains on sample {samples}: numbers of iterations are not "
+                f"iteration {done + 1} trains on sample {samples}: iteration numbers are not "
                 "skipped, so the next skip counts from there"
             )
         new_ranges = [] if self.skip_by_counters else ranges(self.skip)

@@ -49,8 +49,8 @@ class SwapOptimizer(Section):
             )
         if recipe[Reset].reset or recipe.get(Rewarm) is not None:
             raise UsageError(
-                "`swap_optimizer` begins the state anew; `reset` and `rewarm` beside it have no "
-                "meaning",
+                "`swap_optimizer` starts with new state; it can't be combined with `reset` or "
+                "`rewarm`",
                 next="drop them",
             )
 

@@ -125,7 +125,7 @@ def verification_json(result: Verification, word: Word | None = None) -> dict[st
 
 
 def word_json(word: Word | None) -> dict[str, Any] | None:
-    """What the trainer said, held against the promise; null when nothing was listened to."""
+    """What the trainer said, compared with the promise; null when it was not read."""
     if word is None:
         return None
     return {

@@ -179,7 +179,8 @@ def cost(edits: Sequence[Edit]) -> str:
         elif isinstance(edit, (Move, Replace)) and edit.content is not None:
             pieces = edit.content.pieces
             written += sum(length(piece) for piece in pieces if not isinstance(piece, Hole))
-            copied += isinstance(edit, Replace) and edit.file.endswith(".pt")
+            if isinstance(edit, Replace) and edit.file.endswith(".pt"):
+                copied += 1
     shards = f"{count(copied, 'shard')} copied" if copied else "no shard copied"
     return f"{size(written)} written, {shards}"
 

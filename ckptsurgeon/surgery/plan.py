@@ -51,8 +51,8 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     ahead = [str(saved) for saved in stay if saved >= after.promise.step]
     if edited and ahead:
         warnings.append(
-            f"already saved, and not before the next step: {' '.join(ahead)}; the trainer will "
-            "save over them, and undo cannot bring them back"
+            f"already saved at or after the next step: {' '.join(ahead)}; the trainer will "
+            "overwrite them, and undo can't bring them back"
         )
     if changes:
         changes += [c for s in sections for c in s.record(run, recipe, step, title)]

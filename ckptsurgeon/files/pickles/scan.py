@@ -68,7 +68,7 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     if len(data) > MAX_BYTES:
         raise out.damaged(0, f"the pickle has {len(data)} bytes, more than {MAX_BYTES}")
     if len(data) < 2:
-        raise out.cut_short(0, "the pickle is cut short")
+        raise out.cut_short(0, "the pickle is cut short" if data else "it is empty")
     if data[0] != opcodes.PROTO or not 2 <= data[1] <= 5:
         raise out.damaged(0, "no pickle of protocol 2 to 5 starts here")
     out.protocol = data[1]
