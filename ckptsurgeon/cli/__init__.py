@@ -66,8 +66,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         print(f"ckptsurgeon {VERSION}")
         raise typer.Exit
 

@@ -46,26 +46,26 @@ def _one_section(common: OneLiner, data: Mapping[str, Any]) -> None:
     """Carry out the recipe that the flags of a one-line command stand for, or print it."""
     from ckptsurgeon.recipe.file import from_data, to_data
 
-    wanted = from_data(data)
+    recipe = from_data(data)
     if common.print_recipe:
-        wanted = wanted.but(why=common.why)
-        common.answer(lambda: report.recipe(wanted), lambda: to_data(wanted))
+        recipe = recipe.but(why=common.why)
+        common.answer(lambda: report.recipe(recipe), lambda: to_data(recipe))
         return
-    operate(common, wanted)
+    operate(common, recipe)
 
 
-def operate(common: Editing, wanted: Recipe) -> None:
+def operate(common: Editing, recipe: Recipe) -> None:
     """plan → print → confirm → apply → print → relaunch, for every recipe wherever it came from."""
     from ckptsurgeon import surgery
     from ckptsurgeon.operations.events import TensorBoard
     from ckptsurgeon.operations.relaunch import Relaunch
 
-    wanted = wanted.but(why=common.why)
+    recipe = recipe.but(why=common.why)
     if common.no_tb_note:
-        wanted = wanted.but(replace(wanted[TensorBoard], note=False))
+        recipe = recipe.but(replace(recipe[TensorBoard], note=False))
     run = common.open_run()
-    made = surgery.plan(run, wanted, allow_globals=common.allow_global or ())
-    carry_out(run, made, common, wanted.get(Relaunch))
+    plan = surgery.plan(run, recipe, allow_globals=common.allow_global or ())
+    carry_out(run, plan, common, recipe.get(Relaunch))
 
 
 def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = None) -> None:
@@ -131,7 +131,7 @@ def _confirm(plan: Plan, common: Common) -> None:
         reason = (
             "--json shows no plan to confirm"
             if common.as_json
-            else "there is no terminal to ask on"
+            else "there is no terminal to confirm on"
         )
         raise SurgeryError(
             f"{plan.title}: {reason}, and --yes was not given",

@@ -81,12 +81,12 @@ def relaunch(
         common.answer(lambda: shlex.join(flags), lambda: report.flags_json(flags))
         return
     promise = look.inspect(run).promise
-    wanted = None if ranks is None else Relaunch(nproc_per_node=ranks)
+    section = None if ranks is None else Relaunch(nproc_per_node=ranks)
     if slurm:
-        _script(run, promise, wanted, arguments or (), nodes, options or (), output, common)
+        _script(run, promise, section, arguments or (), nodes, options or (), output, common)
     else:
         argv = arguments if whole else None
-        start(run, promise, wanted, arguments or (), common, check=check, argv=argv)
+        start(run, promise, section, arguments or (), common, check=check, argv=argv)
 
 
 def _check(
@@ -103,7 +103,7 @@ def _check(
         )
     if whole and (slurm or not arguments):
         raise UsageError(
-            "--exec takes a command, and no --slurm",
+            "--exec takes a command and excludes --slurm",
             next="ckptsurgeon relaunch --exec -- COMMAND ARGS…",
         )
 
@@ -111,7 +111,7 @@ def _check(
 def _script(
     run: Run,
     promise: Promise,
-    wanted: Relaunch | None,
+    section: Relaunch | None,
     extra: Sequence[str],
     nodes: int,
     options: Sequence[str],
@@ -121,7 +121,7 @@ def _script(
     from ckptsurgeon.launch import slurm
     from ckptsurgeon.launch.relaunch import job as slurm_job
 
-    job = slurm_job(run, wanted, extra, nodes, options)
+    job = slurm_job(run, section, extra, nodes, options)
     text = slurm.script(job)
     if output is not None and not common.dry_run:
         try:
@@ -130,9 +130,9 @@ def _script(
             raise UsageError(
                 f"{output} already exists", next="remove it, or choose another name"
             ) from None
-    kept = output is not None and not common.dry_run
+    to_file = output is not None and not common.dry_run
     common.answer(
-        lambda: f"{output}: sbatch {shlex.quote(str(output))}" if kept else text.rstrip("\n"),
+        lambda: f"{output}: sbatch {shlex.quote(str(output))}" if to_file else text.rstrip("\n"),
         lambda: report.relaunch_json(job.trainer, promise, None, text),
     )
 
@@ -152,7 +152,7 @@ def refuse_launch(run: Run) -> None:
 def start(
     run: Run,
     promise: Promise,
-    wanted: Relaunch | None,
+    section: Relaunch | None,
     extra: Sequence[str],
     common: Common,
     *,
@@ -167,7 +167,7 @@ def start(
     from ckptsurgeon.look.expected import expected
 
     if argv is None:
-        argv = relaunch.command(run, wanted, extra)
+        argv = relaunch.command(run, section, extra)
     out = sys.stderr if common.as_json else sys.stdout
     if common.dry_run:
         common.answer(lambda: shlex.join(argv), lambda: report.relaunch_json(argv, promise, None))
@@ -179,7 +179,7 @@ def start(
         raise Cancelled(
             "the trainer was stopped by Ctrl-C",
             untouched="every checkpoint that it saved is kept",
-            next="ckptsurgeon relaunch    goes on from the newest one",
+            next="ckptsurgeon relaunch    continue from the newest one",
         ) from None
     if common.as_json:
         spoken = word if word is not None and word.lines else None

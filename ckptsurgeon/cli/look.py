@@ -92,13 +92,15 @@ def verify(
         typer.Option(
             "--log",
             metavar="FILE",
-            help="What the trainer printed after the surgery, held against the promise.",
+            help="Compare what the trainer printed after the surgery with the promise.",
         ),
     ] = None,
     tb: Annotated[
         Path | None,
         typer.Option(
-            "--tb", metavar="DIR", help="The same with what it logged (TensorBoard, CSV)."
+            "--tb",
+            metavar="DIR",
+            help="Compare what it logged (TensorBoard, CSV) with the promise.",
         ),
     ] = None,
     *,
@@ -121,13 +123,13 @@ def verify(
 
     run = common.open_run()
     with report.Progress(sys.stderr, quiet=common.quiet or common.as_json or level < 3) as progress:
-        found = look.verify(run, step, level=level, jobs=jobs, progress=progress)
+        result = look.verify(run, step, level=level, jobs=jobs, progress=progress)
     word = None if log is tb is None else listen(run, step, log=log, folder=tb)
     common.answer(
-        lambda: common.here(report.verification(found, common.style, word)),
-        lambda: report.verification_json(found, word),
+        lambda: common.here(report.verification(result, common.style, word)),
+        lambda: report.verification_json(result, word),
     )
-    if found.findings or (word is not None and word.differs):
+    if result.findings or (word is not None and word.differs):
         raise typer.Exit(VerificationFailed.exit_code)
 
 
@@ -143,10 +145,10 @@ def doctor(*, common: Common) -> None:
     from ckptsurgeon.look.doctor import diagnose
 
     run = common.open_run()
-    found = [replace(item, next=common.here(item.next)) for item in diagnose(run)]
+    diagnoses = [replace(item, next=common.here(item.next)) for item in diagnose(run)]
     common.answer(
-        lambda: report.diagnoses(run, found, common.style),
-        lambda: report.diagnoses_json(run, found),
+        lambda: report.diagnoses(run, diagnoses, common.style),
+        lambda: report.diagnoses_json(run, diagnoses),
     )
-    if found:
+    if diagnoses:
         raise typer.Exit(VerificationFailed.exit_code)

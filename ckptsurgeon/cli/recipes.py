@@ -49,13 +49,13 @@ def plan(
     from ckptsurgeon import surgery
     from ckptsurgeon.recipe.file import load
 
-    wanted = load(recipe, overrides or ()).but(why=why)
+    request = load(recipe, overrides or ()).but(why=why)
     run = common.open_run()
-    made = surgery.plan(run, wanted, allow_globals=allow_global or ())
+    new_plan = surgery.plan(run, request, allow_globals=allow_global or ())
     if output is not None and not common.dry_run:
-        _keep(made, output)
-    show(run, made, common)
-    if exit_code and not made.empty:
+        _keep(new_plan, output)
+    show(run, new_plan, common)
+    if exit_code and not new_plan.empty:
         raise typer.Exit(3)
 
 
@@ -86,10 +86,10 @@ def apply(
             f"{source} is a finished plan; KEY=VALUE and --why belong to the recipe it came from",
             next=f"ckptsurgeon plan RECIPE KEY=VALUE -o {source}",
         )
-    kept, run = read_plan(source), common.open_run()
+    saved_plan, run = read_plan(source), common.open_run()
     if common.dry_run:
-        surgery.refuse_stale(run, kept)
-    carry_out(run, kept, common)
+        surgery.refuse_stale(run, saved_plan)
+    carry_out(run, saved_plan, common)
 
 
 def undo(
@@ -108,10 +108,10 @@ def undo(
     from ckptsurgeon import surgery
 
     run = common.open_run()
-    made = surgery.plan_undo(run, receipt)
+    inverse_plan = surgery.plan_undo(run, receipt)
     if common.why is not None:
-        made = replace(made, recipe={**made.recipe, "why": common.why})
-    carry_out(run, made, common)
+        inverse_plan = replace(inverse_plan, recipe={**inverse_plan.recipe, "why": common.why})
+    carry_out(run, inverse_plan, common)
 
 
 def recover(*, common: Common) -> None:
@@ -140,14 +140,14 @@ def recover(*, common: Common) -> None:
 def read_plan(path: Path) -> Plan:
     """What `plan -o` wrote. Raises UsageError for any other document."""
     try:
-        found = from_json(json.loads(path.read_text("utf-8")))
+        document = from_json(json.loads(path.read_text("utf-8")))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", next=_MAKE) from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        found = None
-    if not isinstance(found, Plan):
+        document = None
+    if not isinstance(document, Plan):
         raise UsageError(f"{path} is not a plan of this version of ckptsurgeon", next=_MAKE)
-    return found
+    return document
 
 
 def _keep(plan: Plan, path: Path) -> None:

@@ -48,9 +48,9 @@ def _plain(value: Any, hint: Any) -> Any:
     """The value as its type; None where Typer must look at it."""
     if not value or hint is None:
         return None
-    wanted, info = get_args(hint)
-    kind = next((item for item in get_args(wanted) if item is not type(None)), wanted)
-    if list[str] in (wanted, kind):
+    annotation, info = get_args(hint)
+    kind = next((item for item in get_args(annotation) if item is not type(None)), annotation)
+    if list[str] in (annotation, kind):
         return list(value) if all(isinstance(item, str) for item in value) else None
     if not isinstance(value, str):
         return None

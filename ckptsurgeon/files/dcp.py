@@ -129,12 +129,14 @@ class Saved:
         places: dict[Any, tuple[int, int]] = {}  # of what is written once for many items too
         edits: dict[tuple[Key | Nth, ...], Any] = {}
         end = 0
-        for item, its in groups.items():
-            blank = self._blank(item, its)
+        for item, item_changes in groups.items():
+            blank = self._blank(item, item_changes)
             place = places.get(blank) if blank is not None else None
             if place is None:
                 parts = (
-                    self._parts(item, its, base) if blank is None else (torch_blank.zeros(*blank),)
+                    self._parts(item, item_changes, base)
+                    if blank is None
+                    else (torch_blank.zeros(*blank),)
                 )
                 length = Content(tuple(parts)).size
                 pieces += parts

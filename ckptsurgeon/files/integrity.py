@@ -57,11 +57,11 @@ def _document(folder: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text("utf-8"))
         files = document["files"]
-        right = document.get("algorithm", "sha256") == "sha256" and isinstance(files, dict)
-        right = right and all(isinstance(value, str) for value in files.values())
+        algorithm = document.get("algorithm", "sha256")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        right = False
-    if not right:
+        files, algorithm = None, None
+    sums = files.values() if isinstance(files, dict) else [None]
+    if algorithm != "sha256" or not all(isinstance(value, str) for value in sums):
         raise DamagedFile(str(path), 0, "it is not a manifest of sha256 sums")
     return document  # type: ignore[no-any-return]
 

@@ -46,18 +46,18 @@ def truncate(
     traced = lineage.trace(indexes, marks, branch=branch, order=order, axes=axes)
     names, warnings = _names(indexes, traced)
     changes: list[AnyChange] = []
-    for index, kept, name in zip(indexes, traced.kept, names, strict=True):
+    for index, flags, name in zip(indexes, traced.flags, names, strict=True):
         same_name = name == index.path.name
-        if kept.all() and not index.torn and same_name:
+        if flags.all() and not index.torn and same_name:
             continue
         file = relative(index.path, root)
-        stays = bool(kept.any()) or not len(index)
+        stays = bool(flags.any()) or not len(index)
         if not stays or not same_name:
             changes.append(Aside(file, FIELD))
         if stays:
-            note = f"{int(kept.sum())} of {len(index)} events stay, to step {marks.iteration}"
+            note = f"{int(flags.sum())} of {len(index)} events stay, to step {marks.iteration}"
             new = relative(logdir / name, root)
-            content = _content(file, index, kept)
+            content = _content(file, index, flags)
             changes.append(Rewrite(new, FIELD, content, note, new_file=not same_name))
         warnings += _damage(index)
     if keep_as is not None:
@@ -73,7 +73,7 @@ def _names(indexes: Sequence[Index], traced: Lineage) -> tuple[list[str], list[s
     names = [index.path.name for index in indexes]
     warnings = []
     for training in traced.trainings:
-        order = [i for i in training.order if traced.kept[i].any()]
+        order = [i for i in training.order if traced.flags[i].any()]
         if all(names[a] < names[b] for a, b in pairwise(order)):
             continue
         right = list(names)
@@ -89,27 +89,27 @@ def _names(indexes: Sequence[Index], traced: Lineage) -> tuple[list[str], list[s
     return names, warnings
 
 
-def _content(file: str, index: Index, kept: Flags, start: bytes = b"") -> Content:
+def _content(file: str, index: Index, flags: Flags, start: bytes = b"") -> Content:
     """The records with a flag. The mtime goes back with the last event, so that the distance
     between both clocks, by which skew is found, stays what it was."""
-    where = kept.nonzero()[0]
+    where = flags.nonzero()[0]
     back = index.walls[-1] - index.walls[int(where[-1])] if len(where) else 0.0
     pieces: list[bytes | Span] = [start] if start else []
     at = 0
-    for record, data in sorted(grafts(index, kept).items()):
+    for record, data in sorted(grafts(index, flags).items()):
         begin, end = index.span(record)
-        pieces += _spans(file, index, kept, at, begin)
+        pieces += _spans(file, index, flags, at, begin)
         pieces.append(data)
         at = end
-    pieces += _spans(file, index, kept, at, index.end)
+    pieces += _spans(file, index, flags, at, index.end)
     return Content(tuple(pieces), index.mtime_ns - max(0, int(back * 1e9)))
 
 
-def _spans(file: str, index: Index, kept: Flags, start: int, stop: int) -> list[Span]:
+def _spans(file: str, index: Index, flags: Flags, start: int, stop: int) -> list[Span]:
     """The records with a flag between two record borders."""
     return [
         Span(file, max(a, start), min(b, stop))
-        for a, b in event_file.spans(index, kept)
+        for a, b in event_file.spans(index, flags)
         if a < stop and b > start
     ]
 
@@ -143,9 +143,9 @@ def _cut_branches(
             begins[number : number + 1] = [lo]
             folders[i] = folder if not number else folder.with_name(f"{folder.name}-{number + 1}")
     changes: list[AnyChange] = []
-    for i, (index, kept) in enumerate(zip(indexes, traced.kept, strict=True)):
+    for i, (index, flags) in enumerate(zip(indexes, traced.flags, strict=True)):
         kinds = np.frombuffer(bytes(index.kinds), np.uint8)
-        cut = ~kept & (kinds != event_file.DROPPED)
+        cut = ~flags & (kinds != event_file.DROPPED)
         if not (cut & (kinds != FILE_VERSION)).any():
             continue
         if folders[i].exists():

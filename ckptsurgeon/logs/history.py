@@ -150,7 +150,9 @@ def _walk(order: list[Segment], point: int, marks: Marks, branch: Collection[str
             earlier, bound, head.interval, f"{head.name} (from {head.lo})", branch, history
         )
     if not history.chain and order:
-        history.warnings.append(f"the logs start after step {point}: all of it is cut")
+        history.warnings.append(
+            f"{order[0].name} has only events after step {point}: all of it is cut"
+        )
     return history
 
 
@@ -182,7 +184,8 @@ def _head(
         chosen, reached = _by_time(order, chosen, point, marks.saved_at)
         if reached is not None:
             history.warnings.append(
-                f"{reached.name}: its last event is {reached.hi}; those up to {point} were lost"
+                f"{reached.name}: its last event is at step {reached.hi}; "
+                f"events up to {point} were lost"
             )
             return reached
     elif chosen:
@@ -239,12 +242,12 @@ def _check_counters(head: Segment, point: int, marks: Marks) -> None:
         for series, rows, own in pairs(head, word):
             k = min(len(rows), len(own))
             x, clock = steps[rows[:k]], steps[own[:k]]
-            kept, cut = x[clock <= point], x[clock > point]
+            stay, cut = x[clock <= point], x[clock > point]
             # The writer drops the fraction of an x, so in a small run N + 1 may be written as N is.
             floor = value if isinstance(value, int) else int(value) - 1
-            if (len(kept) and int(kept.max()) > value) or (len(cut) and int(cut.min()) <= floor):
+            if (len(stay) and int(stay.max()) > value) or (len(cut) and int(cut.min()) <= floor):
                 tag = ", ".join(head.events.index.names[series])
-                near = int(kept.max()) if len(kept) else int(cut.min())
+                near = int(stay.max()) if len(stay) else int(cut.min())
                 raise SurgeryError(
                     f"{head.events.index.path}: at step {point} the checkpoint counts "
                     f"{value:.0f} {word}, the log {near} (tag {tag})",

@@ -38,10 +38,10 @@ class Training:
 
 @dataclass
 class Lineage:
-    """`kept[i][k]` says whether record k of file i belongs to the history up to N; `warnings` are
+    """`flags[i][k]` says whether record k of file i belongs to the history up to N; `warnings` are
     sentences for the plan."""
 
-    kept: list[Flags]
+    flags: list[Flags]
     trainings: list[Training] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -69,7 +69,7 @@ def trace(
         clock, preferred = _clock(members)
         if clock is None:
             for i in group:
-                result.kept[i] = _loose(known[i], marks.iteration)
+                result.flags[i] = _loose(known[i], marks.iteration)
             continue
         point = marks.counters().get(clock)
         if point is None:
@@ -85,14 +85,14 @@ def trace(
         result.warnings += history.warnings
         result.trainings.append(_training(group, known, history))
         for i in group:
-            result.kept[i][:] = False
+            result.flags[i][:] = False
         _cut(result, known, history, marks if clock == ITERATION else None)
         for i in group:
             if not stretches[i]:
                 _without_clock(known[i], clock, result)
-    for kept, index in zip(result.kept, files, strict=True):
-        if kept.any() and index.kinds[0] == FILE_VERSION:
-            kept[0] = True
+    for flags, index in zip(result.flags, files, strict=True):
+        if flags.any() and index.kinds[0] == FILE_VERSION:
+            flags[0] = True
     return result
 
 
@@ -149,7 +149,7 @@ def _clock(members: Sequence[Events]) -> tuple[str | None, list[Series]]:
 
 
 def _loose(events: Events, iteration: int) -> Flags:
-    """A file of texts, hparams or layouts alone: what is written for later iterations goes."""
+    """A file of only texts, hparams or layouts: what is written for later iterations goes."""
     import numpy as np
 
     limits = np.full(len(events.axes) + 1, 1 << 62, np.int64)
@@ -168,11 +168,13 @@ def _without_clock(events: Events, clock: str, result: Lineage) -> None:
     name = events.index.path.name
     if sum(events.counts) > 16:
         raise SurgeryError(
-            f"{events.index.path}: none of its events tells the {clock}, so it is not known which "
-            "of them belong to the history",
+            f"{events.index.path}: none of its events gives the {clock}, so which of them "
+            "belong to the history is unknown",
             next="say what a tag counts: --axis 'TAG=iteration' (samples, tokens, gigaflos)",
         )
-    result.warnings.append(f"{name}: cut wholly, as none of its events tells the {clock}")
+    result.warnings.append(
+        f"{name}: all of it is cut, because none of its events gives the {clock}"
+    )
 
 
 def _cut(result: Lineage, known: Sequence[Events], history: History, marks: Marks | None) -> None:
@@ -182,13 +184,13 @@ def _cut(result: Lineage, known: Sequence[Events], history: History, marks: Mark
         counters = marks.counters() if marks and number == 0 else {}
         flags, tags = keep(segment, bound, caps, counters)
         i = next(i for i, events in enumerate(known) if events is segment.events)
-        result.kept[i][segment.start : segment.stop] = flags
+        result.flags[i][segment.start : segment.stop] = flags
         if not flags.all():
             guessed.update(dict.fromkeys(tags))
         for name, x in segment.firsts.items():
             caps[name] = min(x, caps.get(name, x))
     if guessed:
         result.warnings.append(
-            "placed by their position in the file, as their x does not tell the iteration: "
+            "cut by position in the file, because the x of these tags does not give the iteration: "
             + ", ".join(guessed)
         )

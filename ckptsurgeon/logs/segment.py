@@ -273,30 +273,30 @@ def keep(
             tied[series] = True
         elif word == LOOSE:
             limits[series] = bound
-    kept: Flags = steps <= limits[tags]
-    guessed = _off_clock(segment, kept, bound, marks)
+    flags: Flags = steps <= limits[tags]
+    guessed = _off_clock(segment, flags, bound, marks)
     placed = {i for i, word in enumerate(events.axes) if word == POSITION} | segment.strays
     where = np.flatnonzero((tags < 0) | np.isin(tags, list(placed)))
     if len(where):
         anchors = np.flatnonzero(tied[tags])
         before = np.searchsorted(anchors, where) - 1
-        kept[where] = np.where(before >= 0, kept[anchors[np.maximum(before, 0)]], True)
-    kept &= events.kinds[segment.start : segment.stop] != DROPPED
+        flags[where] = np.where(before >= 0, flags[anchors[np.maximum(before, 0)]], True)
+    flags &= events.kinds[segment.start : segment.stop] != DROPPED
     guessed += [", ".join(names[i]) for i in sorted(segment.strays)]
-    return kept, guessed
+    return flags, guessed
 
 
-def _off_clock(segment: Segment, kept: Flags, bound: int, marks: Mapping[str, float]) -> list[str]:
-    """Set `kept` for the series on other axes; the tags whose position had to decide."""
+def _off_clock(segment: Segment, flags: Flags, bound: int, marks: Mapping[str, float]) -> list[str]:
+    """Set `flags` for the series on other axes; the tags whose position had to decide."""
     events, steps = segment.events, segment.steps()
     paired: set[int] = set()
     learnt: dict[str, list[tuple[Ints, Ints]]] = {}
     for series, rows, own in pairs(segment):
-        count = int(kept[own].sum())
+        count = int(flags[own].sum())
         k = min(len(rows), len(own))
-        kept[rows[:count]] = True
+        flags[rows[:count]] = True
         if len(rows) > k and count == k:
-            kept[rows[k:]] = bound > segment.hi
+            flags[rows[k:]] = bound > segment.hi
         paired.add(series)
         if series not in segment.strays:
             learnt.setdefault(events.axes[series], []).append((steps[rows[:k]], steps[own[:k]]))
@@ -306,9 +306,9 @@ def _off_clock(segment: Segment, kept: Flags, bound: int, marks: Mapping[str, fl
             continue
         rows = segment.rows(series)
         if len(rows):
-            open_rows = _by_value(rows, steps, kept, bound, learnt.get(word, []), marks.get(word))
+            open_rows = _by_value(rows, steps, flags, bound, learnt.get(word, []), marks.get(word))
             if len(open_rows):
-                _by_position(segment, kept, open_rows)
+                _by_position(segment, flags, open_rows)
                 guessed.append(", ".join(events.index.names[series]))
     return guessed
 
@@ -316,7 +316,7 @@ def _off_clock(segment: Segment, kept: Flags, bound: int, marks: Mapping[str, fl
 def _by_value(
     rows: Ints,
     steps: Ints,
-    kept: Flags,
+    flags: Flags,
     bound: int,
     learnt: list[tuple[Ints, Ints]],
     mark: float | None,
@@ -332,20 +332,20 @@ def _by_value(
     if not known:
         if mark is None:
             return rows
-        kept[rows] = x <= mark
+        flags[rows] = x <= mark
         return rows[:0]
     below = max((int(a[b <= bound].max()) for a, b in known if (b <= bound).any()), default=NEVER)
     above = min((int(a[b > bound].min()) for a, b in known if (b > bound).any()), default=-NEVER)
     if any((b == bound).any() for _, b in known):
         above = below + 1  # the bound itself was logged: whatever comes after it is past it
     if mark is not None and below <= mark < above:
-        kept[rows] = x <= mark
+        flags[rows] = x <= mark
         return rows[:0]
-    kept[rows] = x <= below
+    flags[rows] = x <= below
     return rows[(x > below) & (x < above)]
 
 
-def _by_position(segment: Segment, kept: Flags, rows: Ints) -> None:
+def _by_position(segment: Segment, flags: Flags, rows: Ints) -> None:
     """Each record goes the way of the event on the clock that is nearer in time."""
     import numpy as np
 
@@ -357,4 +357,4 @@ def _by_position(segment: Segment, kept: Flags, rows: Ints) -> None:
     following = anchors[np.minimum(after, len(anchors) - 1)]
     nearer = walls[rows] - walls[previous] <= walls[following] - walls[rows]
     nearer = (nearer & (after > 0)) | (after == len(anchors))
-    kept[rows] = np.where(nearer, kept[previous], kept[following])
+    flags[rows] = np.where(nearer, flags[previous], flags[following])

@@ -41,8 +41,8 @@ def diagnose(run: Run) -> list[Diagnosis]:
     if newer and verification.step in run.steps():
         out.append(
             Diagnosis(
-                f"saved steps are newer than {verification.step}, the last of them {newer[-1]}: a "
-                "trainer that picks the highest resumes that one",
+                f"steps newer than {verification.step} are saved, up to {newer[-1]}: a trainer "
+                "that picks the highest step resumes that one",
                 f"ckptsurgeon rollback --to {verification.step}    moves them aside",
             )
         )
@@ -71,7 +71,7 @@ def _way_back(run: Run, step: int) -> str:
 
 
 def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Diagnosis]:
-    """Adam's step is the iteration less the skipped ones, or what a moment reset began anew."""
+    """Adam's step is the iteration less the skipped ones, or what a moment reset restarted."""
     state = checkpoint.state()
     promise, step = state.promise, state.promise.adam_step
     if step is None:
@@ -84,7 +84,7 @@ def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Diagnosis]:
             Diagnosis(
                 "Adam's step is 0 and its moments are not: the next updates are "
                 f"{_factors(promise)} times too large",
-                "ckptsurgeon reset moments    starts the moments anew as well",
+                "ckptsurgeon reset moments    restarts the moments too",
             )
         ]
     was_reset = any("moments" in receipt.recipe.get("reset", ()) for receipt in run.receipts())

@@ -141,7 +141,7 @@ def _guarded(folder: Path, look: Callable[[], list[str]]) -> list[str]:
     except SurgeryError as error:
         return [error.what]
     except ODD as error:
-        return [f"{folder.name}: no checkpoint of this format: {type(error).__name__}: {error}"]
+        return [f"{folder.name}: not a checkpoint of this format: {type(error).__name__}: {error}"]
 
 
 def _opened(
@@ -189,7 +189,9 @@ def inspect(shard: Shard, level: int) -> None:
     except SurgeryError as error:
         shard.findings.append(error.what)
     except ODD as error:
-        shard.findings.append(f"{shard.where}: no file of a trainer: {type(error).__name__}")
+        shard.findings.append(
+            f"{shard.where}: not a file that a trainer saved: {type(error).__name__}"
+        )
 
 
 def _container(shard: Shard, archive: Archive) -> None:

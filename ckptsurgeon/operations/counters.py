@@ -14,14 +14,16 @@ from ckptsurgeon.run.run import Run
 COUNTERS = ("consumed_samples", "tokens", "iteration")
 
 
-def counted(run: Run, checkpoint: Checkpoint, wanted: Mapping[str, Any], moved: bool) -> Changes:
+def counter_changes(
+    run: Run, checkpoint: Checkpoint, counters: Mapping[str, Any], moved: bool
+) -> Changes:
     """Changes that set these counters, wherever they are kept.
 
-    Only the counters: the schedule keeps its own, so the learning rate goes on from where it is.
+    Only the counters: the schedule keeps its own, so the learning rate stays where it is.
     `moved` says that the same recipe sets the schedule's, too."""
     changes: list[AnyChange] = []
     warnings: list[str] = []
-    for key, value in wanted.items():
+    for key, value in counters.items():
         places = checkpoint.locate(key)
         if not places:
             raise SurgeryError(
@@ -33,11 +35,11 @@ def counted(run: Run, checkpoint: Checkpoint, wanted: Mapping[str, Any], moved: 
             for place in places
         ]
     schedule = checkpoint.state().schedule or {}
-    if "consumed_samples" in wanted and "num_steps" in schedule and not moved:
+    if "consumed_samples" in counters and "num_steps" in schedule and not moved:
         warnings.append(f"the schedule stays at sample {schedule['num_steps']}")
-    if "iteration" in wanted and wanted["iteration"] != checkpoint.step:
+    if "iteration" in counters and counters["iteration"] != checkpoint.step:
         warnings.append(
             f"the folder keeps its name {checkpoint.path.name}, and the next step is number "
-            f"{wanted['iteration'] + 1}"
+            f"{counters['iteration'] + 1}"
         )
     return changes, warnings

@@ -74,11 +74,11 @@ class TensorBoard(Section):
         save time say which branch is meant."""
         back = recipe.leaves_newer and self.truncate
         cut_at = checkpoint.step if self.after is None and back else self.after
-        return _changed(run, self, cut_at, checkpoint)
+        return _cut_or_rename(run, self, cut_at, checkpoint)
 
     def log_changes(self, run: Run, recipe: Recipe) -> Changes:
         """The same without a checkpoint: the logs alone say which branch is meant."""
-        return _changed(run, self, self.after, None)
+        return _cut_or_rename(run, self, self.after, None)
 
     def record(self, run: Run, recipe: Recipe, step: int | None, title: str) -> list[AnyChange]:
         """The surgery as a text in the run's first log folder, unless the recipe says no; not
@@ -93,61 +93,69 @@ class TensorBoard(Section):
         return [note.note(folders[0], run.root, min(steps), text, time.time())]
 
 
-def _changed(
-    run: Run, wanted: TensorBoard, cut_at: int | None, checkpoint: Checkpoint | None
+def _cut_or_rename(
+    run: Run, section: TensorBoard, cut_at: int | None, checkpoint: Checkpoint | None
 ) -> Changes:
     changes: list[AnyChange] = []
     warnings: list[str] = []
-    if cut_at is not None and wanted.rename:
+    if cut_at is not None and section.rename:
         raise UsageError(
-            "a cut and a rename of the same event files in one recipe",
+            "one recipe can't both cut event files and rename their tags",
             next="do the rollback first, then ckptsurgeon rename-tb-events",
         )
-    if cut_at is not None or wanted.rename:
+    if cut_at is not None or section.rename:
         warnings += [
             f"{link}/ is a link, so its event files stay as they are; name it in "
             f"ckptsurgeon.yaml if they are this run's: tensorboard: [{link}]"
             for link in run.logs.links()
         ]
-    branch = _branch(run, wanted.branch)
+    branch = _branch(run, section.branch)
     for folder in run.logs.folders():
         if cut_at is not None:
             from ckptsurgeon.logs import cut
 
-            keep = (wanted.keep_as or f"cut-{len(run.receipts()) + 1:04d}") if wanted.keep else None
-            done, said = cut.truncate(
+            keep = (
+                (section.keep_as or f"cut-{len(run.receipts()) + 1:04d}") if section.keep else None
+            )
+            file_changes, sentences = cut.truncate(
                 folder,
                 run.root,
-                _marks(checkpoint, cut_at, wanted.samples),
+                _marks(checkpoint, cut_at, section.samples),
                 keep_as=keep,
-                salvage=wanted.salvage,
+                salvage=section.salvage,
                 branch=branch,
-                order=wanted.order,
-                axes=wanted.axes,
+                order=section.order,
+                axes=section.axes,
             )
-        elif wanted.rename:
+        elif section.rename:
             from ckptsurgeon.logs import rename
 
-            done, counts = rename.rename(
-                folder, run.root, wanted.rename, regex=wanted.regex, allow_merge=wanted.allow_merge
+            file_changes, counts = rename.rename(
+                folder,
+                run.root,
+                section.rename,
+                regex=section.regex,
+                allow_merge=section.allow_merge,
             )
-            said = counts.sentences()
+            sentences = counts.sentences()
         else:
             break
-        changes += done
-        warnings += said
+        changes += file_changes
+        warnings += sentences
     return changes, warnings
 
 
-def _branch(run: Run, wanted: Sequence[str]) -> list[str]:
+def _branch(run: Run, files: Sequence[str]) -> list[str]:
     """The names of the event files of the branch that is meant, however they were reached. Raises
     UsageError for one that is not there: it would decide nothing, silently."""
-    there = sorted({Path(file).name for file in run.logs.event_files()}) if wanted else []
-    names = [Path(file).name for file in wanted]
+    there = sorted({Path(file).name for file in run.logs.event_files()}) if files else []
+    names = [Path(file).name for file in files]
     for name in names:
         if name not in there:
             some = ", ".join(there[:3]) + (" …" if len(there) > 3 else "")
-            raise UsageError(f"branch: no event file is called {name}", next=f"there is: {some}")
+            raise UsageError(
+                f"branch: no event file is called {name}", next=f"the event files are: {some}"
+            )
     return names
 
 
@@ -180,7 +188,7 @@ NoKeepTB = Annotated[
 ]
 
 
-def kept(name: str | None, nothing: bool) -> dict[str, Any]:
+def cut_branch(name: str | None, nothing: bool) -> dict[str, Any]:
     """What --keep-tb and --no-keep-tb say of the cut branch."""
     if name is not None and nothing:
         raise UsageError("--keep-tb and --no-keep-tb exclude each other", next="give one of them")
@@ -236,7 +244,7 @@ def truncate_tb_events(
         samples=samples,
         salvage=salvage or None,
     )
-    return {"tensorboard": {**section, **kept(keep_tb, no_keep_tb)}}
+    return {"tensorboard": {**section, **cut_branch(keep_tb, no_keep_tb)}}
 
 
 def rename_tb_events(
@@ -275,7 +283,7 @@ def rename_tb_events(
         pairs = dict(zip(tags[::2], tags[1::2], strict=True))
     else:
         raise UsageError(
-            "the tags to rename are OLD NEW or --map FILE, one of the two",
+            "give the tags to rename as OLD NEW or --map FILE, not both",
             next="ckptsurgeon rename-tb-events 'lm loss' 'lm-loss-training/lm loss'",
         )
     return {"tensorboard": {"rename": pairs, "regex": regex, "allow_merge": allow_merge}}

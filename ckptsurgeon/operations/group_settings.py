@@ -41,17 +41,17 @@ class GroupSettings(Section):
 
     def given(self) -> dict[str, Any]:
         """The keys that were set."""
-        held = dataclasses.asdict(self)
-        del held["params"]
-        settings = held.pop("settings")
-        return {key: value for key, value in (held | settings).items() if value is not None}
+        fields = dataclasses.asdict(self)
+        del fields["params"]
+        settings = fields.pop("settings")
+        return {key: value for key, value in (fields | settings).items() if value is not None}
 
     def check(self, recipe: Recipe) -> None:
         check_pattern("set_params.params", self.params)
-        wanted = self.given()
-        if not wanted:
+        values = self.given()
+        if not values:
             raise UsageError("`set_params` sets nothing", next="for example: weight_decay: 0.01")
-        for key, value in wanted.items():
+        for key, value in values.items():
             if isinstance(value, str):
                 raise UsageError(
                     f"`set_params.{key}` is {value!r}: groups may hold different values",
@@ -62,9 +62,10 @@ class GroupSettings(Section):
             if key in (*PLURAL, "momentum") and not 0 <= value < 1:
                 raise UsageError(f"`set_params.{key}` is {value}", next=f"0 <= {key} < 1")
         everywhere = {_name(key) for key in recipe[Hyperparameters].given()}
-        if both := [key for key in wanted if _name(key) in everywhere]:
+        if both := [key for key in values if _name(key) in everywhere]:
             raise UsageError(
-                f"both `set` and `set_params` set {', '.join(both)}", next="two recipes, one by one"
+                f"both `set` and `set_params` set {', '.join(both)}",
+                next="use two recipes, one after the other",
             )
 
     def title(self, run: Run, step: int) -> list[str]:
@@ -80,8 +81,8 @@ class GroupSettings(Section):
                     file = run.relative(spot.file)
                     earlier = changes.get((file, spot.path))
                     if index is not None:
-                        held = earlier.new if isinstance(earlier, Change) else spot.value
-                        new = _nth(held, index, value)
+                        present = earlier.new if isinstance(earlier, Change) else spot.value
+                        new = _nth(present, index, value)
                     changes[(file, spot.path)] = Change(file, name, spot.value, new, spot.path)
         return list(changes.values()), []
 
@@ -90,22 +91,22 @@ def _name(key: str) -> str:
     return PLURAL.get(key, (key, None))[0]
 
 
-def _nth(held: Any, index: int, value: float) -> Any:
-    numbers = list(held)
+def _nth(values: Any, index: int, value: float) -> Any:
+    numbers = list(values)
     if index >= len(numbers):
         raise SurgeryError(f"the optimizer has {len(numbers)} betas", next=f"drop beta{index + 1}")
     numbers[index] = value
-    return type(held)(numbers)
+    return type(values)(numbers)
 
 
 def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
     """The places of `key` in the groups all of whose parameters match."""
-    found = checkpoint.of_parameters(key)
-    if not found:
+    places = checkpoint.of_parameters(key)
+    if not places:
         raise SurgeryError(f"no param group holds {key}", next=f"drop {key}")
-    known = {name for names, _ in found for name in names}
+    known = {name for names, _ in places for name in names}
     out = []
-    for names, place in found:
+    for names, place in places:
         matching = [name for name in names if re.search(pattern, name)]
         if matching and len(matching) < len(names):
             others = sorted(set(names) - set(matching))

@@ -14,7 +14,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, Place, State
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
-from ckptsurgeon.operations.counters import COUNTERS, counted
+from ckptsurgeon.operations.counters import COUNTERS, counter_changes
 from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section, unknown_value
 from ckptsurgeon.run.run import Run
 
@@ -23,7 +23,7 @@ DECAY_STYLES = ("constant", "linear", "cosine")
 MAX_SEED = (1 << 32) - 1
 """Of numpy, which trainers draw the order of their data with."""
 LEAP = 10.0
-"""A peak that becomes so many times larger is pointed out."""
+"""A peak that grows by at least this factor gets a warning."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Hyperparameters(Section):
 
     def given(self) -> dict[str, Any]:
         """The keys that were set, in the order of the table above."""
-        held = dataclasses.asdict(self)
-        settings = held.pop("settings")
-        return {k: v for k, v in (held | settings).items() if v is not None}
+        fields = dataclasses.asdict(self)
+        settings = fields.pop("settings")
+        return {k: v for k, v in (fields | settings).items() if v is not None}
 
     def check(self, recipe: Recipe) -> None:
         if self.decay_style is not None and self.decay_style not in DECAY_STYLES:
@@ -123,28 +123,28 @@ class Hyperparameters(Section):
         return [f"set {pairs}"] if pairs else []
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
-        wanted = self.given()
+        values = self.given()
         setter = _Setter(run, checkpoint)
-        setter.schedule(wanted)
+        setter.schedule(values)
         for key in ("beta1", "beta2"):
-            if key in wanted and checkpoint.settings(key) and not checkpoint.locate("betas"):
-                setter.setting(key, wanted[key])
-            elif key in wanted:
-                setter.beta(int(key[-1]) - 1, wanted[key])
+            if key in values and checkpoint.settings(key) and not checkpoint.locate("betas"):
+                setter.setting(key, values[key])
+            elif key in values:
+                setter.beta(int(key[-1]) - 1, values[key])
         for key in ("eps", "weight_decay"):
-            if key in wanted:
-                setter.groups(key, wanted[key])
+            if key in values:
+                setter.groups(key, values[key])
         for key, value in self.settings.items():
             setter.setting(key, float(value))
         for key in ("clip_grad", "seed"):
-            if key in wanted:
-                setter.flagged(key, wanted[key])
-        if "loss_scale" in wanted:
-            setter.loss_scale(wanted["loss_scale"])
-        if "lr" in wanted:
-            setter.warn_leap(wanted["lr"])
-        counters = {key: value for key, value in wanted.items() if key in COUNTERS}
-        changes, warnings = counted(run, checkpoint, counters, self.position is not None)
+            if key in values:
+                setter.flagged(key, values[key])
+        if "loss_scale" in values:
+            setter.loss_scale(values["loss_scale"])
+        if "lr" in values:
+            setter.warn_leap(values["lr"])
+        counters = {key: value for key, value in values.items() if key in COUNTERS}
+        changes, warnings = counter_changes(run, checkpoint, counters, self.position is not None)
         return [*setter.changes.values(), *changes], [*setter.warnings, *warnings]
 
 
@@ -191,9 +191,9 @@ class _Setter:
             change = Change(file, earlier.field, earlier.old, new, place.path)
         self.changes[(file, place.path)] = change
 
-    def schedule(self, wanted: dict[str, Any]) -> None:
+    def schedule(self, values: dict[str, Any]) -> None:
         """lr, min_lr, warmup, decay, decay_style, position, as the format keeps them."""
-        given = {key: wanted[key] for key in SCHEDULE if key in wanted}
+        given = {key: values[key] for key in SCHEDULE if key in values}
         if "position" in given and not self.checkpoint.locate("position"):
             raise SurgeryError(
                 "this checkpoint keeps no position of a scheduler that could be set",
@@ -226,12 +226,12 @@ class _Setter:
             places = [place for place in places if place.value != 0]
             if places and value == 0:
                 self.warnings.append(
-                    "with weight decay 0 in every group none says which ones should decay: "
-                    "only undo brings it back"
+                    "with weight decay 0 in every group, no group shows which should decay: only "
+                    "undo can restore it"
                 )
             if not places and value != 0:
                 raise SurgeryError(
-                    "every param group has weight decay 0, so none says which ones should decay",
+                    "every param group has weight decay 0, so none shows which should decay",
                     next="set the weight decay in the trainer, which knows its parameters",
                 )
         for place in places:
@@ -253,7 +253,7 @@ class _Setter:
         for place in places:
             if isinstance(place.value, bool) or not isinstance(place.value, (int, float)):
                 raise SurgeryError(
-                    f"{key} is {place.value!r} here, which is no number",
+                    f"{key} is {place.value!r} here, not a number",
                     next="set it where the trainer makes its optimizer",
                 )
             self.put(key, place, value)
@@ -355,14 +355,14 @@ def set_lr(
     """
     if lr is not None and scale is not None:
         raise UsageError("both LR and --scale were given", next="ckptsurgeon set-lr --scale 0.5")
-    wanted = {
+    settings = {
         "lr": f"{scale}x" if scale is not None else lr,
         "min_lr": min_lr,
         "warmup": warmup,
         "decay": decay,
         "decay_style": decay_style,
     }
-    pairs = [f"set.{key}={value}" for key, value in wanted.items() if value is not None]
+    pairs = [f"set.{key}={value}" for key, value in settings.items() if value is not None]
     if not pairs:
         raise UsageError("no learning rate was given", next="ckptsurgeon set-lr 3e-5")
     return lay({}, pairs)

@@ -50,9 +50,9 @@ class Replicas(Section):
         return changes, []
 
 
-def drifted(checkpoint: Checkpoint, found: list[Replica]) -> list[Replica]:
+def drifted(checkpoint: Checkpoint, replicas: list[Replica]) -> list[Replica]:
     """Those whose copies are not byte for byte equal."""
-    return [r for r in found if len({read(checkpoint, copy) for copy in r.copies}) > 1]
+    return [r for r in replicas if len({read(checkpoint, copy) for copy in r.copies}) > 1]
 
 
 def read(checkpoint: Checkpoint, copy: Copy) -> bytes:
@@ -73,7 +73,7 @@ def _mean(checkpoint: Checkpoint, replica: Replica) -> bytes:
         raise SurgeryError(f"{replica.parameter}: its copies are of {' and '.join(sorted(dtypes))}")
     dtype = dtypes.pop()
     if dtype not in FLOATS:
-        raise SurgeryError(f"{replica.parameter}: a mean of {dtype} has no meaning")
+        raise SurgeryError(f"{replica.parameter}: values of {dtype} have no mean")
     values = [floats(read(checkpoint, copy), dtype).astype("f8") for copy in replica.copies]
     if len({len(item) for item in values}) > 1:
         raise SurgeryError(f"{replica.parameter}: its copies differ in size")

@@ -42,7 +42,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Reset(Section):
-    """What starts anew; fp32 masters, schedule and counters are not touched.
+    """What is reset; fp32 masters, schedule and counters are not touched.
 
     Moments means exp_avg, exp_avg_sq and step together, with what AMSGrad and Muon keep, unless
     `moments` narrows it: zeroing only exp_avg_sq makes the first update up to 79,500 times lr and
@@ -65,7 +65,8 @@ class Reset(Section):
             )
         if only == "exp_avg_sq":
             raise UsageError(
-                "exp_avg_sq alone is never reset: the next update would be up to 79,500 times lr",
+                "resetting only exp_avg_sq is refused: the next update would be up to 79,500 times "
+                "lr",
                 next="reset moments, or reset moments --only exp_avg",
             )
         if only not in (None, "exp_avg"):
@@ -115,14 +116,14 @@ def _anew(checkpoint: Checkpoint, changes: Sequence[Change], rewarmed: bool) -> 
     out = []
     adam = bool(checkpoint.locate("exp_avg_sq"))
     if adam and any(change.field == "momentum_buffer" for change in changes):
-        out.append("the momentum of parameters that are not Adam's (Muon) begins anew too")
+        out.append("the momentum of parameters that are not Adam's (Muon) starts from zero too")
     if left := sum(change.new == ABSENT and change.old == "values" for change in changes):
         out.append(
-            f"the state of {left} parameters leaves the checkpoint, as only the optimizer makes a "
-            "new one: at its next update"
+            f"the state of {left} parameters leaves the checkpoint: only the optimizer can make a new "
+            "one, at its next update"
         )
     if adam and not rewarmed and any(change.new == ZEROS for change in changes):
-        out.append("after a moment reset the first update is 1.0 × lr in every weight")
+        out.append("the first update after a moment reset has size 1.0 × lr in every weight")
     return out
 
 

@@ -49,15 +49,15 @@ class Rewarm(Section):
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         """The window opens at the position of the schedule, the one that the recipe sets if it sets
-        one, and ends after so many trained iterations; skipped and overflowed ones do not count."""
+        one, and ends after `iterations` trained ones; skipped and overflowed ones do not count."""
         places = checkpoint.locate("rewarm")
         state = checkpoint.state()
         if not places or state.schedule is None or state.batch_size is None:
             raise _kept_nowhere(run, checkpoint.path.name, state, self)
-        asked, skips = recipe[Hyperparameters], recipe[Skip]
-        start = int(state.schedule["num_steps"]) if asked.position is None else asked.position
-        begin = replace(state, step=asked.iteration_after(state))
-        first = skips.consumed_after(run, asked, state)
+        settings, skips = recipe[Hyperparameters], recipe[Skip]
+        start = int(state.schedule["num_steps"]) if settings.position is None else settings.position
+        begin = replace(state, step=settings.iteration_after(state))
+        first = skips.consumed_after(run, settings, state)
         passed = skips.ranges_after(state.promise.skip or ())
         end = start + samples_of(self.iterations, begin, first, passed)
         new = [self.kind, start, end] if self.iterations else []
@@ -82,29 +82,29 @@ def samples_of(iterations: int, state: State, sample: int, skip: Sequence[tuple[
     return trained + iterations * full
 
 
-def _warnings(recipe: Recipe, checkpoint: Checkpoint, wanted: Rewarm) -> list[str]:
+def _warnings(recipe: Recipe, checkpoint: Checkpoint, section: Rewarm) -> list[str]:
     betas = checkpoint.state().promise.betas
-    if not wanted.iterations or betas is None or wanted.kind != HOLD:
+    if not section.iterations or betas is None or section.kind != HOLD:
         return []
-    asked = recipe[Hyperparameters].beta2
-    beta2 = betas[1] if asked is None else asked
-    filled = 1.0 - beta2**wanted.iterations
+    new_beta2 = recipe[Hyperparameters].beta2
+    beta2 = betas[1] if new_beta2 is None else new_beta2
+    filled = 1.0 - beta2**section.iterations
     if filled >= 0.9:
         return []
     return [
-        f"{wanted.iterations} held iterations fill {filled:.0%} of exp_avg_sq at beta2 {beta2:g}; "
+        f"{section.iterations} held iterations fill {filled:.0%} of exp_avg_sq at beta2 {beta2:g}; "
         f"{5 / (1 - beta2):.0f} fill 99 % (5 / (1 - beta2))"
     ]
 
 
-def _kept_nowhere(run: Run, name: str, state: State, wanted: Rewarm) -> SurgeryError:
-    until = f"CONSUMED_SAMPLES + {wanted.iterations} × GLOBAL_BATCH_SIZE"
-    done = state.promise.consumed_samples
-    if done is not None and state.batch_size is not None:
-        until = str(done + samples_of(wanted.iterations, state, done, ()))
+def _kept_nowhere(run: Run, name: str, state: State, section: Rewarm) -> SurgeryError:
+    until = f"CONSUMED_SAMPLES + {section.iterations} × GLOBAL_BATCH_SIZE"
+    consumed = state.promise.consumed_samples
+    if consumed is not None and state.batch_size is not None:
+        until = str(consumed + samples_of(section.iterations, state, consumed, ()))
     return SurgeryError(
         f"{name} keeps no re-warm window: only the bundled trainer does",
-        next=run.format.advise_rewarm(state, wanted.kind, until),
+        next=run.format.advise_rewarm(state, section.kind, until),
     )
 
 

@@ -50,7 +50,7 @@ class Rollback(Section):
             if step > checkpoint.step
             for path in run.entries(step)
         ]
-        changes, warnings = _named(run, recipe, checkpoint)
+        changes, warnings = _repoint(run, recipe, checkpoint)
         return [*newer, *changes], warnings
 
 
@@ -66,7 +66,7 @@ class Repair(Section):
         check_step(self.to)
         if recipe.get(Rollback) is not None:
             raise UsageError(
-                "`rollback` sets the pointers itself; `repair_latest` beside it has no meaning",
+                "`rollback` sets the pointers itself; it can't be combined with `repair_latest`",
                 next="drop repair_latest",
             )
 
@@ -77,10 +77,10 @@ class Repair(Section):
         return [f"repair latest → {step}"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
-        changes, warnings = _named(run, recipe, checkpoint)
+        changes, warnings = _repoint(run, recipe, checkpoint)
         over = [str(newer) for newer in run.steps() if newer > checkpoint.step]
         if self.to is None and over:
-            warnings.append(f"newer, incomplete or damaged: {', '.join(over)}")
+            warnings.append(f"newer steps are incomplete or damaged: {', '.join(over)}")
         return changes, warnings
 
 
@@ -100,7 +100,7 @@ def _newest(run: Run) -> int:
     raise problem
 
 
-def _named(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
     """Every pointer names the step of `checkpoint`, and the trainer's config its optimizer."""
     changes: list[AnyChange] = []
     pointers = run.format.pointers(run.root, checkpoint.step)
@@ -158,7 +158,7 @@ def rollback(
     ckptsurgeon rollback --to 6
     ckptsurgeon rollback --to 6 --set lr=3e-5 --skip 7-8 --why "loss spike at 7"
     """
-    tensorboard = events.kept(keep_tb, no_keep_tb)
+    tensorboard = events.cut_branch(keep_tb, no_keep_tb)
     if no_truncate:
         tensorboard["truncate"] = False
     data = {

@@ -13,7 +13,7 @@ from ckptsurgeon.edits import AnyChange, Change, Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.rampup import batch_size
-from ckptsurgeon.operations.counters import counted
+from ckptsurgeon.operations.counters import counter_changes
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section
 from ckptsurgeon.run.run import Run
@@ -37,11 +37,11 @@ class Skip(Section):
     def check(self, recipe: Recipe) -> None:
         ranges(self.skip)
         if self.skip_by_counters and not self.skip:
-            raise UsageError("`skip_by_counters` without a range", next="skip: [A-B]")
+            raise UsageError("`skip_by_counters` needs a range", next="skip: [A-B]")
         if self.skip_by_counters and recipe[Hyperparameters].consumed_samples is not None:
             raise UsageError(
                 "both skip_by_counters and set.consumed_samples were given",
-                next="drop one of them: each says where the data goes on",
+                next="drop one of them: each sets where the data continues",
             )
 
     def title(self, run: Run, step: int) -> list[str]:
@@ -56,13 +56,15 @@ class Skip(Section):
         if self.skip_by_counters:
             samples = _advanced(run, self, checkpoint.state())
             moved = recipe[Hyperparameters].position is not None
-            changes, warnings = counted(run, checkpoint, {"consumed_samples": samples}, moved)
+            changes, warnings = counter_changes(
+                run, checkpoint, {"consumed_samples": samples}, moved
+            )
             warnings.append(
-                f"iteration {done + 1} trains on sample {samples}: numbers of iterations are not "
+                f"iteration {done + 1} trains on sample {samples}: iteration numbers are not "
                 "skipped, so the next skip counts from there"
             )
-        wanted = [] if self.skip_by_counters else ranges(self.skip)
-        if not wanted and not self.clear_skip:
+        new_ranges = [] if self.skip_by_counters else ranges(self.skip)
+        if not new_ranges and not self.clear_skip:
             return changes, warnings
         places = checkpoint.locate("skip")
         if not places:
@@ -70,13 +72,13 @@ class Skip(Section):
             raise SurgeryError(
                 f"{checkpoint.path.name} keeps no skip ranges: its trainer takes them from a flag",
                 next=(
-                    run.format.advise_skip(wanted),
-                    *([f"{typed}    advance its samples instead"] if wanted else []),
+                    run.format.advise_skip(new_ranges),
+                    *([f"{typed}    advance its samples instead"] if new_ranges else []),
                 ),
             )
         warnings += [
             f"skip {first}-{last} ends before step {done + 1}: it has no effect"
-            for first, last in merge(wanted)
+            for first, last in merge(new_ranges)
             if last <= done
         ]
         for place in places:
@@ -89,15 +91,15 @@ class Skip(Section):
 
     def ranges_after(self, present: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """The ranges that are passed over after the surgery."""
-        kept = [] if self.clear_skip else present
-        return merge([*kept, *([] if self.skip_by_counters else ranges(self.skip))])
+        earlier = [] if self.clear_skip else present
+        return merge([*earlier, *([] if self.skip_by_counters else ranges(self.skip))])
 
-    def consumed_after(self, run: Run, wanted: Hyperparameters, state: State) -> int:
+    def consumed_after(self, run: Run, settings: Hyperparameters, state: State) -> int:
         """The sample at which the data goes on after the surgery."""
         if self.skip_by_counters:
             return _advanced(run, self, state)
-        if wanted.consumed_samples is not None:
-            return wanted.consumed_samples
+        if settings.consumed_samples is not None:
+            return settings.consumed_samples
         return state.promise.consumed_samples or 0
 
 
@@ -134,7 +136,7 @@ def merge(items: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 # --- by counters ---------------------------------------------------------------------------------
 
 
-def _advanced(run: Run, wanted: Skip, state: State) -> int:
+def _advanced(run: Run, section: Skip, state: State) -> int:
     """The samples consumed once these iterations are passed over.
 
     They must follow the checkpoint's step without a gap. The same skip, applied before and not
@@ -146,25 +148,25 @@ def _advanced(run: Run, wanted: Skip, state: State) -> int:
             next="skip A-B    if its trainer takes ranges",
         )
     first, last = state.step + 1, state.step
-    for begin, end in sorted(ranges(wanted.skip)):
+    for begin, end in sorted(ranges(section.skip)):
         if begin > last + 1 or end < first:
             raise UsageError(
                 f"skip {begin}-{end} by counters does not begin at the next iteration, {last + 1}",
                 next=f"ckptsurgeon rollback --to {begin - 1}    and skip from there",
             )
         last = max(last, end)
-    if any(_same_skip(receipt, wanted, at, first) for receipt in standing(run.receipts())):
+    if any(_same_skip(receipt, section, at, first) for receipt in standing(run.receipts())):
         return at
     for _ in range(first, last + 1):
         at += batch_size(state, at)
     return at
 
 
-def _same_skip(receipt: Receipt, wanted: Skip, at: int, first: int) -> bool:
-    asked, promise = receipt.recipe, receipt.promise
+def _same_skip(receipt: Receipt, section: Skip, at: int, first: int) -> bool:
+    recipe, promise = receipt.recipe, receipt.promise
     return (
-        bool(asked.get("skip_by_counters"))
-        and list(asked.get("skip", ())) == wanted.skip
+        bool(recipe.get("skip_by_counters"))
+        and list(recipe.get("skip", ())) == section.skip
         and promise is not None
         and (promise.consumed_samples, promise.step) == (at, first)
     )

@@ -49,8 +49,8 @@ class SwapOptimizer(Section):
             )
         if recipe[Reset].reset or recipe.get(Rewarm) is not None:
             raise UsageError(
-                "`swap_optimizer` begins the state anew; `reset` and `rewarm` beside it have no "
-                "meaning",
+                "`swap_optimizer` starts with new state; it can't be combined with `reset` or "
+                "`rewarm`",
                 next="drop them",
             )
 
@@ -76,8 +76,8 @@ class SwapOptimizer(Section):
         changes = [_set(run, "optimizer", place, self.to) for place in named]
         if self.to == "sgdw":
             changes += _to_sgdw(run, checkpoint, self)
-            said = "exp_avg, which is (1 - β1) times SGD's sum" if self.keep else "nothing"
-            warnings = [f"the momentum starts from {said}; set the lr for SGD with it"]
+            source = "exp_avg, which is (1 - β1) times SGD's sum" if self.keep else "nothing"
+            warnings = [f"the momentum starts from {source}; set the lr for SGD with it"]
         else:
             changes += _to_adamw(run, checkpoint)
             warnings = ["Adam starts at step 0: the first update is 1.0 × lr in every weight"]
@@ -99,20 +99,21 @@ def _set(run: Run, field: str, place: Place, value: object) -> AnyChange:
     return Change(run.relative(place.file), field, place.value, value, place.path)  # type: ignore[arg-type]
 
 
-def _to_sgdw(run: Run, checkpoint: Checkpoint, wanted: SwapOptimizer) -> list[AnyChange]:
+def _to_sgdw(run: Run, checkpoint: Checkpoint, section: SwapOptimizer) -> list[AnyChange]:
     changes: list[AnyChange] = [
-        _set(run, "momentum", place, wanted.momentum) for place in checkpoint.locate("sgd_momentum")
+        _set(run, "momentum", place, section.momentum)
+        for place in checkpoint.locate("sgd_momentum")
     ]
     for group in checkpoint.locate("weight_decay"):
         path = (*group.path[:-1], "momentum")
         old = checkpoint.value(group.file, path)
         file = run.relative(group.file)
         if old is None:
-            changes.append(Change(file, "momentum", ABSENT, wanted.momentum, path))
+            changes.append(Change(file, "momentum", ABSENT, section.momentum, path))
         else:
-            changes.append(Change(file, "momentum", old, wanted.momentum, path))
+            changes.append(Change(file, "momentum", old, section.momentum, path))
     for place in checkpoint.locate("exp_avg"):
-        new = Renamed("momentum_buffer") if wanted.keep else ABSENT
+        new = Renamed("momentum_buffer") if section.keep else ABSENT
         changes.append(Change(run.relative(place.file), "exp_avg", "values", new, place.path))
     for place in checkpoint.locate("exp_avg_sq"):
         changes.append(Change(run.relative(place.file), "exp_avg_sq", "values", ABSENT, place.path))

@@ -19,7 +19,8 @@ def export(folder: Path, tensors: int, total: int, files: Sequence[str]) -> str:
     what = f"{count(tensors, 'tensor')}, {size(total)}"
     if not files:
         return f"would write {what} to {clean(str(folder))}"
-    return f"wrote {what} in {count(len(files), 'file')} to {clean(str(folder))}"
+    shards = count(len(files) - 1, "file")
+    return f"wrote {what} in {shards} and an index to {clean(str(folder))}"
 
 
 def export_json(folder: Path, tensors: int, total: int, files: Sequence[str]) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def fork(done: Fork, how: str, *, written: bool) -> str:
     return "\n".join(
         [
             *lines,
-            f"  style     ckptsurgeon -C {where} status",
+            f"  status   ckptsurgeon -C {where} status",
             f"  start    ckptsurgeon -C {where} relaunch",
         ]
     )

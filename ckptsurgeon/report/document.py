@@ -107,25 +107,25 @@ def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def verification_json(found: Verification, word: Word | None = None) -> dict[str, Any]:
+def verification_json(result: Verification, word: Word | None = None) -> dict[str, Any]:
     """The document of `verify`."""
     return {
         "schema": SCHEMA,
-        "step": found.step,
-        "format": found.format,
-        "promise": plain(found.promise),
-        "files": found.files,
-        "sound": not found.findings,
-        "findings": list(found.findings),
-        "level": found.level,
-        "no_crc": found.no_crc,
-        "moments": plain(found.moments),
+        "step": result.step,
+        "format": result.format,
+        "promise": plain(result.promise),
+        "files": result.files,
+        "sound": not result.findings,
+        "findings": list(result.findings),
+        "level": result.level,
+        "no_crc": result.no_crc,
+        "moments": plain(result.moments),
         "word": word_json(word),
     }
 
 
 def word_json(word: Word | None) -> dict[str, Any] | None:
-    """What the trainer said, held against the promise; null when nothing was listened to."""
+    """What the trainer said, compared with the promise; null when it was not read."""
     if word is None:
         return None
     return {
@@ -138,10 +138,10 @@ def word_json(word: Word | None) -> dict[str, Any] | None:
     }
 
 
-def diagnoses_json(run: Run, found: Sequence[Diagnosis]) -> dict[str, Any]:
+def diagnoses_json(run: Run, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     """The document of `doctor`."""
-    findings = [{"what": item.what, "next": item.next} for item in found]
-    return {"schema": SCHEMA, "run": str(run.root), "healthy": not found, "findings": findings}
+    entries = [{"what": item.what, "next": item.next} for item in diagnoses]
+    return {"schema": SCHEMA, "run": str(run.root), "healthy": not diagnoses, "findings": entries}
 
 
 def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> dict[str, Any]:

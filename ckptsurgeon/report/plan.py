@@ -127,12 +127,12 @@ def _rewritten(field: str, items: Sequence[AnyChange], back: bool) -> list[Row]:
         sign, note = _about(item, back)
         notes.setdefault(sign, []).append(note)
     parts = []
-    for sign, said in notes.items():
-        if len(set(said)) > 1 and len(said) <= MANY:
-            parts += [(sign, f"1 file{note}") for note in said]
+    for sign, texts in notes.items():
+        if len(set(texts)) > 1 and len(texts) <= MANY:
+            parts += [(sign, f"1 file{note}") for note in texts]
         else:
-            more = "" if len(set(said)) == 1 else ", the first"
-            parts.append((sign, f"{count(len(said), 'file')}{more}{said[0]}"))
+            more = "" if len(set(texts)) == 1 else ", the first"
+            parts.append((sign, f"{count(len(texts), 'file')}{more}{texts[0]}"))
     label = "events" if field == "tensorboard" else field
     line = ", ".join([parts[0][1], *(f"{sign} {text}" for sign, text in parts[1:])])
     if len(line) <= 64:
@@ -179,7 +179,8 @@ def cost(edits: Sequence[Edit]) -> str:
         elif isinstance(edit, (Move, Replace)) and edit.content is not None:
             pieces = edit.content.pieces
             written += sum(length(piece) for piece in pieces if not isinstance(piece, Hole))
-            copied += isinstance(edit, Replace) and edit.file.endswith(".pt")
+            if isinstance(edit, Replace) and edit.file.endswith(".pt"):
+                copied += 1
     shards = f"{count(copied, 'shard')} copied" if copied else "no shard copied"
     return f"{size(written)} written, {shards}"
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TextIO
 
 PATIENCE = 0.5
-"""Seconds before a phase is told: of what is over sooner nobody needs to know."""
+"""A phase that takes fewer seconds is not shown."""
 BAR = 24
 
 
@@ -16,7 +16,7 @@ class Progress:
     """A line for each phase that took a while, when it is over; on a terminal a bar meanwhile.
 
     Call it with a phase, how much is done, and of how much. A stream that nobody reads any more
-    stops no surgery: nothing is told then."""
+    stops no surgery: then nothing is shown."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
         self.stream = stream

@@ -62,48 +62,50 @@ def _pointers(run: Run) -> list[Row]:
     if not named:
         complete = [step for step in run.steps() if run.complete(step)]
         highest = str(complete[-1]) if complete else "none"
-        found = run.format.resumes(run.root)
-        if complete and found is not None and found > complete[-1]:
-            return [Row("latest", str(found), "incomplete, and its trainer would resume it")]
+        resumed_step = run.format.resumes(run.root)
+        if complete and resumed_step is not None and resumed_step > complete[-1]:
+            return [Row("latest", str(resumed_step), "incomplete, and its trainer would resume it")]
         return [Row("latest", highest, "the highest complete step; its trainer keeps no pointer")]
-    told = set(named.values())
-    if len(told) == 1 and None not in told:
-        step = next(iter(told))
+    steps = set(named.values())
+    if len(steps) == 1 and None not in steps:
+        step = next(iter(steps))
         agree = "the pointer names a saved step" if len(named) == 1 else "all pointers agree"
         return [Row("latest", str(step), agree if step in run.steps() else "not saved")]
     return [Row("latest", "names nothing" if s is None else str(s), f) for f, s in named.items()]
 
 
 def _hyperparameters(state: State) -> list[Row]:
-    held = state.promise
-    rows = [Row("lr", "not kept" if held.lr is None else f"{held.lr:.3e}", schedule(state))]
-    adam = [item for item in promise(held) if item.startswith(("beta", "eps", "adam"))]
+    values = state.promise
+    rows = [Row("lr", "not kept" if values.lr is None else f"{values.lr:.3e}", schedule(state))]
+    adam = [item for item in promise(values) if item.startswith(("beta", "eps", "adam"))]
     if adam:
-        label = held.optimizer if held.optimizer and len(held.optimizer) <= 12 else "optimizer"
+        label = (
+            values.optimizer if values.optimizer and len(values.optimizer) <= 12 else "optimizer"
+        )
         rows.append(Row(label, "   ".join(item.removeprefix("adam ") for item in adam)))
-    if held.weight_decay is not None:
-        rows.append(Row("weight decay", value("", held.weight_decay), "one per param group"))
-    if held.loss_scale is not None:
+    if values.weight_decay is not None:
+        rows.append(Row("weight decay", value("", values.weight_decay), "one per param group"))
+    if values.loss_scale is not None:
         kind = "dynamic" if state.dynamic_loss_scale else "static"
-        rows.append(Row("loss scale", number(held.loss_scale), kind))
-    if held.clip_grad is not None:
-        rows.append(Row("clip", number(held.clip_grad)))
-    if held.skip is not None:
-        rows.append(Row("skip", value("skip", held.skip)))
-    if held.rewarm:
-        rows.append(Row("rewarm", value("rewarm", held.rewarm)))
+        rows.append(Row("loss scale", number(values.loss_scale), kind))
+    if values.clip_grad is not None:
+        rows.append(Row("clip", number(values.clip_grad)))
+    if values.skip is not None:
+        rows.append(Row("skip", value("skip", values.skip)))
+    if values.rewarm:
+        rows.append(Row("rewarm", value("rewarm", values.rewarm)))
     rows += [Row("note", clean(note)) for note in state.notes]
     return rows
 
 
 def schedule(state: State) -> str:
     """The schedule in words: where it goes, and where it stands."""
-    held = state.schedule
-    if held is None:
+    fields = state.schedule
+    if fields is None:
         return clean(state.scheduler) or "no schedule is saved"
-    peak, floor = float(held["max_lr"]), float(held["min_lr"])
-    now, warmup, end = (int(held[key]) for key in ("num_steps", "warmup_steps", "decay_steps"))
-    style = held["decay_style"]
+    peak, floor = float(fields["max_lr"]), float(fields["min_lr"])
+    now, warmup, end = (int(fields[key]) for key in ("num_steps", "warmup_steps", "decay_steps"))
+    style = fields["decay_style"]
     after = "constant" if style == "constant" else f"{style} to {floor:.3e}"
     if now < warmup:
         return f"warming up to {peak:.3e}, sample {now} of {warmup}, then {after}"
@@ -147,15 +149,15 @@ def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     rows += [Row(f"step {state.promise.step}", item) for item in promise(state.promise)]
     rows += [Row("note", clean(note)) for note in state.notes]
     lines = [f"{clean(run.name)}   step {state.step}", "", *table(rows, style), ""]
-    kept: list[Row] = []
+    place_rows: list[Row] = []
     for field in SHOWN:
-        kept += _places(field, checkpoint.locate(field))
-    return "\n".join([*lines, *table(kept, style)])
+        place_rows += _places(field, checkpoint.locate(field))
+    return "\n".join([*lines, *table(place_rows, style)])
 
 
-def _places(field: str, found: list[Place]) -> list[Row]:
+def _places(field: str, places: list[Place]) -> list[Row]:
     groups: dict[tuple[str, bool], list[Place]] = {}
-    for place in found:
+    for place in places:
         text = value(field, place.value)
         groups.setdefault((text, place.wins), []).append(place)
     rows = []
@@ -167,19 +169,21 @@ def _places(field: str, found: list[Place]) -> list[Row]:
     return rows
 
 
-def verification(found: Verification, style: Style, word: Word | None = None) -> str:
+def verification(result: Verification, style: Style, word: Word | None = None) -> str:
     """Sound, or every finding; the level it was read to, and what no CRC could prove. With `word`
     also what the trainer said."""
-    head = f"step {found.step}: {count(found.files, 'file')}, {found.format}, level {found.level}"
-    if not found.findings:
-        lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(found.promise)]
+    head = (
+        f"step {result.step}: {count(result.files, 'file')}, {result.format}, level {result.level}"
+    )
+    if not result.findings:
+        lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(result.promise)]
     else:
         label = style.paint("damaged:", RED)
-        lines = [f"{label} {head}, {count(len(found.findings), 'finding')}"]
-        lines += [f"  {clean(finding)}" for finding in found.findings]
-    if found.no_crc:
-        lines.append(f"  no CRC: damage in {size(found.no_crc)} of this step can't be detected")
-    for name, moment in (found.moments or {}).items():
+        lines = [f"{label} {head}, {count(len(result.findings), 'finding')}"]
+        lines += [f"  {clean(finding)}" for finding in result.findings]
+    if result.no_crc:
+        lines.append(f"  no CRC: damage in {size(result.no_crc)} of this step can't be detected")
+    for name, moment in (result.moments or {}).items():
         lines.append(f"  {name}: L1 norm {moment.l1:.6g}   max {moment.max:.6g}")
     lines += [] if word is None else _word(word, style)
     return "\n".join(lines)
@@ -211,17 +215,21 @@ def _word(word: Word, style: Style) -> list[str]:
     return lines
 
 
-def _next(held: Promise | None) -> list[str]:
-    return [] if held is None else [f"  step {held.step} uses {'   '.join(promise(held)[:3])}"]
+def _next(values: Promise | None) -> list[str]:
+    if values is None:
+        return []
+    return [f"  step {values.step} uses {'   '.join(promise(values)[:3])}"]
 
 
-def diagnoses(run: Run, found: Sequence[Diagnosis], style: Style) -> str:
+def diagnoses(run: Run, findings: Sequence[Diagnosis], style: Style) -> str:
     """Healthy, or each thing that is wrong with what helps below it."""
-    if not found:
+    if not findings:
         return (
             f"{style.paint('healthy:', GREEN)} {clean(run.name)}, {count(len(run.steps()), 'step')}"
         )
-    lines = [f"{style.paint('problems:', RED)} {clean(run.name)}, {count(len(found), 'finding')}"]
-    for item in found:
+    lines = [
+        f"{style.paint('problems:', RED)} {clean(run.name)}, {count(len(findings), 'finding')}"
+    ]
+    for item in findings:
         lines += [f"  {clean(item.what)}", f"      next: {item.next}"]
     return "\n".join(lines)

@@ -64,7 +64,7 @@ def pruned(id: str) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All that is no folder of its own, so links to folders too."""
+    """Everything but real folders, so links to folders too."""
     for inner, folders, names in os.walk(folder):
         links = [name for name in folders if (Path(inner) / name).is_symlink()]
         for name in sorted([*names, *links]):

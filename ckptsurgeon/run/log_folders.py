@@ -21,7 +21,7 @@ NOTE = ".ckptsurgeon"
 @dataclass(frozen=True)
 class LogFolders:
     """The event files of the run at `root`: in the folders that its settings name, or else in the
-    root, at any depth, but in no checkpoint. Reads only, and anew at each call."""
+    root, at any depth, but in no checkpoint. Reads only, again at each call."""
 
     root: Path
     format: Format

@@ -52,7 +52,7 @@ class Run:
                 return cls(folder, Logs(), {})
         raise UsageError(
             f"no training run in {here} or above ({SIGNS})",
-            next="ckptsurgeon status -C RUN    with the folder that holds the checkpoints",
+            next="ckptsurgeon -C RUN status    RUN is the folder that holds the checkpoints",
         )
 
     @classmethod

@@ -111,7 +111,7 @@ def fresh(moment: float) -> str:
 def is_open(item: Path) -> bool:
     """Whether anybody on this host has the file open for writing: a read lease is refused then,
     fcntl(2). On a network file system one is also refused where the server has delegated nothing
-    (`nfs4_add_lease`, `cifs_setlease` in Linux), so there it is no evidence."""
+    (`nfs4_add_lease`, `cifs_setlease` in Linux), so there it is not evidence."""
     descriptor = os.open(item, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not wait
     try:
         # Who opens the file to write just now makes the kernel send a signal: SIGIO would end us.
@@ -138,7 +138,7 @@ def _file_system(descriptor: int) -> str:
 
 def _born_before(pid: int, moment: int) -> bool:
     """Whether `pid` is alive and was started before `moment` (Unix time), so that it can have
-    made a file then: a number that was given anew since is no evidence."""
+    made a file then: a number that was given to another process since is not evidence."""
     ticks = process.start(pid)
     if ticks is None:
         return False

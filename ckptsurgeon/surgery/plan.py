@@ -39,9 +39,9 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     changes: list[AnyChange] = []
     warnings: list[str] = []
     for section in sections:
-        made, said = section.changes(run, recipe, checkpoint)
-        changes += [change for change in made if not _idle(change)]
-        warnings += said
+        new_changes, sentences = section.changes(run, recipe, checkpoint)
+        changes += [change for change in new_changes if not _idle(change)]
+        warnings += sentences
     if any(isinstance(change, Change) or change.field == "latest" for change in changes):
         refuse_unknown(checkpoint.globals(), allow_globals)
     after = checkpoint.after(changes, run.root).state()
@@ -51,8 +51,8 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     ahead = [str(saved) for saved in stay if saved >= after.promise.step]
     if edited and ahead:
         warnings.append(
-            f"already saved, and not before the next step: {' '.join(ahead)}; the trainer will "
-            "save over them, and undo cannot bring them back"
+            f"already saved at or after the next step: {' '.join(ahead)}; the trainer will "
+            "overwrite them, and undo can't bring them back"
         )
     if changes:
         changes += [c for s in sections for c in s.record(run, recipe, step, title)]
@@ -88,9 +88,9 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
     changes: list[AnyChange] = []
     warnings: list[str] = []
     for section in sections:
-        made, said = section.log_changes(run, recipe)
-        changes += made
-        warnings += said
+        new_changes, sentences = section.log_changes(run, recipe)
+        changes += new_changes
+        warnings += sentences
     title = _title(run, sections, 0)
     if changes:
         changes += [c for s in sections for c in s.record(run, recipe, None, title)]

@@ -76,7 +76,7 @@ def _chosen(done: Sequence[Receipt], id: str | None) -> Receipt:
     if chosen is not in_force[-1]:
         newest = in_force[-1].id
         raise UsageError(
-            f"receipt {newest} came after {chosen.id} and stands on it",
+            f"receipt {newest} came after {chosen.id} and builds on it",
             next=f"ckptsurgeon undo {newest}    first",
         )
     return chosen

@@ -70,12 +70,16 @@ def _compare(path: Path, expected: Fingerprint, *, whole: bool) -> None:
         status = path.lstat()
     except FileNotFoundError:
         if expected.ino:
-            raise SurgeryError(f"{path} is gone since the plan was made", next=AGAIN) from None
+            raise SurgeryError(
+                f"{path} has disappeared since the plan was made", next=AGAIN
+            ) from None
         return
     if not expected.ino:
-        raise SurgeryError(f"{path} exists, and did not when the plan was made", next=AGAIN)
+        raise SurgeryError(f"{path} exists, but did not when the plan was made", next=AGAIN)
     if (status.st_dev, status.st_ino) != (expected.dev, expected.ino):
-        raise SurgeryError(f"{path} is another file since the plan was made", next=AGAIN)
+        raise SurgeryError(
+            f"{path} was replaced by another file since the plan was made", next=AGAIN
+        )
     same = (status.st_size, status.st_mtime_ns) == (expected.size, expected.mtime_ns)
     if whole and not same:
         raise SurgeryError(f"{path} was changed since the plan was made", next=AGAIN)
@@ -178,7 +182,9 @@ def _check_file(path: Path, *, in_place: bool) -> None:
             with disk.opened(path):
                 pass
         except OSError as error:
-            raise SurgeryError(f"{path}: {error.strerror}: no edit in place", next=RIGHTS) from None
+            raise SurgeryError(
+                f"{path}: {error.strerror}: it can't be edited in place", next=RIGHTS
+            ) from None
 
 
 def check_size(path: Path, edit: Append | Truncate) -> None:
@@ -271,7 +277,8 @@ def _check_rename(root: Path, source: str, target: str) -> None:
             raise SurgeryError(f"{folder}: this user may not write here", next=RIGHTS)
     if _mount(folders[0]) != _mount(folders[1]):
         raise SurgeryError(
-            f"{root / source} and {root / target} are on different file systems: no rename"
+            f"{root / source} and {root / target} are on different file systems, "
+            "so a rename is impossible"
         )
 
 

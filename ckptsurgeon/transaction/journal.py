@@ -154,8 +154,8 @@ def _refuse_other_id(root: Path, plan: Plan) -> None:
     expected = receipts.next_id(root)
     if plan.id != expected:
         raise SurgeryError(
-            f"the plan was made to be surgery {plan.id}, and the next one is {expected}: another "
-            "surgery was done since",
+            f"the plan was made as surgery {plan.id}, but the next surgery is {expected}: another "
+            "one was done since",
             next=assumptions.AGAIN,
         )
 

@@ -111,7 +111,7 @@ def unlock(root: Path, expected: Holder | None = None) -> str:
         raise SurgeryError(f"there is no lock in {home}", next="ckptsurgeon status")
     if expected is not None and record.token != expected.token:
         raise SurgeryError(
-            f"the lock is held by another surgery by now: {record}",
+            f"another surgery holds the lock now: {record}",
             next="ckptsurgeon status    see who works on the run",
         )
     mine = _myself("unlock")

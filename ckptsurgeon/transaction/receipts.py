@@ -56,7 +56,7 @@ def _read_once(path: Path, *status: int) -> Receipt:
     if not isinstance(receipt, Receipt):
         raise SurgeryError(
             f"{path} is damaged",
-            next="move it out of .ckptsurgeon; its surgery stays, and can't be undone",
+            next="move it out of .ckptsurgeon; its surgery stays in force but can't be undone",
         )
     return receipt
 

@@ -97,11 +97,11 @@ def each(
     from concurrent.futures import Future, ThreadPoolExecutor, wait
 
     pool = ThreadPoolExecutor(min(jobs, len(items)))
-    asked: list[Future[object]] = []
+    futures: list[Future[object]] = []
     try:
         for item in items:
-            asked.append(pool.submit(call, item))
-        for future in asked:
+            futures.append(pool.submit(call, item))
+        for future in futures:
             future.result()
             done(1)
     finally:
@@ -109,7 +109,7 @@ def each(
         while not over:
             with contextlib.suppress(KeyboardInterrupt):  # a second one while the first one waits
                 pool.shutdown(wait=False, cancel_futures=True)
-                wait([future for future in asked if not future.cancelled()])
+                wait([future for future in futures if not future.cancelled()])
                 over = True
 
 
@@ -224,22 +224,22 @@ def _replace(root: Path, group: Sequence[Replace], jobs: int) -> None:
 
 
 def _keep(root: Path, step: Replace) -> None:
-    file, staged, kept = root / step.file, root / step.staged, root / step.kept
-    if os.path.lexists(kept):
+    file, staged, target = root / step.file, root / step.staged, root / step.kept
+    if os.path.lexists(target):
         return
     if not os.path.lexists(staged):
         raise _unlike(staged, "neither the new file nor the one in the attic exists")
     try:
-        disk.link(file, kept)
+        disk.link(file, target)
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        _copy(file, kept)
+        _copy(file, target)
 
 
-def _copy(file: Path, kept: Path) -> None:
-    """What link(2) does, where there is none: `kept` appears complete or not at all."""
-    part = kept.with_name(f"{kept.name}.part")
+def _copy(file: Path, target: Path) -> None:
+    """What link(2) does, where there is none: `target` appears complete or not at all."""
+    part = target.with_name(f"{target.name}.part")
     if os.path.lexists(part):
         disk.remove_file(part)
     if file.is_symlink():
@@ -251,7 +251,7 @@ def _copy(file: Path, kept: Path) -> None:
             disk.copy_rights(descriptor, part, info)
             disk.set_times(part, info.st_mtime_ns)
             disk.fsync_file(descriptor, part)
-    disk.rename(part, kept)
+    disk.rename(part, target)
 
 
 def _swap(root: Path, step: Replace) -> None:

@@ -80,7 +80,7 @@ def test_repair_passes_over_a_half_copied_shard(surgeon: Surgeon, trained: Train
     done = surgeon("repair-latest", "--yes", "-C", root)
     assert done.exit_code == 0, done.stderr
     assert (root / "latest").read_text() == "global_step6"
-    assert "note  newer, incomplete or damaged: 8" in done.stdout
+    assert "note  newer steps are incomplete or damaged: 8" in done.stdout
 
 
 def test_a_run_without_any_step_says_so(surgeon: Surgeon, trained: Trained) -> None:

@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "14 no STOP": (lambda data: data[:-1], "cut short"),
     "14 stack underflow": (first(b"R"), "lacks its values"),
     "14 GET of what is not there": (first(b"j\xf0\x0f\0\0"), "is not set"),
-    "14 empty": (instead(b""), "cut short"),
+    "14 empty": (instead(b""), "it is empty"),
     "14 no dict": (instead(P + b"N."), "no trainer saves"),
     "16 lr is NaN": (
         lambda data: re.sub(

@@ -65,7 +65,7 @@ def test_newer_steps_and_stale_pointers_are_told(trained: Trained) -> None:
     (root / "latest_checkpointed_iteration.txt").write_text("4")
     (root / "latest_universal").write_text("global_step2_universal")
     told = findings(root)
-    assert told[0].startswith("saved steps are newer than 4, the last of them 8")
+    assert told[0].startswith("steps newer than 4 are saved, up to 8")
     assert told[1].startswith("latest_universal names a converted checkpoint")
     (root / "latest").write_text("global_step5")
     remedies = [item.next for item in diagnose(Run.open(root))]

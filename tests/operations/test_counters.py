@@ -55,7 +55,7 @@ def test_a_skip_by_counters_begins_at_the_next_iteration(trained: Trained) -> No
 
 
 def test_a_skip_without_a_range_or_beside_a_set_counter_is_refused(trained: Trained) -> None:
-    with pytest.raises(UsageError, match="without a range"):
+    with pytest.raises(UsageError, match="needs a range"):
         from_data({"skip_by_counters": True})
     run = Run.open(trained())
     both = {"skip": ["9"], "skip_by_counters": True, "set": {"consumed_samples": 1}}

@@ -79,7 +79,7 @@ def test_the_remedy_fits_the_mistake(tmp_path: Path, text: str, fix: str) -> Non
         ("rollback: {to: latest}", "`rollback.to` is 'latest'"),
         ("rollback: {}", "`rollback.to` is missing"),
         ("rollback: 6210", "`rollback` must be a mapping"),
-        ("rollback: {to: 3}\nrepair_latest: {}", "`repair_latest` beside it"),
+        ("rollback: {to: 3}\nrepair_latest: {}", "combined with `repair_latest`"),
         ("reset: [moment]", "`reset` is 'moment'"),
         ("skip: [10-5]", "ends before it starts"),
         ("skip: [0-5]", "starts before iteration 1"),

@@ -111,7 +111,7 @@ def test_a_shard_that_was_saved_anew_is_not_cut(trained: Trained) -> None:
     root = trained()
     run = Run.open(root)
     made = plan(run, from_data({"set": {"beta2": 0.9, "iteration": 6}}))
-    assert "not before the next step: 8; the trainer will save over them" in made.warnings[-1]
+    assert "at or after the next step: 8; the trainer will overwrite them" in made.warnings[-1]
     surgery.apply(run, made)
     launch(f"--config={root / 'train.yaml'}", "train_iters=8")
     before = snapshot(root)

@@ -109,7 +109,7 @@ def test_a_file_that_was_absent_must_stay_absent(world: Path) -> None:
     staged = f"{HOME}/staging/0001/note"
     plan = planned(world, Move(staged, "note", Content((b"x",))), assumes=(absent,))
     (world / "run/note").write_text("mine")
-    refused(world, plan, "exists, and did not when the plan was made")
+    refused(world, plan, "exists, but did not when the plan was made")
 
 
 def test_a_refused_plan_can_be_applied_once_the_cause_is_gone(world: Path) -> None:

@@ -258,7 +258,7 @@ def test_unlock_leaves_no_trace(tmp_path: Path) -> None:
 def test_unlock_spares_a_lock_that_the_user_has_not_seen(tmp_path: Path) -> None:
     seen = leave(tmp_path, host="node17")
     now = leave(tmp_path, host="node18")
-    with pytest.raises(SurgeryError, match=r"by another surgery by now.*node18"):
+    with pytest.raises(SurgeryError, match=r"another surgery holds the lock now.*node18"):
         lock.unlock(tmp_path, seen)
     assert lock.holder(tmp_path) == now
 

@@ -139,7 +139,11 @@ def _can_grow(archive: Archive, storages: dict[str, StorageEdit]) -> bool:
     status, path = archive.status, archive.path
     alone = status.st_nlink == 1 and not path.is_symlink()
     writable = bool(status.st_mode & 0o200) and os.access(path, os.W_OK)
-    return alone and writable and all(edit.kept <= LARGEST_COPY for edit in storages.values())
+    return (
+        alone
+        and writable
+        and all(edit.unchanged_bytes <= LARGEST_COPY for edit in storages.values())
+    )
 
 
 def _append(
@@ -163,11 +167,11 @@ def _append(
 
 def _pieces(archive: Archive, key: str, edit: StorageEdit) -> list[tuple[int, bytes | None]]:
     """The whole storage as (length, bytes), where None is zeros."""
-    if not edit.kept and not edit.numbers:
+    if not edit.unchanged_bytes and not edit.numbers:
         return [(edit.size, None)]
     out: list[tuple[int, bytes | None]] = []
-    for start, end, new, kept in edit.pieces():
-        if kept:
+    for start, end, new, unchanged in edit.pieces():
+        if unchanged:
             new = archive.read_at(archive.payload(f"data/{key}") + start, end - start)
         out.append((end - start, new))
     return out

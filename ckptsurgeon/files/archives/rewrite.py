@@ -72,8 +72,8 @@ class _Patches:
     def storage(self, name: str, edit: StorageEdit) -> None:
         record, base = self.archive.record(name), self.archive.payload(name)
         crc = record.crc
-        for start, end, data, kept in edit.pieces():
-            if kept:
+        for start, end, data, unchanged in edit.pieces():
+            if unchanged:
                 continue
             self.put(base + start, base + end, data)
             if not record.crc:

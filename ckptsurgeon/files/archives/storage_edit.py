@@ -29,7 +29,7 @@ class StorageEdit:
     numbers: dict[int, bytes] = field(default_factory=dict)
 
     def pieces(self) -> Iterator[tuple[int, int, bytes | None, bool]]:
-        """The whole storage in order: (start, end, new bytes, kept)."""
+        """The whole storage in order: (start, end, new bytes, unchanged)."""
         changes: list[tuple[int, int, bytes | None]] = [(s, e, None) for s, e in self.zeros]
         changes += [(s, s + len(data), data) for s, data in self.numbers.items()]
         position = 0
@@ -45,7 +45,7 @@ class StorageEdit:
         return union((start, start + len(data)) for start, data in self.numbers.items())
 
     @property
-    def kept(self) -> int:
+    def unchanged_bytes(self) -> int:
         """Bytes that stay."""
         changed = sum(end - start for start, end in self.zeros)
         return self.size - changed - sum(map(len, self.numbers.values()))

@@ -1,6 +1,6 @@
 """New records and a new central directory after the last byte of a torch archive.
 
-The old directory is copied, and only the entries of changed records are written anew.
+The old directory is copied, and only the entries of changed records are rewritten.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class CutShort(DamagedFile):
 T = TypeVar("T")
 
 
-class Asked(dict[int, T]):
+class LazyDict(dict[int, T]):
     """A dict that asks a function for what it does not hold; None says that there is none."""
 
     def __init__(self, ask: Callable[[int], T | None]) -> None:

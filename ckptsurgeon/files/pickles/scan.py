@@ -29,7 +29,7 @@ from ckptsurgeon.files.pickles.opcodes import (
     PUTS,
     STOP,
 )
-from ckptsurgeon.files.pickles.places import Asked, CutShort, Scan
+from ckptsurgeon.files.pickles.places import CutShort, LazyDict, Scan
 
 __all__ = ["CutShort", "Scan", "scan"]
 
@@ -68,11 +68,11 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     if len(data) > MAX_BYTES:
         raise out.damaged(0, f"the pickle has {len(data)} bytes, more than {MAX_BYTES}")
     if len(data) < 2:
-        raise out.cut_short(0, "the pickle is cut short")
+        raise out.cut_short(0, "the pickle is cut short" if data else "it is empty")
     if data[0] != opcodes.PROTO or not 2 <= data[1] <= 5:
         raise out.damaged(0, "no pickle of protocol 2 to 5 starts here")
     out.protocol = data[1]
-    if native.shards is not None and not whole and _asked(out):
+    if native.shards is not None and not whole and _scan_natively(out):
         return out
     with collector_paused():
         _walk(out)
@@ -84,7 +84,7 @@ def _most(data: bytes) -> int:
     return max(MAX_OPCODES, len(data) * 4 // 9)
 
 
-def _asked(out: Scan) -> bool:
+def _scan_natively(out: Scan) -> bool:
     """Have the native module scan; False if it refuses."""
     places = native.shards.scan(
         out.data,
@@ -98,8 +98,12 @@ def _asked(out: Scan) -> bool:
     if places is None:
         return False
     out.native, out.root, out.stop = places, places.root, places.stop
-    out.parts, out.grown, out.built = Asked(places.parts), Asked(places.grown), Asked(places.built)
-    out.memo, out.alias = Asked(places.memo), Asked(places.alias)
+    out.parts, out.grown, out.built = (
+        LazyDict(places.parts),
+        LazyDict(places.grown),
+        LazyDict(places.built),
+    )
+    out.memo, out.alias = LazyDict(places.memo), LazyDict(places.alias)
     out.puts, out.gets = places.puts(), places.gets()
     out.frames, out.gaps = places.frames(), places.gaps()
     return True

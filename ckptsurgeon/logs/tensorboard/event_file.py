@@ -204,13 +204,13 @@ def _read_on(
     return records.end
 
 
-def spans(index: Index, kept: Any) -> list[tuple[int, int]]:
-    """Byte ranges of the records i with `kept[i]` (any sequence of truth values), neighbours
+def spans(index: Index, flags: Any) -> list[tuple[int, int]]:
+    """Byte ranges of the records i with `flags[i]` (any sequence of truth values), neighbours
     joined. What salvage left out never."""
     import numpy as np
 
-    flags = np.asarray(kept, bool) & (np.frombuffer(bytes(index.kinds), np.uint8) != DROPPED)
-    steps = np.diff(flags.astype(np.int8), prepend=0, append=0)
+    chosen = np.asarray(flags, bool) & (np.frombuffer(bytes(index.kinds), np.uint8) != DROPPED)
+    steps = np.diff(chosen.astype(np.int8), prepend=0, append=0)
     offsets = index.offsets
 
     def border(record: int) -> int:

@@ -14,12 +14,12 @@ from ckptsurgeon.logs.tensorboard.frame import OVERHEAD, frame
 from ckptsurgeon.logs.tensorboard.message import metadata_of, with_metadata
 
 
-def grafts(index: Index, kept: Any) -> dict[int, bytes]:
+def grafts(index: Index, flags: Any) -> dict[int, bytes]:
     """New bytes of the records that need the metadata of an event without a flag, by record."""
     import numpy as np
 
-    flags = np.asarray(kept, bool)
-    if not len(flags) or flags[: int(flags.sum())].all():
+    chosen = np.asarray(flags, bool)
+    if not len(chosen) or chosen[: int(chosen.sum())].all():
         return {}  # the start of the file: all first events are there
     tags = np.frombuffer(memoryview(index.tags), np.int32)  # type: ignore[arg-type]
     groups: dict[str, list[int]] = {}
@@ -37,10 +37,10 @@ def grafts(index: Index, kept: Any) -> dict[int, bytes]:
         for tag, numbers in groups.items():
             where = tags == numbers[0] if len(numbers) == 1 else np.isin(tags, numbers)
             first = int(where.argmax())
-            metadata = None if flags[first] else metadata_of(payload(first), tag)
+            metadata = None if chosen[first] else metadata_of(payload(first), tag)
             if metadata is None:
                 continue
-            where &= flags
+            where &= chosen
             heir = int(where.argmax())
             if where[heir]:
                 message = out[heir][12:-4] if heir in out else payload(heir)

@@ -26,12 +26,12 @@ class Point:
     value: float
 
 
-def scalars(path: Path, wanted: Callable[[str], bool]) -> Iterator[Point]:
-    """The points of every tag that is `wanted`, in file order; damaged records are left out.
+def scalars(path: Path, matches: Callable[[str], bool]) -> Iterator[Point]:
+    """The points of every tag that `matches`, in file order; damaged records are left out.
 
     Values are float32 where torch wrote them. A point that holds no number is passed over."""
     index = scan(path, salvage=True)
-    hits = {i for i, tags in enumerate(index.names) if any(map(wanted, tags))}
+    hits = {i for i, tags in enumerate(index.names) if any(map(matches, tags))}
     with Opened(path) as (data, _):
         for record, series in enumerate(index.tags):
             if series not in hits:
@@ -39,7 +39,7 @@ def scalars(path: Path, wanted: Callable[[str], bool]) -> Iterator[Point]:
             start, end = index.span(record)
             event = bytes(data[start + _HEADER : end - (OVERHEAD - _HEADER)])
             for tag, value in _values(event):
-                if wanted(tag):
+                if matches(tag):
                     yield Point(tag, int(index.steps[record]), float(index.walls[record]), value)
 
 
