@@ -11,8 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from ckptsurgeon.cli.commands import commands, exit_codes
+from ckptsurgeon.cli.usage import from_click
 from ckptsurgeon.cli.values import taking_plain
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.version import VERSION
 
 
@@ -53,7 +54,7 @@ class Surgeon(TyperGroup):
             # Click's own errors; their class is public neither in Click's nor in Typer's package.
             if not hasattr(error, "format_message"):
                 raise
-            sys.exit(_fail(_from_click(error), words))
+            sys.exit(_fail(from_click(error, words), words))
         sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -112,18 +113,14 @@ def main() -> None:
 
 def _fail(error: SurgeryError, words: Sequence[str]) -> int:
     from ckptsurgeon import report
+    from ckptsurgeon.cli.options import Declined
 
     if "--json" in words:
         import json
 
         print(json.dumps(report.error_json(error)), file=sys.stderr)
+    elif isinstance(error, Declined):
+        print("declined: nothing was changed", file=sys.stderr)
     else:
         print(report.error(error, report.Style.of(sys.stderr)), file=sys.stderr)
     return error.exit_code
-
-
-def _from_click(error: Any) -> SurgeryError:
-    what = error.format_message().rstrip(".")
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "ckptsurgeon"
-    return UsageError(what[:1].lower() + what[1:], next=f"{path} --help")

@@ -9,7 +9,7 @@ import typer
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.carry_out import carry_out
-from ckptsurgeon.cli.options import Common, Editing
+from ckptsurgeon.cli.options import Common, Declined, Editing
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.operations.completion import saved_steps
 
@@ -137,4 +137,4 @@ def _confirm_by_name(run: Run, what: str, common: Common) -> None:
     print(f"{what}: type the name of the run ({run.name}) to remove: ", end="", file=sys.stderr)
     sys.stderr.flush()
     if sys.stdin.readline().strip() != run.name:
-        raise SurgeryError(f"{what}: declined", next="the same command again, with the run's name")
+        raise Declined(f"{what}: declined")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.launch import refuse_launch, start
-from ckptsurgeon.cli.options import Cancelled, Common, Editing, LogOneLiner, OneLiner
+from ckptsurgeon.cli.options import Cancelled, Common, Declined, Editing, LogOneLiner, OneLiner
 from ckptsurgeon.errors import UNTOUCHED, SurgeryError
 
 if TYPE_CHECKING:
@@ -143,4 +143,4 @@ def _confirm(plan: Plan, common: Common) -> None:
     if not answer.endswith("\n"):
         print(file=sys.stderr)  # Ctrl-D leaves the cursor behind the question
     if answer.strip().lower() not in ("y", "yes"):
-        raise SurgeryError(f"{plan.title}: declined", next="the same command again, and answer y")
+        raise Declined(f"{plan.title}: declined")

@@ -44,6 +44,10 @@ class Cancelled(SurgeryError):
     exit_code = 130
 
 
+class Declined(SurgeryError):
+    """The answer to the question of a command was not yes."""
+
+
 @dataclass(frozen=True)
 class Common:
     """What every command accepts."""

@@ -287,8 +287,11 @@ def _holder(
             map(_branch, (furthest, newest)),
         )
     if not holders:
+        end = max(s.hi for s in history.order)
         history.warnings.append(
-            f"no events from {furthest.hi + 1} to {point} before {what}: "
+            f"the logs end at step {end}: nothing in them is after step {point}"
+            if end < point
+            else f"no events from {furthest.hi + 1} to {point} before {what}: "
             "iterations that were skipped, or events that a killed job lost"
         )
     return furthest

@@ -314,6 +314,9 @@ class _Setter:
 
 def settings_of(pairs: Sequence[str]) -> list[str]:
     """`lr=3e-5` as it stands in a recipe: `set.lr=3e-5`."""
+    if len(pairs) == 2 and not any("=" in pair for pair in pairs):
+        key, value = pairs
+        raise UsageError(f"{key!r} is not KEY=VALUE", next=f"ckptsurgeon set {key}={value}")
     return [pair if pair.startswith("set.") else f"set.{pair}" for pair in pairs]
 
 

@@ -119,8 +119,8 @@ def _anew(checkpoint: Checkpoint, changes: Sequence[Change], rewarmed: bool) -> 
         out.append("the momentum of parameters that are not Adam's (Muon) starts from zero too")
     if left := sum(change.new == ABSENT and change.old == "values" for change in changes):
         out.append(
-            f"the state of {left} parameters leaves the checkpoint: only the optimizer can make a new "
-            "one, at its next update"
+            f"the state of {left} parameters leaves the checkpoint: only the optimizer can make a "
+            "new one, at its next update"
         )
     if adam and not rewarmed and any(change.new == ZEROS for change in changes):
         out.append("the first update after a moment reset has size 1.0 × lr in every weight")
@@ -135,10 +135,10 @@ def _refuse_partial(checkpoint: Checkpoint) -> None:
         others = [key for key in each.state if key not in usual and known.state[key] != CONSTANT]
         others += [key for key in each.state if known.state.get(key) == ANEW and key in usual]
         if others or known.counters or known.refused:
-            kept = ", ".join(others or known.counters) or known.refused
+            entries = ", ".join(others or known.counters) or known.refused
             raise SurgeryError(
-                f"{each.file.name}: {known.name} keeps {kept} beside the moments, which part of a "
-                "reset does not begin anew",
+                f"{each.file.name}: {known.name} keeps {entries} beside the moments, and a "
+                "reset of some parameters can't reset that",
                 next="ckptsurgeon reset moments    of all parameters",
             )
 

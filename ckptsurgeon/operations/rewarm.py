@@ -45,6 +45,8 @@ class Rewarm(Section):
             )
 
     def title(self, run: Run, step: int) -> list[str]:
+        if not self.iterations:
+            return ["close the rewarm window"]
         return [f"rewarm {self.iterations} ({self.kind})"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:

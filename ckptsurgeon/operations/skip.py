@@ -77,7 +77,8 @@ class Skip(Section):
                 ),
             )
         warnings += [
-            f"skip {first}-{last} ends before step {done + 1}: it has no effect"
+            f"skip {_range(first, last)} ends before step {done + 1}: it has no effect; roll back "
+            "first"
             for first, last in merge(new_ranges)
             if last <= done
         ]
@@ -122,6 +123,10 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
     return out
 
 
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
 def merge(items: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Inclusive ranges in ascending order; those that overlap or touch become one."""
     out: list[tuple[int, int]] = []
@@ -151,7 +156,8 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
     for begin, end in sorted(ranges(section.skip)):
         if begin > last + 1 or end < first:
             raise UsageError(
-                f"skip {begin}-{end} by counters does not begin at the next iteration, {last + 1}",
+                f"skip {_range(begin, end)} by counters does not begin at the next iteration, "
+                f"{last + 1}",
                 next=f"ckptsurgeon rollback --to {begin - 1}    and skip from there",
             )
         last = max(last, end)

@@ -192,7 +192,9 @@ def done(receipt: Receipt, style: Style, *, resumes: bool = True) -> str:
         what = "the run is" if receipt.steps else "what it changed is"
         text += f"; {what} byte for byte what it was before {receipt.undoes}"
     if receipt.promise is not None:
-        text += f"; verified: step {receipt.promise.step} uses {promise(receipt.promise)[0]}"
+        no_update = receipt.promise.lr == 0 and (receipt.promise.rewarm or ("",))[0] == "hold"
+        uses = "holds the weights (lr 0)" if no_update else f"uses {promise(receipt.promise)[0]}"
+        text += f"; verified: step {receipt.promise.step} {uses}"
     lines = [f"{style.paint('done:', GREEN)} {text}"]
     if receipt.undoes is None:
         lines.append(f"  undo     ckptsurgeon undo {receipt.id}")

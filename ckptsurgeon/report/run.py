@@ -71,7 +71,13 @@ def _pointers(run: Run) -> list[Row]:
         step = next(iter(steps))
         agree = "the pointer names a saved step" if len(named) == 1 else "all pointers agree"
         return [Row("latest", str(step), agree if step in run.steps() else "not saved")]
-    return [Row("latest", "names nothing" if s is None else str(s), f) for f, s in named.items()]
+    return [Row("latest", f"{file} → {_named(run, step)}") for file, step in named.items()]
+
+
+def _named(run: Run, step: int | None) -> str:
+    if step is None:
+        return "names no step"
+    return str(step) if step in run.steps() else f"{step} (not saved)"
 
 
 def _hyperparameters(state: State) -> list[Row]:

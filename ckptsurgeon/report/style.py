@@ -79,11 +79,12 @@ def packed(label: str, items: Sequence[str], style: Style) -> list[str]:
 
 
 def value(field: str, item: Any) -> str:
-    """A value as people write it: rates as 3.000e-05, ranges as A-B, nothing unprintable."""
+    """A value as people write it: rates as 3.000e-05, ranges as A-B or A, nothing unprintable."""
     if item is None:
         return "nothing"
     if field == "skip" and isinstance(item, (list, tuple)):
-        return ", ".join(f"{first}-{last}" for first, last in item) or "none"
+        ends = [(first,) if first == last else (first, last) for first, last in item]
+        return ", ".join("-".join(map(str, end)) for end in ends) or "none"
     if field == "rewarm" and isinstance(item, (list, tuple)) and len(item) == 3:
         return clean(f"{item[0]} to sample {item[2]}, from {item[1]}")
     if isinstance(item, (list, tuple)):

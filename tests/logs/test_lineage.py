@@ -180,6 +180,15 @@ def test_skipped_iterations_leave_a_gap_that_is_no_error(tmp_path: Path) -> None
     assert all_points(tmp_path) == truth((a, 229), (b, 250))
 
 
+def test_logs_that_end_before_the_step_or_begin_after_it_are_named(tmp_path: Path) -> None:
+    job = Job(11, 20, START)
+    write(tmp_path, job)
+    warnings, _ = cut(tmp_path, marks(100, job.wall(20) + 7200))
+    assert any("the logs end at step 20: nothing in them is after step 100" in w for w in warnings)
+    warnings, _ = cut(tmp_path, Marks(iteration=7))
+    assert any("has only events after step 7: all of it is cut" in line for line in warnings)
+
+
 def test_a_rollback_into_a_gap_that_the_cut_left(tmp_path: Path) -> None:
     a = Job(1, 300, START)
     write(tmp_path, a)
@@ -214,7 +223,7 @@ def test_events_that_a_killed_job_lost(tmp_path: Path) -> None:
         write(tmp_path, job)
     warnings, _ = cut(tmp_path, marks(100, a.wall(100) + 3))
     assert all_points(tmp_path) == truth((a, 95))
-    assert any("last event is 95" in line for line in warnings)
+    assert any("last event is at step 95; events up to 100 were lost" in line for line in warnings)
 
 
 def test_counters_of_another_run_are_refused(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_skip_is_seen_from_the_iteration_that_is_set(trained: Trained) -> None
     run = Run.open(trained())
     recipe = {"set": {"iteration": 99}, "skip": ["7-8", "8-9", "101"]}
     told = [w for w in plan(run, from_data(recipe)).warnings if "no effect" in w]
-    assert told == ["skip 7-9 ends before step 100: it has no effect"]
+    assert told == ["skip 7-9 ends before step 100: it has no effect; roll back first"]
 
 
 def test_a_position_before_the_start_is_refused(trained: Trained) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -27,8 +28,11 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.report.style import number, size, value
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.fork import Fork
 from ckptsurgeon.transaction.journal import Recovery
 from tests.support.promise import PROMISE
+from tests.support.tiny_run import make_run
 
 LOOK = report.Style(width=100)
 
@@ -141,6 +145,37 @@ def test_nothing_to_do_says_so_and_keeps_the_warnings() -> None:
     )
 
 
+def test_a_surgery_that_holds_the_weights_does_not_promise_a_rate_of_0() -> None:
+    held = replace(RECEIPT, promise=replace(PROMISE, lr=0.0, rewarm=("hold", 10, 20)))
+    assert "verified: step 6211 holds the weights (lr 0)" in report.done(held, LOOK)
+    ended = replace(RECEIPT, promise=replace(PROMISE, lr=1e-3, rewarm=("hold", 10, 20)))
+    assert "verified: step 6211 uses lr 1.000e-03" in report.done(ended, LOOK)
+
+
+def test_a_fork_names_the_commands_that_come_next() -> None:
+    lines = report.fork(Fork(Path("b"), 6, 3, 856, None), "copy", written=True).splitlines()
+    assert lines == [
+        "made b: step 6, 3 files, 856 B by copy",
+        "  status   ckptsurgeon -C b status",
+        "  start    ckptsurgeon -C b relaunch",
+    ]
+
+
+def test_an_export_counts_its_shards_and_names_the_index() -> None:
+    text = report.export(Path("w"), 28, 1200, ["model.safetensors", "index.json"])
+    assert text == "wrote 28 tensors, 1.2 kB in 1 file and an index to w"
+
+
+def test_pointers_that_disagree_are_listed_with_their_steps(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    (tmp_path / "global_step6").mkdir()
+    (tmp_path / "latest").write_text("global_step99")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("6")
+    text = report.status(Run.open(tmp_path), None, None, LOOK)
+    assert "latest → 99 (not saved)" in text
+    assert "latest_checkpointed_iteration.txt → 6" in text
+
+
 def test_colour_is_yellow_for_what_moves_aside_and_nothing_else_in_a_plan() -> None:
     text = report.plan(PLAN, "x", report.Style(100, color=True))
     painted = [line for line in text.splitlines() if "\033" in line]
@@ -175,7 +210,7 @@ def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
         ("lr", 3e-5, "3.000e-05"),
         ("eps", 1e-8, "1e-08"),
         ("betas", (0.9, 0.999), "0.9, 0.999"),
-        ("skip", [[1, 2], [5, 5]], "1-2, 5-5"),
+        ("skip", [[1, 2], [5, 5]], "1-2, 5"),
         ("skip", [], "none"),
         ("exp_avg", ZEROS, "zeros"),
         ("latest", None, "nothing"),

@@ -126,7 +126,7 @@ def _full() -> None:
 
 def test_a_plan_for_another_id_is_stale(world: Path) -> None:
     plan = dataclasses.replace(toy.rollback(world), id="0007")
-    refused(world, plan, "surgery 0007, and the next one is 0001")
+    refused(world, plan, "as surgery 0007, but the next surgery is 0001")
 
 
 # --- edits that can't be done --------------------------------------------------------------------

@@ -1,0 +1,33 @@
+"""Click's errors in our three lines, with the command that was meant where it can be told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ckptsurgeon.errors import UsageError
+
+NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
+
+
+def from_click(error: Any, words: Sequence[str]) -> UsageError:
+    """The error for `words` that Click refused with `error`."""
+    what = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "ckptsurgeon"
+    next = f"{path} --help"
+    negative = [word for word in words if NEGATIVE.fullmatch(word)]
+    bare = words[1] if len(words) > 1 and words[1].isdecimal() else None
+    if what.startswith("No such option") and negative:
+        what = f"{negative[0]} is negative, and `{path}` takes no negative number"
+    elif what.startswith("Missing option") and bare is not None:
+        next = f"{path} {error.param.opts[0]} {bare}"
+    elif "should be a valid integer" in what:
+        parameter = error.param
+        argument = parameter.param_type_name == "argument"
+        name = parameter.metavar if argument else parameter.opts[0]
+        step = parameter.metavar == "STEP"
+        what = f"'{name}' must be a {'step' if step else 'whole'} number"
+        next = "ckptsurgeon status    list the saved steps" if step else next
+    return UsageError(what[:1].lower() + what[1:], next=next)
