@@ -119,8 +119,8 @@ def _anew(checkpoint: Checkpoint, changes: Sequence[Change], rewarmed: bool) -> 
         out.append("the momentum of parameters that are not Adam's (Muon) starts from zero too")
     if left := sum(change.new == ABSENT and change.old == "values" for change in changes):
         out.append(
-            f"the state of {left} parameters leaves the checkpoint: only the optimizer can make a new "
-            "one, at its next update"
+            f"the state of {left} parameters leaves the checkpoint: only the optimizer can make a "
+            "new one, at its next update"
         )
     if adam and not rewarmed and any(change.new == ZEROS for change in changes):
         out.append("the first update after a moment reset has size 1.0 × lr in every weight")
