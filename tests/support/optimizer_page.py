@@ -11,11 +11,11 @@ import warnings
 from pathlib import Path
 
 from ckptsurgeon.formats.optimizers import trainers
+from ckptsurgeon.formats.optimizers.roles import WORDS
 from tests.support.launch import REPO
 from tests.support.optimizer_law import Outcome, Small, outcome
 
 DOCUMENT = REPO / "docs" / "optimizers.md"
-BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 HEAD = ["| optimizer | what it keeps of a parameter | reset moments |", "|---|---|---|"]
 
 
@@ -50,18 +50,33 @@ def measured(folder: Path) -> list[str]:
 
 
 def table(rows: list[str]) -> str:
-    """The part of the page that is generated."""
+    """The rows of the classes that are run, and of those that can't be."""
     from tests.support.optimizer_classes import UNMADE
 
     apart = [f"| {name} | | not run: {why} |" for name, why in sorted(UNMADE.items())]
-    read = ["| optimizer | source | what it keeps of a parameter |", "|---|---|---|"] + [
+    return "\n".join([*HEAD, *rows, *apart])
+
+
+def known() -> str:
+    """What the table of the surgeon says beyond them: other optimizers, and roles."""
+    read = [
         f"| {item.name} | {item.source} | {' '.join(f'`{key}`' for key in item.state)} |"
         for item in trainers.ENTRIES
     ]
-    return "\n".join(
-        [BEGIN, "", *HEAD, *rows, *apart, "", "Read in the source and not run here:", "", *read, "",
-         END]
-    )  # fmt: skip
+    roles = [
+        f"| {role} | {' '.join(f'`{key}`' for key in words.split())} |"
+        for role, words in WORDS.items()
+    ]
+    head = ["| optimizer | source | what it keeps of a parameter |", "|---|---|---|"]
+    also = ["", "The role of each key, in one optimizer or another:", "", "| role | keys |"]
+    return "\n".join([*head, *read, *also, "|---|---|", *roles])
+
+
+def written(text: str, block: str, name: str) -> str:
+    """The page with `block` between the marks of this name."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, after = text[: text.index(begin)], text[text.index(end) :]
+    return f"{before}{begin}\n\n{block}\n\n{after}"
 
 
 def main() -> None:
@@ -69,9 +84,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
         rows = measured(Path(folder))
-    text = DOCUMENT.read_text("utf-8")
-    start, end = text.index(BEGIN), text.index(END) + len(END)
-    DOCUMENT.write_text(text[:start] + table(rows) + text[end:], "utf-8")
+    text = written(DOCUMENT.read_text("utf-8"), known(), "known")
+    DOCUMENT.write_text(written(text, table(rows), "table"), "utf-8")
 
 
 if __name__ == "__main__":

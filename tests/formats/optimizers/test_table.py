@@ -14,6 +14,7 @@ from ckptsurgeon.formats.optimizers.roles import ROLES, WORDS
 from ckptsurgeon.formats.optimizers.table import COMMON, ENTRIES, HYPERPARAMETERS
 from ckptsurgeon.recipe.file import from_data
 from tests.support.megatron_legacy import megatron_enums, save
+from tests.support.optimizer_page import DOCUMENT, known, written
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -37,6 +38,11 @@ def test_each_entry_is_one_of_a_kind() -> None:
             if str(start).startswith("<"):
                 assert str(start)[1:] in item.group, item.name
     assert not HYPERPARAMETERS & COMMON
+
+
+def test_the_page_has_what_the_table_has() -> None:
+    text = DOCUMENT.read_text("utf-8")
+    assert text == written(text, known(), "known")
 
 
 def adaptive_muon(root: Path, **more: torch.Tensor) -> Path:
