@@ -116,7 +116,7 @@ def test_the_wheel_holds_the_trainer_as_ckptsurgeon_train(wheel: Path) -> None:
     for source in ("common.h", "cpu/grad_norm_check.cpp", "cuda/grad_norm_check.cu"):
         assert f"ckptsurgeon_train/kernels/csrc/{source}" in names
     assert any(name.endswith("LICENSE") for name in names)
-    assert "ckptsurgeon = ckptsurgeon.cli:main" in scripts
+    assert "ckptsurgeon = ckptsurgeon.__main__:main" in scripts
 
 
 def test_every_package_of_the_checkout_is_in_the_build() -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.launch import refuse_launch, start
 from ckptsurgeon.cli.options import Cancelled, Common, Declined, Editing, LogOneLiner, OneLiner
 from ckptsurgeon.errors import UNTOUCHED, SurgeryError
 
@@ -72,9 +71,11 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
     """Print the plan, ask, apply it, print the receipt, relaunch.
 
     Raises SurgeryError when nobody says yes: without a terminal only --yes counts."""
-    from ckptsurgeon import look, surgery
+    from ckptsurgeon.surgery import apply
 
     if common.relaunch:
+        from ckptsurgeon.cli.launch import refuse_launch
+
         refuse_launch(run)
     if common.dry_run:
         show(run, plan, common)
@@ -87,7 +88,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
         _confirm(plan, common)
         with report.Progress(sys.stderr, quiet=common.quiet) as progress:
             try:
-                receipt = surgery.apply(run, plan, jobs=common.jobs, progress=progress)
+                receipt = apply(run, plan, jobs=common.jobs, progress=progress)
             except KeyboardInterrupt:
                 raise _stopped(run, plan) from None
         common.report(
@@ -96,7 +97,9 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
         )
     if common.relaunch:
         try:
-            promise = plan.promise or look.inspect(run).promise
+            from ckptsurgeon.cli.launch import start
+
+            promise = plan.promise or run.checkpoint(run.latest()).state().promise
             start(run, promise, launch, (), common)
         except SurgeryError as error:
             if not plan.empty and error.untouched == UNTOUCHED:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ckptsurgeon.surgery.apply import apply, recover, refuse_stale
-from ckptsurgeon.surgery.compaction import plan_compact, plan_shrink
 from ckptsurgeon.surgery.plan import plan
-from ckptsurgeon.surgery.undo import plan_undo
+
+if TYPE_CHECKING:
+    from ckptsurgeon.surgery.compaction import plan_compact, plan_shrink
+    from ckptsurgeon.surgery.undo import plan_undo
+
+_HOMES = {"plan_compact": "compaction", "plan_shrink": "compaction", "plan_undo": "undo"}
 
 __all__ = [
     "apply",
@@ -16,3 +22,12 @@ __all__ = [
     "recover",
     "refuse_stale",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The rarer ones load their module at first use: a `set` needs none of them."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
