@@ -155,7 +155,7 @@ def _refuse_other_id(root: Path, plan: Plan) -> None:
     if plan.id != expected:
         raise SurgeryError(
             f"the plan was made as surgery {plan.id}, but the next surgery is {expected}: another "
-            "one was done since",
+            "surgery was done since",
             next=assumptions.AGAIN,
         )
 

@@ -68,6 +68,7 @@ def test_a_folder_without_a_run_is_wrong_usage(surgeon: Surgeon, tmp_path: Path)
     result = surgeon("status", "-C", tmp_path)
     assert result.exit_code == 2
     assert str(tmp_path) in result.stderr
+    assert "next: ckptsurgeon -C RUN status    RUN is the folder that holds" in result.stderr
 
 
 @pytest.mark.parametrize(
