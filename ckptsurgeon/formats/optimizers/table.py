@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.optimizers import pytorch_optimizer, quantized, torch_optim, trainers
 from ckptsurgeon.formats.optimizers.entry import CONSTANT, Entry
@@ -54,12 +56,10 @@ HYPERPARAMETERS = frozenset(
 def recognise(found: StateDict) -> Entry:
     """The optimizer that has just these keys. Raises SurgeryError for keys that none has, and for
     keys that are those of several which begin differently."""
-    state, group = set(found.state) - STEPS, _settings(found)
-    fits = _fits(state, group)
-    if not fits or found.beside:
+    state, group = frozenset(found.state) - STEPS, _settings(found)
+    best = _best(state, group)
+    if not best or found.beside:
         raise unknown(found)
-    fewest = min(_missing(item, state, group) for item in fits)
-    best = [item for item in fits if _missing(item, state, group) == fewest]
     if not state and not group & COUNTED:  # nothing to begin anew, whichever it is
         return next((item for item in best if not item.refused), best[0])
     if len({_starts(item, state, group) for item in best}) > 1:
@@ -74,12 +74,10 @@ def recognise(found: StateDict) -> Entry:
 
 def name(found: StateDict) -> str:
     """What the optimizer is called; of several with the same keys, all of them."""
-    state, group = set(found.state) - STEPS, _settings(found)
-    fits = _fits(state, group)
-    if not fits or found.beside or not (state or group):
+    state, group = frozenset(found.state) - STEPS, _settings(found)
+    best = _best(state, group)
+    if not best or found.beside or not (state or group):
         return ""
-    fewest = min(_missing(item, state, group) for item in fits)
-    best = [item for item in fits if _missing(item, state, group) == fewest]
     names = dict.fromkeys(item.name for item in best)
     if {"Adam", "AdamW"} <= set(names):
         decoupled = {place.value for place in found.group.get("decoupled_weight_decay", ())}
@@ -91,10 +89,14 @@ def name(found: StateDict) -> str:
     return " or ".join(names)
 
 
-def _fits(state: set[str], group: set[str]) -> list[Entry]:
-    """Without groups, only optimizers of torch and of trainers: others save theirs."""
+@lru_cache(maxsize=1024)
+def _best(state: frozenset[str], group: frozenset[str]) -> tuple[Entry, ...]:
+    """The entries that have all of these keys and the fewest others: the same of every shard.
+    Without groups, only optimizers of torch and of trainers: others save theirs."""
     entries = ENTRIES if group else (*torch_optim.ENTRIES, *trainers.ENTRIES)
-    return [item for item in entries if state <= set(item.state) and group <= _group(item)]
+    fits = [item for item in entries if state <= set(item.state) and group <= _group(item)]
+    fewest = min((_missing(item, state, group) for item in fits), default=(0, 0))
+    return tuple(item for item in fits if _missing(item, state, group) == fewest)
 
 
 def unknown(found: StateDict) -> SurgeryError:
@@ -115,20 +117,20 @@ def unknown(found: StateDict) -> SurgeryError:
     )
 
 
-def _settings(found: StateDict) -> set[str]:
+def _settings(found: StateDict) -> frozenset[str]:
     """The keys of the groups that tell optimizers apart; a text is a label that someone gave."""
-    return {
+    return frozenset(
         key
         for key, places in found.group.items()
         if key not in COMMON and not all(isinstance(place.value, str) for place in places)
-    }
+    )
 
 
 def _group(item: Entry) -> set[str]:
     return set(item.group) | set(item.counters)
 
 
-def _missing(item: Entry, state: set[str], group: set[str]) -> tuple[int, int]:
+def _missing(item: Entry, state: frozenset[str], group: frozenset[str]) -> tuple[int, int]:
     """How many keys of the entry are not there, and how many of those that newer versions added.
     Nothing is missing of what is not saved at all: there may be no states, or no groups."""
     usual = {key for key, start in item.state.items() if start != CONSTANT} - STEPS
@@ -136,7 +138,7 @@ def _missing(item: Entry, state: set[str], group: set[str]) -> tuple[int, int]:
     return len(usual - state if state else ()) + len(lacking - WAYS), len(lacking & WAYS)
 
 
-def _starts(item: Entry, state: set[str], group: set[str]) -> tuple[object, ...]:
+def _starts(item: Entry, state: frozenset[str], group: frozenset[str]) -> tuple[object, ...]:
     kept = [(key, item.state.get(key, "")) for key in sorted(state)]
     counted = [(key, item.counters.get(key, "")) for key in sorted(group)]
     return (*kept, *counted, item.unless, item.refused)
