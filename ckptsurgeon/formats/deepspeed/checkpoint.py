@@ -41,23 +41,23 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         items = self._optimizers
         return [pair for i in items for pair in optimizer.scaler_start(self, i, power)]
 
-    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """By the family of the saved scheduler; lr alone where none is saved."""
         with understood(self.path):
-            return self._reschedule(wanted)
+            return self._reschedule(values)
 
-    def _reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+    def _reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         schedule = self.schedule()
         if torch.is_torch(schedule):
-            return torch.reschedule(self, wanted)
+            return torch.reschedule(self, values)
         if deepspeed.is_deepspeed(schedule):
-            return deepspeed.reschedule(self, self.config(), wanted)
+            return deepspeed.reschedule(self, self.config(), values)
         if schedule is not None and not is_megatron(schedule):
             raise SurgeryError(
                 "the scheduler's state is of no known family, so what it makes of an lr is unknown",
                 next="set lr where the trainer makes its scheduler",
             )
-        settings, warnings = annealing.reschedule(self, wanted)
+        settings, warnings = annealing.reschedule(self, values)
         if schedule is not None and self.megatron:
             warnings += flags.schedule_flags(self, settings)
         return settings, warnings

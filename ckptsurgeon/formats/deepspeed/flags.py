@@ -30,10 +30,10 @@ def scheduler_name(schedule: Mapping[str, Any] | None) -> str:
 def schedule_flags(checkpoint: DeepSpeedShards, settings: Sequence[Setting]) -> list[str]:
     """How to relaunch so that the edited schedule is the one that counts."""
     edited = [item for item in settings if "lr_scheduler" in item.place.path]
-    wanted = {item.field: item.value for item in edited if item.field in SCHEDULE}
-    if not wanted:
+    values = {item.field: item.value for item in edited if item.field in SCHEDULE}
+    if not values:
         return []
-    flags = " ".join(f"{SCHEDULE[key]} {value}" for key, value in wanted.items())
+    flags = " ".join(f"{SCHEDULE[key]} {value}" for key, value in values.items())
     return [_relaunch(checkpoint, flags)]
 
 
@@ -41,8 +41,8 @@ def _relaunch(checkpoint: DeepSpeedShards, flags: str) -> str:
     name = scheduler_name(checkpoint.annealed())
     text = f"relaunch with {USE.format(name)}"
     override = OVERRIDE.format(name)
-    said = checkpoint.arguments(override.strip("-").replace("-", "_"))
-    if any(place.value for place in said):
+    places = checkpoint.arguments(override.strip("-").replace("-", "_"))
+    if any(place.value for place in places):
         return (
             f"the run was started with {override}, and then the file's schedule is ignored from "
             f"the second step on: {text} instead, or keep it with {flags}"
@@ -62,9 +62,9 @@ def notes(checkpoint: DeepSpeedShards) -> Iterator[str]:
     if "end_wd" not in schedule:
         return
     start, end = schedule["start_wd"], schedule["end_wd"]
-    said = [(p.value, start) for p in checkpoint.arguments("start_weight_decay")]
-    said += [(p.value, end) for p in checkpoint.arguments("end_weight_decay")]
-    if any(flag not in (None, kept) for flag, kept in said):
+    pairs = [(p.value, start) for p in checkpoint.arguments("start_weight_decay")]
+    pairs += [(p.value, end) for p in checkpoint.arguments("end_weight_decay")]
+    if any(flag not in (None, value) for flag, value in pairs):
         constant = schedule.get("wd_incr_style") == "constant"
         both = f"--start-weight-decay {start:g} --end-weight-decay {end:g}"
         yield _relaunch(checkpoint, f"--weight-decay {end:g}" if constant else both)

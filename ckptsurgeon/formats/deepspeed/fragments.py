@@ -75,5 +75,5 @@ def computed(
 
 def sizes(shape: Any) -> tuple[int, ...]:
     """A torch.Size as it is in a file."""
-    found = shape.args[0] if isinstance(shape, Object) and shape.args else shape
-    return tuple(int(size) for size in found)
+    numbers = shape.args[0] if isinstance(shape, Object) and shape.args else shape
+    return tuple(int(size) for size in numbers)

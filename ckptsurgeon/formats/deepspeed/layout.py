@@ -56,8 +56,8 @@ class DeepSpeed(BaseFormat):
         """The N of every `global_step<N>` folder or universal copy, ascending."""
         folders = [item.name for item in run.iterdir() if item.is_dir()]
         kinds = (STEP, universal.FOLDER)
-        found = (kind.fullmatch(name) for name in folders for kind in kinds)
-        return sorted({int(match[1]) for match in found if match})
+        matches = (kind.fullmatch(name) for name in folders for kind in kinds)
+        return sorted({int(match[1]) for match in matches if match})
 
     def directory(self, run: Path, step: int) -> Path:
         """`global_step<N>`, or the universal copy where that is all there is."""
@@ -182,17 +182,17 @@ class DeepSpeed(BaseFormat):
         """Read every model and optimizer shard's tree (layer files hold weights only)."""
         checkpoint = self.directory(run, step)
         names = sorted(_names(checkpoint))
-        kept = [
+        files = [
             checkpoint / n for n in names if any(p.fullmatch(n) for p in (MODEL, OPTIM, EXPERTS))
         ]
         copy = universal.folder(run, step)
         if universal.complete(copy):
             if copy != checkpoint:
-                kept += [copy / n for n in sorted(_names(copy)) if MODEL.fullmatch(n)]
-            kept += universal.shards(copy)
-        kept = [path for path in kept if path not in without]
+                files += [copy / n for n in sorted(_names(copy)) if MODEL.fullmatch(n)]
+            files += universal.shards(copy)
+        files = [path for path in files if path not in without]
         known = None if without else self._first(checkpoint, names)
-        return DeepSpeedCheckpoint(checkpoint, step, *read_shards(kept, known))
+        return DeepSpeedCheckpoint(checkpoint, step, *read_shards(files, known))
 
 
 def _scanned(path: Path, identity: tuple[int, ...]) -> Archive:
@@ -208,10 +208,10 @@ def _expected(first: Archive, names: Collection[str]) -> list[str]:
     with understood(first.path):
         tree = first.tree()
         dp, mp = (tree.get(f"{kind}_world_size", 1) for kind in ("dp", "mp"))
-        told = problem("ranks", dp) or problem("ranks", mp) or problem("ranks", dp * mp)
-    if told:
+        reason = problem("ranks", dp) or problem("ranks", mp) or problem("ranks", dp * mp)
+    if reason:
         start = first.payload(PICKLE)
-        raise DamagedFile(str(first.path), start, f"{PICKLE}: {told}")
+        raise DamagedFile(str(first.path), start, f"{PICKLE}: {reason}")
     sharded = "zero_pp_rank_" in first.path.name
     expected = [
         f"{f'zero_pp_rank_{d}_' if sharded else ''}mp_rank_{m:02d}_model_states.pt"
@@ -243,10 +243,10 @@ def _experts(tree: Any, names: Collection[str], ranks: int) -> list[str]:
         for m in range(ranks)
     ]
     if tree.get("optimizer") is not None:
-        held = [int(match["ep"]) for name in names if (match := EXPERTS.fullmatch(name))]
+        numbers = [int(match["ep"]) for name in names if (match := EXPERTS.fullmatch(name))]
         expected += [
             f"expp_rank_{e}_mp_rank_{m:02d}_optim_states.pt"
-            for e in range(min(max(held, default=0), MAX_RANKS) + 1)
+            for e in range(min(max(numbers, default=0), MAX_RANKS) + 1)
             for m in range(ranks)
         ]
     return expected

@@ -81,8 +81,8 @@ def states(checkpoint: BaseCheckpoint, item: Optimizer) -> optimizer_state.State
     """Every state; an elastic checkpoint has them in a list."""
     if not item.elastic:
         return optimizer_state.states(checkpoint, item.file, item.base)
-    held = get(checkpoint.trees[item.file], item.base)
-    return [((*item.base, i), state) for i, state in enumerate(held)]
+    entries = get(checkpoint.trees[item.file], item.base)
+    return [((*item.base, i), state) for i, state in enumerate(entries)]
 
 
 def saved(checkpoint: BaseCheckpoint, item: Optimizer) -> StateDict:
@@ -98,8 +98,8 @@ def moment(checkpoint: BaseCheckpoint, item: Optimizer, name: str) -> Iterator[P
     """Every tensor that makes up exp_avg or exp_avg_sq."""
     if item.universal:
         return universal.moment(checkpoint, item.file, name)
-    held = states(checkpoint, item)
-    return optimizer_state.moment(checkpoint, item.file, held, name, item.loaded)
+    entries = states(checkpoint, item)
+    return optimizer_state.moment(checkpoint, item.file, entries, name, item.loaded)
 
 
 def steps(checkpoint: BaseCheckpoint, item: Optimizer) -> Iterator[Place]:

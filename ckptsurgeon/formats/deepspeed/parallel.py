@@ -56,15 +56,15 @@ def absent_layers(names: Collection[str], tree: Mapping[str, Any]) -> list[str]:
 
     Layer numbers may have gaps, since a layer without weights is not saved; the bundled trainer's
     have none, and its files are known from its arguments."""
-    found = [match for name in sorted(names) if (match := LAYER.fullmatch(name))]
-    layers = {int(match[1]) for match in found} | _named(tree) | _of_bundled_trainer(tree)
-    if any(match[2] is None for match in found):  # a topology without tensor ranks
-        wanted = [f"layer_{layer:02d}-model_states.pt" for layer in sorted(layers)]
+    matches = [match for name in sorted(names) if (match := LAYER.fullmatch(name))]
+    layers = {int(match[1]) for match in matches} | _named(tree) | _of_bundled_trainer(tree)
+    if any(match[2] is None for match in matches):  # a topology without tensor ranks
+        files = [f"layer_{layer:02d}-model_states.pt" for layer in sorted(layers)]
     else:
-        highest = max((int(match[2]) for match in found), default=0)
+        highest = max((int(match[2]) for match in matches), default=0)
         tensor = max(sizes(tree).tensor or 1, min(highest, MAX_LAYERS) + 1)
-        wanted = [_file(layer, rank) for layer in sorted(layers) for rank in range(tensor)]
-    return [name for name in wanted if name not in names]
+        files = [_file(layer, rank) for layer in sorted(layers) for rank in range(tensor)]
+    return [name for name in files if name not in names]
 
 
 def contradictions(models: Mapping[Path, Mapping[str, Any]]) -> Iterator[str]:

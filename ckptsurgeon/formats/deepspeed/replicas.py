@@ -34,12 +34,12 @@ def replicas(checkpoint: DeepSpeedShards) -> list[Replica]:
             f"{checkpoint.path.name} was not saved by several tensor-parallel ranks",
             next="nothing to do: each parameter is kept once",
         )
-    found: dict[tuple[Any, ...], list[Copy]] = {}
+    parameters: dict[tuple[Any, ...], list[Copy]] = {}
     for key, copy in (*_weights(checkpoint, tensor), *_partitions(checkpoint, tensor)):
-        found.setdefault(key, []).append(copy)
+        parameters.setdefault(key, []).append(copy)
     return [
         Replica(str(key[0]), str(key[1]), tuple(copies))
-        for key, copies in found.items()
+        for key, copies in parameters.items()
         if len(copies) == tensor
     ]
 

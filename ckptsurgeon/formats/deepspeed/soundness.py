@@ -80,11 +80,11 @@ def _differ(name: str, values: Mapping[Path, Any]) -> Iterator[str]:
         return
     usual, *others = sorted(groups.items(), key=lambda item: -len(item[1]))
     base = usual[1][0].name if len(usual[1]) == 1 else f"{len(usual[1])} shards"
-    told = "; ".join(
+    differences = "; ".join(
         f"{_short(text)} in {', '.join(sorted(path.name for path in paths))}"
         for text, paths in others
     )
-    yield f"shards disagree on {name}: {_short(usual[0])} in {base}, {told}"
+    yield f"shards disagree on {name}: {_short(usual[0])} in {base}, {differences}"
 
 
 def _text(value: Any) -> str:
@@ -129,9 +129,9 @@ def _foreign(checkpoint: DeepSpeedShards) -> Iterator[str]:
     """Shards that agree with each other, and still belong to another step or world size."""
     for path, tree in checkpoint.models().items():
         # `set iteration` changes one of the two; a file of another step differs in both.
-        held = [tree[key] for key in ("iteration", "global_steps") if key in tree]
-        if held and checkpoint.step not in held:
-            yield f"{path.name}: holds step {held[0]}, not {checkpoint.step}"
+        counters = [tree[key] for key in ("iteration", "global_steps") if key in tree]
+        if counters and checkpoint.step not in counters:
+            yield f"{path.name}: holds step {counters[0]}, not {checkpoint.step}"
     first = next(iter(checkpoint.models().values()))
     ranks = first.get("dp_world_size", 1)
     for item in checkpoint.optimizers():
@@ -152,14 +152,14 @@ def _foreign(checkpoint: DeepSpeedShards) -> Iterator[str]:
     if schedule is None or not checkpoint.groups_win:
         return
     # Either alone may be meant: a trainer may scale rates, and a surgery may reset the counter.
-    wanted, taken = learning_rate(schedule), checkpoint.step - first.get("skipped_steps", 0)
+    lr, taken = learning_rate(schedule), checkpoint.step - first.get("skipped_steps", 0)
     rates = [place.value for place in checkpoint.locate("lr")]
     steps = [place.value for place in checkpoint.locate("adam_step") if place.wins]
-    as_scheduled = any(math.isclose(rate, wanted, rel_tol=1e-6) for rate in rates)
+    as_scheduled = any(math.isclose(rate, lr, rel_tol=1e-6) for rate in rates)
     if rates and steps and taken not in steps and not as_scheduled:
         yield (
             f"the optimizer shards hold lr {rates[0]!r} after {steps[0]:g} Adam steps, and the "
-            f"scheduler gives {wanted!r} after {taken}: they are of another step"
+            f"scheduler gives {lr!r} after {taken}: they are of another step"
         )
 
 

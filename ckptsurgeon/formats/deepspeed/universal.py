@@ -70,14 +70,14 @@ def moment(checkpoint: BaseCheckpoint, state: Path, name: str) -> Iterator[Place
 def saved(checkpoint: BaseCheckpoint, state: Path, base: tuple[Key, ...]) -> StateDict:
     """By the names of the files, and the groups of the file `state` under `base`."""
     names = {path.stem for path in state.parent.glob("*/*.pt")} - {"fp32", "step"}
-    kept = {
+    places = {
         name: list(moment(checkpoint, state, name)) or [Place(state, (), None)]
         for name in sorted(names)
     }
-    held = checkpoint.trees[state]
+    tree = checkpoint.trees[state]
     for key in base:
-        held = held[key]
-    return StateDict(state, kept, state_dict(state, base, held).group)
+        tree = tree[key]
+    return StateDict(state, places, state_dict(state, base, tree).group)
 
 
 def steps(checkpoint: BaseCheckpoint, state: Path) -> Iterator[Place]:

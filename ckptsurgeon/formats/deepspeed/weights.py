@@ -62,7 +62,7 @@ def experts(names: Iterable[str]) -> list[list[str]]:
         if match := EXPERT.fullmatch(name):
             layer, expert, rank = map(int, match.groups())
             files.setdefault((layer, expert), {})[rank] = name
-    return [[its[rank] for rank in sorted(its)] for _, its in sorted(files.items())]
+    return [[by_rank[rank] for rank in sorted(by_rank)] for _, by_rank in sorted(files.items())]
 
 
 def _joined(prefix: str, archives: Sequence[Archive], trees: Sequence[Any]) -> Iterator[Weight]:
