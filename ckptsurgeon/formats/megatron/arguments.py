@@ -32,7 +32,7 @@ def plain(schedule: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, An
 
 def rampup(args: Mapping[str, Any]) -> tuple[int, int, int] | None:
     """`--rampup-batch-size`: start, increment, samples."""
-    held = args.get("rampup_batch_size")
-    if not isinstance(held, (list, tuple)) or len(held) != 3:
+    numbers = args.get("rampup_batch_size")
+    if not isinstance(numbers, (list, tuple)) or len(numbers) != 3:
         return None
-    return int(held[0]), int(held[1]), int(held[2])
+    return int(numbers[0]), int(numbers[1]), int(numbers[2])

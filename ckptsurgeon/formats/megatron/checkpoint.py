@@ -41,26 +41,26 @@ class MegatronCheckpoint(MegatronShards):
 
     # --- the schedule ----------------------------------------------------------------------------
 
-    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """New values in the scheduler's state and in the groups' own `max_lr` and `min_lr`, which
         win; all groups keep their proportions, as the trainer makes them (µP, --decoupled-lr)."""
         with understood(self.path):
-            return self._reschedule(wanted)
+            return self._reschedule(values)
 
-    def _reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+    def _reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         schedule = self.schedule()
         if schedule is None:
-            if set(wanted) != {"lr"}:
+            if set(values) != {"lr"}:
                 raise SurgeryError(
                     "the checkpoint keeps no scheduler, so only lr has a place",
                     next="set the schedule on the trainer's command line",
                 )
-            return [Setting("lr", p, wanted["lr"]) for p in self.locate("lr")], []
+            return [Setting("lr", p, values["lr"]) for p in self.locate("lr")], []
         settings: list[Setting] = []
         warnings: list[str] = []
         new = dict(schedule)
         own: dict[str, Any] = {}
-        for key, value in wanted.items():
+        for key, value in values.items():
             field = "max_lr" if key == "lr" else key
             new[names.key(schedule, field) or field] = value
             old = names.value(schedule, field)

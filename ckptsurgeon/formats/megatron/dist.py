@@ -89,8 +89,8 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
 
     def dialect(self) -> str:
         """What kind of checkpoint this is, in a few words."""
-        found = self.in_roots("content_metadata", "distrib_optim_sharding_type")
-        kind = f" · {found[0].value}" if found and isinstance(found[0].value, str) else ""
+        places = self.in_roots("content_metadata", "distrib_optim_sharding_type")
+        kind = f" · {places[0].value}" if places and isinstance(places[0].value, str) else ""
         return f"megatron-lm · torch_dist{kind} · {len(self.saved.items)} values"
 
 

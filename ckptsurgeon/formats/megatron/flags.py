@@ -58,15 +58,15 @@ def notes(checkpoint: MegatronShards, main: int) -> list[str]:
 def _flags(
     args: Mapping[str, Any], schedule: Mapping[str, Any], group: Mapping[str, Any]
 ) -> Iterator[str]:
-    held = plain(schedule, group)
+    settings = plain(schedule, group)
     for name, flag, now in (
-        ("lr", "--lr", held["max_lr"]),
-        ("min_lr", "--min-lr", held["min_lr"]),
-        ("lr_decay_style", "--lr-decay-style", held["decay_style"]),
+        ("lr", "--lr", settings["max_lr"]),
+        ("min_lr", "--min-lr", settings["min_lr"]),
+        ("lr_decay_style", "--lr-decay-style", settings["decay_style"]),
     ):
         if name in args and args[name] is not None and args[name] != now:
             yield f"{flag} {now:g}" if isinstance(now, float) else f"{flag} {now}"
-    yield from _counts(args, held["warmup_steps"], held["decay_steps"])
+    yield from _counts(args, settings["warmup_steps"], settings["decay_steps"])
     if "wd_incr_style" not in schedule:
         return
     start, end = schedule["start_wd"], schedule["end_wd"]
@@ -81,11 +81,11 @@ def _decoupled(args: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> 
     """The rates of embedding and output where they have flags of their own."""
     for base, key in (("lr", "max_lr"), ("min_lr", "min_lr")):
         own, old = args.get(f"decoupled_{base}"), args.get(base)
-        held = {group[key] for group in groups if key in group}
-        if own is None or not old or own in held:
+        rates = {group[key] for group in groups if key in group}
+        if own is None or not old or own in rates:
             continue
-        for new in held:
-            if in_proportion(own, old, new) in held:
+        for new in rates:
+            if in_proportion(own, old, new) in rates:
                 yield f"--decoupled-{base.replace('_', '-')} {in_proportion(own, old, new)!r}"
 
 
@@ -94,12 +94,12 @@ def _counts(args: Mapping[str, Any], warmup: float, decay: float) -> Iterator[st
     or in iterations, the warm-up perhaps as a fraction of the decay."""
     by_samples = any(args.get(f"{n}_samples") for n in ("train", "lr_decay", "lr_warmup"))
     unit, size = ("samples", 1) if by_samples else ("iters", args.get("global_batch_size"))
-    told = args.get(f"lr_decay_{unit}") or args.get(f"train_{unit}")
+    length = args.get(f"lr_decay_{unit}") or args.get(f"train_{unit}")
     fraction = args.get("lr_warmup_fraction")
     early = args.get(f"lr_warmup_{unit}")
     if not size:
         return
-    if told and told * size != decay:
+    if length and length * size != decay:
         yield _count("decay", unit, decay, size)
     if fraction is None and early is not None and early * size != warmup:
         yield _count("warmup", unit, warmup, size)

@@ -46,12 +46,12 @@ class Megatron(BaseFormat):
 
     def steps(self, run: Path) -> list[int]:
         """The N of every `iter_<N>` folder, also of those that are not persistent."""
-        found = []
+        numbers = []
         for folder in (run, run / OTHER):
             if folder.is_dir():
                 names = (STEP.fullmatch(item.name) for item in folder.iterdir() if item.is_dir())
-                found += [int(match[1]) for match in names if match]
-        return sorted(set(found))
+                numbers += [int(match[1]) for match in names if match]
+        return sorted(set(numbers))
 
     def _folders(self, run: Path, step: int) -> list[Path]:
         """What the loader takes for `step` first."""
@@ -93,9 +93,9 @@ class Megatron(BaseFormat):
                 int(args.get(f"{kind}_model_parallel_size") or 1)
                 for kind in ("tensor", "pipeline", "expert")
             ]
-            told = [problem("ranks", size) for size in (*sizes, sizes[0] * sizes[1] * sizes[2])]
-        if any(told):
-            raise SurgeryError(f"{ranks[0]}: {next(filter(None, told))}")
+            reasons = [problem("ranks", size) for size in (*sizes, sizes[0] * sizes[1] * sizes[2])]
+        if any(reasons):
+            raise SurgeryError(f"{ranks[0]}: {next(filter(None, reasons))}")
         names = [
             f"mp_rank_{t:02d}" + (f"_{p:03d}" if sizes[1] > 1 else "")
             + (f"_{e:03d}" if sizes[2] > 1 else "")
@@ -104,8 +104,8 @@ class Megatron(BaseFormat):
         files = ["model_optim_rng.pt"]
         if args.get("use_distributed_optimizer") and not args.get("no_save_optim"):
             files.append("distrib_optim.pt")
-        wanted = [f"{name}/{file}" for name in names for file in files]
-        return [name for name in wanted if not (folder / name).is_file()]
+        paths = [f"{name}/{file}" for name in names for file in files]
+        return [name for name in paths if not (folder / name).is_file()]
 
     def strays(self, run: Path, step: int) -> list[str]:
         """A sentence for each rank's folder that the saved parallel sizes do not have."""
@@ -167,8 +167,8 @@ class Megatron(BaseFormat):
                 next="resume and save once with --ckpt-format torch_dist, or set its flags",
             )
         shards = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
-        kept = [path for path in shards if path not in without]
-        return MegatronCheckpoint(folder, step, *read_shards(kept))
+        files = [path for path in shards if path not in without]
+        return MegatronCheckpoint(folder, step, *read_shards(files))
 
 
 def _is_dist(folder: Path) -> bool:

@@ -28,7 +28,7 @@ def values(state: State) -> list[str]:
     """Every option that `state` has a value for, with the value."""
     promise, schedule = state.promise, state.schedule or {}
     betas = promise.betas or (None, None)
-    held: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "lr": schedule.get("max_lr"),
         "min_lr": schedule.get("min_lr"),
         "warmup": schedule.get("warmup_steps"),
@@ -42,7 +42,7 @@ def values(state: State) -> list[str]:
         "seed": promise.seed,
     }
     out = []
-    for key, value in held.items():
+    for key, value in settings.items():
         if value is not None:
             out += [OPTIONS[key], repr(value) if isinstance(value, float) else str(value)]
     return out

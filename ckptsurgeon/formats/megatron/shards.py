@@ -79,28 +79,28 @@ class MegatronShards(BaseCheckpoint):
     def chain(self, file: Path, path: tuple[Key, ...]) -> Iterator[Optimizer]:
         """The optimizers under `path`: one, or a list of several."""
         try:
-            held = get(self.trees[file], path)
+            state = get(self.trees[file], path)
         except KeyError:
             return
-        if isinstance(held, Mapping) and "param_groups" in held:
+        if isinstance(state, Mapping) and "param_groups" in state:
             yield Optimizer(file, path, (*path, "grad_scaler"))
-        elif isinstance(held, Mapping) and "optimizer" in held:
+        elif isinstance(state, Mapping) and "optimizer" in state:
             yield Optimizer(file, (*path, "optimizer"), (*path, "grad_scaler"))
-        elif isinstance(held, (list, tuple)):
-            for i in range(len(held)):
+        elif isinstance(state, (list, tuple)):
+            for i in range(len(state)):
                 yield from self.chain(file, (*path, i))
-        elif isinstance(held, Mapping):  # torch_dist numbers them
-            for key in held:
+        elif isinstance(state, Mapping):  # torch_dist numbers them
+            for key in state:
                 if isinstance(key, int):
                     yield from self.chain(file, (*path, key))
 
     def groups(self, item: Optimizer) -> list[Mapping[str, Any]]:
         """Its param groups; none when they are kept elsewhere."""
         try:
-            found = get(self.trees[item.file], (*item.base, "param_groups"))
+            entries = get(self.trees[item.file], (*item.base, "param_groups"))
         except KeyError:
             return []
-        return [group for group in found if isinstance(group, Mapping)]
+        return [group for group in entries if isinstance(group, Mapping)]
 
     def in_roots(self, *path: Key, wins: bool = True) -> list[Place]:
         """`path` in every root."""
@@ -120,11 +120,11 @@ class MegatronShards(BaseCheckpoint):
         file, prefix = self._roots[0]
         for name in ("lr_scheduler", "opt_param_scheduler"):
             try:
-                found = get(self.trees[file], (*prefix, name))
+                state = get(self.trees[file], (*prefix, name))
             except KeyError:
                 continue
-            if is_megatron(found):
-                return found  # type: ignore[no-any-return]
+            if is_megatron(state):
+                return state  # type: ignore[no-any-return]
         return None
 
     def schedule_places(self, field: str, wins: bool = True) -> list[Place]:
@@ -144,9 +144,9 @@ class MegatronShards(BaseCheckpoint):
     def args(self) -> Mapping[str, Any]:
         """The saved command line of the first root."""
         file, prefix = self._roots[0]
-        found = self.at(file, (*prefix, "args"))
-        held = getattr(found[0].value, "state", None) if found else None
-        return held if isinstance(held, dict) else {}
+        places = self.at(file, (*prefix, "args"))
+        values = getattr(places[0].value, "state", None) if places else None
+        return values if isinstance(values, dict) else {}
 
     def rate(self, group: Mapping[str, Any]) -> float:
         """The lr that the scheduler gives to a param group at the saved position.
@@ -172,10 +172,10 @@ class MegatronShards(BaseCheckpoint):
         if field in NAMES:
             return self.schedule_places(field)
         if field == "weight_decay":
-            held = [self._in_groups(key, wins=True) for key in ("start_wd", "end_wd")]
-            kept = [p for key in ("start_wd", "end_wd") for p in self.schedule_places(key)]
-            copies = self._in_groups(field, wins=not kept and not any(held))
-            return [*kept, *held[0], *held[1], *copies]
+            in_groups = [self._in_groups(key, wins=True) for key in ("start_wd", "end_wd")]
+            in_schedule = [p for key in ("start_wd", "end_wd") for p in self.schedule_places(key)]
+            copies = self._in_groups(field, wins=not in_schedule and not any(in_groups))
+            return [*in_schedule, *in_groups[0], *in_groups[1], *copies]
         if field in GROUP:
             return self._in_groups(field, wins=field != "lr" or self.schedule() is None)
         if field == "adam_step":
@@ -203,8 +203,8 @@ class MegatronShards(BaseCheckpoint):
             except KeyError:
                 continue
             out += self.at(item.file, (*item.base, "state", "common_step"))
-            for key, held in state.items():
-                if isinstance(held, Mapping) and "step" in held:
+            for key, entry in state.items():
+                if isinstance(entry, Mapping) and "step" in entry:
                     out += self.at(item.file, (*item.base, "state", key, "step"))
         return out
 
@@ -234,7 +234,7 @@ class MegatronShards(BaseCheckpoint):
     def moments(self, name: str) -> list[Place]:
         """Every tensor of one moment, in any shard; in `distrib_optim.pt` a key is a pair of
         dtypes, which a path names by its text."""
-        found = [
+        places = [
             Place(file, tuple(k if isinstance(k, (str, int)) else repr(k) for k in path), tensor)
             for file, tree in self.trees.items()
             for path, tensor in tensors(tree)
@@ -243,7 +243,7 @@ class MegatronShards(BaseCheckpoint):
         for item in self._optimizers:
             path = (*item.base, "state")
             states = self.value(item.file, path)
-            for key, held in states.items() if isinstance(states, Mapping) else ():
-                if isinstance(held, Mapping) and name not in held:  # quantized
-                    found += moments.places(self, item.file, (*path, key), held, name)
-        return found
+            for key, entry in states.items() if isinstance(states, Mapping) else ():
+                if isinstance(entry, Mapping) and name not in entry:  # quantized
+                    places += moments.places(self, item.file, (*path, key), entry, name)
+        return places

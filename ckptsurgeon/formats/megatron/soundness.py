@@ -71,11 +71,11 @@ def _rates(checkpoint: MegatronShards) -> Iterator[str]:
         return
     for item in checkpoint.optimizers():
         for i, group in enumerate(checkpoint.groups(item)):
-            saved, wanted = group.get("lr"), checkpoint.rate(group)
-            if isinstance(saved, (int, float)) and abs(saved - wanted) > 1e-6 * abs(wanted):
+            saved, rate = group.get("lr"), checkpoint.rate(group)
+            if isinstance(saved, (int, float)) and abs(saved - rate) > 1e-6 * abs(rate):
                 yield (
                     f"{_short(item.file)}: param group {i} has lr {saved!r}, which the loader "
-                    f"replaces by {wanted!r} from its max_lr and min_lr"
+                    f"replaces by {rate!r} from its max_lr and min_lr"
                 )
 
 
