@@ -23,7 +23,7 @@ class HuggingFaceCheckpoint(TorchCheckpoint):
 
     loose: ClassVar[bool] = True
 
-    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused for several optimizers: a recipe has one lr."""
         if len(self.optimizers) > 1:
             names = ", ".join(path.name for path, _ in self.optimizers)
@@ -31,7 +31,7 @@ class HuggingFaceCheckpoint(TorchCheckpoint):
                 f"{self.path.name} holds several optimizers ({names}), and a recipe has one lr",
                 next="set the lr where the script makes its optimizers",
             )
-        return super().reschedule(wanted)
+        return super().reschedule(values)
 
 
 @dataclass
@@ -58,10 +58,10 @@ class EngineCheckpoint(DeepSpeedCheckpoint):
 
     def contradictions(self) -> list[str]:
         """Also two schedulers of different positions."""
-        told = super().contradictions()
-        return [*told, *self._positions()]
+        sentences = super().contradictions()
+        return [*sentences, *self._positions()]
 
     def _positions(self) -> Iterator[str]:
-        found = {p.file.name: p.value.get("last_epoch") for p in self.locate("scheduler")}
-        if len(set(found.values())) > 1:
-            yield f"schedulers stand at different steps: {found}"
+        positions = {p.file.name: p.value.get("last_epoch") for p in self.locate("scheduler")}
+        if len(set(positions.values())) > 1:
+            yield f"schedulers stand at different steps: {positions}"

@@ -72,7 +72,7 @@ class _Saved(StepFolders):
         folder = _inside(self.directory(run, step))
         schedulers = [p for p in _matching(folder, SCHEDULER) if p not in without]
         registered = opened([p for p in _matching(folder, CUSTOM) if p not in without])
-        schedulers += [path for path, held in registered.items() if is_torch(held.tree())]
+        schedulers += [path for path, archive in registered.items() if is_torch(archive.tree())]
         if engine := _engine(folder):
             inner = _Engine(engine).open(folder, step, without)
             trees, archives = read_shards(schedulers)

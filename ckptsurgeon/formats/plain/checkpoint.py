@@ -123,29 +123,29 @@ class TorchCheckpoint(BaseCheckpoint):
             start += [(place, 0) for place in self.at(file, (*path[:-1], "_growth_tracker"))]
         return start
 
-    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """By the class of the saved scheduler; lr alone where none is saved."""
         with understood(self.path):
             schedule = self.schedule()
             if torch.is_torch(schedule):
-                return torch.reschedule(self, wanted)
+                return torch.reschedule(self, values)
             if schedule is not None:
                 raise SurgeryError(
                     "the scheduler's state is of no known class, so what it makes of an lr is "
                     "unknown",
                     next="set lr where the trainer makes its scheduler",
                 )
-            return annealing.reschedule(self, wanted)
+            return annealing.reschedule(self, values)
 
     def contradictions(self) -> list[str]:
         """Fields that the optimizers of several files hold differently."""
-        told = []
+        sentences = []
         for name in (*GROUPS, "adam_step", "loss_scale", "scheduler"):
             try:
                 self.agreed(name)
             except Disagreement as error:
-                told.append(error.what)
-        return told
+                sentences.append(error.what)
+        return sentences
 
     # --- meaning ---------------------------------------------------------------------------------
 

@@ -89,17 +89,17 @@ class Fairseq(BaseFormat):
                 model = max(model, saved)
             if ranks and is_count(world) and world % model == 0:
                 data = max(data, world // model)
-            told = problem("ranks", model * data)
-        if told:
-            raise SurgeryError(f"{shards[0]}: {told}")
+            reason = problem("ranks", model * data)
+        if reason:
+            raise SurgeryError(f"{shards[0]}: {reason}")
         stem = "checkpoint" if pattern is INNER else matches[0]["stem"]
-        wanted = [
+        names = [
             stem + (f"-model_part-{m}" if parts else "") + (f"-shard{d}" if ranks else "") + ".pt"
             for m in range(model)
             for d in range(data)
         ]
         there = {path.name for path in shards}
-        return [name for name in wanted if name not in there]
+        return [name for name in names if name not in there]
 
     def strays(self, run: Path, step: int) -> list[str]:
         """Files that are none of the trainer's but begin as its shards do: it counts them."""
@@ -154,16 +154,16 @@ class Fairseq(BaseFormat):
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> FairseqCheckpoint:
         """Read the tree of every shard, and of every copy in `checkpoint_last`."""
         trees, archives = read_shards([p for p in self.files(run, step) if p not in without])
-        held = {path: tree.get(OPTIMIZER) for path, tree in trees.items()}
-        kept = [path for path, state in held.items() if isinstance(state, dict)]
+        states = {path: tree.get(OPTIMIZER) for path, tree in trees.items()}
+        files = [path for path, state in states.items() if isinstance(state, dict)]
         shards = self._shards(run, step)
         return FairseqCheckpoint(
             path=shards[0] if shards else run,
             step=step,
             trees=trees,
             archives=archives,
-            optimizers=tuple((path, (OPTIMIZER,)) for path in kept),
-            scales=tuple((path, (OPTIMIZER, "loss_scale")) for path in kept),
+            optimizers=tuple((path, (OPTIMIZER,)) for path in files),
+            scales=tuple((path, (OPTIMIZER, "loss_scale")) for path in files),
             family="metaseq/fairseq",
             ranks=_world(shards),
         )
@@ -179,30 +179,30 @@ def _world(shards: list[Path]) -> tuple[int, int]:
 
 def _stems(run: Path) -> dict[str, list[Path]]:
     """The flat files by what their names begin with."""
-    found: dict[str, list[Path]] = {}
+    stems: dict[str, list[Path]] = {}
     for path in _sorted(run, FLAT):
         match = FLAT.fullmatch(path.name)
         assert match is not None
-        found.setdefault(match["stem"], []).append(path)
-    return found
+        stems.setdefault(match["stem"], []).append(path)
+    return stems
 
 
 def _sorted(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     matches = [(m, p) for p in folder.iterdir() if (m := pattern.fullmatch(p.name)) and p.is_file()]
-    order = sorted(matches, key=lambda found: (int(found[0]["mp"] or 0), int(found[0]["dp"] or 0)))
+    order = sorted(matches, key=lambda pair: (int(pair[0]["mp"] or 0), int(pair[0]["dp"] or 0)))
     return [path for _, path in order]
 
 
 def _flat(run: Path) -> dict[int, list[str]]:
     """The stems of each number of updates."""
-    found: dict[int, list[str]] = {}
+    by_step: dict[int, list[str]] = {}
     for stem, files in _stems(run).items():
         match = FLAT.fullmatch(files[0].name)
         named = match["updates"] if match else None
         step = int(named) if named else _updates(files[0])
         if step is not None:
-            found.setdefault(step, []).append(stem)
-    return found
+            by_step.setdefault(step, []).append(stem)
+    return by_step
 
 
 def _folders(run: Path) -> list[int]:

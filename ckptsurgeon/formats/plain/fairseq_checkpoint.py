@@ -45,8 +45,8 @@ class FairseqCheckpoint(TorchCheckpoint):
         """A flag of the run that saved this, from its `cfg` or the older `args`."""
         first = next(iter(self.trees))
         paths: list[tuple[Key, ...]] = [("cfg", section, name), ("cfg", name), ("args", name)]
-        found = (self.value(first, path) for path in paths)
-        return next((value for value in found if value is not None), None)
+        values = (self.value(first, path) for path in paths)
+        return next((value for value in values if value is not None), None)
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """`--fp16-init-scale` of the saved flags."""
@@ -58,14 +58,14 @@ class FairseqCheckpoint(TorchCheckpoint):
             )
         return [(place, start) for place in self.locate("loss_scale")]
 
-    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused where the schedule is a function of the flags and of num_updates alone."""
-        if self.keeps_lr() and set(wanted) == {"lr"}:
-            return [Setting("lr", place, wanted["lr"]) for place in self.locate("lr")], []
-        flags = " ".join(f"{FLAGS[key]} {value}" for key, value in wanted.items())
+        if self.keeps_lr() and set(values) == {"lr"}:
+            return [Setting("lr", place, values["lr"]) for place in self.locate("lr")], []
+        flags = " ".join(f"{FLAGS[key]} {value}" for key, value in values.items())
         raise SurgeryError(
             "this trainer computes its learning rate from its flags at every load; what the "
-            f"checkpoint keeps of {', '.join(wanted)} is never read",
+            f"checkpoint keeps of {', '.join(values)} is never read",
             next=(
                 f"relaunch the trainer with {flags}",
                 "the same checkpoint is restored: --restore-file, without --reset-optimizer and "
@@ -101,15 +101,15 @@ class FairseqCheckpoint(TorchCheckpoint):
 
     def contradictions(self) -> list[str]:
         """Also shards of different numbers of updates."""
-        told = super().contradictions()
-        found = {path.name: updates(tree) for path, tree in self.trees.items()}
-        first = next(iter(found.values()))
-        told += [
+        sentences = super().contradictions()
+        counts = {path.name: updates(tree) for path, tree in self.trees.items()}
+        first = next(iter(counts.values()))
+        sentences += [
             f"{name}: was saved after {count} updates, and the other shards after {first}"
-            for name, count in found.items()
+            for name, count in counts.items()
             if count != first
         ]
-        return told
+        return sentences
 
 
 def updates(tree: Any) -> int:

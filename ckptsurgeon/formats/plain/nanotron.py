@@ -62,13 +62,13 @@ class NanotronCheckpoint(TorchCheckpoint):
 
     def fragments(self, name: str) -> list[Fragment]:
         """By `names` in each shard, which has the whole tensor of a rank."""
-        found = []
+        fragments = []
         for place in self.locate(name):
             with understood(place.file):
                 parameter = self.trees[place.file]["names"][place.path[-2]]
             size = place.value.numel if isinstance(place.value, Tensor) else 0
-            found.append(Fragment(str(parameter), place, 0, size))
-        return found
+            fragments.append(Fragment(str(parameter), place, 0, size))
+        return fragments
 
 
 class Nanotron(StepFolders):
@@ -99,12 +99,12 @@ class Nanotron(StepFolders):
             sharded = config["type"] == "ZeroDistributedOptimizer"
             pp, tp, experts = sizes["pp"], sizes["tp"], sizes["expert_parallel"]
             dp = sizes["dp"] if sharded else 1
-            told = problem("ranks", pp * dp * tp * experts)
-        if told:
-            raise SurgeryError(f"{inner / CONFIG}: {told}")
+            reason = problem("ranks", pp * dp * tp * experts)
+        if reason:
+            raise SurgeryError(f"{inner / CONFIG}: {reason}")
         there = {name for name in listed(inner) if SHARD.fullmatch(name)}
         expert = any("_exp-" in name for name in there) or not there
-        wanted = [
+        names = [
             f"optimizer_pp-{p}-of-{pp}"
             + (f"_dp-{d}-of-{dp}" if sharded else "")
             + f"_tp-{t}-of-{tp}"
@@ -115,7 +115,7 @@ class Nanotron(StepFolders):
             for t in range(tp)
             for e in range(experts if expert else 1)
         ]
-        return [f"optimizer/{name}" for name in wanted if name not in there]
+        return [f"optimizer/{name}" for name in names if name not in there]
 
     def pointer_files(self, run: Path) -> list[Path]:
         """`latest.txt`."""
@@ -141,8 +141,8 @@ class Nanotron(StepFolders):
         inner, beside = folder / "optimizer", folder / "lr_scheduler"
         shards = [inner / name for name in listed(inner) if SHARD.fullmatch(name)]
         schedulers = [beside / name for name in listed(beside) if name.endswith(".pt")]
-        kept = [path for path in (*shards, *schedulers) if path not in without]
-        trees, archives = read_shards(kept)
+        files = [path for path in (*shards, *schedulers) if path not in without]
+        trees, archives = read_shards(files)
         return NanotronCheckpoint(
             path=folder,
             step=step,
