@@ -88,47 +88,47 @@ def learning_rate(schedule: Mapping[str, Any]) -> float:
 
 
 def reschedule(
-    checkpoint: Checkpoint, wanted: Mapping[str, Any]
+    checkpoint: Checkpoint, values: Mapping[str, Any]
 ) -> tuple[list[Setting], list[str]]:
-    """`wanted` in the scheduler's state in every model shard, and the groups' lr that it gives at
+    """`values` in the scheduler's state in every model shard, and the groups' lr that it gives at
     the saved position, so that the first step has it too. See `Checkpoint.reschedule`."""
     present = checkpoint.state().schedule
     if present is None:
-        if set(wanted) != {"lr"}:
+        if set(values) != {"lr"}:
             raise SurgeryError(
-                f"the checkpoint keeps no schedule, so {', '.join(sorted(wanted))} has no place",
+                f"the checkpoint keeps no schedule, so {', '.join(sorted(values))} has no place",
                 next="set only lr, and the schedule on the trainer's command line",
             )
         if not checkpoint.locate("lr"):
             raise SurgeryError(
                 "this checkpoint keeps no lr", next="set lr on the trainer's command line"
             )
-        return list(unscheduled(checkpoint, wanted["lr"])), []
-    if "decay" in wanted and present.get("decay_tokens") is not None:
+        return list(unscheduled(checkpoint, values["lr"])), []
+    if "decay" in values and present.get("decay_tokens") is not None:
         raise SurgeryError(
             f"the decay of this run ends at token {present['decay_tokens']}, a number that the "
             "command line says at each start",
             next="relaunch the trainer with --lr-decay-tokens",
         )
-    if "warmup" in wanted and present.get("lr_warmup_tokens") is not None:
+    if "warmup" in values and present.get("lr_warmup_tokens") is not None:
         raise SurgeryError(
             f"the warm-up of this run ends at token {present['lr_warmup_tokens']}, a number that "
             "the command line says at each start",
             next="relaunch the trainer with --lr-warmup-tokens",
         )
-    if "position" in wanted and present.get("decay_tokens") is not None:
+    if "position" in values and present.get("decay_tokens") is not None:
         raise SurgeryError(
             "the decay of this run counts tokens, so its position in samples decides nothing",
             next="set tokens, which the next step's rate comes from",
         )
-    if wanted.get("position", 0) < 0:
+    if values.get("position", 0) < 0:
         raise UsageError(
-            f"position {wanted['position']} is below 0, and this schedule counts samples from 0",
+            f"position {values['position']} is below 0, and this schedule counts samples from 0",
             next="ckptsurgeon set position=0    the start of the schedule",
         )
     settings: list[Setting] = []
     new = dict(present)
-    for key, chosen in wanted.items():
+    for key, chosen in values.items():
         name = "max_lr" if key == "lr" else key
         new[PLAIN[name]] = chosen
         settings += [Setting(key, place, chosen) for place in checkpoint.locate(name)]

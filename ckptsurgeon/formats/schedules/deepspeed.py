@@ -38,27 +38,27 @@ def words(schedule: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 def peak(config: Mapping[str, Any]) -> float | None:
     """The rate after warm-up by the saved config, or None where that does not tell."""
-    held = _params(config, _section(config, "scheduler").get("type"))
-    return held.get("lr")
+    params = _params(config, _section(config, "scheduler").get("type"))
+    return params.get("lr")
 
 
 def reschedule(
-    checkpoint: Checkpoint, config: Mapping[str, Any], wanted: Mapping[str, Any]
+    checkpoint: Checkpoint, config: Mapping[str, Any], values: Mapping[str, Any]
 ) -> tuple[list[Setting], list[str]]:
     """The groups' lr for the first step, as the changed config gives it at the saved position, and
     a warning with that config: without it, the schedule goes back at the second step.
 
     Raises SurgeryError where the saved config does not name the schedule."""
     name = _section(config, "scheduler").get("type")
-    held = _params(config, name)
-    if name not in (*WARMUPS, COSINE) or held.get("lr") is None:
+    params = _params(config, name)
+    if name not in (*WARMUPS, COSINE) or params.get("lr") is None:
         raise SurgeryError(
             f"the scheduler saves only its position, and {name or 'its class'} is not one that "
             "the saved config explains: no rate can be promised",
             next='set its rates in the relaunch\'s DeepSpeed config ("scheduler": {"params": …})',
         )
-    kept = {"lr", "warmup", "position", *(["decay"] if name != "WarmupLR" else [])}
-    lacking = sorted(wanted.keys() - kept)
+    names = {"lr", "warmup", "position", *(["decay"] if name != "WarmupLR" else [])}
+    lacking = sorted(values.keys() - names)
     if lacking:
         raise SurgeryError(
             f"{name} has no {', '.join(lacking)} that a checkpoint or a recipe could set",
@@ -75,76 +75,76 @@ def reschedule(
             "param groups have different learning rates, and the config tells one",
             next='set "optimizer": {"params": {"lr": …}} in the relaunch\'s DeepSpeed config',
         )
-    held |= wanted
+    params |= values
     positions = checkpoint.locate("position")
-    now = wanted.get("position", positions[0].value)
-    if "decay" in held:
-        refuse_early_decay(held["decay"], held["warmup"], "steps")
-    rate = _rate(name, held, now)
+    now = values.get("position", positions[0].value)
+    if "decay" in params:
+        refuse_early_decay(params["decay"], params["warmup"], "steps")
+    rate = _rate(name, params, now)
     refuse_rates([rate])
     settings = [Setting("lr", place, rate) for place in places]
-    settings += [Setting("lr", place, held["lr"]) for place in checkpoint.locate("initial_lr")]
+    settings += [Setting("lr", place, params["lr"]) for place in checkpoint.locate("initial_lr")]
     settings += [Setting("position", place, now) for place in positions]
-    return settings, [_advice(name, wanted)] if wanted.keys() - {"position"} else []
+    return settings, [_advice(name, values)] if values.keys() - {"position"} else []
 
 
-def _advice(name: str, wanted: Mapping[str, Any]) -> str:
-    told = []
-    if name == COSINE and "lr" in wanted:
-        told.append(f'"optimizer": {{"params": {{"lr": {wanted["lr"]!r}}}}}')
-    keys = {k: PARAMS[k] for k in wanted if k in PARAMS and (name != COSINE or k != "lr")}
+def _advice(name: str, values: Mapping[str, Any]) -> str:
+    parts = []
+    if name == COSINE and "lr" in values:
+        parts.append(f'"optimizer": {{"params": {{"lr": {values["lr"]!r}}}}}')
+    keys = {k: PARAMS[k] for k in values if k in PARAMS and (name != COSINE or k != "lr")}
     if keys:
-        inner = ", ".join(f'"{param}": {wanted[key]!r}' for key, param in keys.items())
-        told.append(f'"scheduler": {{"params": {{{inner}}}}}')
+        inner = ", ".join(f'"{param}": {values[key]!r}' for key, param in keys.items())
+        parts.append(f'"scheduler": {{"params": {{{inner}}}}}')
     return (
-        f"{name} saves only its position: relaunch with {' and '.join(told)} in the DeepSpeed "
+        f"{name} saves only its position: relaunch with {' and '.join(parts)} in the DeepSpeed "
         "config, or the second step goes back to the old schedule"
     )
 
 
 def _section(config: Any, name: str) -> Mapping[str, Any]:
-    found = config.get(name) if isinstance(config, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    section = config.get(name) if isinstance(config, Mapping) else None
+    return section if isinstance(section, Mapping) else {}
 
 
 def _params(config: Mapping[str, Any], name: Any) -> dict[str, Any]:
     """Recipe keys and the other parameters with the defaults of the class."""
     params = _section(_section(config, "scheduler"), "params")
-    held: dict[str, Any] = {
+    values: dict[str, Any] = {
         "warmup": max(2, params.get("warmup_num_steps", 1000)),
         "type": params.get("warmup_type", "log"),
     }
     optimizer = _section(_section(config, "optimizer"), "params").get("lr")
     if name == COSINE:
-        held["lr"] = optimizer
-        held["start"] = params.get("warmup_min_ratio", 0.0)
-        held["end"] = params.get("cos_min_ratio", 0.0001)
+        values["lr"] = optimizer
+        values["start"] = params.get("warmup_min_ratio", 0.0)
+        values["end"] = params.get("cos_min_ratio", 0.0001)
     elif name in WARMUPS:
         default = optimizer if name == "WarmupLR" else 0.001
-        held["lr"] = params.get("warmup_max_lr", default)
-        held["start"] = params.get("warmup_min_lr", 0.0)
+        values["lr"] = params.get("warmup_max_lr", default)
+        values["start"] = params.get("warmup_min_lr", 0.0)
     if name in (COSINE, "WarmupDecayLR") and "total_num_steps" in params:
-        held["decay"] = params["total_num_steps"]
-    if any(isinstance(value, (list, tuple)) for value in held.values()):
-        held["lr"] = None  # a rate for each group
-    return held
+        values["decay"] = params["total_num_steps"]
+    if any(isinstance(value, (list, tuple)) for value in values.values()):
+        values["lr"] = None  # a rate for each group
+    return values
 
 
-def _rate(name: str, held: Mapping[str, Any], now: int) -> float:
-    top, warmup, start = held["lr"], max(2, held["warmup"]), held["start"]
+def _rate(name: str, params: Mapping[str, Any], now: int) -> float:
+    top, warmup, start = params["lr"], max(2, params["warmup"]), params["start"]
     if now < 0:
         return 0.0 if name == COSINE else float(start)
     if now < warmup:
-        linear = held["type"] == "linear"
+        linear = params["type"] == "linear"
         gamma = now / warmup if linear else math.log(now + 1) / math.log(warmup)
     elif name == "WarmupLR":
         gamma = 1.0
     elif name == "WarmupDecayLR":
-        gamma = max(0.0, (held["decay"] - now) / max(1.0, held["decay"] - warmup))
+        gamma = max(0.0, (params["decay"] - now) / max(1.0, params["decay"] - warmup))
     else:
-        done = min(1.0, (now - warmup + 1) / max(1, held["decay"] - warmup))
+        done = min(1.0, (now - warmup + 1) / max(1, params["decay"] - warmup))
         share = (1 + math.cos(math.pi * done)) / 2
-        return float(top * max(0.0, held["end"] + (1.0 - held["end"]) * share))
+        return float(top * max(0.0, params["end"] + (1.0 - params["end"]) * share))
     if name == COSINE:
         return float(top * (start + gamma * (1.0 - start)))
     return float(start + (top - start) * gamma)

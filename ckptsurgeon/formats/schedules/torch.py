@@ -105,9 +105,9 @@ def notes(schedule: Mapping[str, Any]) -> list[str]:
 
 
 def reschedule(
-    checkpoint: Checkpoint, wanted: Mapping[str, Any]
+    checkpoint: Checkpoint, values: Mapping[str, Any]
 ) -> tuple[list[Setting], list[str]]:
-    """`wanted` in base_lrs, _last_lr and what else the class computes from, and in the groups' lr
+    """`values` in base_lrs, _last_lr and what else the class computes from, and in the groups' lr
     and initial_lr. Groups of different rates keep their proportions: the largest gets `lr`.
 
     Needs `locate("scheduler")`, the whole state in each file that has it. See
@@ -115,7 +115,7 @@ def reschedule(
     places = checkpoint.locate("scheduler")
     state = places[0].value
     name = kind(state)
-    lacking = sorted(wanted.keys() - _kept(state))
+    lacking = sorted(values.keys() - _kept(state))
     if lacking:
         raise SurgeryError(
             f"{name} keeps no {', '.join(lacking)} in its state: the trainer's own code has it",
@@ -123,7 +123,7 @@ def reschedule(
         )
     groups = _groups(checkpoint, places[0])
     factor = 1.0
-    if "lr" in wanted:
+    if "lr" in values:
         top = max(_peaks(state, groups), default=0.0)
         if top <= 0:
             raise SurgeryError(
@@ -131,44 +131,44 @@ def reschedule(
                 "not known",
                 next="set lr where the trainer makes its scheduler",
             )
-        factor = wanted["lr"] / top
-    new = _one_cycle(state, groups, factor, wanted) if name == "OneCycleLR" else None
+        factor = values["lr"] / top
+    new = _one_cycle(state, groups, factor, values) if name == "OneCycleLR" else None
     if new is None:
-        new = _recomputed(state, factor, wanted)
+        new = _recomputed(state, factor, values)
         new.groups = [{"lr": rate} for rate in new.rates]
-        if "lr" in wanted:
+        if "lr" in values:
             for group, old in zip(new.groups, groups, strict=True):
                 group["initial_lr"] = old.get("initial_lr", 0.0) * factor
     refuse_rates(new.rates)
-    return list(_settings(checkpoint, places, new)), _warnings(state, wanted)
+    return list(_settings(checkpoint, places, new)), _warnings(state, values)
 
 
 # --- each class ----------------------------------------------------------------------------------
 
 
-def _recomputed(state: Mapping[str, Any], factor: float, wanted: Mapping[str, Any]) -> _New:
+def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, Any]) -> _New:
     """New rates at the position. Where a rate is base_lr times what the position alone gives, it
     takes the same factor, whatever the function is."""
     if kind(state) == "SequentialLR":
         new = _New([])
         now = bisect_right(state["_milestones"], state["last_epoch"])
         for i, inner in enumerate(state["_schedulers"]):
-            part = _recomputed(inner, factor, wanted)
+            part = _recomputed(inner, factor, values)
             new.state |= {("_schedulers", i, *path): value for path, value in part.state.items()}
             if i == now:
                 new.rates = part.rates
         new.state["_last_lr",] = new.rates
         return new
     base = [float(rate) * factor for rate in state["base_lrs"]]
-    floor = float(wanted.get("min_lr", state.get("eta_min", 0.0)))
-    changed: dict[tuple[Key, ...], Any] = {("base_lrs",): base, **_moved(state, wanted)}
-    now = wanted.get("position", state["last_epoch"])
+    floor = float(values.get("min_lr", state.get("eta_min", 0.0)))
+    changed: dict[tuple[Key, ...], Any] = {("base_lrs",): base, **_moved(state, values)}
+    now = values.get("position", state["last_epoch"])
     if "eta_min" in state:
         refuse_low_peak(max(base, default=0.0), floor)
-        end = wanted.get("decay", state.get("T_max", 1))
+        end = values.get("decay", state.get("T_max", 1))
         if "T_cur" in state:
             now, end = state["T_cur"], state["T_i"]
-        elif end <= now and "decay" in wanted:
+        elif end <= now and "decay" in values:
             raise UsageError(
                 f"decay {end} is not beyond step {now}: CosineAnnealingLR would rise again",
                 next=f"decay counts the scheduler's steps and must be above {now}",
@@ -179,7 +179,7 @@ def _recomputed(state: Mapping[str, Any], factor: float, wanted: Mapping[str, An
         if "T_max" in state:
             changed["T_max",] = end
     else:
-        moved = _share(state, now) if "position" in wanted else None
+        moved = _share(state, now) if "position" in values else None
         rates = [float(rate) * factor for rate in state["_last_lr"]]
         if moved is not None:
             rates = [rate * moved for rate in base]
@@ -187,12 +187,12 @@ def _recomputed(state: Mapping[str, Any], factor: float, wanted: Mapping[str, An
     return _New(rates, changed)
 
 
-def _moved(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[tuple[Key, ...], Any]:
+def _moved(state: Mapping[str, Any], values: Mapping[str, Any]) -> dict[tuple[Key, ...], Any]:
     """The two counters of a scheduler at its wanted position: one step is made at its birth."""
-    if "position" not in wanted:
+    if "position" not in values:
         return {}
-    counters: dict[tuple[Key, ...], Any] = {("last_epoch",): wanted["position"]}
-    return counters | ({("_step_count",): wanted["position"] + 1} if state["_step_count"] else {})
+    counters: dict[tuple[Key, ...], Any] = {("last_epoch",): values["position"]}
+    return counters | ({("_step_count",): values["position"] + 1} if state["_step_count"] else {})
 
 
 def _share(state: Mapping[str, Any], now: int) -> float | None:
@@ -220,21 +220,21 @@ def _one_cycle(
     state: Mapping[str, Any],
     groups: Sequence[Mapping[str, float]],
     factor: float,
-    wanted: Mapping[str, Any],
+    values: Mapping[str, Any],
 ) -> _New:
     """OneCycleLR keeps its rates in the groups. initial_lr and min_lr follow max_lr, as the class
     derives them from it."""
     phases = [dict(phase) for phase in state["_schedule_phases"]]
     changed: dict[tuple[Key, ...], Any] = {}
     ends = [phase["end_step"] for phase in phases]
-    if "warmup" in wanted:
-        ends[:-1] = [float((i + 1) * (wanted["warmup"] - 1)) for i in range(len(ends) - 1)]
-    if "decay" in wanted:
-        ends[-1] = wanted["decay"] - 1
-        changed["total_steps",] = wanted["decay"]
-    changed |= _moved(state, wanted)
-    now = wanted.get("position", state["last_epoch"])
-    beyond = ends[-1] < now and bool(wanted.keys() & {"decay", "position"})
+    if "warmup" in values:
+        ends[:-1] = [float((i + 1) * (values["warmup"] - 1)) for i in range(len(ends) - 1)]
+    if "decay" in values:
+        ends[-1] = values["decay"] - 1
+        changed["total_steps",] = values["decay"]
+    changed |= _moved(state, values)
+    now = values.get("position", state["last_epoch"])
+    beyond = ends[-1] < now and bool(values.keys() & {"decay", "position"})
     if sorted(set(ends)) != ends or ends[0] <= 0 or beyond:
         raise UsageError(
             f"phases of OneCycleLR that end at {', '.join(f'{end:g}' for end in ends)} and stand "
@@ -243,24 +243,24 @@ def _one_cycle(
         )
     changed |= {("_schedule_phases", i, "end_step"): end for i, end in enumerate(ends)}
     style = state["_anneal_func_type"]
-    if "decay_style" in wanted:
-        if wanted["decay_style"] not in STRATEGIES:
+    if "decay_style" in values:
+        if values["decay_style"] not in STRATEGIES:
             raise UsageError("OneCycleLR decays cosine or linear", next="decay_style: cosine")
-        changed["_anneal_func_type",] = style = STRATEGIES[wanted["decay_style"]]
+        changed["_anneal_func_type",] = style = STRATEGIES[values["decay_style"]]
     new = _New([], changed)
     i = next((i for i, end in enumerate(ends) if now <= end), len(ends) - 1)
     start = ends[i - 1] if i else 0.0
     done = (now - start) / (ends[i] - start)
     for group in groups:
-        held = {key: group[key] * factor for key in ("initial_lr", "max_lr", "min_lr")}
-        held["min_lr"] = float(wanted.get("min_lr", held["min_lr"]))
-        first, last = held[phases[i]["start_lr"]], held[phases[i]["end_lr"]]
+        rates = {key: group[key] * factor for key in ("initial_lr", "max_lr", "min_lr")}
+        rates["min_lr"] = float(values.get("min_lr", rates["min_lr"]))
+        first, last = rates[phases[i]["start_lr"]], rates[phases[i]["end_lr"]]
         if style == "cos":
             rate = last + (first - last) / 2.0 * (math.cos(math.pi * done) + 1)
         else:
             rate = (last - first) * done + first
         new.rates.append(rate)
-        new.groups.append({**held, "lr": rate})
+        new.groups.append({**rates, "lr": rate})
     new.state["base_lrs",] = [group["initial_lr"] for group in new.groups]
     new.state["_last_lr",] = new.rates
     return new
@@ -281,8 +281,8 @@ def _groups(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, float]]:
     keys = ("lr", "initial_lr", "max_lr", "min_lr")
     out = []
     for place in mine:
-        found = {key: checkpoint.value(place.file, (*place.path[:-1], key)) for key in keys}
-        out.append({key: float(value) for key, value in found.items() if value is not None})
+        entries = {key: checkpoint.value(place.file, (*place.path[:-1], key)) for key in keys}
+        out.append({key: float(value) for key, value in entries.items() if value is not None})
     state = scheduler.value
     rates = state.get("base_lrs", state.get("_last_lr"))
     if len(rates) != len(out):
@@ -335,16 +335,16 @@ def _same(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def _warnings(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+def _warnings(state: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
     out = []
-    if "position" in wanted and kind(state) == "LambdaLR":
+    if "position" in values and kind(state) == "LambdaLR":
         out.append(
             "what the lambda gives at the new position is in code: the next step keeps the rate "
             "that it has, and the one after it has the lambda's"
         )
-    if wanted.keys() & {"warmup", "decay"}:
+    if values.keys() & {"warmup", "decay"}:
         out.append(f"warmup and decay of {kind(state)} count the scheduler's steps, not samples")
-    if "position" not in wanted and state.get("_step_count", 0) not in (0, state["last_epoch"] + 1):
+    if "position" not in values and state.get("_step_count", 0) not in (0, state["last_epoch"] + 1):
         out.append(
             f"the scheduler has made {state['_step_count']} steps and stands at "
             f"{state['last_epoch']}: it was loaded or moved by hand before"

@@ -46,8 +46,8 @@ def _name(value: Any) -> str | None:
     if isinstance(value, str):
         return value
     arguments = getattr(value, "args", None)
-    found = arguments[0] if isinstance(arguments, (tuple, list)) and arguments else None
-    return found if isinstance(found, str) else None
+    word = arguments[0] if isinstance(arguments, (tuple, list)) and arguments else None
+    return word if isinstance(word, str) else None
 
 
 def _warmup(arguments: Mapping[str, Any], total: int) -> int | None:
