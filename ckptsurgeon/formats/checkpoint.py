@@ -162,7 +162,7 @@ class BaseCheckpoint(ABC):
         """What can't be true together in the shards, a sentence each."""
 
     @abstractmethod
-    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """See `protocol.Checkpoint.reschedule`."""
 
     @abstractmethod
@@ -244,17 +244,17 @@ class BaseCheckpoint(ABC):
         numbers = {(type(p.value), p.value): p for p in places if type(p.value) in (int, float)}
         others = [place for place in places if type(place.value) not in (int, float)]
         for place in (*numbers.values(), *others):  # thousands hold the same number
-            if told := problem(name, place.value):
+            if reason := problem(name, place.value):
                 start = self.archives[place.file].payload(PICKLE)
-                raise DamagedFile(str(place.file), start, f"{PICKLE}: {told}")
+                raise DamagedFile(str(place.file), start, f"{PICKLE}: {reason}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path
     ) -> dict[str, Append | Content]:
         """The new bytes of each shard, from its archive as it is open."""
         return {
-            file: append.render(self.archives[root / file], file, its)
-            for file, its in changes.items()
+            file: append.render(self.archives[root / file], file, edits)
+            for file, edits in changes.items()
         }
 
     def compact(self, root: Path) -> list[tuple[str, Content, int]]:
@@ -323,13 +323,13 @@ def _named(headers: Sequence[StateDict]) -> str:
 
 def _numbers(headers: Sequence[StateDict]) -> tuple[tuple[str, tuple[float, ...]], ...]:
     """The numbers that the groups hold besides what every optimizer has, of each group."""
-    found: dict[str, list[float]] = {}
+    numbers: dict[str, list[float]] = {}
     for each in headers:
         for key in sorted(table.HYPERPARAMETERS & set(each.group)):
             for place in each.group[key]:
                 if isinstance(place.value, (int, float)) and not isinstance(place.value, bool):
-                    found.setdefault(key, []).append(float(place.value))
-    return tuple((key, tuple(values)) for key, values in sorted(found.items()))
+                    numbers.setdefault(key, []).append(float(place.value))
+    return tuple((key, tuple(values)) for key, values in sorted(numbers.items()))
 
 
 def _differing(

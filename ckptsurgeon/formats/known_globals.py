@@ -111,9 +111,9 @@ def unknown(names: Iterable[str], allowed: Collection[str] = ()) -> list[str]:
 def notes(globals: Mapping[str, Iterable[str]]) -> list[str]:
     """One sentence for each shard of `globals` (file → `module.name`s) with an unknown one."""
     return [
-        f"{file} names {_shown(found)}, which no known trainer saves"
+        f"{file} names {_shown(others)}, which no known trainer saves"
         for file, names in globals.items()
-        if (found := unknown(names))
+        if (others := unknown(names))
     ]
 
 
@@ -121,14 +121,14 @@ def refuse_unknown(globals: Mapping[str, Iterable[str]], allowed: Collection[str
     """Raise SurgeryError when a shard of `globals` (file → `module.name`s) names one that is
     unknown: written, it would be handed to the trainer, which imports and calls it."""
     for file, names in globals.items():
-        found = unknown(names, allowed)
-        if found:
+        others = unknown(names, allowed)
+        if others:
             raise SurgeryError(
-                f"{file} names {_shown(found)}, which no known trainer saves; a trainer that "
+                f"{file} names {_shown(others)}, which no known trainer saves; a trainer that "
                 "loads the shard imports it and may call it",
                 next=[
                     "find out where the file comes from; do not load it",
-                    f"--allow-global {found[0]}    if your own trainer saves it",
+                    f"--allow-global {others[0]}    if your own trainer saves it",
                 ],
             )
 

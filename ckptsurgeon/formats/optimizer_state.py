@@ -27,9 +27,11 @@ def groups(
 
 def states(checkpoint: BaseCheckpoint, file: Path, base: tuple[Key, ...]) -> States:
     """The state of each parameter in the state dict that `base` leads to."""
-    held = get(checkpoint.trees[file], base).get("state", {})
+    entries = get(checkpoint.trees[file], base).get("state", {})
     return [
-        ((*base, "state", key), state) for key, state in held.items() if isinstance(state, Mapping)
+        ((*base, "state", key), state)
+        for key, state in entries.items()
+        if isinstance(state, Mapping)
     ]
 
 
@@ -45,9 +47,9 @@ def steps(checkpoint: BaseCheckpoint, file: Path, states: States) -> list[Place]
     """Adam's counter in each state. The largest is the real one: FusedAdam leaves 0 in all but the
     last parameter's."""
     archive = checkpoint.archives[file]
-    held = [((*path, "step"), state["step"]) for path, state in states if "step" in state]
+    counters = [((*path, "step"), state["step"]) for path, state in states if "step" in state]
     with archive.reading():
-        archive.fetch([value for _, value in held if isinstance(value, Tensor)])
-        numbers = [(path, checkpoint.plain(file, value)) for path, value in held]
+        archive.fetch([value for _, value in counters if isinstance(value, Tensor)])
+        numbers = [(path, checkpoint.plain(file, value)) for path, value in counters]
     top = max((value for _, value in numbers), default=None)
     return [Place(file, path, value, value == top) for path, value in numbers]

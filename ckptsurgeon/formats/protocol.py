@@ -174,8 +174,8 @@ class Checkpoint(Protocol):
         exp_avg_sq). Raises SurgeryError where the format does not say."""
         ...
 
-    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """What to write so that the schedule is `wanted` (recipe keys lr, min_lr, warmup, decay,
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """What to write so that the schedule has `values` (recipe keys lr, min_lr, warmup, decay,
         decay_style) from the next step on, and what to warn of.
 
         Raises UsageError for a schedule that can't be, SurgeryError for one that is kept

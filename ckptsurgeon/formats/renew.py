@@ -21,15 +21,15 @@ def renewed(checkpoint: Checkpoint) -> list[Setting]:
     """A new value for every place of every optimizer in `checkpoint`: of its moments, of what else
     it keeps, of its step. Raises SurgeryError for a key that no known optimizer has, and for an
     optimizer of which no edit makes a new one, with the reason."""
-    found = checkpoint.state_dicts()
-    if not any(each.group or each.state or each.beside for each in found):
+    state_dicts = checkpoint.state_dicts()
+    if not any(each.group or each.state or each.beside for each in state_dicts):
         raise SurgeryError(
             f"{checkpoint.path.name} holds no optimizer state",
             next="ckptsurgeon status    a step that was saved with it",
         )
     rest: list[Setting] = []
     whole: list[Place] = []
-    for each in found:
+    for each in state_dicts:
         known = recognise(each)
         if known.refused:
             raise SurgeryError(
@@ -68,16 +68,16 @@ def _zero(value: Any) -> int | float:
     return 0.0 if isinstance(value, float) else 0
 
 
-def _reasons(found: StateDict, known: Entry) -> list[str]:
+def _reasons(state_dict: StateDict, known: Entry) -> list[str]:
     """What only the optimizer itself can make."""
     reasons = []
-    for key, places in found.state.items():
+    for key, places in state_dict.state.items():
         start = known.state.get(key)
         made = any(_is_made(place.value) for place in places)
         if start == ANEW or (made and start != CONSTANT):
             reasons.append(f"{key} ({ROLES[key]}) itself when it begins")
-    switches = found.group.get(known.unless, ()) if known.unless else ()
-    if found.state and any(place.value for place in switches):
+    switches = state_dict.group.get(known.unless, ()) if known.unless else ()
+    if state_dict.state and any(place.value for place in switches):
         reasons.append(f"its state from the first gradient or a constant ({known.unless} is not 0)")
     return reasons
 
@@ -87,9 +87,9 @@ def _is_made(value: Any) -> bool:
     return value is not None and not isinstance(value, (Tensor, bool, int, float))
 
 
-def _in_place(checkpoint: Checkpoint, found: StateDict, known: Entry) -> Iterator[Setting]:
+def _in_place(checkpoint: Checkpoint, state_dict: StateDict, known: Entry) -> Iterator[Setting]:
     """What is kept besides the moments, which `locate` finds with their codes, and the step."""
-    for key, places in found.state.items():
+    for key, places in state_dict.state.items():
         start = known.state.get(key, CONSTANT)
         if start == CONSTANT or key in ALL or key in NUMBERED or key in STEPS:
             continue
@@ -104,15 +104,15 @@ def _in_place(checkpoint: Checkpoint, found: StateDict, known: Entry) -> Iterato
                 yield Setting(key, place, type(place.value)(new))
 
 
-def _counters(found: StateDict, known: Entry) -> Iterator[Setting]:
+def _counters(state_dict: StateDict, known: Entry) -> Iterator[Setting]:
     for key, start in known.counters.items():
-        for place in found.group.get(key, ()):
+        for place in state_dict.group.get(key, ()):
             if start == ABSENT_KEY:
                 yield Setting(key, place, ABSENT)
             elif start == NOTHING:
                 yield Setting(key, place, None)
             elif isinstance(start, str):
-                origins = {other.path[:-1]: other.value for other in found.group[start[1:]]}
+                origins = {other.path[:-1]: other.value for other in state_dict.group[start[1:]]}
                 yield Setting(key, place, origins[place.path[:-1]])
             else:
                 yield Setting(key, place, int(start) if isinstance(place.value, int) else start)

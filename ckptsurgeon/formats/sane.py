@@ -31,34 +31,34 @@ COUNTS = {"consumed_samples", "seed", "iteration", "global_steps", "tokens", "gl
 
 def problem(field: str, value: Any) -> str:
     """What is wrong with `value` as the value of `field`, or the empty string."""
-    wanted = "a value of bounded size"
+    requirement = "a value of bounded size"
     right = is_bounded(value)
     if field in NUMBERS:
-        right, wanted = is_number(value), "a finite number, 0 or more"
+        right, requirement = is_number(value), "a finite number, 0 or more"
     elif field in COUNTS:
-        right, wanted = is_count(value), "a whole number, 0 or more"
+        right, requirement = is_count(value), "a whole number, 0 or more"
     elif field == "betas":
         right = isinstance(value, (list, tuple)) and 2 <= len(value) <= MAX_BETAS
-        right, wanted = right and all(map(is_number, value)), "finite numbers, 0 or more"
+        right, requirement = right and all(map(is_number, value)), "finite numbers, 0 or more"
     elif field in ("lr", "eps"):  # None: the optimizer computes it
         several = field == "eps" and isinstance(value, (list, tuple)) and 0 < len(value) <= 2
         numbers = value if several else [value]
         right = all(item is None or is_number(item) for item in numbers)
-        wanted = "a finite number, 0 or more"
+        requirement = "a finite number, 0 or more"
     elif field == "skip":
         pairs = value if isinstance(value, (list, tuple)) else [] if value is None else [0]
-        right, wanted = all(map(_is_range, pairs)), "a list of pairs of iterations"
+        right, requirement = all(map(_is_range, pairs)), "a list of pairs of iterations"
     elif field == "rewarm":
-        right, wanted = is_window(value), "a re-warm window"
+        right, requirement = is_window(value), "a re-warm window"
     elif field == "ranks":
         right = is_count(value) and 0 < value <= MAX_RANKS
-        wanted = f"a whole number from 1 to {MAX_RANKS}"
-    return "" if right else refusal(field, value, wanted)
+        requirement = f"a whole number from 1 to {MAX_RANKS}"
+    return "" if right else refusal(field, value, requirement)
 
 
-def refusal(field: str, value: Any, wanted: str) -> str:
+def refusal(field: str, value: Any, requirement: str) -> str:
     """The sentence that `value` is not what `field` must be, with as much of it as can be shown."""
-    return f"{field} is {_short(value)}, not {wanted}"
+    return f"{field} is {_short(value)}, not {requirement}"
 
 
 def is_window(value: Any) -> bool:

@@ -25,12 +25,12 @@ class StepFolders(BaseFormat, ABC):
         return bool(self.steps(run))
 
     def _found(self, run: Path) -> dict[int, list[Path]]:
-        found: dict[int, list[Path]] = {}
+        folders: dict[int, list[Path]] = {}
         for name in listed(run):
             match = NUMBERED.fullmatch(name)
             if match and (run / name).is_dir() and self.is_step(run / name):
-                found.setdefault(int(match["number"]), []).append(run / name)
-        return found
+                folders.setdefault(int(match["number"]), []).append(run / name)
+        return folders
 
     def steps(self, run: Path) -> list[int]:
         """The numbers of the folders."""

@@ -58,8 +58,8 @@ class DcpCheckpoint(DcpShards):
         if field in ALL:
             inside = f"{self.prefix}state."
             names = [field, "momentum"] if field == "momentum_buffer" else [field]  # Dion's Muon
-            found = [place for each in names for place in self.moments(each)]
-            return [place for place in found if str(place.path[0]).startswith(inside)]
+            places = [place for each in names for place in self.moments(each)]
+            return [place for place in places if str(place.path[0]).startswith(inside)]
         if field in COUNTERS:
             value, key = COUNTERS[field]
             files = [place for file in self.archives for place in self.at(file, (key,))]
@@ -88,46 +88,46 @@ class DcpCheckpoint(DcpShards):
     def state_dicts(self) -> list[StateDict]:
         """One for all parameters with the same keys, as several optimizers are one flat dict. Of a
         setting, the first parameter's: only what an optimizer counts may differ."""
-        kept = self._states()
-        return [self._state_dict(alike, kept) for alike in self._alike(kept)]
+        states = self._states()
+        return [self._state_dict(alike, states) for alike in self._alike(states)]
 
     def headers(self) -> list[StateDict]:
         """By the names of the values: none of a state is read."""
-        kept = self._states()
-        bare = {owner: dict.fromkeys(held, ()) for owner, held in kept.items()}
-        return [self._state_dict(alike, bare) for alike in self._alike(kept)]
+        states = self._states()
+        bare = {owner: dict.fromkeys(keys, ()) for owner, keys in states.items()}
+        return [self._state_dict(alike, bare) for alike in self._alike(states)]
 
     def _states(self) -> dict[str, dict[str, list[tuple[Key, ...]]]]:
         """Parameter → key → the path of each value."""
-        kept: dict[str, dict[str, list[tuple[Key, ...]]]] = {}
+        states: dict[str, dict[str, list[tuple[Key, ...]]]] = {}
         inside = f"{self.prefix}state."
         for name, items in self.saved.items.items():
             if name.startswith(inside):
                 tensor = items[0].offset is not None
                 paths: list[tuple[Key, ...]] = [(name, i) for i in range(len(items))]
                 owner, _, key = name.removeprefix(inside).rpartition(".")
-                kept.setdefault(owner, {})[key] = paths if tensor else [(name,)]
-        return kept
+                states.setdefault(owner, {})[key] = paths if tensor else [(name,)]
+        return states
 
-    def _alike(self, kept: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    def _alike(self, states: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
         """The parameters, and the groups without a state, by what is kept of them."""
-        keys: dict[str, list[str]] = {owner: list(held) for owner, held in kept.items()}
+        keys: dict[str, list[str]] = {owner: list(own_keys) for owner, own_keys in states.items()}
         for key, names in self._groups.items():
             for name in names:
                 owner = name.removeprefix(f"{self.prefix}param_groups.").removesuffix(f".{key}")
                 keys.setdefault(owner, []).append(f"group {key}")
         out: dict[frozenset[str], list[str]] = {}
-        for owner, held in keys.items():
-            out.setdefault(frozenset(held), []).append(owner)
+        for owner, own_keys in keys.items():
+            out.setdefault(frozenset(own_keys), []).append(owner)
         return list(out.values())
 
     def _state_dict(
-        self, owners: list[str], kept: Mapping[str, Mapping[str, Sequence[tuple[Key, ...]]]]
+        self, owners: list[str], states: Mapping[str, Mapping[str, Sequence[tuple[Key, ...]]]]
     ) -> StateDict:
         values = self.trees[self.saved.path]
         state: dict[str, list[Place]] = {}
         for owner in owners:
-            for key, paths in kept.get(owner, {}).items():
+            for key, paths in states.get(owner, {}).items():
                 places = [Place(self.saved.path, path, get(values, path)) for path in paths]
                 state.setdefault(key, []).extend(places)
         group: dict[str, list[Place]] = {}
@@ -144,20 +144,20 @@ class DcpCheckpoint(DcpShards):
         """Both train without a loss scale."""
         return []
 
-    def reschedule(self, wanted: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """The groups' lr, and the rates that a saved LambdaLR computes from, all by one factor.
 
         Raises SurgeryError for what only the trainer's config decides: all of the schedule with
         OLMo-core, all but lr with torchtitan."""
-        refused = [key for key in wanted if key != "lr" or self.trainer == "olmo-core"]
+        refused = [key for key in values if key != "lr" or self.trainer == "olmo-core"]
         if refused:
-            told = ", ".join(sorted({self.options[key] for key in refused}))
+            flags = ", ".join(sorted({self.options[key] for key in refused}))
             raise SurgeryError(
                 f"{self.trainer} computes the schedule from its own config at every step, so "
                 f"{', '.join(sorted(refused))} has no place in a checkpoint",
-                next=f"relaunch the trainer with {told}",
+                next=f"relaunch the trainer with {flags}",
             )
-        new, peak = float(wanted["lr"]), self._peak()
+        new, peak = float(values["lr"]), self._peak()
         if not peak:
             raise SurgeryError(
                 "the learning rate that was saved is 0, so no factor leads to another",
@@ -167,10 +167,10 @@ class DcpCheckpoint(DcpShards):
         settings += [
             Setting("lr", p, _scaled(p.value, new / peak)) for p in self.locate("initial_lr")
         ]
-        kept = self.scalar("lr_scheduler.base_lrs")
-        for place in (*kept, *self.scalar("lr_scheduler._last_lr")):
+        bases = self.scalar("lr_scheduler.base_lrs")
+        for place in (*bases, *self.scalar("lr_scheduler._last_lr")):
             settings.append(Setting("lr", place, [_scaled(v, new / peak) for v in place.value]))
-        if kept:
+        if bases:
             return settings, []
         return settings, [
             f"this version of {self.trainer} saves no base_lrs: the next step uses the new lr, "

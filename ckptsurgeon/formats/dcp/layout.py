@@ -46,8 +46,8 @@ class Torchtitan(BaseFormat):
     def steps(self, run: Path) -> list[int]:
         """The N of every step's folder, ascending."""
         pattern = re.compile(self.folder_name.format(r"(\d{1,18})"))
-        found = (pattern.fullmatch(item.name) for item in run.iterdir() if item.is_dir())
-        return sorted(int(match[1]) for match in found if match)
+        matches = (pattern.fullmatch(item.name) for item in run.iterdir() if item.is_dir())
+        return sorted(int(match[1]) for match in matches if match)
 
     def directory(self, run: Path, step: int) -> Path:
         """The step's folder."""
@@ -133,19 +133,19 @@ class OlmoCore(Torchtitan):
     def missing(self, run: Path, step: int) -> list[str]:
         """As `.metadata` says, and each rank's file by the world size in the first one's."""
         folder = self.directory(run, step)
-        found = super().missing(run, step)
+        names = super().missing(run, step)
         if not (folder / ".metadata.json").is_file():
-            found.append(".metadata.json")
+            names.append(".metadata.json")
         first = folder / "train" / "rank0.pt"
         if not first.is_file():
-            return [*found, "train/rank0.pt"]
+            return [*names, "train/rank0.pt"]
         archive = opened([first])[first]
         tree = archive.tree()
         size: Any = tree.get("world_size", 1) if isinstance(tree, dict) else None
-        if told := problem("ranks", size):
-            raise DamagedFile(str(first), archive.payload(PICKLE), told)
+        if reason := problem("ranks", size):
+            raise DamagedFile(str(first), archive.payload(PICKLE), reason)
         ranks = (f"train/rank{rank}.pt" for rank in range(size))
-        return [*found, *(name for name in ranks if not (folder / name).is_file())]
+        return [*names, *(name for name in ranks if not (folder / name).is_file())]
 
     def strays(self, run: Path, step: int) -> list[str]:
         """No such name: a step's has nothing around it."""

@@ -44,18 +44,18 @@ class DcpShards(BaseCheckpoint):
 
     def scalar(self, name: str, wins: bool = True) -> list[Place]:
         """The place of a number, kept as a value or as a tensor of one element."""
-        found = self.saved.items.get(name)
-        if found is None:
+        items = self.saved.items.get(name)
+        if items is None:
             return []
-        return self.at(self.saved.path, (name,) if found[0].offset is None else (name, 0), wins)
+        return self.at(self.saved.path, (name,) if items[0].offset is None else (name, 0), wins)
 
     def moments(self, name: str) -> list[Place]:
         """Every chunk of every tensor with `name` in its own."""
         return [
             place
-            for fqn, found in self.saved.items.items()
-            if found[0].offset is not None and name in fqn.split(".")
-            for chunk in range(len(found))
+            for fqn, items in self.saved.items.items()
+            if items[0].offset is not None and name in fqn.split(".")
+            for chunk in range(len(items))
             for place in self.at(self.saved.path, (fqn, chunk))
         ]
 
@@ -92,10 +92,10 @@ class DcpShards(BaseCheckpoint):
         """As `BaseCheckpoint` does, with the file and the name that `.metadata` has for a value."""
         super().check(name, [place for place in places if place.file != self.saved.path], problem)
         for place in (place for place in places if place.file == self.saved.path):
-            if told := problem(name, place.value):
+            if reason := problem(name, place.value):
                 item = self.saved.of(place.path)
                 where = str(self.saved.folder / item.file)
-                raise DamagedFile(where, item.start, f"{place.path[0]}: {told}")
+                raise DamagedFile(where, item.start, f"{place.path[0]}: {reason}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path
@@ -103,7 +103,7 @@ class DcpShards(BaseCheckpoint):
         """All values in one new file, and `.metadata`; the torch files beside them as ever."""
         metadata = self.saved.path.relative_to(root).as_posix()
         mine = changes.get(metadata, ())
-        rest = {file: its for file, its in changes.items() if file != metadata}
+        rest = {file: edits for file, edits in changes.items() if file != metadata}
         out: dict[str, Append | Content] = {}
         if mine:
             base = self.saved.folder.relative_to(root).as_posix()
@@ -114,8 +114,8 @@ class DcpShards(BaseCheckpoint):
     def blobs(self) -> list[Blob]:
         """Each item's bytes once: equal zeros are shared."""
         out: dict[tuple[str, int], Blob] = {}
-        for name, found in self.saved.items.items():
-            for item in found:
+        for name, items in self.saved.items.items():
+            for item in items:
                 what = None if ".bucket_idx_" in name else kind(name)
                 blob = Blob(self.saved.folder / item.file, item.start, item.length, what)
                 if not item.transforms:
@@ -126,10 +126,10 @@ class DcpShards(BaseCheckpoint):
         """By file, every `module.name` that a load imports; tensors are loaded as such only."""
         files = {path: self.archives[path].globals() for path in self.archives}
         files[self.saved.path] = self.saved.globals
-        for found in self.saved.items.values():
-            if found[0].offset is None:
-                path = self.saved.folder / found[0].file
-                names = self.saved.archive(found[0]).globals()
+        for items in self.saved.items.values():
+            if items[0].offset is None:
+                path = self.saved.folder / items[0].file
+                names = self.saved.archive(items[0]).globals()
                 files[path] = files.get(path, frozenset()) | names
         return {f"{path.parent.name}/{path.name}": names for path, names in files.items()}
 
@@ -163,7 +163,7 @@ def _ends(folder: Path, identity: tuple[int, ...]) -> tuple[tuple[str, int], ...
     """How far the values reach in each file: `.metadata` is parsed once while it is the same, as
     every command asks for every step."""
     ends: dict[str, int] = {}
-    for found in Saved.open(folder).items.values():
-        for item in found:
+    for items in Saved.open(folder).items.values():
+        for item in items:
             ends[item.file] = max(ends.get(item.file, 0), item.start + item.length)
     return tuple(sorted(ends.items()))

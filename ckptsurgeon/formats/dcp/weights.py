@@ -30,11 +30,11 @@ class Chunk(NamedTuple):
 def weights(saved: Saved) -> Iterator[Weight]:
     """Every weight, in the order of `.metadata`. Raises SurgeryError for chunks that are cut along
     more than two axes, or do not cover their tensor."""
-    for name, found in saved.items.items():
-        if found[0].offset is None or STATE.match(name):
+    for name, items in saved.items.items():
+        if items[0].offset is None or STATE.match(name):
             continue
         chunks, dtype = [], ""
-        for item in found:
+        for item in items:
             archive = saved.archive(item)
             tensor = archive.tree()
             if not isinstance(tensor, Tensor) or tensor.stride != _steps(tensor.size):

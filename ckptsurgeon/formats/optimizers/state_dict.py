@@ -19,11 +19,11 @@ NESTED = "__bnb_optimizer_quant_state__"
 
 
 def by_key(
-    file: Path, held: Iterable[tuple[tuple[Key, ...], Mapping[Any, Any]]], wins: bool = True
+    file: Path, dicts: Iterable[tuple[tuple[Key, ...], Mapping[Any, Any]]], wins: bool = True
 ) -> dict[str, list[Place]]:
     """The places in several dicts by key."""
     out: dict[str, list[Place]] = {}
-    for path, values in held:
+    for path, values in dicts:
         for key, value in values.items():
             if key == NESTED and isinstance(value, Mapping):
                 inner = by_key(file, [((*path, NESTED), value)], wins)
@@ -35,12 +35,12 @@ def by_key(
 
 
 def state_dict(
-    file: Path, base: tuple[Key, ...], held: Mapping[Any, Any], *, loose: bool = False
+    file: Path, base: tuple[Key, ...], tree: Mapping[Any, Any], *, loose: bool = False
 ) -> StateDict:
-    """What torch's `optimizer.state_dict()` returned, with `held` under `base`. `loose` is whether
+    """What torch's `optimizer.state_dict()` returned, with `tree` under `base`. `loose` is whether
     its loader does without the state of a parameter. An entry of the states that is of no
     parameter counts as a key of its own."""
-    states = held.get("state") or {}
+    states = tree.get("state") or {}
     of_parameters = [
         ((*base, "state", key), state)
         for key, state in states.items()
@@ -50,9 +50,9 @@ def state_dict(
     state = by_key(file, of_parameters)
     for key, places in by_key(file, [((*base, "state"), others)]).items():
         state.setdefault(key, []).extend(places)
-    groups = enumerate(held.get("param_groups") or ())
+    groups = enumerate(tree.get("param_groups") or ())
     group = by_key(file, [((*base, "param_groups", i), values) for i, values in groups])
     numbered = all(isinstance(key, int) or key in others for key in states)
     whole = [Place(file, (*base, "state", key), value) for key, value in states.items()]
-    beside = tuple(str(key) for key in held if key not in BESIDE)
+    beside = tuple(str(key) for key in tree if key not in BESIDE)
     return StateDict(file, state, group, tuple(whole) if loose and numbered else (), beside)

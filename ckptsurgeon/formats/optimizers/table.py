@@ -53,34 +53,34 @@ HYPERPARAMETERS = frozenset(
 """What `set` knows by the names of the param groups, besides those that every optimizer has."""
 
 
-def recognise(found: StateDict) -> Entry:
+def recognise(state_dict: StateDict) -> Entry:
     """The optimizer that has just these keys. Raises SurgeryError for keys that none has, and for
     keys that are those of several which begin differently."""
-    state, group = frozenset(found.state) - STEPS, _settings(found)
+    state, group = frozenset(state_dict.state) - STEPS, _settings(state_dict)
     best = _best(state, group)
-    if not best or found.beside:
-        raise unknown(found)
+    if not best or state_dict.beside:
+        raise unknown(state_dict)
     if not state and not group & COUNTED:  # nothing to begin anew, whichever it is
         return next((item for item in best if not item.refused), best[0])
     if len({_starts(item, state, group) for item in best}) > 1:
         names = " or ".join(dict.fromkeys(item.name for item in best))
         raise SurgeryError(
-            f"{found.file.name}: the optimizer is {names}, which keep the same keys "
+            f"{state_dict.file.name}: the optimizer is {names}, which keep the same keys "
             f"({', '.join(sorted(state))}) and begin with different values",
             next="start the trainer without its saved optimizer state",
         )
     return best[0]
 
 
-def name(found: StateDict) -> str:
+def name(state_dict: StateDict) -> str:
     """What the optimizer is called; of several with the same keys, all of them."""
-    state, group = frozenset(found.state) - STEPS, _settings(found)
+    state, group = frozenset(state_dict.state) - STEPS, _settings(state_dict)
     best = _best(state, group)
-    if not best or found.beside or not (state or group):
+    if not best or state_dict.beside or not (state or group):
         return ""
     names = dict.fromkeys(item.name for item in best)
     if {"Adam", "AdamW"} <= set(names):
-        decoupled = {place.value for place in found.group.get("decoupled_weight_decay", ())}
+        decoupled = {place.value for place in state_dict.group.get("decoupled_weight_decay", ())}
         if len(decoupled) == 1:
             del names["Adam" if decoupled == {True} else "AdamW"]
     first, *others = names
@@ -99,29 +99,33 @@ def _best(state: frozenset[str], group: frozenset[str]) -> tuple[Entry, ...]:
     return tuple(item for item in fits if _missing(item, state, group) == fewest)
 
 
-def unknown(found: StateDict) -> SurgeryError:
-    """The error that names each key of `found` that no entry explains, and how many there are."""
+def unknown(state_dict: StateDict) -> SurgeryError:
+    """The error that names each key that no entry explains, and how many there are."""
     every = {key for item in ENTRIES for key in item.state} | STEPS
     settings = {key for item in ENTRIES for key in _group(item)}
-    told = [f"{key} (of {len(found.state[key])})" for key in sorted(set(found.state) - every)]
-    told += [f"{key} (in param groups)" for key in sorted(_settings(found) - settings)]
-    told += [f"{key} (beside the states)" for key in found.beside]
-    if not told:
-        keys = sorted(set(found.state) - STEPS)
-        told = [f"{', '.join(keys)} with {', '.join(sorted(_settings(found))) or 'no settings'}"]
+    parts = [
+        f"{key} (of {len(state_dict.state[key])})" for key in sorted(set(state_dict.state) - every)
+    ]
+    parts += [f"{key} (in param groups)" for key in sorted(_settings(state_dict) - settings)]
+    parts += [f"{key} (beside the states)" for key in state_dict.beside]
+    if not parts:
+        keys = sorted(set(state_dict.state) - STEPS)
+        parts = [
+            f"{', '.join(keys)} with {', '.join(sorted(_settings(state_dict))) or 'no settings'}"
+        ]
     return SurgeryError(
-        f"{found.file.name}: no known optimizer keeps {'; '.join(told)}, so what a new one begins "
-        "with is not known",
+        f"{state_dict.file.name}: no known optimizer keeps {'; '.join(parts)}, "
+        "so what a new one begins with is not known",
         next="start the trainer without its saved optimizer state, or name the optimizer in an "
         "issue: docs/optimizers.md has those that are known",
     )
 
 
-def _settings(found: StateDict) -> frozenset[str]:
+def _settings(state_dict: StateDict) -> frozenset[str]:
     """The keys of the groups that tell optimizers apart; a text is a label that someone gave."""
     return frozenset(
         key
-        for key, places in found.group.items()
+        for key, places in state_dict.group.items()
         if key not in COMMON and not all(isinstance(place.value, str) for place in places)
     )
 
@@ -139,6 +143,6 @@ def _missing(item: Entry, state: frozenset[str], group: frozenset[str]) -> tuple
 
 
 def _starts(item: Entry, state: frozenset[str], group: frozenset[str]) -> tuple[object, ...]:
-    kept = [(key, item.state.get(key, "")) for key in sorted(state)]
+    starts = [(key, item.state.get(key, "")) for key in sorted(state)]
     counted = [(key, item.counters.get(key, "")) for key in sorted(group)]
-    return (*kept, *counted, item.unless, item.refused)
+    return (*starts, *counted, item.unless, item.refused)
