@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern
 from ckptsurgeon.run.run import Run
 
@@ -73,30 +73,20 @@ class GroupSettings(Section):
         return [f"set {pairs} ({self.params})"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
-        changes: dict[tuple[str, Any], AnyChange] = {}
+        setter = PlaceChanges(run)
         for key, value in self.given().items():
             name, index = PLURAL.get(key, (key, None))
             for place in _matching(checkpoint, name, self.params):
                 for spot, new in _new(checkpoint, name, place, value):
-                    file = run.relative(spot.file)
-                    earlier = changes.get((file, spot.path))
-                    if index is not None:
-                        present = earlier.new if isinstance(earlier, Change) else spot.value
-                        new = _nth(present, index, value)
-                    changes[(file, spot.path)] = Change(file, name, spot.value, new, spot.path)
-        return list(changes.values()), []
+                    if index is None:
+                        setter.put(name, spot, new)
+                    else:
+                        setter.put_nth(name, spot, index, value)
+        return list(setter.changes.values()), []
 
 
 def _name(key: str) -> str:
     return PLURAL.get(key, (key, None))[0]
-
-
-def _nth(values: Any, index: int, value: float) -> Any:
-    numbers = list(values)
-    if index >= len(numbers):
-        raise SurgeryError(f"the optimizer has {len(numbers)} betas", next=f"drop beta{index + 1}")
-    numbers[index] = value
-    return type(values)(numbers)
 
 
 def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:

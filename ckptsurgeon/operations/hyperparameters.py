@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, Place, State
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.operations.counters import COUNTERS, counter_changes
+from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section, unknown_value
 from ckptsurgeon.run.run import Run
 
@@ -171,25 +171,13 @@ def _short(value: object) -> str:
     return short if not isinstance(value, float) or float(short) == value else repr(value)
 
 
-class _Setter:
-    """The changes so far; a later one to the same place replaces the earlier (beta1, beta2)."""
+class _Setter(PlaceChanges):
+    """The changes and warnings of `set`, one method for each kind of key."""
 
     def __init__(self, run: Run, checkpoint: Checkpoint) -> None:
-        self.run = run
+        super().__init__(run)
         self.checkpoint = checkpoint
-        self.changes: dict[tuple[Any, ...], AnyChange] = {}
         self.warnings: list[str] = []
-
-    def put(self, field: str, place: Place, new: Any) -> None:
-        """Keeps the place's type: an int field stays an int where the value is whole."""
-        if isinstance(place.value, int) and isinstance(new, float) and new.is_integer():
-            new = int(new)
-        file = self.run.relative(place.file)
-        change = Change(file, field, place.value, new, place.path)
-        earlier = self.changes.get((file, place.path))
-        if isinstance(earlier, Change):
-            change = Change(file, earlier.field, earlier.old, new, place.path)
-        self.changes[(file, place.path)] = change
 
     def schedule(self, values: dict[str, Any]) -> None:
         """lr, min_lr, warmup, decay, decay_style, position, as the format keeps them."""
@@ -264,13 +252,6 @@ class _Setter:
                 f"the param groups of {promise.optimizer or 'the optimizer'} hold no {key}",
                 next=f"what they hold: {names}" if names else f"drop {key}",
             )
-
-    def put_nth(self, field: str, place: Place, index: int, value: float) -> None:
-        """One of several numbers in one place; those that are to change already do."""
-        known = self.changes.get((self.run.relative(place.file), place.path))
-        numbers = list(known.new if isinstance(known, Change) else place.value)  # type: ignore[arg-type]
-        numbers[index] = value
-        self.put(field, place, type(place.value)(numbers))
 
     def flagged(self, key: str, value: float) -> None:
         places = self.checkpoint.locate(key)

@@ -1,0 +1,41 @@
+"""The changes of one section by the place that they edit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptsurgeon.edits import AnyChange, Change
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import Place
+from ckptsurgeon.run.run import Run
+
+
+class PlaceChanges:
+    """The changes so far; a later one to the same place replaces the earlier (beta1, beta2)."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.changes: dict[tuple[Any, ...], AnyChange] = {}
+
+    def put(self, field: str, place: Place, new: Any) -> None:
+        """Keeps the place's type: an int field stays an int where the value is whole."""
+        if isinstance(place.value, int) and isinstance(new, float) and new.is_integer():
+            new = int(new)
+        file = self.run.relative(place.file)
+        change = Change(file, field, place.value, new, place.path)
+        earlier = self.changes.get((file, place.path))
+        if isinstance(earlier, Change):
+            change = Change(file, earlier.field, earlier.old, new, place.path)
+        self.changes[(file, place.path)] = change
+
+    def put_nth(self, field: str, place: Place, index: int, value: float) -> None:
+        """One of several numbers in one place; those that are to change already do."""
+        known = self.changes.get((self.run.relative(place.file), place.path))
+        numbers: Any = known.new if isinstance(known, Change) else place.value
+        if index >= len(numbers):
+            raise SurgeryError(
+                f"the optimizer has {len(numbers)} {field}", next=f"drop beta{index + 1}"
+            )
+        new = list(numbers)
+        new[index] = value
+        self.put(field, place, type(place.value)(new))
