@@ -40,6 +40,10 @@ class BaseFormat:
         """No file but those of `pointers` names a step."""
         return []
 
+    def log_folders(self, run: Path) -> Sequence[str]:
+        """The run itself, at any depth."""
+        return (".",)
+
     def hazards(self, run: Path) -> list[Hazard]:
         """No such thing is known of most trainers."""
         return []

@@ -288,6 +288,10 @@ class Format(Protocol):
         `step`, with what to leave out of the relaunch."""
         ...
 
+    def log_folders(self, run: Path) -> Sequence[str]:
+        """Where event files are looked for, from the run, if its settings do not say."""
+        ...
+
     def hazards(self, run: Path) -> list[Hazard]:
         """What leads a relaunch astray although every file is sound."""
         ...

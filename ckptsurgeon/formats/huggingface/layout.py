@@ -90,7 +90,7 @@ class _Saved(StepFolders):
             trees=trees,
             archives=archives,
             optimizers=tuple((path, inside) for path in optimizers),
-            schedulers=tuple(schedulers),
+            schedulers=tuple((path, inside) for path in schedulers),
             scales=tuple((path, ("scale",)) for path in scalers),
             family=self.name,
         )

@@ -150,7 +150,7 @@ class Nanotron(StepFolders):
             trees=trees,
             archives=archives,
             optimizers=tuple((path, ()) for path in shards if path in archives),
-            schedulers=tuple(path for path in schedulers if path in archives),
+            schedulers=tuple((path, ()) for path in schedulers if path in archives),
             family="nanotron",
             ranks=(max(len(shards), 1), 1),
         )
