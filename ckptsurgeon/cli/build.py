@@ -62,9 +62,9 @@ def build(row: Command) -> Any:
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """`function` as Typer wants it: a parameter of a class above becomes the options in that class.
 
-    A STEP may be typed by the name of its folder, or as `latest`; `function` gets its number. Ctrl-C
-    inside `function` becomes Cancelled, what the disk refuses a SurgeryError, and an error's
-    commands get the -C that they need."""
+    A STEP may be the name of its folder, or `latest`; `function` gets its number. Ctrl-C inside
+    `function` becomes Cancelled, what the disk refuses a SurgeryError, and an error's commands get
+    the -C that they need."""
     hints = get_type_hints(function, include_extras=True)
     steps = [name for name, hint in hints.items() if _is_step(hint)]
     hints |= {name: _typed(hints[name]) for name in steps}
