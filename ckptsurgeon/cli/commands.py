@@ -72,6 +72,10 @@ AFTER = (
     ),
     Command("fork", "fork:fork", "Make a new run from one step, in a directory of its own.", EDITS),
     Command("export", "export:export", "Write the weights of one step as safetensors.", WRITES),
+    Command(
+        "check-format", "check_format:check_format",
+        "Try a description of a trainer on a copy of its latest step.", (*LOOKS, 4, 130),
+    ),
     Command("compact", "attic:compact", "Rewrite edited shards without dead bytes.", EDITS),
     Command("shrink", "attic:shrink", "Rewrite shards that were saved with unused bytes.", EDITS),
     Command("prune", "attic:prune", "Delete what past surgeries keep in the attic.", WRITES),

@@ -42,7 +42,7 @@ def detect(run: Path) -> Format | None:
         names = " and ".join(page.name for page in found)
         raise UsageError(
             f"{run} looks like a run of {names}",
-            next=[f"ckptsurgeon --format {page.name} status" for page in found],
+            next=[f"ckptsurgeon status --format {page.name}" for page in found],
         )
     return found[0] if found else None
 

@@ -44,6 +44,10 @@ class BaseFormat:
         """The run itself, at any depth."""
         return (".",)
 
+    def idle_paths(self, run: Path, step: int) -> list[str]:
+        """No page describes it."""
+        return []
+
     def hazards(self, run: Path) -> list[Hazard]:
         """No such thing is known of most trainers."""
         return []

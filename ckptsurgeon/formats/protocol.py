@@ -292,6 +292,10 @@ class Format(Protocol):
         """Where event files are looked for, from the run, if its settings do not say."""
         ...
 
+    def idle_paths(self, run: Path, step: int) -> list[str]:
+        """Key paths of the page that describes the format which lead nowhere in this step."""
+        ...
+
     def hazards(self, run: Path) -> list[Hazard]:
         """What leads a relaunch astray although every file is sound."""
         ...

@@ -54,12 +54,12 @@ class Run:
             found = _recognized(folder, given) if given else detect(folder)
             if found is not None:
                 return cls(folder, found, settings)
-            if (folder / HOME / "receipts").is_dir():
+            if not format and (folder / HOME / "receipts").is_dir():
                 return cls(folder, Logs(), {})
         if format:
             raise UsageError(
-                f"no file of the format {format} in {here} or above",
-                next="ckptsurgeon check-format FORMAT    says which files its patterns match",
+                f"no file in {here} or above matches {format}",
+                next="--format FORMAT    with paths from the run's folder",
             )
         below = _below(here)
         raise UsageError(

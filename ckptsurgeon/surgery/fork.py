@@ -10,7 +10,7 @@ import contextlib
 import errno
 import shlex
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsurgeon import disk, surgery
@@ -67,7 +67,7 @@ def fork(
     disk.make_directory(partial)
     try:
         files = _fill(run, step, partial, how)
-        branch = Run.open(partial)
+        branch = replace(run, root=partial)
         receipt = None
         if to_data(recipe):
             plan = surgery.plan(branch, recipe, allow_globals=allow_globals)
@@ -75,7 +75,7 @@ def fork(
         disk.rename(partial, folder)
     except BaseException:
         with contextlib.suppress(OSError):
-            _remove(partial)
+            remove(partial)
         raise
     disk.fsync_directory(folder.parent)
     return Fork(folder, step, len(files), sum(path.stat().st_size for path in files), receipt)
@@ -138,7 +138,8 @@ def _share(source: Path, target: Path, how: str) -> None:
     disk.set_times(target, source.stat().st_mtime_ns)
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
+    """Remove a branch with all that is in it."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
             disk.remove_directory(path)

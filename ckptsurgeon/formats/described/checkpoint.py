@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
@@ -101,8 +102,18 @@ def expanded(tree: Any, path: KeyPath) -> Iterator[KeyPath]:
                 inner = expanded(tree[each], path[depth + 1 :])
                 yield from ((*path[:depth], each, *rest) for rest in inner)
             return
-        try:
-            tree = get(tree, (key,))
-        except KeyError:
+        keys = (key, int(key)) if isinstance(key, str) and key.isdecimal() else (key,)
+        here = next((each for each in keys if _has(tree, each)), None)
+        if here is None:
             return
+        path = (*path[:depth], here, *path[depth + 1 :])
+        tree = get(tree, (here,))
     yield path
+
+
+def _has(tree: Any, key: Key) -> bool:
+    try:
+        get(tree, (key,))
+    except KeyError:
+        return False
+    return True

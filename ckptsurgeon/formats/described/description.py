@@ -35,10 +35,12 @@ class FilePattern:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_parts", [re.compile(_regex(p)) for p in self.text.split("/")])
 
-    @property
-    def in_folder(self) -> bool:
-        """Whether a step is a folder: the first name on the path."""
-        return "/" in self.text
+    def entry(self, run: Path, file: Path) -> Path:
+        """What is the step and nothing else: the first folder on the way to `file` whose name has
+        {step}, or the file."""
+        names = self.text.split("/")
+        depth = next((i for i, name in enumerate(names) if "{step}" in name), len(names) - 1)
+        return run.joinpath(*file.relative_to(run).parts[: depth + 1])
 
     def matches(self, run: Path) -> list[tuple[Path, dict[str, int]]]:
         """Each file of this pattern below `run` with the numbers in its path, ascending by path."""
@@ -71,6 +73,11 @@ class Content:
     weights: tuple[KeyPath, ...] = ()
     fields: Mapping[str, tuple[KeyPath, ...]] = field(default_factory=dict)
     optional: bool = False
+
+    def paths(self) -> list[KeyPath]:
+        """All that lead to something that is edited or read."""
+        counters = [path for paths in self.fields.values() for path in paths]
+        return [*self.optimizers, *self.schedulers, *self.scalers, *self.weights, *counters]
 
 
 @dataclass(frozen=True)

@@ -112,15 +112,12 @@ class Described(BaseFormat):
 
     def directory(self, run: Path, step: int) -> Path:
         """The folder of the step, or the run where steps are files."""
-        shards = self._shards(run, step)
-        if not shards or not shards[0][1].in_folder:
-            return run
-        return run / shards[0][0].relative_to(run).parts[0]
+        entries = self.entries(run, step)
+        return entries[0] if entries and entries[0].is_dir() else run
 
     def entries(self, run: Path, step: int) -> list[Path]:
         """The folder, or the files but for copies that a restart loads."""
-        paths = {run / p.relative_to(run).parts[0] for p, _, _ in self._found(run).get(step, [])}
-        return sorted(paths)
+        return sorted({each.entry(run, p) for p, each, _ in self._found(run).get(step, [])})
 
     def files(self, run: Path, step: int) -> list[Path]:
         """The shards, what lies beside them in a folder, and the copies of the step."""
@@ -160,12 +157,16 @@ class Described(BaseFormat):
     # --- what a restart loads --------------------------------------------------------------------
 
     def pointer_files(self, run: Path) -> list[Path]:
-        """The text file that names a step, and the copies."""
+        """The text file that names a step, and of each kind of copy the newest."""
         named = [run / self.description.pointer[0]] if self.description.pointer else []
-        return [*named, *(path for path, _ in self._copies(run))]
+        return [
+            *named,
+            *(path for pattern in self.description.last for path in _newest(pattern, run)),
+        ]
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
-        """The text, and each copy with the shard of its rank that it must be a copy of."""
+        """The text, and every copy with the shard of its rank that it must be a copy of: whichever
+        a restart picks, it is this step."""
         out: dict[Path, str | Path] = {}
         if self.description.pointer:
             file, template = self.description.pointer
@@ -211,13 +212,25 @@ class Described(BaseFormat):
         named = self.description.logs.get(run.name)
         return (".",) if named is None else (named,)
 
+    def idle_paths(self, run: Path, step: int) -> list[str]:
+        """Of each file pattern, by dots."""
+        contents = self.description.files
+        trees, _ = read_shards(path for path, _, _ in self._shards(run, step))
+        idle = []
+        for pattern, content in contents.items():
+            mine = [trees[path] for path, each, _ in self._shards(run, step) if each == pattern]
+            for path in content.paths():
+                if not any(list(expanded(tree, path)) for tree in mine):
+                    idle.append(f"{pattern.text}: {'.'.join(map(str, path)) or 'all of it'}")
+        return idle
+
     # --- advice ----------------------------------------------------------------------------------
 
     def advise(self, key: str, value: object) -> str:
         """The sentence of the page; without one, where to write it."""
         template = self.description.options.get(key)
         if template is None:
-            return f"set it where the trainer is started ({self.name}.yaml names no option for it)"
+            return f"set it where the trainer is started; options.{key} of the page is empty"
         return template.replace("{value}", str(value))
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
@@ -241,6 +254,8 @@ class Described(BaseFormat):
             key: tuple(_located(trees, inside, key))
             for key in ("optimizers", "schedulers", "scalers", "weights")
         }
+        if not any(located.values()):
+            raise _leads_nowhere(inside)
         fields = {name for content in inside.values() for name in content.fields}
         ranks = {n["rank"] for _, _, n in self._shards(run, step) if "rank" in n}
         path = self.directory(run, step)
@@ -258,6 +273,27 @@ class Described(BaseFormat):
             weights_at=located["weights"],
             counters={name: tuple(_counters(trees, inside, name)) for name in fields},
         )
+
+
+def _newest(pattern: FilePattern, run: Path) -> list[Path]:
+    """Of the files of one pattern the newest by its time, for each rank: what a restart picks. A
+    link has the time of what it leads to."""
+    newest: dict[int | None, Path] = {}
+    for path, numbers in pattern.matches(run):
+        rank = numbers.get("rank")
+        best = newest.get(rank)
+        if path.exists() and (best is None or path.stat().st_mtime_ns >= best.stat().st_mtime_ns):
+            newest[rank] = path
+    return list(newest.values())
+
+
+def _leads_nowhere(inside: Mapping[Path, Content]) -> SurgeryError:
+    file, content = next(iter(inside.items()))
+    named = [".".join(map(str, path)) for path in content.paths()]
+    return SurgeryError(
+        f"{file.name} holds nothing that the description names: {', '.join(named)}",
+        next="--format FORMAT    with the key paths of this file",
+    )
 
 
 def _end(path: Path) -> tuple[int, bytes] | None:
