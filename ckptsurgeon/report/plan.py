@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -77,41 +78,53 @@ def _notes(plan: Plan, style: Style) -> list[str]:
 
 
 def changes(items: Sequence[AnyChange], *, back: bool = False) -> list[Row]:
-    """Rows of changes; equal changes of one field are one row, which counts its places.
+    """Rows of changes; equal changes of one field are one row, which counts its places, and so are
+    equal changes of many parameters.
 
     With `back`, the rows of taking them back."""
-    rows: list[Row] = []
-    for field in dict.fromkeys(item.field for item in items):
-        mine = [item for item in items if item.field == field]
-        rows += _changed(field, [item for item in mine if isinstance(item, Change)], back)
+    rows = []
+    labels = _labels(items)
+    for label in dict.fromkeys(labels):
+        mine = [item for item, own in zip(items, labels, strict=True) if own == label]
+        rows += _changed(label, [item for item in mine if isinstance(item, Change)], back)
         files = [item for item in mine if not isinstance(item, Change)]
-        if field == "checkpoint":
+        if label == "checkpoint":
             rows += _asides([item.file for item in files], back)
         elif files:
-            rows += _rewritten(field, files, back)
+            rows += _rewritten(label, files, back)
     return rows
 
 
-def _changed(field: str, items: Sequence[Change], back: bool) -> list[Row]:
+def _labels(items: Sequence[AnyChange]) -> list[str]:
+    """The field of each change, without its parameter where there are many of its kind."""
+    kinds = {item.field: item.field.partition(" of ")[0] for item in items}
+    many = {kind for kind, number in Counter(kinds.values()).items() if number > MANY}
+    return [kinds[item.field] if kinds[item.field] in many else item.field for item in items]
+
+
+def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
     groups: dict[tuple[str, str, str], list[Change]] = {}
     for item in items:
-        place = str(item.path[-1]) if item.path else item.file
-        groups.setdefault((place, repr(item.old), repr(item.new)), []).append(item)
-    several = len({place for place, _, _ in groups}) > 1
+        # A key of torch.distributed.checkpoint has the whole way in it, and the parameter's name.
+        name = str(item.path[-1]).rpartition(".")[2] if item.path else PurePosixPath(item.file).name
+        groups.setdefault((name, repr(item.old), repr(item.new)), []).append(item)
+    several = len({name for name, _, _ in groups}) > 1
     rows = []
-    for (place, _, _), group in groups.items():
+    for (name, _, _), group in groups.items():
         ends = (group[0].old, group[0].new)
         old, new = reversed(ends) if back else ends
-        sign, text = "~", arrow(field, old, new)
+        sign, text = "~", arrow(label, old, new)
         if old in (None, ABSENT, [], (), ""):
-            sign, text = "+", value(field, new)
+            sign, text = "+", value(label, new)
+        files = len({item.file for item in group})
         if group[0].path:
-            shards = len({item.file for item in group})
-            note = f"{count(len(group), 'place')} in {count(shards, 'shard')}"
-            note += f" ({clean(place)})" if several else ""
+            note = f"{count(len(group), 'place')} in {count(files, 'shard')}"
+            note += f" ({clean(name)})" if several else ""
+        elif files > 1:
+            note = f"{count(files, 'file')} called {clean(name)}"
         else:
-            note = "" if place == field else clean(place)
-        rows.append(Row(field, text, note, sign))
+            note = "" if group[0].file == label else clean(group[0].file)
+        rows.append(Row(label, text, note, sign))
     return rows
 
 

@@ -88,7 +88,12 @@ def value(field: str, item: Any) -> str:
     if field == "rewarm" and isinstance(item, (list, tuple)) and len(item) == 3:
         return clean(f"{item[0]} to sample {item[2]}, from {item[1]}")
     if isinstance(item, (list, tuple)):
-        return ", ".join(value(field, inner) for inner in item) or "none"
+        texts = [value(field, inner) for inner in item]
+        if len(texts) > MANY and len(set(texts)) == 1:
+            return f"{texts[0]}  (all {len(texts)})"
+        if len(texts) > MANY:
+            return f"{', '.join(texts[:3])} … {texts[-1]}  ({len(texts)})"
+        return ", ".join(texts) or "none"
     if isinstance(item, float):
         return f"{item:.3e}" if field in RATES else number(item)
     text = clean(str(item))
