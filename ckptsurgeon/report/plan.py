@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -34,6 +33,7 @@ from ckptsurgeon.report.style import (
     arrow,
     clean,
     count,
+    hanging,
     names,
     packed,
     size,
@@ -54,27 +54,24 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> 
         why = f"{clean(name)} is already as asked ({plan.title})"
         if plan.title == "nothing":
             why = "the recipe asks for nothing"
-        return "\n".join([f"nothing to do: {why}", *_notes(plan, style)])
+        return "\n".join([*hanging("nothing to do: ", why, style), *_notes(plan, style)])
     rows = changes(plan.changes)
-    head = f"{clean(name)}   {clean(plan.title)}"
+    head = hanging(f"{clean(name)}   ", clean(plan.title), style)
     if undone is not None:
-        head = f"receipt {undone.id}   {undone.title}   by {undone.user}, {undone.when}"
+        about = f"{clean(undone.title)}   by {clean(undone.user)}, {undone.when}"
+        head = hanging(f"receipt {undone.id}   ", about, style)
         rows = [*changes(undone.changes, back=True), *rows]
     label = f"  step {plan.promise.step} will use   " if plan.promise else "  cost   "
-    lines = [head, "", *table(rows, style), ""]
+    lines = [*head, "", *table(rows, style), ""]
     if plan.promise is not None:
         lines += packed(label, promise(plan.promise), style)
     undo = "" if plan.undoes else ", undo kept"
-    lines.append(f"{'  cost':<{len(label)}}{cost(plan.edits)}{undo}")
+    lines += hanging(f"{'  cost':<{len(label)}}", f"{cost(plan.edits)}{undo}", style)
     return "\n".join([*lines, *_notes(plan, style)])
 
 
 def _notes(plan: Plan, style: Style) -> list[str]:
-    wrapped = (
-        textwrap.wrap(clean(text), style.width - 8, break_on_hyphens=False)
-        for text in plan.warnings
-    )
-    return [f"{'        ' if i else '  note  '}{line}" for w in wrapped for i, line in enumerate(w)]
+    return [line for text in plan.warnings for line in hanging("  note  ", clean(text), style)]
 
 
 def changes(items: Sequence[AnyChange], *, back: bool = False) -> list[Row]:
@@ -134,33 +131,47 @@ def _asides(files: Sequence[str], back: bool) -> list[Row]:
     return [Row("checkpoints", names(short), where, "<" if back else ">")] if short else []
 
 
-def _rewritten(field: str, items: Sequence[AnyChange], back: bool) -> list[Row]:
-    notes: dict[str, list[str]] = {}
+def _rewritten(label: str, items: Sequence[AnyChange], back: bool) -> list[Row]:
+    groups: dict[tuple[str, str], list[str]] = {}
     for item in items:
-        sign, note = _about(item, back)
-        notes.setdefault(sign, []).append(note)
+        sign, where, note = _about(item, back)
+        groups.setdefault((sign, where), []).append(note)
     parts = []
-    for sign, texts in notes.items():
-        if len(set(texts)) > 1 and len(texts) <= MANY:
-            parts += [(sign, f"1 file{note}") for note in texts]
+    for (sign, where), notes in groups.items():
+        files = f"{count(len(notes), 'file')}{where}"
+        if len(set(notes)) == 1:
+            parts.append((sign, files + notes[0]))
+        elif where:
+            parts.append((sign, files + _summed(notes)))
+        elif len(notes) <= MANY:
+            parts += [(sign, f"1 file{note}") for note in notes]
         else:
-            more = "" if len(set(texts)) == 1 else ", the first"
-            parts.append((sign, f"{count(len(texts), 'file')}{more}{texts[0]}"))
-    label = "events" if field == "tensorboard" else field
+            parts.append((sign, f"{files}, the first{notes[0]}"))
+    label = "events" if label == "tensorboard" else label
     line = ", ".join([parts[0][1], *(f"{sign} {text}" for sign, text in parts[1:])])
     if len(line) <= 64:
         return [Row(label, line, sign=parts[0][0])]
     return [Row(label, text, sign=sign) for sign, text in parts]
 
 
-def _about(item: AnyChange, back: bool) -> tuple[str, str]:
-    """Sign of an event file's change, and what follows `1 file`."""
+def _summed(notes: Sequence[str]) -> str:
+    """The notes of several files that say the same of different numbers of events, as one."""
+    said = [re.fullmatch(r"(.*?)(\d+) events", note) for note in notes]
+    words = {match[1] for match in said if match}
+    if len(words) == 1 and all(said):
+        return f"{words.pop()}{sum(int(match[2]) for match in said if match)} events"
+    return f", the first{notes[0]}"
+
+
+def _about(item: AnyChange, back: bool) -> tuple[str, str, str]:
+    """Sign of an event file's change, the folder that it is made in, and what is said about it."""
     if isinstance(item, Rewrite) and item.new_file:
-        folder = clean(PurePosixPath(item.file).parent.name) or "."
-        return (">", " to the attic") if back else ("+", f" in {folder}/: {clean(item.note)}")
+        if back:
+            return ">", "", " to the attic"
+        return "+", f" in {clean(str(PurePosixPath(item.file).parent))}/", f": {clean(item.note)}"
     if isinstance(item, Rewrite):
-        return ("~", " as before") if back else ("~", f": {clean(item.note)}")
-    return ("<", " from the attic") if back else (">", " to the attic")
+        return "~", "", " as before" if back else f": {clean(item.note)}"
+    return ("<", "", " from the attic") if back else (">", "", " to the attic")
 
 
 def promise(promise: Promise) -> list[str]:
@@ -222,12 +233,11 @@ def log(receipts: Sequence[Receipt], style: Style) -> str:
     lines = []
     for item in reversed(receipts):
         after = f"   (undone by {undone[item.id]})" if item.id in undone else ""
-        lines.append(f"{item.id}   {item.title}{after}")
-        lines.append(f"       {item.when}   {clean(item.user)}@{clean(item.host)}")
-        for line in textwrap.wrap(clean(item.why), style.width - 12):
-            lines.append(
-                f"       why: {line}" if "why:" not in lines[-1] else f"            {line}"
-            )
+        lines += hanging(f"{item.id}   ", f"{clean(item.title)}{after}", style)
+        who = f"{item.when}   {clean(item.user)}@{clean(item.host)}"
+        lines += hanging("       ", who, style)
+        if item.why:
+            lines += hanging("       why: ", clean(item.why), style)
     return "\n".join(lines) or "no surgery yet"
 
 

@@ -16,6 +16,7 @@ from ckptsurgeon.report.style import (
     Style,
     clean,
     count,
+    hanging,
     names,
     number,
     size,
@@ -33,21 +34,22 @@ if TYPE_CHECKING:
 
 def status(run: Run, state: State | None, problem: SurgeryError | None, style: Style) -> str:
     """The run on one screen. `problem` is why the latest checkpoint can't be read."""
-    if run.bare:
-        return "\n".join([f"{clean(run.name)}   logs", "", *table(_logs(run), style)])
     at = f"at step {state.step}   {state.dialect}" if state else run.format.name
-    rows = [_steps(run), *_pointers(run)]
+    surgery, unfinished = _surgery(run), run.under_way() or run.interrupted()
+    rows = surgery if unfinished else []
+    if not run.bare:
+        rows = [*rows, _steps(run), *_pointers(run)]
     if problem is not None:
         rows += [Row("problem", clean(line)) for line in problem.what.splitlines()]
         rows += [Row("next", hint) for hint in problem.next]
     if state is not None:
         rows += _hyperparameters(state)
-    return "\n".join([f"{clean(run.name)}   {at}", "", *table([*rows, *_logs(run)], style)])
+    rows += [*_events(run), *([] if unfinished else surgery), *_live(run)]
+    return "\n".join([*hanging(f"{clean(run.name)}   ", at, style), "", *table(rows, style)])
 
 
-def _logs(run: Run) -> list[Row]:
-    live = [Row("live", clean(line)) for line in run.writers()]
-    return [*_events(run), *_surgery(run), *live]
+def _live(run: Run) -> list[Row]:
+    return [Row("live", clean(line)) for line in run.writers()]
 
 
 def _steps(run: Run) -> Row:
