@@ -70,14 +70,7 @@ class Skip(Section):
         past = _past(run, new_ranges, checkpoint.state(), done)
         places = checkpoint.locate("skip")
         if not places:
-            typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
-            raise SurgeryError(
-                f"{checkpoint.path.name} keeps no skip ranges: its trainer takes them from a flag",
-                next=(
-                    run.format.advise_skip(new_ranges),
-                    *([f"{typed}    advance its samples instead"] if new_ranges else []),
-                ),
-            )
+            raise self._kept_nowhere(run, checkpoint, new_ranges)
         warnings += past
         for place in places:
             old = [(int(first), int(last)) for first, last in place.value]
@@ -86,6 +79,28 @@ class Skip(Section):
                 file, pairs = run.relative(place.file), [list(pair) for pair in new]
                 changes.append(Change(file, "skip", place.value, pairs, place.path))
         return changes, warnings
+
+    def _kept_nowhere(
+        self, run: Run, checkpoint: Checkpoint, new_ranges: Sequence[tuple[int, int]]
+    ) -> SurgeryError:
+        """What the trainer takes, and the counters where the checkpoint has them."""
+        name = checkpoint.path.name
+        if not new_ranges:
+            return SurgeryError(
+                f"{name} keeps no skip ranges: there is nothing to clear",
+                next="ckptsurgeon show    what the checkpoint keeps",
+            )
+        state = checkpoint.state()
+        counted = state.promise.consumed_samples is not None and state.batch_size is not None
+        follows = merge(new_ranges)[0][0] <= state.step + 1
+        typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
+        return SurgeryError(
+            f"{name} keeps no skip ranges: its trainer takes them from a flag",
+            next=(
+                run.format.advise_skip(new_ranges),
+                *([f"{typed}    advance its samples instead"] if counted and follows else []),
+            ),
+        )
 
     def ranges_after(self, present: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """The ranges that are passed over after the surgery."""
@@ -171,7 +186,7 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
     if at is None or state.batch_size is None:
         raise SurgeryError(
             "the checkpoint keeps no consumed samples or no batch size to advance them by",
-            next="skip A-B    if its trainer takes ranges",
+            next=run.format.advise_skip(ranges(section.skip)),
         )
     first, last = state.step + 1, state.step
     for begin, end in sorted(ranges(section.skip)):
