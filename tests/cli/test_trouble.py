@@ -94,7 +94,7 @@ def test_damage_is_exit_4(surgeon: Surgeon, trained: Trained) -> None:
 
 
 def test_one_damage_is_one_finding(surgeon: Surgeon, trained: Trained) -> None:
-    """Two readers meet a shard that is cut short: the one that looks for missing ones, and level 1."""
+    """Two readers meet it: the one that looks for missing shards, and level 1."""
     root = trained()
     shard = root / "global_step8" / "mp_rank_00_model_states.pt"
     for content in (shard.read_bytes()[:5000], b""):
