@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,8 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> 
     `undone` is the receipt that an undo takes back: its changes are shown the other way round."""
     if plan.empty:
         why = f"{clean(name)} is already as asked ({plan.title})"
+        if plan.promise is not None and plan.recipe.keys() - {"why", "name"} == {"rollback"}:
+            why = f"{clean(name)} is already at step {plan.promise.step - 1}"
         if plan.title == "nothing":
             why = "the recipe asks for nothing"
         return "\n".join([*hanging("nothing to do: ", why, style), *_notes(plan, style)])
@@ -209,8 +211,8 @@ def cost(edits: Sequence[Edit]) -> str:
     return f"{size(written)} written, {shards}"
 
 
-def done(receipt: Receipt, style: Style, *, resumes: bool = True) -> str:
-    """What was done, and the two commands that come next; bare logs are not resumed."""
+def done(receipt: Receipt, style: Style, *, resume: str = "ckptsurgeon relaunch") -> str:
+    """What was done, and the two commands that come next; `resume` is empty for bare logs."""
     text = f"receipt {receipt.id}"
     if receipt.undoes is not None:
         what = "the run is" if receipt.steps else "what it changed is"
@@ -222,17 +224,19 @@ def done(receipt: Receipt, style: Style, *, resumes: bool = True) -> str:
     lines = [f"{style.paint('done:', GREEN)} {text}"]
     if receipt.undoes is None:
         lines.append(f"  undo     ckptsurgeon undo {receipt.id}")
-    if resumes:
-        lines.append("  resume   ckptsurgeon relaunch")
+    if resume:
+        lines.append(f"  resume   {resume}")
     return "\n".join(lines)
 
 
-def log(receipts: Sequence[Receipt], style: Style) -> str:
-    """The surgeries, newest first, each with its reason."""
+def log(receipts: Sequence[Receipt], style: Style, *, pruned: Collection[str] = ()) -> str:
+    """The surgeries, newest first, each with its reason; the attics of those in `pruned` are
+    gone."""
     undone = {item.undoes: item.id for item in receipts if item.undoes is not None}
     lines = []
     for item in reversed(receipts):
         after = f"   (undone by {undone[item.id]})" if item.id in undone else ""
+        after += "   (pruned: no undo)" if item.id in pruned else ""
         lines += hanging(f"{item.id}   ", f"{clean(item.title)}{after}", style)
         who = f"{item.when}   {clean(item.user)}@{clean(item.host)}"
         lines += hanging("       ", who, style)

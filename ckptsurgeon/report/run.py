@@ -54,8 +54,12 @@ def _live(run: Run) -> list[Row]:
 
 def _steps(run: Run) -> Row:
     steps = run.steps()
-    broken = [str(step) for step in steps if not run.complete(step)]
-    note = f"incomplete: {names(broken)}" if broken else "all complete"
+    conditions: dict[str, list[str]] = {}
+    for step in steps:
+        conditions.setdefault(run.condition(step), []).append(str(step))
+    conditions.pop("complete", None)
+    note = "   ".join(f"{what}: {names(which)}" for what, which in conditions.items())
+    note = note or "all complete"
     return Row("steps", names([str(step) for step in steps]) or "none", note if steps else "")
 
 
@@ -177,9 +181,11 @@ def _places(field: str, places: list[Place]) -> list[Row]:
     return rows
 
 
-def verification(result: Verification, style: Style, word: Word | None = None) -> str:
+def verification(
+    result: Verification, style: Style, word: Word | None = None, *, helps: bool = False
+) -> str:
     """Sound, or every finding; the level it was read to, and what no CRC could prove. With `word`
-    also what the trainer said."""
+    also what the trainer said. `helps`: doctor has a remedy, as it looks at this step too."""
     head = (
         f"step {result.step}: {count(result.files, 'file')}, {result.format}, level {result.level}"
     )
@@ -189,6 +195,7 @@ def verification(result: Verification, style: Style, word: Word | None = None) -
         label = style.paint("damaged:", RED)
         lines = [f"{label} {head}, {count(len(result.findings), 'finding')}"]
         lines += [f"  {clean(finding)}" for finding in result.findings]
+        lines += ["      next: ckptsurgeon doctor    what helps"] if helps else []
     if result.no_crc:
         lines.append(f"  no CRC: damage in {size(result.no_crc)} of this step can't be detected")
     for name, moment in (result.moments or {}).items():
