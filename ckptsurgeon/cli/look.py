@@ -11,7 +11,7 @@ import typer
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Common
-from ckptsurgeon.errors import SurgeryError, VerificationFailed
+from ckptsurgeon.errors import DamagedFile, SurgeryError, VerificationFailed
 from ckptsurgeon.operations.completion import saved_steps
 
 
@@ -28,6 +28,8 @@ def status(*, common: Common) -> None:
         state = None if run.bare else run.checkpoint(run.latest()).state()
     except SurgeryError as error:
         problem = error
+        if isinstance(error, DamagedFile):
+            problem.next = ("ckptsurgeon doctor    what is damaged, and the way back",)
         problem.next = tuple(common.here(hint) for hint in problem.next)
     common.answer(
         lambda: common.here(report.status(run, state, problem, common.style)),
@@ -65,8 +67,15 @@ def log(*, common: Common) -> None:
     Examples:
     ckptsurgeon log
     """
-    receipts = common.open_run().receipts()
-    common.answer(lambda: report.log(receipts, common.style), lambda: report.log_json(receipts))
+    from ckptsurgeon.run.attic import pruned
+
+    run = common.open_run()
+    receipts = run.receipts()
+    gone = {item.id for item in receipts if (run.root / pruned(item.id)).exists()}
+    common.answer(
+        lambda: report.log(receipts, common.style, pruned=gone),
+        lambda: report.log_json(receipts, pruned=gone),
+    )
 
 
 def verify(
@@ -126,7 +135,7 @@ def verify(
         result = look.verify(run, step, level=level, jobs=jobs, progress=progress)
     word = None if log is tb is None else listen(run, step, log=log, folder=tb)
     common.answer(
-        lambda: common.here(report.verification(result, common.style, word)),
+        lambda: common.here(report.verification(result, common.style, word, helps=step is None)),
         lambda: report.verification_json(result, word),
     )
     if result.findings or (word is not None and word.differs):

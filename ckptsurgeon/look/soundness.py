@@ -116,6 +116,7 @@ def check(
         out.findings += _guarded(folder, out.checkpoint.contradictions)
     if level >= CRC and out.checkpoint is not None:
         out.findings += [text for item in out.checkpoint.digests().items() for text in _sha(*item)]
+    out.findings = list(dict.fromkeys(out.findings))  # two readers may meet the same damage
     if level >= VALUES:
         measured = {name for shard in shards for name in shard.moments}
         out.moments = {name: Moment() for name in MOMENTS if name in measured}

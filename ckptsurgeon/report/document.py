@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.edits import AnyChange, Aside, Change, Plan, Promise, Receipt
@@ -167,8 +167,8 @@ def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> 
     }
 
 
-def log_json(receipts: Sequence[Receipt]) -> dict[str, Any]:
-    """The document of `log`, newest first."""
+def log_json(receipts: Sequence[Receipt], *, pruned: Collection[str] = ()) -> dict[str, Any]:
+    """The document of `log`, newest first; the attics of those in `pruned` are gone."""
     return {
         "schema": SCHEMA,
         "receipts": [
@@ -183,6 +183,7 @@ def log_json(receipts: Sequence[Receipt]) -> dict[str, Any]:
                 "recipe": plain(item.recipe),
                 "promise": plain(item.promise),
                 "undoes": item.undoes,
+                "pruned": item.id in pruned,
             }
             for item in reversed(receipts)
         ],

@@ -16,6 +16,7 @@ from ckptsurgeon.report.style import (
     Style,
     clean,
     count,
+    hanging,
     names,
     number,
     size,
@@ -33,27 +34,32 @@ if TYPE_CHECKING:
 
 def status(run: Run, state: State | None, problem: SurgeryError | None, style: Style) -> str:
     """The run on one screen. `problem` is why the latest checkpoint can't be read."""
-    if run.bare:
-        return "\n".join([f"{clean(run.name)}   logs", "", *table(_logs(run), style)])
     at = f"at step {state.step}   {state.dialect}" if state else run.format.name
-    rows = [_steps(run), *_pointers(run)]
+    surgery, unfinished = _surgery(run), run.under_way() or run.interrupted()
+    rows = surgery if unfinished else []
+    if not run.bare:
+        rows = [*rows, _steps(run), *_pointers(run)]
     if problem is not None:
         rows += [Row("problem", clean(line)) for line in problem.what.splitlines()]
         rows += [Row("next", hint) for hint in problem.next]
     if state is not None:
         rows += _hyperparameters(state)
-    return "\n".join([f"{clean(run.name)}   {at}", "", *table([*rows, *_logs(run)], style)])
+    rows += [*_events(run), *([] if unfinished else surgery), *_live(run)]
+    return "\n".join([*hanging(f"{clean(run.name)}   ", at, style), "", *table(rows, style)])
 
 
-def _logs(run: Run) -> list[Row]:
-    live = [Row("live", clean(line)) for line in run.writers()]
-    return [*_events(run), *_surgery(run), *live]
+def _live(run: Run) -> list[Row]:
+    return [Row("live", clean(line)) for line in run.writers()]
 
 
 def _steps(run: Run) -> Row:
     steps = run.steps()
-    broken = [str(step) for step in steps if not run.complete(step)]
-    note = f"incomplete: {names(broken)}" if broken else "all complete"
+    conditions: dict[str, list[str]] = {}
+    for step in steps:
+        conditions.setdefault(run.condition(step), []).append(str(step))
+    conditions.pop("complete", None)
+    note = "   ".join(f"{what}: {names(which)}" for what, which in conditions.items())
+    note = note or "all complete"
     return Row("steps", names([str(step) for step in steps]) or "none", note if steps else "")
 
 
@@ -175,9 +181,11 @@ def _places(field: str, places: list[Place]) -> list[Row]:
     return rows
 
 
-def verification(result: Verification, style: Style, word: Word | None = None) -> str:
+def verification(
+    result: Verification, style: Style, word: Word | None = None, *, helps: bool = False
+) -> str:
     """Sound, or every finding; the level it was read to, and what no CRC could prove. With `word`
-    also what the trainer said."""
+    also what the trainer said. `helps`: doctor has a remedy, as it looks at this step too."""
     head = (
         f"step {result.step}: {count(result.files, 'file')}, {result.format}, level {result.level}"
     )
@@ -187,6 +195,7 @@ def verification(result: Verification, style: Style, word: Word | None = None) -
         label = style.paint("damaged:", RED)
         lines = [f"{label} {head}, {count(len(result.findings), 'finding')}"]
         lines += [f"  {clean(finding)}" for finding in result.findings]
+        lines += ["      next: ckptsurgeon doctor    what helps"] if helps else []
     if result.no_crc:
         lines.append(f"  no CRC: damage in {size(result.no_crc)} of this step can't be detected")
     for name, moment in (result.moments or {}).items():

@@ -95,6 +95,11 @@ class Run:
         """What the settings call it, else the folder's name."""
         return str(self.settings.get("name", self.root.name))
 
+    @property
+    def launchable(self) -> bool:
+        """Whether anything in the run says how its trainer is started."""
+        return self.settings.get("relaunch") is not None or (self.root / CONFIG).is_file()
+
     # --- paths -----------------------------------------------------------------------------------
 
     def relative(self, path: Path) -> str:
@@ -160,10 +165,15 @@ class Run:
 
     def complete(self, step: int) -> bool:
         """Whether every shard of `step` is there (names and world sizes, not contents)."""
+        return self.condition(step) == "complete"
+
+    def condition(self, step: int) -> str:
+        """`complete`, `incomplete`, `symlinked`, or `damaged`: what says how many shards there are
+        can't be read."""
         try:
-            return not self.format.missing(self.root, step)
+            return "incomplete" if self.format.missing(self.root, step) else "complete"
         except SurgeryError:
-            return False
+            return "symlinked" if self.directory(step).is_symlink() else "damaged"
 
     def checkpoint(self, step: int) -> Checkpoint:
         """Open `step`. Raises when it is not saved or lacks a shard, and names what is near."""

@@ -57,14 +57,8 @@ def fork(
             f"{folder} lies inside the run, which would take the logs of its branch for its own",
             next=f"name a directory outside of {run.root}",
         )
-    partial = folder.with_name(f"{folder.name}.partial")
-    if partial.exists():
-        raise UsageError(
-            f"{partial} exists: a fork was cut off there, or is still running",
-            next=f"rm -r {shlex.quote(str(partial))}    if no fork is running",
-        )
     run.checkpoint(step)
-    disk.make_directory(partial)
+    partial = make_partial(folder, "fork")
     try:
         files = _fill(run, step, partial, how)
         branch = replace(run, root=partial)
@@ -87,6 +81,25 @@ def refuse_taken(folder: Path) -> None:
         raise UsageError(f"{folder} already exists", next="choose a new directory")
     if not folder.parent.is_dir():
         raise UsageError(f"{folder.parent} is not a directory", next="make it first")
+
+
+def make_partial(folder: Path, what: str) -> Path:
+    """The directory that is filled before it gets the name `folder`. Raises UsageError when an
+    earlier fork or export (`what`) has left one, SurgeryError when it can't be made."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    if partial.exists():
+        raise UsageError(
+            f"{partial} exists: an earlier {what} was cut off there, or is still running",
+            next=f"rm -r {shlex.quote(str(partial))}    if no {what} is running",
+        )
+    try:
+        disk.make_directory(partial)
+    except OSError as error:
+        raise SurgeryError(
+            f"{folder} can't be made: {error.strerror}",
+            next="name a DIR in a folder that this user may write to",
+        ) from None
+    return partial
 
 
 def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:
