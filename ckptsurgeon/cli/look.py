@@ -133,22 +133,42 @@ def verify(
         raise typer.Exit(VerificationFailed.exit_code)
 
 
-def doctor(*, common: Common) -> None:
+def doctor(
+    vitals: Annotated[
+        bool,
+        typer.Option("--vitals", help="Also say what is unusual in its tensors, worst first."),
+    ] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
+    ] = 8,
+    *,
+    common: Common,
+) -> None:
     """Say what is wrong with the run, and what to do.
 
     It reports all that verify finds at the latest step, and what makes a run diverge although every
     file is sound: a lost Adam step, newer checkpoints of an abandoned branch, a stale pointer.
+    --vitals reads every tensor and tells what is unusual in it, which no exit code counts
+    (docs/vitals.md).
 
     Examples:
     ckptsurgeon doctor
+    ckptsurgeon doctor --vitals
     """
-    from ckptsurgeon.look.doctor import diagnose
+    from ckptsurgeon.look.doctor import Diagnosis, diagnose
+    from ckptsurgeon.look.vitals.vitals import examine
 
     run = common.open_run()
     diagnoses = [replace(item, next=common.here(item.next)) for item in diagnose(run)]
+    seen = None
+    if vitals:
+        with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
+            seen = examine(run, jobs=jobs, progress=progress)
+        check = common.here("ckptsurgeon verify --level 4    each of them")
+        diagnoses += [Diagnosis(fact, check) for fact in seen.facts]
     common.answer(
-        lambda: report.diagnoses(run, diagnoses, common.style),
-        lambda: report.diagnoses_json(run, diagnoses),
+        lambda: report.diagnoses(run, diagnoses, common.style, seen),
+        lambda: report.diagnoses_json(run, diagnoses, seen),
     )
     if diagnoses:
         raise typer.Exit(VerificationFailed.exit_code)

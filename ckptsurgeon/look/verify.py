@@ -10,6 +10,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Disagreement, State
 from ckptsurgeon.look import soundness
+from ckptsurgeon.look.vitals.facts import Moment
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
@@ -18,7 +19,8 @@ from ckptsurgeon.transaction.receipts import standing
 @dataclass(frozen=True)
 class Verification:
     """What `verify` found at one step; no findings means sound, as far as `level` goes. `no_crc`
-    (from level 1) counts bytes that no CRC protects, `moments` are of level 4."""
+    (from level 1) counts bytes that no CRC protects; `moments` are of level 4, and so are the
+    sentences of `not_compared`, on what could not be held against anything."""
 
     step: int
     format: str
@@ -27,7 +29,8 @@ class Verification:
     findings: tuple[str, ...]
     level: int
     no_crc: int | None
-    moments: Mapping[str, soundness.Moment] | None
+    moments: Mapping[str, Moment] | None
+    not_compared: tuple[str, ...] = ()
 
 
 @collector_paused()
@@ -60,7 +63,15 @@ def verify(
                 raise
     if step not in run.steps():
         run.checkpoint(step)
-    sound = soundness.check(run.format, run.root, step, level, jobs=jobs, progress=progress)
+    sound = soundness.check(
+        run.format,
+        run.root,
+        step,
+        level,
+        receipts=standing(run.receipts()) if level >= soundness.VALUES else (),
+        jobs=jobs,
+        progress=progress,
+    )
     findings += sound.findings
     promise: Promise | None = None
     try:
@@ -80,7 +91,8 @@ def verify(
         findings=tuple(findings),
         level=level,
         no_crc=sound.no_crc,
-        moments=sound.moments,
+        moments=None if sound.values is None else sound.values.moments,
+        not_compared=() if sound.values is None else tuple(sound.values.not_compared),
     )
 
 

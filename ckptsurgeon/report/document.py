@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.logs.printed.word import Word
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.doctor import Diagnosis
+    from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
     from ckptsurgeon.transaction.journal import Recovery
 
@@ -120,6 +121,7 @@ def verification_json(result: Verification, word: Word | None = None) -> dict[st
         "level": result.level,
         "no_crc": result.no_crc,
         "moments": plain(result.moments),
+        "not_compared": list(result.not_compared),
         "word": word_json(word),
     }
 
@@ -138,10 +140,17 @@ def word_json(word: Word | None) -> dict[str, Any] | None:
     }
 
 
-def diagnoses_json(run: Run, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+def diagnoses_json(
+    run: Run, diagnoses: Sequence[Diagnosis], seen: Vitals | None = None
+) -> dict[str, Any]:
     """The document of `doctor`."""
-    entries = [{"what": item.what, "next": item.next} for item in diagnoses]
-    return {"schema": SCHEMA, "run": str(run.root), "healthy": not diagnoses, "findings": entries}
+    return {
+        "schema": SCHEMA,
+        "run": str(run.root),
+        "healthy": not diagnoses,
+        "findings": [{"what": item.what, "next": item.next} for item in diagnoses],
+        "vitals": plain(seen),
+    }
 
 
 def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> dict[str, Any]:

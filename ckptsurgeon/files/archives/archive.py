@@ -117,14 +117,23 @@ class Archive:
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Opens the file once for all reads inside."""
+        with self.opened() as descriptor:
+            self._descriptor = descriptor
+            try:
+                yield
+            finally:
+                self._descriptor = None
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor of its own, for one of several threads. Raises SurgeryError if the file is
+        not the one that was opened."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if _identity(os.fstat(descriptor)) != _identity(self.status):
                 raise SurgeryError(f"{self.path} changed while it was read", next="try again")
-            self._descriptor = descriptor
-            yield
+            yield descriptor
         finally:
-            self._descriptor = None
             os.close(descriptor)
 
     def next_data(self, offset: int, end: int) -> int:
