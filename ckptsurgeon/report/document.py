@@ -49,7 +49,7 @@ def plan_json(plan: Plan, format: str, receipt: Receipt | None = None) -> dict[s
         "format": format,
         "promise": plain(plan.promise),
         "before": plain(plan.before),
-        "changes": [_change(item) for item in plan.changes],
+        "changes": [change_json(item) for item in plan.changes],
         "edits": len(plan.edits),
         "warnings": list(plan.warnings),
         "undoes": plan.undoes,
@@ -62,7 +62,8 @@ def _step(promise: Promise | None) -> int | None:
     return None if promise is None else promise.step - 1
 
 
-def _change(item: AnyChange) -> dict[str, Any]:
+def change_json(item: AnyChange) -> dict[str, Any]:
+    """One change, one object."""
     base = {"file": item.file, "field": item.field}
     if isinstance(item, Change):
         path = [plain(key) for key in item.path]

@@ -127,9 +127,12 @@ def _named(
     firsts = [(number, next(iter(flats.values()))) for number, flats, _ in lines]
     if isinstance(mappings, (list, tuple)):
         for number, place in firsts:
-            for name, address in mappings[number].items() if number < len(mappings) else ():
+            mapping = mappings[number] if number < len(mappings) else {}
+            for name, address in mapping.items():
                 start = get(address, ("start",))
                 yield Fragment(name, place, start, start + get(address, ("numel",)))
+            if not mapping:
+                yield Fragment(f"param group {number}", place, 0, place.value.numel)
         return
     try:
         yield from list(fragments.computed(checkpoint, item, [place for _, place in firsts]))
