@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,8 +12,21 @@ from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.operations.completion import saved_steps
 
+if TYPE_CHECKING:
+    from ckptsurgeon.run.run import Run
+
 DIFFERENT = 3
 """The exit code, as of `plan --exit-code`."""
+
+
+def _here(common: Common) -> Run | None:
+    """The run that a step alone is of; two runs can be compared from anywhere."""
+    try:
+        return common.open_run()
+    except UsageError:
+        if common.run_dir is not None:
+            raise
+        return None
 
 
 def diff(
@@ -71,8 +84,7 @@ def diff(
             )
         else:
             assert a is not None and b is not None
-            here = common.open_run() if a.isdecimal() or b.isdecimal() else None
-            sides = Side.parse(a, here), Side.parse(b, here)
+            sides = Side.parse(a, _here(common)), Side.parse(b, _here(common))
             found = compare(*sides, tensors=tensors, jobs=jobs, progress=progress)
     common.answer(lambda: report.diff(found, common.style), lambda: report.diff_json(found))
     if not found.same:

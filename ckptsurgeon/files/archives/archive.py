@@ -111,12 +111,12 @@ class Archive:
         """Bytes of the file. Raises SurgeryError if it is not the file that was opened."""
         if self._descriptor is not None:
             return _read_at(self.path, self._descriptor, self.start + offset, length)
-        with self.reading():
-            return self.read_at(offset, length)
+        with self.opened() as descriptor:
+            return _read_at(self.path, descriptor, self.start + offset, length)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Opens the file once for all reads inside."""
+        """Opens the file once for all reads inside, which must be those of one thread."""
         with self.opened() as descriptor:
             self._descriptor = descriptor
             try:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.formats.detect import detect
 from ckptsurgeon.look.diff.versions import TORCH, Version
 from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
 
@@ -22,20 +22,21 @@ class Side:
 
     @classmethod
     def parse(cls, text: str, here: Run | None) -> Side:
-        """`STEP` of the run `here`, `RUN:STEP`, or `RUN`. Raises UsageError for a step that is not
-        saved, SurgeryError for one that is incomplete."""
-        folder, _, number = text.rpartition(":")
-        if NUMBER.fullmatch(text) and here is not None:
-            return cls(here, _saved(here, int(text)))
-        if folder and NUMBER.fullmatch(number) and Path(folder).is_dir():
-            run = Run.open(Path(folder))
-            return cls(run, _saved(run, int(number)))
-        if not Path(text).is_dir():
-            raise UsageError(
-                f"{text!r} is neither a step nor a run",
-                next=("ckptsurgeon diff 6000 7000", "ckptsurgeon diff ../other:6000 6000"),
-            )
+        """`STEP` of the run `here`, `RUN:STEP`, or `RUN`; a step by its number, the name of its
+        folder or `latest`. Raises UsageError for a step that is not saved, SurgeryError for one
+        that is incomplete."""
+        folder, _, name = text.rpartition(":")
+        if folder and Path(folder).is_dir():
+            return cls._of(Run.open(Path(folder)), name)
+        if here is not None and (NUMBER.fullmatch(text) or not _is_run(Path(text))):
+            return cls._of(here, text)
         return cls(Run.open(Path(text)), None)
+
+    @classmethod
+    def _of(cls, run: Run, name: str) -> Side:
+        step = int(name) if NUMBER.fullmatch(name) else run.step(name)
+        run.checkpoint(step)
+        return cls(run, step)
 
     def __str__(self) -> str:
         return f"{self.run.name}" if self.step is None else f"{self.run.name}, step {self.step}"
@@ -86,6 +87,6 @@ class Side:
         return {self.run.relative(path): Version(path) for path in (*logs.files(), *cut)}
 
 
-def _saved(run: Run, step: int) -> int:
-    run.checkpoint(step)
-    return step
+def _is_run(folder: Path) -> bool:
+    """Whether this very folder is a run's root, and not one of its steps."""
+    return folder.is_dir() and detect(folder.resolve()) is not None
