@@ -181,6 +181,11 @@ class BaseCheckpoint(ABC):
                 out += [Setting("loss_scale", p, start) for p in beside if p.value is not None]
         return out
 
+    @property
+    def numbered(self) -> bool:
+        """A trainer counts its updates, and saves by that count."""
+        return True
+
     # --- trees -----------------------------------------------------------------------------------
 
     def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:

@@ -171,6 +171,11 @@ class Checkpoint(Protocol):
     step: int
     archives: dict[Path, Archive]
 
+    @property
+    def numbered(self) -> bool:
+        """Whether the number of the step counts updates, as the trainer saved it."""
+        ...
+
     def contradictions(self) -> list[str]:
         """What can't be true together in the shards, a sentence each."""
         ...

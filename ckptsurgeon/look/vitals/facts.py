@@ -90,25 +90,26 @@ def _not_compared(found: Sequence[Job], readings: Sequence[Reading], edited: boo
     out = []
     pairs = [job for job in found if job.strip is not None and job.strip.adam is not None]
     if not pairs:
-        out.append("no moments of Adam were found: its bound was not checked")
+        out.append("Adam's bound: no moments of Adam are here")
     else:
         without = [job for job in pairs if job.limit is None]
         if without:
-            out.append(f"{_why(without, edited)}: {len(without)} of {len(pairs)} pairs of moments")
+            count = f"{len(without)} of {len(pairs)}"
+            out.append(f"Adam's bound in {count} tensors: {_why(without, edited)}")
     if not any(reading.compared for reading in readings):
-        out.append("no fp32 master is known by its weight here: masters were not compared")
+        out.append("masters: none is known by its weight here")
     return out
 
 
 def _why(without: Sequence[Job], edited: bool) -> str:
     adams = [job.strip.adam for job in without if job.strip is not None and job.strip.adam]
     if not any(adam.lawful for adam in adams):
-        return "the optimizer is not Adam, or not known to be: its bound was not checked"
+        return "the optimizer is not known to be Adam"
     if all(adam.betas is None for adam in adams):
-        return "the betas are not in the checkpoint: Adam's bound was not checked"
+        return "the betas are not in the checkpoint"
     if edited:
-        return "betas were edited a short while ago: Adam's bound does not hold yet"
-    return "Adam's bound does not hold for these betas"
+        return "betas were edited a short while ago"
+    return "these betas have no bound"
 
 
 # --- findings ------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def _bounds(where: str, readings: Sequence[Reading]) -> list[str]:
     elements, of = sum(p.over for p in pairs), sum(p.elements for p in pairs)
     return [
         f"{where}: exp_avg is up to {worst.ratio:.4g} times √exp_avg_sq, and no gradients lead "
-        f"beyond {worst.limit:.4g}: {elements} of {of} elements, in {_named(over)}"
+        f"beyond {worst.limit:.4g}: {elements} of {of} elements, in {_names(over)}"
     ]
 
 
@@ -175,11 +176,16 @@ def _masters(where: str, readings: Sequence[Reading]) -> list[str]:
     elements, of = sum(r.stale for r in stale), sum(r.compared for r in stale)
     return [
         f"{where}: the fp32 masters do not round to the weights: {elements} of {of} elements, in "
-        f"{_named(stale)}"
+        f"{_names(stale)}"
     ]
 
 
-def _named(readings: Sequence[Reading]) -> str:
-    names = list(dict.fromkeys(reading.parameter for reading in readings))
+def _names(readings: Iterable[Reading]) -> str:
+    return named([reading.parameter for reading in readings])
+
+
+def named(parameters: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    names = list(dict.fromkeys(parameters))
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

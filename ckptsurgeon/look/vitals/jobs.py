@@ -11,7 +11,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
-from ckptsurgeon.formats import Checkpoint, Place, Strip
+from ckptsurgeon.formats import Checkpoint, Strip
 from ckptsurgeon.look.vitals.bound import Edited, limit
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -58,7 +58,7 @@ def jobs(
 ) -> list[Job]:
     """Every float in `sources` once, but for what lies in no storage of floats. Strips whose parts
     are not all in `sources` are read by tensor."""
-    planner = _Planner(sources)
+    planner = Planner(sources)
     if checkpoint is not None:
         for strip in strips_of(checkpoint):
             planner.strip(checkpoint, strip, edits)
@@ -75,7 +75,9 @@ def strips_of(checkpoint: Checkpoint) -> list[Strip]:
         return []
 
 
-class _Planner:
+class Planner:
+    """Finds the ranges of strips, and gives each float to one job."""
+
     def __init__(self, sources: Iterable[Source]) -> None:
         self.jobs: list[Job] = []
         self._archives = {_key(source.archive): source.archive for source in sources}
@@ -83,11 +85,9 @@ class _Planner:
         self._payloads: dict[tuple[Any, ...], int] = {}
 
     def strip(self, checkpoint: Checkpoint, strip: Strip, edits: Sequence[Edited]) -> None:
-        ranges = []
-        for kind, (place, first) in strip.tensors.items():
-            made = self._range(checkpoint, place, first, strip.numel, kind)
-            if made is not None:
-                ranges.append(made)
+        """Add a job of what of a strip is there and not taken."""
+        found = (self.range(checkpoint, strip, kind) for kind in strip.tensors)
+        ranges = [item for item in found if item is not None]
         if not ranges and not strip.codes:
             return
         for item in ranges:
@@ -103,10 +103,10 @@ class _Planner:
             )
         )
 
-    def _range(
-        self, checkpoint: Checkpoint, place: Place, first: int, numel: int, kind: str
-    ) -> Range | None:
-        tensor = place.value
+    def range(self, checkpoint: Checkpoint, strip: Strip, kind: str) -> Range | None:
+        """Where the elements of one kind are; None where they can't be read as floats."""
+        place, first = strip.tensors[kind]
+        tensor, numel = place.value, strip.numel
         archive = self._archives.get(_key(checkpoint.holder(place)))
         if archive is None or not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS:
             return None
@@ -119,6 +119,7 @@ class _Planner:
         key = (*_key(archive), tensor.storage)
         if key not in self._payloads:
             archive.storage(tensor)
+            archive.byte_order()  # read once, before threads ask for it
             self._payloads[key] = archive.payload(f"data/{tensor.storage}")
         start = self._payloads[key] + begin * ITEM_BYTES[tensor.dtype]
         return Range(archive, f"data/{tensor.storage}", start, begin, tensor.dtype, kind)
