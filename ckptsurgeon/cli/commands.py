@@ -13,12 +13,13 @@ EXIT_CODES = {
     0: "done, or nothing to do",
     1: "failed or declined; the run is exactly as it was",
     2: "wrong usage; the run is exactly as it was",
-    3: "with --exit-code: there are changes",
+    3: "diff, or with --exit-code: there are changes",
     4: "verification failed; the message says what differs",
     5: "an interrupted surgery is waiting: ckptsurgeon recover",
     130: "Ctrl-C before the commit point; the run is exactly as it was",
 }
 LOOKS = (0, 1, 2)
+LOOKS_FOR_CHANGES = (*LOOKS, 3)
 PLANS = (*LOOKS, 3, 5)
 EDITS = (*LOOKS, 4, 5, 130)
 WRITES = (*LOOKS, 5, 130)
@@ -59,6 +60,12 @@ BEFORE = (
     Command("verify", "look:verify", "Check one step and say what is wrong with it.", (*LOOKS, 4)),
     Command(
         "doctor", "look:doctor", "Say what is wrong with the run, and what to do.", (*LOOKS, 4)
+    ),
+    Command(
+        "diff",
+        "diff:diff",
+        "Compare two steps or two runs, or a run before and after a surgery.",
+        LOOKS_FOR_CHANGES,
     ),
     Command("plan", "recipes:plan", "Show what a recipe would change, and change nothing.", PLANS),
     Command("apply", "recipes:apply", "Carry out a recipe or a saved plan.", EDITS),

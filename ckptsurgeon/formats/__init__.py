@@ -6,8 +6,10 @@ them). A new format is one file or folder here, and one line in `detect.FORMATS`
 
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.protocol import (
+    Adam,
     Blob,
     Checkpoint,
+    Codes,
     Copy,
     Disagreement,
     Format,
@@ -17,13 +19,16 @@ from ckptsurgeon.formats.protocol import (
     Replica,
     Setting,
     State,
+    Strip,
     Weight,
 )
 
 __all__ = [
     "FIELDS",
+    "Adam",
     "Blob",
     "Checkpoint",
+    "Codes",
     "Copy",
     "Disagreement",
     "Format",
@@ -33,5 +38,6 @@ __all__ = [
     "Replica",
     "Setting",
     "State",
+    "Strip",
     "Weight",
 ]

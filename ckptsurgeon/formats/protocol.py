@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Fill, Key, Promise
@@ -74,6 +75,42 @@ class Replica(NamedTuple):
     copies: tuple[Copy, ...]
 
 
+class Codes(NamedTuple):
+    """Elements of one byte each: an index into the numbers at `book`, times the number at `scale`
+    of their block, as bitsandbytes keeps moments."""
+
+    place: Place
+    scale: Place
+    book: Place
+
+
+class Adam(NamedTuple):
+    """What the moments of a strip were made with: the updates that its optimizer counted, betas,
+    eps and lr of its param group; None where they are not kept. `lawful` is whether the optimizer
+    is known to keep plain means of the gradient and its square."""
+
+    step: float | None
+    betas: tuple[float, ...] | None
+    eps: float | None
+    lr: float | None
+    lawful: bool
+
+
+class Strip(NamedTuple):
+    """The same `numel` elements of a parameter in everything that is kept of them, side by side.
+
+    `tensors` has by kind (exp_avg, exp_avg_sq, master, weights) the place of a tensor whose
+    elements lie in order, and the first one that is theirs; `codes` has those that are quantized.
+    `shape` is of the whole parameter where it is known and all of it is here."""
+
+    parameter: str
+    numel: int
+    tensors: Mapping[str, tuple[Place, int]]
+    adam: Adam | None = None
+    codes: Mapping[str, Codes] = MappingProxyType({})
+    shape: tuple[int, ...] | None = None
+
+
 class StateDict(NamedTuple):
     """What one optimizer saved: the places of each key of its states, and of each key of its param
     groups. `whole` are the states themselves where the trainer loads an optimizer without them, as
@@ -133,6 +170,11 @@ class Checkpoint(Protocol):
     path: Path
     step: int
     archives: dict[Path, Archive]
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the number of the step counts updates, as the trainer saved it."""
+        ...
 
     def contradictions(self) -> list[str]:
         """What can't be true together in the shards, a sentence each."""
@@ -199,6 +241,15 @@ class Checkpoint(Protocol):
     def weights(self) -> Iterator[Weight]:
         """Every weight of the model, consolidated over all ranks, one at a time. Raises
         SurgeryError where the format, or this checkpoint, does not say how to join them."""
+        ...
+
+    def strips(self) -> Iterator[Strip]:
+        """What is kept of each parameter, side by side: moments, and where the format says which
+        weight they are of, master and weight. Whole tensors are named as well as the format can."""
+        ...
+
+    def holder(self, place: Place) -> Archive:
+        """The archive that has the elements of the tensor at `place`."""
         ...
 
     def render(

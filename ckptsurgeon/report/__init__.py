@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckptsurgeon.report.attic import attic, attic_json
 from ckptsurgeon.report.copies import export, export_json, flags_json, fork, fork_json
+from ckptsurgeon.report.diff import diff, diff_json
 from ckptsurgeon.report.document import (
     SCHEMA,
     checkpoint_json,
@@ -33,6 +34,8 @@ __all__ = [
     "count",
     "diagnoses",
     "diagnoses_json",
+    "diff",
+    "diff_json",
     "done",
     "error",
     "error_json",

@@ -23,12 +23,14 @@ from ckptsurgeon.report.style import (
     table,
     value,
 )
+from ckptsurgeon.report.vitals import signs
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, Place, State
     from ckptsurgeon.logs.printed.word import Word
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.doctor import Diagnosis
+    from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
 
 
@@ -200,6 +202,7 @@ def verification(
         lines.append(f"  no CRC: damage in {size(result.no_crc)} of this step can't be detected")
     for name, moment in (result.moments or {}).items():
         lines.append(f"  {name}: L1 norm {moment.l1:.6g}   max {moment.max:.6g}")
+    lines += [f"  not compared: {clean(text)}" for text in result.not_compared]
     lines += [] if word is None else _word(word, style)
     return "\n".join(lines)
 
@@ -236,15 +239,15 @@ def _next(values: Promise | None) -> list[str]:
     return [f"  step {values.step} uses {'   '.join(promise(values)[:3])}"]
 
 
-def diagnoses(run: Run, findings: Sequence[Diagnosis], style: Style) -> str:
-    """Healthy, or each thing that is wrong with what helps below it."""
-    if not findings:
-        return (
-            f"{style.paint('healthy:', GREEN)} {clean(run.name)}, {count(len(run.steps()), 'step')}"
-        )
-    lines = [
-        f"{style.paint('problems:', RED)} {clean(run.name)}, {count(len(findings), 'finding')}"
-    ]
+def diagnoses(
+    run: Run, findings: Sequence[Diagnosis], style: Style, seen: Vitals | None = None
+) -> str:
+    """Healthy, or each thing that is wrong with what helps below it; then the vital signs."""
+    name, steps = clean(run.name), count(len(run.steps()), "step")
+    lines = [f"{style.paint('healthy:', GREEN)} {name}, {steps}"]
+    if findings:
+        head = f"{name}, {count(len(findings), 'finding')}"
+        lines = [f"{style.paint('problems:', RED)} {head}"]
     for item in findings:
         lines += [f"  {clean(item.what)}", f"      next: {item.next}"]
-    return "\n".join(lines)
+    return "\n".join(lines if seen is None else [*lines, *signs(seen)])

@@ -23,6 +23,11 @@ class HuggingFaceCheckpoint(TorchCheckpoint):
 
     loose: ClassVar[bool] = True
 
+    @property
+    def numbered(self) -> bool:
+        """Accelerate counts saves, or takes the script's own names."""
+        return self.family != "accelerate"
+
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused for several optimizers: a recipe has one lr."""
         if len(self.optimizers) > 1:
