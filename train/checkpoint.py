@@ -63,6 +63,8 @@ def client_state(
         "trainer": "ckptsurgeon",
         "iteration": progress.iteration,
         "tokens": progress.tokens,
+        "updates": progress.updates,
+        "clipped_updates": progress.clipped_updates,
         **course.as_saved(),
         "checkpoint_version": 3.0,
         "checkpoint_info": {
