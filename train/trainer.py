@@ -139,6 +139,8 @@ def differences(training: Training) -> list[str]:
         ("lr_decay_style", config.lr_decay_style, schedule.decay_style),
         ("lr_warmup_samples", config.lr_warmup_samples, schedule.warmup_steps),
         ("lr_decay_samples", config.decay_samples, schedule.decay_steps),
+        ("lr_wsd_decay_samples", config.lr_wsd_decay_samples, schedule.wsd_decay_steps),
+        ("lr_wsd_decay_style", config.lr_wsd_decay_style, schedule.lr_wsd_decay_style),
         ("sgd_momentum", config.sgd_momentum, groups[0].get("momentum", config.sgd_momentum)),
         ("adam_beta1", config.adam_beta1, betas[0]),
         ("adam_beta2", config.adam_beta2, betas[1]),
