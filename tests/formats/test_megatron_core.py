@@ -23,6 +23,7 @@ from ckptsurgeon.formats.schedules import megatron as megatron_scheduler
 from ckptsurgeon.look.listen import listen
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
+from tests.support import newest_megatron
 from tests.support.launch import REPO
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
@@ -30,6 +31,7 @@ from tests.support.surgeries import operate, take_back
 pytestmark = pytest.mark.formats
 pytest.importorskip("megatron.core")
 
+NEWEST = newest_megatron.FOLDER
 KINDS = {
     "legacy": ["--sharding", "legacy"],
     "legacy-plain": ["--sharding", "legacy", "--no-distributed"],
@@ -37,6 +39,7 @@ KINDS = {
     "fully": ["--sharding", "fully_reshardable", "--verify-integrity"],
     "buckets": ["--sharding", "dp_reshardable"],
 }
+LIBRARIES = ["installed", "newest"]
 RECIPE: dict[str, Any] = {
     "rollback": {"to": 4},
     "set": {"lr": 3e-4, "min_lr": 3e-5, "beta2": 0.99, "eps": 1e-7, "weight_decay": 0.05},
@@ -57,31 +60,42 @@ def megatron(what: str, root: Path, *flags: str, status: int = 0) -> str:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    made: dict[tuple[str, ...], Path] = {}
 
-    def make(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = tmp_path_factory.mktemp(kind) / "run"
-            megatron("save", made[kind], *KINDS[kind])
-        return made[kind]
+    def make(kind: str, *more: str) -> Path:
+        key = (kind, *more)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(kind) / "run"
+            megatron("save", made[key], *KINDS[kind], *more)
+        return made[key]
 
     return make
 
 
+def by(library: str) -> list[str]:
+    """The arguments by which the program takes this megatron-core."""
+    if library == "newest" and not NEWEST.is_dir():
+        pytest.skip("make test-formats installs the newest megatron-core")
+    return ["--newest"] if library == "newest" else []
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_set_is_what_megatron_uses(
-    kind: str, saved: Callable[[str], Path], tmp_path: Path
+    kind: str, library: str, saved: Callable[..., Path], tmp_path: Path
 ) -> None:
     root = tmp_path / "run"
-    shutil.copytree(saved(kind), root)
+    shutil.copytree(saved(kind, *by(library)), root)
+    if kind in ("fully", "buckets"):
+        assert (root / "iter_0000004" / "common.pt").exists() == (library == "installed")
     before = snapshot(root)
     recipe = json.loads(json.dumps(RECIPE))
     if kind == "legacy-fp16":
         recipe["set"]["loss_scale"] = 64
     promise = operate(root, recipe).promise
     assert promise is not None
-    told = json.loads(megatron("load", root, *KINDS[kind], *FLAGS))
+    told = json.loads(megatron("load", root, *KINDS[kind], *FLAGS, *by(library)))
     assert told["iteration"] == promise.step - 1 == 4
     assert told["lr"] == [promise.lr, promise.lr]
     assert told["betas"] == [list(promise.betas or ())] * 2 == [[0.9, 0.99]] * 2
