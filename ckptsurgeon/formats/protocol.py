@@ -101,6 +101,17 @@ class Hazard(NamedTuple):
     next: str
 
 
+class Rival(NamedTuple):
+    """A checkpoint outside the run's own steps that the trainer would load in place of one of them:
+    its step and `what` it is. A surgery moves `paths` aside; where there are none it lies outside
+    the run, and `remedy` is what to do by hand."""
+
+    step: int
+    what: str
+    paths: tuple[Path, ...]
+    remedy: str = ""
+
+
 @dataclass(frozen=True)
 class State:
     """One checkpoint as its trainer would see it: no tensor bytes.
@@ -286,6 +297,11 @@ class Format(Protocol):
     def stale_pointers(self, run: Path, step: int) -> list[str]:
         """A sentence for each file that names another step still when `pointers` are written for
         `step`, with what to leave out of the relaunch."""
+        ...
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """What the trainer would load in place of `step` although every pointer names that, by the
+        command line that its checkpoints keep."""
         ...
 
     def hazards(self, run: Path) -> list[Hazard]:

@@ -212,7 +212,9 @@ def test_missing_ranks_and_contradictions_are_told(tmp_path: Path) -> None:
 def test_a_checkpoint_that_is_not_persistent_is_loaded_when_newer(tmp_path: Path) -> None:
     root = save(tmp_path)
     other = root / "non_persistent"
-    shutil.copytree(save(tmp_path / "other", (40,)) / "iter_0000040", other / "iter_0000040")
+    kind = {"non_persistent_ckpt_type": "global"}
+    made = save(tmp_path / "other", (40,), **kind)
+    shutil.copytree(made / "iter_0000040", other / "iter_0000040")
     shutil.rmtree(tmp_path / "other")
     (other / TRACKER).write_text("40")
     before = snapshot(root)

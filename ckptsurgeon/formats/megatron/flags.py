@@ -7,8 +7,10 @@ which flags must follow it would fail, or last for one step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ckptsurgeon.formats.megatron import tiers
 from ckptsurgeon.formats.megatron.arguments import plain
 from ckptsurgeon.formats.megatron.options import NEVER
 from ckptsurgeon.formats.megatron.shards import MegatronShards
@@ -49,10 +51,15 @@ def notes(checkpoint: MegatronShards, main: int) -> list[str]:
             "the run was started with --override-opt_param-scheduler: with it, the schedule in the "
             "checkpoint is ignored, and num_steps becomes the consumed samples"
         )
+    out += tiers.notes(args, _run(checkpoint.path), checkpoint.step)
     rerun = checkpoint.in_roots("rerun_state_machine", "state")
     if rerun and str(rerun[0].value) not in ("0", "RerunState.NOT_RUNNING_YET"):
         out.append("a rerun of the last iteration may be pending (rerun_state_machine)")
     return out
+
+
+def _run(folder: Path) -> Path:
+    return folder.parent.parent if folder.parent.name == tiers.OTHER else folder.parent
 
 
 def _flags(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA
@@ -16,17 +17,15 @@ from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.layout import BaseFormat
-from ckptsurgeon.formats.megatron import options
+from ckptsurgeon.formats.megatron import options, tiers
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, MegatronDistCheckpoint, opened_dist
 from ckptsurgeon.formats.megatron.flags import USE
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.megatron.tiers import OTHER, TRACKER
+from ckptsurgeon.formats.protocol import Checkpoint, Hazard, Rival
 from ckptsurgeon.formats.sane import problem, understood
-from ckptsurgeon.formats.step_folders import files_below, refuse_link
+from ckptsurgeon.formats.step_folders import files_below, listed, refuse_link
 
-TRACKER = "latest_checkpointed_iteration.txt"
-OTHER = "non_persistent"
-"""A folder of the same layout, whose checkpoint is loaded instead if it is not older."""
 BRIDGE = "train_state.pt"
 """Megatron-Bridge saves Megatron-core's checkpoints too, and its own counters and pointer."""
 STEP = re.compile(r"iter_(\d{7,18})")
@@ -57,7 +56,7 @@ class Megatron(BaseFormat):
         """What the loader takes for `step` first."""
         name = f"iter_{step:07d}"
         there = [folder / name for folder in (run, run / OTHER) if (folder / name).is_dir()]
-        return there[::-1] if number(run / OTHER / TRACKER) == step else there
+        return there[::-1] if _not_persistent(run) == step else there
 
     def directory(self, run: Path, step: int) -> Path:
         """`iter_<N>`, with 7 digits or more."""
@@ -126,8 +125,23 @@ class Megatron(BaseFormat):
         """The step that is loaded: the tracker's, or that of a checkpoint that is not persistent
         and not older."""
         named = number(pointer)
-        other = number(pointer.parent / OTHER / TRACKER)
+        other = _not_persistent(pointer.parent)
         return other if named is not None and other is not None and other >= named else named
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """By the command line of the newest step: the next launch will have it, too."""
+        return tiers.rivals(run, step, _newest_args(run))
+
+    def hazards(self, run: Path) -> list[Hazard]:
+        """A checkpoint that is loaded in place of the latest."""
+        latest = self.pointed(run / TRACKER)
+        return [
+            Hazard(
+                f"{rival.what}: the trainer loads it in place of step {latest}",
+                rival.remedy or f"ckptsurgeon rollback --to {latest}    moves it aside",
+            )
+            for rival in (self.rivals(run, latest) if latest is not None else ())
+        ]
 
     def advise(self, key: str, value: object) -> str:
         """Another optimizer begins with the masters of the checkpoint."""
@@ -169,6 +183,39 @@ class Megatron(BaseFormat):
         shards = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
         files = [path for path in shards if path not in without]
         return MegatronCheckpoint(folder, step, *read_shards(files))
+
+
+def _not_persistent(run: Path) -> int | None:
+    """The step that the tracker in `non_persistent/` names, if the launch that saved it looks there
+    on a load; or if that can't be told."""
+    step = number(run / OTHER / TRACKER)
+    if step is None:
+        return None
+    args = _saved_args(run / OTHER / f"iter_{step:07d}")
+    return step if args is None or tiers.counts(args) else None
+
+
+def _newest_args(run: Path) -> Mapping[str, Any]:
+    """The command line of the newest step that keeps one."""
+    folders = {
+        int(match[1]): folder / match[0]
+        for folder in (run, run / OTHER)
+        for name in listed(folder)
+        if (match := STEP.fullmatch(name))
+    }
+    args = (_saved_args(folders[step]) for step in sorted(folders, reverse=True))
+    return next((known for known in args if known is not None), {})
+
+
+def _saved_args(folder: Path) -> Mapping[str, Any] | None:
+    """The command line that one saved step keeps; None if it is not there or can't be read."""
+    try:
+        if _is_dist(folder):
+            return opened_dist(folder, 0).args()
+        files = [rank / "model_optim_rng.pt" for rank in _ranks(folder)[:1]]
+        return MegatronCheckpoint(folder, 0, *read_shards(files)).args() if files else None
+    except (SurgeryError, OSError):
+        return None
 
 
 def _is_dist(folder: Path) -> bool:
