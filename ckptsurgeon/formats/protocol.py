@@ -162,6 +162,11 @@ class Checkpoint(Protocol):
         """Every place of `key` in the param groups."""
         ...
 
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """What `value` of `key`, given for all param groups, becomes in the one of `place`: the
+        value itself, but where the trainer makes the groups' values from one."""
+        ...
+
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """Every place of `key` in the param groups, with the names of the group's parameters.
         Raises SurgeryError where the format does not say which those are."""

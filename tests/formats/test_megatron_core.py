@@ -110,6 +110,50 @@ def test_what_was_set_is_what_megatron_uses(
     take_back(root, before)
 
 
+@pytest.mark.parametrize("kind", ["legacy-plain", "legacy-fp16", "fully"])
+def test_the_groups_of_mup_are_found_with_the_flags_of_the_plan(
+    kind: str, saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Hidden layers have rates and an eps of 1 / width; the loader finds a group by its rates."""
+    mup = ["--mup-width", "3", *by("newest")]
+    root = tmp_path / "run"
+    shutil.copytree(saved(kind, *mup), root)
+    before = snapshot(root)
+    values = {"lr": 7.123456789e-4, "min_lr": 1.23456789e-5, "eps": 3e-7, "beta2": 0.99}
+    plan = operate(root, {"rollback": {"to": 4}, "set": values})
+    assert plan.promise is not None
+    (text,) = [text for text in plan.warnings if text.startswith("relaunch with")]
+    flags = text.removeprefix("relaunch with ").partition(":")[0].split()
+    assert flags == ["--lr", "0.0007123456789", "--min-lr", "1.23456789e-05"]
+    told = json.loads(megatron("load", root, *KINDS[kind], *mup, *flags))
+    hidden, main = told["lr"]
+    assert main == plan.promise.lr and hidden == pytest.approx(main / 3, rel=1e-12)
+    assert told["eps"] == [3e-7 * (1 / 3), 3e-7] and plan.promise.eps == 3e-7
+    assert told["betas"] == [[0.9, 0.99]] * 2
+    assert plan.promise.groups is not None
+    assert [eps for _, eps in plan.promise.groups] == told["eps"]
+    lost = megatron("load", root, *KINDS[kind], *mup, status=1)
+    assert "Could not find parameter group with key" in lost or "KeyError" in lost
+    take_back(root, before)
+
+
+def test_the_weight_decay_of_the_first_update_is_the_command_lines(
+    saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Megatron-LM steps its scheduler before it reads the decay that was saved."""
+    newest = by("newest")
+    root = tmp_path / "run"
+    shutil.copytree(saved("legacy", *newest), root)
+    plan = operate(root, {"set": {"weight_decay": 0.05}})
+    (text,) = [text for text in plan.warnings if text.startswith("relaunch with")]
+    assert text.startswith("relaunch with --weight-decay 0.05:")
+    assert "--lr, --min-lr and --weight-decay all the same" in text
+    told = json.loads(megatron("load", root, *newest, "--weight-decay", "0.05"))
+    assert told["weight_decay"][0] == told["then"]["weight_decay"][0] == 0.05
+    told = json.loads(megatron("load", root, *newest, "--use-checkpoint"))
+    assert told["weight_decay"][0] == 0.1 and told["then"]["weight_decay"][0] == 0.05
+
+
 def test_the_untouched_state_is_what_megatron_uses(saved: Callable[[str], Path]) -> None:
     promise = look.inspect(Run.open(saved("fully"))).promise
     told = json.loads(megatron("load", saved("fully"), *KINDS["fully"]))

@@ -266,3 +266,29 @@ def test_the_rate_of_the_embedding_has_a_flag_of_its_own(tmp_path: Path) -> None
     text = warned(root, {"set": {"lr": 3e-5}})
     assert "--lr 3e-05 --decoupled-lr 0.00012" in text
     assert "--decoupled-lr" not in warned(root, {"set": {"beta2": 0.99}})
+
+
+def test_an_eps_of_mup_keeps_its_proportion(tmp_path: Path) -> None:
+    hidden = {"max_lr": 6e-5 * (1 / 3), "min_lr": 6e-6 * (1 / 3), "eps": 1e-8 * (1 / 3)}
+    root = save(tmp_path, tensor=1, pipeline=1, peaks=(6e-5, 6e-5, 2e-5), third=hidden)
+    operate(root, {"set": {"eps": 2e-8}})
+    ((state, _),) = loaded(root, 30)
+    eps = [group["eps"] for group in state["optimizer"]["optimizer"]["param_groups"]]
+    assert eps == [2e-8, 2e-8, 2e-8 * (1 / 3)]
+
+
+def test_two_groups_that_would_become_one_are_refused(tmp_path: Path) -> None:
+    """Of a third group only its own weight decay is different, and `set` makes it the same."""
+    root = save(
+        tmp_path, tensor=1, pipeline=1, peaks=(6e-5,) * 3, third={"start_wd": 0.2, "end_wd": 0.2},
+        first={"start_wd": 0.1, "end_wd": 0.1},
+    )  # fmt: skip
+    with pytest.raises(SurgeryError, match=r"groups 0 and 2 .* same start_wd, end_wd, by which"):
+        surgery.plan(Run.open(root), from_data({"set": {"weight_decay": 0.05}}))
+    operate(root, {"set": {"lr": 3e-5}})
+
+
+def test_groups_that_the_trainer_mixes_up_are_told(tmp_path: Path) -> None:
+    """Decoupled rates beside µP: eps is not among the keys by which a group is found."""
+    root = save(tmp_path, tensor=1, pipeline=1, peaks=(6e-5,) * 3, third={"eps": 1e-9})
+    assert "param groups 0 and 2 differ in eps alone" in warned(root, {"set": {"beta2": 0.99}})

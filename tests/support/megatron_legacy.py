@@ -10,7 +10,7 @@ import contextlib
 import enum
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,13 @@ def save(
     chained: int = 1,
     old: bool = False,
     peaks: tuple[float, ...] = (6e-5, 6e-5),
+    first: Mapping[str, Any] | None = None,
+    third: Mapping[str, Any] | None = None,
     **command_line: Any,
 ) -> Path:
-    """A run with these steps; its tracker names the last one."""
+    """A run with these steps; its tracker names the last one. `first` and `third` are what those
+    param groups have else."""
+    own = (first or {}, {}, third or {})
     args = argparse.Namespace(
         tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline,
         expert_model_parallel_size=1, data_parallel_size=2, use_distributed_optimizer=True,
@@ -91,7 +95,7 @@ def save(
                 with megatron_enums() as kind:
                     args.model_type = kind.encoder_or_decoder
                     torch.save(
-                        _state(args, step, chained, old, peaks), folder / "model_optim_rng.pt"
+                        _state(args, step, chained, old, peaks, own), folder / "model_optim_rng.pt"
                     )
                 torch.save(_moments(chained, t + p), folder / "distrib_optim.pt")
     (root / "latest_checkpointed_iteration.txt").write_text(str(steps[-1]))
@@ -99,7 +103,12 @@ def save(
 
 
 def _state(
-    args: argparse.Namespace, step: int, chained: int, old: bool, peaks: tuple[float, ...]
+    args: argparse.Namespace,
+    step: int,
+    chained: int,
+    old: bool,
+    peaks: tuple[float, ...],
+    own: tuple[Mapping[str, Any], ...],
 ) -> dict[str, Any]:
     schedule: dict[str, Any] = {**SCHEDULE, "num_steps": step * BATCH}
     lr = cosine(schedule, step * BATCH)
@@ -109,8 +118,9 @@ def _state(
             "lr": lr * (peak / 6e-5), "bias_correction": True, "betas": (0.9, 0.95), "eps": 1e-8,
             "weight_decay": 0.1 * mult, "step": step,
             **({} if old else {"default_config": True, "max_lr": peak, "min_lr": peak / 10}),
+            **more,
         }
-        for mult, peak in zip((1.0, 0.0, 1.0), peaks, strict=False)
+        for mult, peak, more in zip((1.0, 0.0, 1.0), peaks, own, strict=False)
     ]  # fmt: skip
     chain = [
         {

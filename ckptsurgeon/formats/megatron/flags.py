@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.formats.megatron import tiers
+from ckptsurgeon.formats.megatron import identity, tiers
 from ckptsurgeon.formats.megatron.arguments import plain
 from ckptsurgeon.formats.megatron.options import NEVER
 from ckptsurgeon.formats.megatron.shards import MegatronShards
@@ -28,16 +28,20 @@ def notes(checkpoint: MegatronShards, main: int) -> list[str]:
     not to start it with."""
     out = []
     args = checkpoint.args()
-    groups = [group for item in checkpoint.optimizers() for group in checkpoint.groups(item)]
+    groups = checkpoint.all_groups()
     schedule = checkpoint.schedule()
     if schedule is not None:
         flags = [*_flags(args, schedule, groups[main]), *_decoupled(args, groups)]
         if flags:
+            decay = any("weight-decay" in flag for flag in flags)
+            same = "--lr, --min-lr and --weight-decay" if decay else "--lr and --min-lr"
+            first = ": the first update takes the decay from there" if decay else ""
             out.append(
                 f"relaunch with {' '.join(dict.fromkeys(flags))}: the trainer asserts that they "
-                f"agree with the checkpoint (or add {USE}, and set --lr and "
-                "--min-lr all the same; never --override-opt_param-scheduler)"
+                f"agree with the checkpoint (or add {USE}, and set {same} all the same{first}; "
+                "never --override-opt_param-scheduler)"
             )
+        out += identity.notes([checkpoint.groups(item) for item in checkpoint.optimizers()])
     if any(path.name == "distrib_optim.pt" for path in checkpoint.trees):
         out.append(CKPT_STEP)
     for name, flag in NEVER:
@@ -72,16 +76,16 @@ def _flags(
         ("lr_decay_style", "--lr-decay-style", settings["decay_style"]),
     ):
         if name in args and args[name] is not None and args[name] != now:
-            yield f"{flag} {now:g}" if isinstance(now, float) else f"{flag} {now}"
+            yield f"{flag} {now!r}" if isinstance(now, float) else f"{flag} {now}"
     yield from _counts(args, settings["warmup_steps"], settings["decay_steps"])
     if "wd_incr_style" not in schedule:
         return
     start, end = schedule["start_wd"], schedule["end_wd"]
     if schedule["wd_incr_style"] == "constant":
         if args.get("weight_decay") not in (None, end):
-            yield f"--weight-decay {end:g}"
+            yield f"--weight-decay {end!r}"
     elif (args.get("start_weight_decay"), args.get("end_weight_decay")) != (start, end):
-        yield f"--start-weight-decay {start:g} --end-weight-decay {end:g}"
+        yield f"--start-weight-decay {start!r} --end-weight-decay {end!r}"
 
 
 def _decoupled(args: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -102,6 +102,15 @@ class MegatronShards(BaseCheckpoint):
             return []
         return [group for group in entries if isinstance(group, Mapping)]
 
+    def all_groups(self) -> list[Mapping[str, Any]]:
+        """The param groups of every optimizer, in order."""
+        return [group for item in self._optimizers for group in self.groups(item)]
+
+    def main(self) -> int:
+        """The number of the group whose rate is the command line's: what the trainer logs."""
+        marked = (i for i, group in enumerate(self.all_groups()) if group.get("default_config"))
+        return next(marked, 0)
+
     def in_roots(self, *path: Key, wins: bool = True) -> list[Place]:
         """`path` in every root."""
         return [p for file, prefix in self._roots for p in self.at(file, (*prefix, *path), wins)]
