@@ -119,7 +119,9 @@ class State:
     `schedule` has Megatron's AnnealingLR keys (steps are samples) or None. Of another family,
     `scheduler` says it in words, and `peak_lr` is what `lr` of a recipe sets and scales. `tokens`,
     `gigaflos` and `saved_at` (Unix time of the newest file) are what event files are matched with;
-    `batch_size` and `rampup` (start, increment, samples) give the samples of an iteration."""
+    `batch_size`, `rampup` (start, increment, samples) and `sizes` (the sample from which each
+    holds, and a batch size) give the samples of an iteration. `data` says why the consumed samples
+    do not decide which data comes next, where they do not."""
 
     step: int
     promise: Promise
@@ -136,6 +138,8 @@ class State:
     rampup: tuple[int, int, int] | None = None
     peak_lr: float | None = None
     scheduler: str = ""
+    sizes: tuple[tuple[int, int], ...] = ()
+    data: str = ""
 
 
 class Checkpoint(Protocol):

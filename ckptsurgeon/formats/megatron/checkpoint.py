@@ -134,8 +134,9 @@ class MegatronCheckpoint(MegatronShards):
         iteration = self.agreed("iteration")
         step = int(iteration[0]) if iteration else self.step
         main = self.main()
-        # a list of sizes by samples is not understood here
+        steps = arguments.sizes(args)
         size = None if args.get("step_batch_size_schedule") else args.get("global_batch_size")
+        size = steps[-1][1] if steps else size
         notes = known_globals.notes(self.shallow_globals())
         notes += flags.notes(self, main)
         promise = self.promise(step, rates[main])
@@ -154,6 +155,8 @@ class MegatronCheckpoint(MegatronShards):
             notes=tuple(notes),
             batch_size=size if isinstance(size, int) else None,
             rampup=arguments.rampup(args),
+            sizes=steps,
+            data=arguments.data(args, self.pending()),
         )
 
     def dialect(self) -> str:

@@ -56,9 +56,23 @@ def notes(checkpoint: MegatronShards, main: int) -> list[str]:
             "checkpoint is ignored, and num_steps becomes the consumed samples"
         )
     out += tiers.notes(args, _run(checkpoint.path), checkpoint.step)
-    rerun = checkpoint.in_roots("rerun_state_machine", "state")
-    if rerun and str(rerun[0].value) not in ("0", "RerunState.NOT_RUNNING_YET"):
-        out.append("a rerun of the last iteration may be pending (rerun_state_machine)")
+    pending = checkpoint.pending()
+    if pending is not None:
+        out.append(
+            f"iteration {pending} is to be run again with micro-batches that the checkpoint holds: "
+            "resume it as it is once, or relaunch with --rerun-mode disabled to leave that out"
+        )
+    skipped = args.get("skipped_train_samples")
+    if skipped:
+        out.append(
+            f"{skipped} samples were passed over (--iterations-to-skip): they are among the "
+            "consumed ones, and the schedule stands that much earlier"
+        )
+    if any(group.get("start_wd") is not None for group in groups):
+        out.append(
+            "param groups have a weight decay of their own (start_wd, end_wd), and are found by "
+            "it: what the trainer gives them (its config overrides) must be the same"
+        )
     return out
 
 
@@ -80,12 +94,22 @@ def _flags(
     yield from _counts(args, settings["warmup_steps"], settings["decay_steps"])
     if "wd_incr_style" not in schedule:
         return
+    if _increase(args) not in (None, schedule.get("wd_incr_steps")):
+        yield USE
     start, end = schedule["start_wd"], schedule["end_wd"]
     if schedule["wd_incr_style"] == "constant":
         if args.get("weight_decay") not in (None, end):
             yield f"--weight-decay {end!r}"
     elif (args.get("start_weight_decay"), args.get("end_weight_decay")) != (start, end):
         yield f"--start-weight-decay {start!r} --end-weight-decay {end!r}"
+
+
+def _increase(args: Mapping[str, Any]) -> float | None:
+    """Over how many samples the weight decay goes to its end: all of the training."""
+    iterations, size = args.get("train_iters"), args.get("global_batch_size")
+    if args.get("train_samples"):
+        return float(args["train_samples"])
+    return iterations * size if iterations and size else None
 
 
 def _decoupled(args: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -159,7 +159,8 @@ class Megatron(BaseFormat):
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """The folder, the file's schedule, and all values, which the loader compares."""
-        return ["--load", str(run), USE, *options.values(checkpoint.state())]
+        args = checkpoint.args() if isinstance(checkpoint, MegatronCheckpoint) else {}
+        return ["--load", str(run), USE, *options.values(checkpoint.state(), args)]
 
     def open(
         self, run: Path, step: int, without: Collection[Path] = ()
