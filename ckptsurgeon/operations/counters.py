@@ -25,7 +25,7 @@ def counter_changes(
     warnings: list[str] = []
     data = checkpoint.state().data if "consumed_samples" in counters else ""
     if data:
-        raise SurgeryError(data, next="move the data where it is kept, and drop consumed_samples")
+        raise SurgeryError(data, next="ckptsurgeon show    what is kept of the data")
     for key, value in counters.items():
         places = checkpoint.locate(key)
         if not places:

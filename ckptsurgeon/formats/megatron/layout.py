@@ -38,6 +38,7 @@ class Megatron(BaseFormat):
 
     name = "megatron"
     options = options.OPTIONS
+    fresh_optimizer = "--no-load-optim --load-main-params-from-ckpt"
 
     def recognizes(self, run: Path) -> bool:
         """True with an `iter_<N>` folder that holds a checkpoint of either format."""
@@ -142,15 +143,6 @@ class Megatron(BaseFormat):
             )
             for rival in (self.rivals(run, latest) if latest is not None else ())
         ]
-
-    def advise(self, key: str, value: object) -> str:
-        """Another optimizer begins with the masters of the checkpoint."""
-        if key == "optimizer":
-            return (
-                "start the trainer with the new optimizer and --no-load-optim "
-                "--load-main-params-from-ckpt"
-            )
-        return super().advise(key, value)
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """A flag that takes each iteration by itself."""
