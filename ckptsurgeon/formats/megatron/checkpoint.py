@@ -110,7 +110,7 @@ class MegatronCheckpoint(MegatronShards):
                     f"param groups {made[0][0]} and {made[0][1]} would have the same "
                     f"{', '.join(identity.told(self.groups(before), made[0]))}, by which the "
                     "trainer tells them apart: it would load both from the last one",
-                    next="ckptsurgeon show    the param groups: choose a value that keeps them apart",
+                    next="ckptsurgeon show    the param groups: take a value that keeps them apart",
                 )
         return new
 

@@ -93,7 +93,9 @@ class Megatron(BaseFormat):
                 int(args.get(f"{kind}_model_parallel_size") or 1)
                 for kind in ("tensor", "pipeline", "expert")
             ]
-            reasons = [problem("ranks", size) for size in (*sizes, sizes[0] * sizes[1] * sizes[2])]
+            data = int(args.get("data_parallel_size") or 1)
+            total = sizes[0] * sizes[1] * sizes[2] * data
+            reasons = [problem("ranks", size) for size in (*sizes, data, total)]
         if any(reasons):
             raise SurgeryError(f"{ranks[0]}: {next(filter(None, reasons))}")
         names = [
@@ -102,7 +104,9 @@ class Megatron(BaseFormat):
             for t in range(sizes[0]) for p in range(sizes[1]) for e in range(sizes[2])
         ]  # fmt: skip
         files = ["model_optim_rng.pt"]
-        if args.get("use_distributed_optimizer") and not args.get("no_save_optim"):
+        if args.get("use_layer_wise_distributed_optimizer") and not args.get("no_save_optim"):
+            files += [f"layer_wise_optimizer_{rank}.pt" for rank in range(data)]
+        elif args.get("use_distributed_optimizer") and not args.get("no_save_optim"):
             files.append("distrib_optim.pt")
         paths = [f"{name}/{file}" for name in names for file in files]
         return [name for name in paths if not (folder / name).is_file()]
