@@ -46,13 +46,22 @@ $(VENV)/.formats: $(VENV)/.complete
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[formats]'
 	touch $@
 
-test-formats: $(VENV)/.formats
+$(VENV)/.newest-megatron: $(VENV)/.complete constraints-newest-megatron.txt
+	rm -rf $(VENV)/newest-megatron
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+		--target $(VENV)/newest-megatron -r constraints-newest-megatron.txt
+	rm -rf $(VENV)/nvrx
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
+		--target $(VENV)/nvrx nvidia-resiliency-ext
+	touch $@
+
+test-formats: $(VENV)/.formats $(VENV)/.newest-megatron
 	$(PY) -m pytest -m "formats and not slow" $(PARALLEL)
 
 torch-headers: venv
 	$(PY) -m tests.train.kernels.torch_headers
 
-nightly: lint torch-headers $(VENV)/.formats
+nightly: lint torch-headers $(VENV)/.formats $(VENV)/.newest-megatron
 	$(PY) -m pytest $(PARALLEL)
 
 demo: venv

@@ -26,7 +26,7 @@ def check_format(
     the trainer takes a value from there, only its own loader can say.
 
     Examples:
-    ckptsurgeon check-format torch:global_step{step}/*_optim_states.pt=optimizer_state_dict.base_optimizer_state
+    ckptsurgeon check-format torch:global_step{step}/*opt*=optimizer_state_dict.base_optimizer_state
     """
     from ckptsurgeon.surgery.check_format import check_format
 

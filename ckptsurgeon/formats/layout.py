@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckptsurgeon.formats.protocol import Checkpoint, Hazard, State
+from ckptsurgeon.formats.protocol import Checkpoint, Hazard, Rival, State
 
 
 class BaseFormat:
@@ -46,6 +46,10 @@ class BaseFormat:
 
     def idle_paths(self, run: Path, step: int) -> list[str]:
         """No page describes it."""
+        return []
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """Most trainers load from one place."""
         return []
 
     def hazards(self, run: Path) -> list[Hazard]:

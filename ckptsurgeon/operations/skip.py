@@ -182,6 +182,8 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
 
     They must follow the checkpoint's step without a gap. The same skip, applied before and not
     undone, is done already."""
+    if state.data:
+        raise SurgeryError(state.data, next=run.format.advise_skip(ranges(section.skip)))
     at = state.promise.consumed_samples
     if at is None or state.batch_size is None:
         raise SurgeryError(
