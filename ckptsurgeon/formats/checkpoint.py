@@ -120,6 +120,7 @@ class BaseCheckpoint(ABC):
         decays, adam = self.agreed("weight_decay"), self.agreed("adam_step")
         scale, clip = self.agreed("loss_scale"), self.agreed("clip_grad")
         samples, seed, skip = (self.agreed(n) for n in ("consumed_samples", "seed", "skip"))
+        epoch, batches = self.agreed("data_epoch"), self.agreed("data_batches")
         ranges = skip[0] if skip else None
         return Promise(
             step=step + 1,
@@ -136,6 +137,8 @@ class BaseCheckpoint(ABC):
             optimizer=_named(headers) or None,
             groups=_differing(betas, eps),
             settings=_numbers(headers) or None,
+            data_epoch=int(epoch[0]) if epoch else None,
+            data_batches=int(batches[0]) if batches else None,
         )
 
     def headers(self) -> list[StateDict]:
@@ -168,6 +171,10 @@ class BaseCheckpoint(ABC):
     @abstractmethod
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """See `protocol.Checkpoint.scaler_start`."""
+
+    def recount(self, counter: str, value: int) -> list[Setting]:
+        """The number itself in every place."""
+        return [Setting(counter, place, value) for place in self.locate(counter)]
 
     def rescale(self, scale: float) -> list[Setting]:
         """The scale in every place, and the counters of `growth` beside each at their start."""

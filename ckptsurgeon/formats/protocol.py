@@ -182,6 +182,11 @@ class Checkpoint(Protocol):
         elsewhere, with the trainer's flag to use instead."""
         ...
 
+    def recount(self, counter: str, value: int) -> list[Setting]:
+        """What to write so that the counter `counter` of `fields.FIELDS` is `value`, with those
+        that a load computes from it; nothing where it is kept nowhere."""
+        ...
+
     def rescale(self, scale: float) -> list[Setting]:
         """What to write so that the dynamic loss scale is `scale` from the next step on: the scale
         and the counters that its next growth is taken from; nothing where there is none."""

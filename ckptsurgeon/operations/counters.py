@@ -11,7 +11,7 @@ from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.operations.section import Changes
 from ckptsurgeon.run.run import Run
 
-COUNTERS = ("consumed_samples", "tokens", "iteration")
+COUNTERS = ("consumed_samples", "tokens", "iteration", "data_epoch", "data_batches")
 
 
 def counter_changes(
@@ -24,16 +24,20 @@ def counter_changes(
     changes: list[AnyChange] = []
     warnings: list[str] = []
     for key, value in counters.items():
-        places = checkpoint.locate(key)
-        if not places:
+        settings = checkpoint.recount(key, value)
+        if not settings:
             raise SurgeryError(
                 f"{checkpoint.path.name} keeps no {key}: its trainer counts it elsewhere",
                 next="ckptsurgeon show    what it keeps",
             )
         changes += [
-            Change(run.relative(place.file), key, place.value, value, place.path)
-            for place in places
+            Change(run.relative(place.file), name, place.value, new, place.path)
+            for name, place, new in settings
         ]
+    batch = checkpoint.state().promise.data_batches
+    moved_step = not {"iteration", "tokens"}.isdisjoint(counters)
+    if batch is not None and moved_step and "data_batches" not in counters:
+        warnings.append(f"the data goes on at batch {batch} as before: set data_batches moves it")
     schedule = checkpoint.state().schedule or {}
     if "consumed_samples" in counters and "num_steps" in schedule and not moved:
         warnings.append(f"the schedule stays at sample {schedule['num_steps']}")

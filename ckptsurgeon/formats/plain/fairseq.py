@@ -15,7 +15,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.protocol import Checkpoint, State
 from ckptsurgeon.formats.sane import is_count, problem, understood
 
 SUFFIX = r"(?P<suffix>(?:-model_part-(?P<mp>\d+))?(?:-shard(?P<dp>\d+))?)\.pt"
@@ -146,6 +146,22 @@ class Fairseq(BaseFormat):
         """metaseq's flag takes ranges joined by commas."""
         joined = ",".join(f"{first}-{last}" for first, last in ranges)
         return f"relaunch the trainer with --skip-batches {joined}"
+
+    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
+        """metaseq's schedule keeps the rate at 0 up to one number of updates, and raises it to
+        another, whatever came before (`polynomial_decay_schedule.py`, f7ffa5f)."""
+        now = state.step
+        zero = f"--zero-lr-warmup-steps {now}"
+        if kind == "hold":
+            zero = f"--zero-lr-warmup-steps N    with N = {now} and the updates to hold"
+            return (
+                "ckptsurgeon reset moments    without re-warm",
+                f"and relaunch the trainer with {zero}, and --warmup-updates 1",
+            )
+        return (
+            "ckptsurgeon reset moments    without re-warm",
+            f"and relaunch the trainer with {zero} --warmup-updates K    the updates of the ramp",
+        )
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """The file alone: its state has no value that a flag could repeat."""
