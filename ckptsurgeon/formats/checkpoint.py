@@ -172,9 +172,9 @@ class BaseCheckpoint(ABC):
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """See `protocol.Checkpoint.scaler_start`."""
 
-    def recount(self, counter: str, value: int) -> list[Setting]:
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """The number itself in every place."""
-        return [Setting(counter, place, value) for place in self.locate(counter)]
+        return [Setting(counter, place, value) for place in self.locate(counter)], []
 
     def rescale(self, scale: float) -> list[Setting]:
         """The scale in every place, and the counters of `growth` beside each at their start."""
@@ -284,7 +284,7 @@ class BaseCheckpoint(ABC):
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By shard, every `module.name` that a load imports."""
-        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.trees}
+        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.archives}
 
     def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
         """The trees with `changes` laid over them."""

@@ -52,7 +52,9 @@ class BaseFormat:
         """Most trainers have no flag for it."""
         return "this trainer can't skip data: go back further, or change the data's order"
 
-    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
         """By hand: a small rate, and the usual one at a later checkpoint."""
         return (
             "ckptsurgeon reset moments    without re-warm",

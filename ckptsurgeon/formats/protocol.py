@@ -182,9 +182,9 @@ class Checkpoint(Protocol):
         elsewhere, with the trainer's flag to use instead."""
         ...
 
-    def recount(self, counter: str, value: int) -> list[Setting]:
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """What to write so that the counter `counter` of `fields.FIELDS` is `value`, with those
-        that a load computes from it; nothing where it is kept nowhere."""
+        that a load computes from it, and what to warn of; nothing where it is kept nowhere."""
         ...
 
     def rescale(self, scale: float) -> list[Setting]:
@@ -306,9 +306,11 @@ class Format(Protocol):
         """A sentence: how this trainer is made to pass over ranges of iterations, ends included."""
         ...
 
-    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
-        """What to do in this trainer in place of a re-warm window of `kind` that is over once
-        `until` samples are consumed, a line for each step."""
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
+        """What to do in this trainer in place of a re-warm window of `kind` that is over after
+        `iterations`, once `until` samples are consumed, a line for each step."""
         ...
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:

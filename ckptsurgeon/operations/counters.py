@@ -24,20 +24,17 @@ def counter_changes(
     changes: list[AnyChange] = []
     warnings: list[str] = []
     for key, value in counters.items():
-        settings = checkpoint.recount(key, value)
+        settings, notes = checkpoint.recount(key, value)
         if not settings:
             raise SurgeryError(
                 f"{checkpoint.path.name} keeps no {key}: its trainer counts it elsewhere",
                 next="ckptsurgeon show    what it keeps",
             )
+        warnings += [note for note in notes if note not in warnings]
         changes += [
             Change(run.relative(place.file), name, place.value, new, place.path)
             for name, place, new in settings
         ]
-    batch = checkpoint.state().promise.data_batches
-    moved_step = not {"iteration", "tokens"}.isdisjoint(counters)
-    if batch is not None and moved_step and "data_batches" not in counters:
-        warnings.append(f"the data goes on at batch {batch} as before: set data_batches moves it")
     schedule = checkpoint.state().schedule or {}
     if "consumed_samples" in counters and "num_steps" in schedule and not moved:
         warnings.append(f"the schedule stays at sample {schedule['num_steps']}")

@@ -21,6 +21,7 @@ from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
 from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.protocol import State
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.step_folders import files_below, refuse_link
 
@@ -185,6 +186,16 @@ class OlmoCore(Torchtitan):
             **self.parts(run, step, without),
             config=json_text.mapping(configs[0]) if configs else {},
             ephemeral=saved.is_file() and json_text.mapping(saved).get("ephemeral") is True,
+        )
+
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
+        """By the config where the run has a scheduler."""
+        return (
+            "ckptsurgeon reset moments    without re-warm",
+            f"and for {iterations} steps a small {self.options['lr']}; in a run without a "
+            "scheduler ckptsurgeon set-lr, and back at a later checkpoint",
         )
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:

@@ -42,12 +42,15 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
         paths = [self.counters[field], *([("epoch",)] if field == "data_epoch" else [])]
         return [place for file in self.archives for path in paths for place in self.at(file, path)]
 
-    def recount(self, counter: str, value: int) -> list[Setting]:
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """The tokens of the epoch move with its batches: a load computes one from the other."""
-        settings = super().recount(counter, value)
-        places = self.locate("data_tokens")
+        settings, _ = super().recount(counter, value)
+        places, batches = self.locate("data_tokens"), self.locate("data_batches")
+        if counter in ("iteration", "tokens") and batches:
+            now = batches[0].value
+            return settings, [f"the data goes on at batch {now} unless data_batches is set too"]
         if counter != "data_batches" or not places:
-            return settings
+            return settings, []
         size = self._batch_tokens()
         if size is None:
             raise SurgeryError(
@@ -55,7 +58,8 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
                 "computes the next batch from the tokens",
                 next="put the run's config.json into the step's folder and repeat",
             )
-        return [*settings, *(Setting("data_tokens", place, value * size) for place in places)]
+        tokens = [Setting("data_tokens", place, value * size) for place in places]
+        return [*settings, *tokens], []
 
     # --- the config ------------------------------------------------------------------------------
 

@@ -23,6 +23,27 @@ class HuggingFaceCheckpoint(TorchCheckpoint):
 
     loose: ClassVar[bool] = True
 
+    def find(self, field: str) -> list[Place]:
+        """The Trainer's step is in `trainer_state.json`."""
+        if field == "iteration":
+            return [place for file in self.texts for place in self.at(file, ("global_step",))]
+        return super().find(field)
+
+    def iteration(self) -> int:
+        """`global_step`; of Accelerate the number in the name."""
+        steps = [place.value for place in self.locate("iteration")]
+        return int(steps[0]) if steps else self.step
+
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
+        """The Trainer passes over the batches of so many updates when it resumes."""
+        settings, notes = super().recount(counter, value)
+        if settings:
+            notes.append(
+                f"the data moves with it: a resume passes over the batches of {value} updates, "
+                "unless --ignore_data_skip was given; the schedule stays where it is"
+            )
+        return settings, notes
+
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused for several optimizers: a recipe has one lr."""
         if len(self.optimizers) > 1:

@@ -7,11 +7,12 @@ a pointer: the Trainer resumes the highest number, and so does Accelerate with i
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import json_beside
 from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.deepspeed.layout import STEP, DeepSpeed
 from ckptsurgeon.formats.huggingface.checkpoint import EngineCheckpoint, HuggingFaceCheckpoint
@@ -84,11 +85,14 @@ class _Saved(StepFolders):
         scalers = [scaler] if scaler.is_file() and scaler not in without else []
         trees, archives = read_shards([*optimizers, *schedulers, *scalers])
         inside: tuple[Key, ...] = ()
+        state = folder / STATE
+        values, texts = json_beside.read([state] if state.is_file() else [])
         return HuggingFaceCheckpoint(
             path=folder,
             step=step,
-            trees=trees,
+            trees={**trees, **values},
             archives=archives,
+            texts=texts,
             optimizers=tuple((path, inside) for path in optimizers),
             schedulers=tuple(schedulers),
             scales=tuple((path, ("scale",)) for path in scalers),
@@ -102,6 +106,14 @@ class Transformers(_Saved):
     name = "transformers"
     options: Mapping[str, str] = {"clip_grad": "--max_grad_norm", "seed": "--seed"}
     besides = ("scheduler.pt", STATE)
+
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """It has no flag, but passes over the data before the step that it resumes."""
+        last = max(last for _, last in ranges)
+        return (
+            f"ckptsurgeon set iteration={last}    of the step to go on from: its data up to there "
+            "is passed over, and the steps count as done"
+        )
 
     def recognizes(self, run: Path) -> bool:
         """True with a folder of such a name where the Trainer's state or an optimizer is."""
@@ -128,6 +140,13 @@ class Accelerate(_Saved):
         folder = _inside(folder)
         random = any(name.startswith("random_states_") for name in listed(folder))
         return random and (bool(_matching(folder, OPTIMIZER)) or _engine(folder) is not None)
+
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """The library has a call for it, and saves no position of a plain loader."""
+        return (
+            "in the script, pass over the batches with accelerator.skip_first_batches(loader, N), "
+            "then relaunch"
+        )
 
     def advise(self, key: str, value: object) -> str:
         """The call in the user's own script: there is no command line to go by."""

@@ -147,20 +147,17 @@ class Fairseq(BaseFormat):
         joined = ",".join(f"{first}-{last}" for first, last in ranges)
         return f"relaunch the trainer with --skip-batches {joined}"
 
-    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
-        """metaseq's schedule keeps the rate at 0 up to one number of updates, and raises it to
-        another, whatever came before (`polynomial_decay_schedule.py`, f7ffa5f)."""
-        now = state.step
-        zero = f"--zero-lr-warmup-steps {now}"
-        if kind == "hold":
-            zero = f"--zero-lr-warmup-steps N    with N = {now} and the updates to hold"
-            return (
-                "ckptsurgeon reset moments    without re-warm",
-                f"and relaunch the trainer with {zero}, and --warmup-updates 1",
-            )
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
+        """metaseq's own: a rate of 0 up to a number of updates, and a rise over some more. Its
+        decay begins anew after them (`polynomial_decay_schedule.py`, b8924c0)."""
+        zero = state.step if kind == "ramp" else max(state.step + iterations - 1, 0)
+        rise = iterations if kind == "ramp" else 0
         return (
             "ckptsurgeon reset moments    without re-warm",
-            f"and relaunch the trainer with {zero} --warmup-updates K    the updates of the ramp",
+            f"relaunch the trainer with --zero-lr-warmup-steps {zero} --warmup-updates {rise}",
+            "and --lr with the rate after that: it decays from there to --total-num-updates",
         )
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
