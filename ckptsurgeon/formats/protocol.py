@@ -151,6 +151,14 @@ class Checkpoint(Protocol):
         """Every place of `key` in the param groups."""
         ...
 
+    def group(self, place: Place) -> int:
+        """The number of the param group that a place of one of its keys is in."""
+        ...
+
+    def in_group(self, place: Place, key: str) -> tuple[Key, ...]:
+        """The path of another key in the param group of `place`."""
+        ...
+
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """Every place of `key` in the param groups, with the names of the group's parameters.
         Raises SurgeryError where the format does not say which those are."""

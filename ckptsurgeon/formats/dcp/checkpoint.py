@@ -69,6 +69,26 @@ class DcpCheckpoint(DcpShards, ABC):
         """Whether the next step uses what the param groups hold of `field`."""
         return True
 
+    def _owner(self, name: str, key: str) -> str:
+        """What owns the setting `name`: a parameter, or the number of a group."""
+        return name.removeprefix(f"{self.prefix}param_groups.").removesuffix(f".{key}")
+
+    def _parameters(self, owner: str) -> tuple[str, ...]:
+        """The parameters of a group that is saved by its number; else the one that `owner` is."""
+        name = f"{self.prefix}param_groups.{owner}.params"
+        if name not in self.saved.items:
+            return (owner,)
+        return tuple(str(parameter) for parameter in self.trees[self.saved.path][name])
+
+    def group(self, place: Place) -> int:
+        """By the number in the name; the first of one that is saved by its parameters."""
+        owner = str(place.path[0]).removeprefix(f"{self.prefix}param_groups.").partition(".")[0]
+        return int(owner) if owner.isdigit() else 0
+
+    def in_group(self, place: Place, key: str) -> tuple[Key, ...]:
+        """Another value."""
+        return (f"{str(place.path[0]).rpartition('.')[0]}.{key}",)
+
     def settings(self, key: str) -> list[Place]:
         """Of every parameter."""
         return [place for name in self._groups.get(key, ()) for place in self.scalar(name)]
@@ -81,9 +101,8 @@ class DcpCheckpoint(DcpShards, ABC):
                 f"{self.trainer} computes the rates of its groups from its config",
                 next="set the lr of the group in the trainer's config",
             )
-        inside = f"{self.prefix}param_groups."
         return [
-            ((name.removeprefix(inside).removesuffix(f".{key}"),), place)
+            (self._parameters(self._owner(name, key)), place)
             for name in self._groups.get(key, ())
             for place in self.scalar(name)
         ]
@@ -117,8 +136,8 @@ class DcpCheckpoint(DcpShards, ABC):
         keys: dict[str, list[str]] = {owner: list(own_keys) for owner, own_keys in states.items()}
         for key, names in self._groups.items():
             for name in names:
-                owner = name.removeprefix(f"{self.prefix}param_groups.").removesuffix(f".{key}")
-                keys.setdefault(owner, []).append(f"group {key}")
+                for owner in self._parameters(self._owner(name, key)):
+                    keys.setdefault(owner, []).append(f"group {key}")
         out: dict[frozenset[str], list[str]] = {}
         for owner, own_keys in keys.items():
             out.setdefault(frozenset(own_keys), []).append(owner)
@@ -134,9 +153,11 @@ class DcpCheckpoint(DcpShards, ABC):
                 places = [Place(self.saved.path, path, get(values, path)) for path in paths]
                 state.setdefault(key, []).extend(places)
         group: dict[str, list[Place]] = {}
+        own = set(owners)
         for key, names in self._groups.items():
-            own = {f"{self.prefix}param_groups.{owner}.{key}" for owner in owners}
-            mine = [name for name in names if name in own]
+            if key == "params":
+                continue
+            mine = [n for n in names if not own.isdisjoint(self._parameters(self._owner(n, key)))]
             read = mine if key in COUNTED else mine[:1]
             places = [place for name in read for place in self.scalar(name)]
             if places:
