@@ -149,11 +149,11 @@ class BaseCheckpoint(ABC):
         """In the groups of every optimizer."""
         return [place for each in self.state_dicts() for place in each.group.get(key, ())]
 
-    def group(self, place: Place) -> int:
+    def group_of(self, place: Place) -> int:
         """As torch's `state_dict` has it: `…, param_groups, number, key`."""
         return int(place.path[-2])
 
-    def in_group(self, place: Place, key: str) -> tuple[Key, ...]:
+    def beside(self, place: Place, key: str) -> tuple[Key, ...]:
         """Beside it."""
         return (*place.path[:-1], key)
 

@@ -151,11 +151,11 @@ class Checkpoint(Protocol):
         """Every place of `key` in the param groups."""
         ...
 
-    def group(self, place: Place) -> int:
+    def group_of(self, place: Place) -> int:
         """The number of the param group that a place of one of its keys is in."""
         ...
 
-    def in_group(self, place: Place, key: str) -> tuple[Key, ...]:
+    def beside(self, place: Place, key: str) -> tuple[Key, ...]:
         """The path of another key in the param group of `place`."""
         ...
 

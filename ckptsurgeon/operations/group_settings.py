@@ -122,8 +122,8 @@ def _new(
     if key != "lr":
         yield place, value
         return
-    index = checkpoint.group(place)
-    beside = checkpoint.in_group(place, "initial_lr")
+    index = checkpoint.group_of(place)
+    beside = checkpoint.beside(place, "initial_lr")
     before = checkpoint.value(place.file, beside)
     schedulers = [p for p in checkpoint.locate("scheduler") if isinstance(p.value, Mapping)]
     if schedulers and not all("lr_lambdas" in p.value for p in schedulers):

@@ -80,12 +80,12 @@ class DcpCheckpoint(DcpShards, ABC):
             return (owner,)
         return tuple(str(parameter) for parameter in self.trees[self.saved.path][name])
 
-    def group(self, place: Place) -> int:
+    def group_of(self, place: Place) -> int:
         """By the number in the name; the first of one that is saved by its parameters."""
         owner = str(place.path[0]).removeprefix(f"{self.prefix}param_groups.").partition(".")[0]
         return int(owner) if owner.isdigit() else 0
 
-    def in_group(self, place: Place, key: str) -> tuple[Key, ...]:
+    def beside(self, place: Place, key: str) -> tuple[Key, ...]:
         """Another value."""
         return (f"{str(place.path[0]).rpartition('.')[0]}.{key}",)
 
