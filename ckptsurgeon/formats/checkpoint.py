@@ -122,6 +122,7 @@ class BaseCheckpoint(ABC):
         decays, adam = self.agreed("weight_decay"), self.agreed("adam_step")
         scale, clip = self.agreed("loss_scale"), self.agreed("clip_grad")
         samples, seed, skip = (self.agreed(n) for n in ("consumed_samples", "seed", "skip"))
+        epoch, batches = self.agreed("data_epoch"), self.agreed("data_batches")
         ranges = skip[0] if skip else None
         return Promise(
             step=step + 1,
@@ -138,6 +139,8 @@ class BaseCheckpoint(ABC):
             optimizer=_named(headers) or None,
             groups=_differing(betas, eps),
             settings=_numbers(headers) or None,
+            data_epoch=int(epoch[0]) if epoch else None,
+            data_batches=int(batches[0]) if batches else None,
         )
 
     def headers(self) -> list[StateDict]:
@@ -151,6 +154,14 @@ class BaseCheckpoint(ABC):
     def in_group(self, key: str, place: Place, value: Any) -> Any:
         """The value: most trainers give each group the same, or take it from the groups."""
         return value
+
+    def group_of(self, place: Place) -> int:
+        """As torch's `state_dict` has it: `…, param_groups, number, key`."""
+        return int(place.path[-2])
+
+    def beside(self, place: Place, key: str) -> tuple[Key, ...]:
+        """Beside it."""
+        return (*place.path[:-1], key)
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """Refused: a format that knows the names in its param groups overrides it."""
@@ -174,6 +185,10 @@ class BaseCheckpoint(ABC):
     @abstractmethod
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """See `protocol.Checkpoint.scaler_start`."""
+
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
+        """The number itself in every place."""
+        return [Setting(counter, place, value) for place in self.locate(counter)], []
 
     def rescale(self, scale: float) -> list[Setting]:
         """The scale in every place, and the counters of `growth` beside each at their start."""
@@ -296,7 +311,7 @@ class BaseCheckpoint(ABC):
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By shard, every `module.name` that a load imports."""
-        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.trees}
+        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.archives}
 
     def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
         """The trees with `changes` laid over them."""

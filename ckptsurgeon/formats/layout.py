@@ -66,7 +66,9 @@ class BaseFormat:
         """Most trainers have no flag for it."""
         return "ckptsurgeon status    the steps to go back to; this trainer can't skip data"
 
-    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
         """By hand: a small rate, and the usual one at a later checkpoint."""
         return (
             "ckptsurgeon reset moments    without re-warm",

@@ -213,6 +213,14 @@ class Checkpoint(Protocol):
         value itself, but where the trainer makes the groups' values from one."""
         ...
 
+    def group_of(self, place: Place) -> int:
+        """The number of the param group that a place of one of its keys is in."""
+        ...
+
+    def beside(self, place: Place, key: str) -> tuple[Key, ...]:
+        """The path of another key in the param group of `place`."""
+        ...
+
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """Every place of `key` in the param groups, with the names of the group's parameters.
         Raises SurgeryError where the format does not say which those are."""
@@ -242,6 +250,11 @@ class Checkpoint(Protocol):
 
         Raises UsageError for a schedule that can't be, SurgeryError for one that is kept
         elsewhere, with the trainer's flag to use instead."""
+        ...
+
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
+        """What to write so that the counter `counter` of `fields.FIELDS` is `value`, with those
+        that a load computes from it, and what to warn of; nothing where it is kept nowhere."""
         ...
 
     def rescale(self, scale: float) -> list[Setting]:
@@ -385,9 +398,11 @@ class Format(Protocol):
         """A sentence: how this trainer is made to pass over ranges of iterations, ends included."""
         ...
 
-    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
-        """What to do in this trainer in place of a re-warm window of `kind` that is over once
-        `until` samples are consumed, a line for each step."""
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
+        """What to do in this trainer in place of a re-warm window of `kind` that is over after
+        `iterations`, once `until` samples are consumed, a line for each step."""
         ...
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:

@@ -190,6 +190,8 @@ def promise(promise: Promise) -> list[str]:
         "clip": promise.clip_grad,
         "seed": promise.seed,
         "next sample": promise.consumed_samples,
+        "next batch": promise.data_batches,
+        "epoch": promise.data_epoch,
         "skip": promise.skip,
         "rewarm": promise.rewarm or None,
     }

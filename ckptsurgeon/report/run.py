@@ -90,7 +90,7 @@ def _named(run: Run, step: int | None) -> str:
 
 def _hyperparameters(state: State) -> list[Row]:
     values = state.promise
-    rows = [Row("lr", "not kept" if values.lr is None else f"{values.lr:.3e}", schedule(state))]
+    rows = [Row("lr", "not known" if values.lr is None else f"{values.lr:.3e}", schedule(state))]
     adam = [item for item in promise(values) if item.startswith(("beta", "eps", "adam"))]
     if adam:
         label = (

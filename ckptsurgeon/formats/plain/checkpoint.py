@@ -14,7 +14,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals, optimizer_state
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
 from ckptsurgeon.formats.protocol import Disagreement, Place, Setting, State, StateDict
@@ -30,7 +30,7 @@ Located = tuple[Path, tuple[Key, ...]]
 
 
 @dataclass
-class TorchCheckpoint(BaseCheckpoint):
+class TorchCheckpoint(JsonBeside):
     """One saved step. `optimizers` are (file, path of the state dict), `schedulers` (file, path of
     a scheduler's state), `scales` (file, path of the loss scale)."""
 
@@ -159,6 +159,10 @@ class TorchCheckpoint(BaseCheckpoint):
         """The updates that were made."""
         return self.step
 
+    def batch_size(self) -> int | None:
+        """The samples of an iteration, where a file says it."""
+        return None
+
     def notes(self) -> Iterator[str]:
         """What a reader of the promise must know."""
         if isinstance(schedule := self.schedule(), Mapping):
@@ -195,8 +199,9 @@ class TorchCheckpoint(BaseCheckpoint):
             dynamic_loss_scale=bool(self.locate("loss_scale")),
             tokens=None,
             gigaflos=None,
-            saved_at=max(path.stat().st_mtime for path in self.trees),
+            saved_at=max(path.stat().st_mtime for path in self.archives),
             notes=tuple(notes),
             peak_lr=peak,
             scheduler=words,
+            batch_size=self.batch_size(),
         )
