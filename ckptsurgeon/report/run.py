@@ -31,10 +31,17 @@ if TYPE_CHECKING:
     from ckptsurgeon.run.run import Run
 
 
-def status(run: Run, state: State | None, problem: SurgeryError | None, style: Style) -> str:
-    """The run on one screen. `problem` is why the latest checkpoint can't be read."""
+def status(
+    run: Run,
+    state: State | None,
+    problem: SurgeryError | None,
+    style: Style,
+    loss: Sequence[Row] = (),
+) -> str:
+    """The run on one screen. `problem` is why the latest checkpoint can't be read, `loss` what
+    `sparkline` made of the logs."""
     if run.bare:
-        return "\n".join([f"{clean(run.name)}   logs", "", *table(_logs(run), style)])
+        return "\n".join([f"{clean(run.name)}   logs", "", *table([*loss, *_logs(run)], style)])
     at = f"at step {state.step}   {state.dialect}" if state else run.format.name
     rows = [_steps(run), *_pointers(run)]
     if problem is not None:
@@ -42,6 +49,7 @@ def status(run: Run, state: State | None, problem: SurgeryError | None, style: S
         rows += [Row("next", hint) for hint in problem.next]
     if state is not None:
         rows += _hyperparameters(state)
+    rows += loss
     return "\n".join([f"{clean(run.name)}   {at}", "", *table([*rows, *_logs(run)], style)])
 
 

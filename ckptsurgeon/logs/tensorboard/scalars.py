@@ -48,11 +48,15 @@ def scalars(path: Path, matches: Callable[[str], bool]) -> Iterator[Point]:
         for record, series in enumerate(index.tags):
             if series not in hits:
                 continue
-            start, end = index.span(record)
-            event = bytes(data[start + _HEADER : end - (OVERHEAD - _HEADER)])
-            for tag, value in _values(event):
+            for tag, value in numbers(data, index, record):
                 if matches(tag):
                     yield Point(tag, int(index.steps[record]), float(index.walls[record]), value)
+
+
+def numbers(data: Data, index: Index, record: int) -> Iterator[tuple[str, float]]:
+    """Tag and number of each value in one record. `data` are the bytes of the file."""
+    start, end = index.span(record)
+    return _values(bytes(data[start + _HEADER : end - (OVERHEAD - _HEADER)]))
 
 
 def column(index: Index, data: Data, tag: str, rows: Any) -> Floats:
