@@ -48,7 +48,8 @@ class Skip(Section):
     def title(self, run: Run, step: int) -> list[str]:
         cleared = ["clear skip"] if self.clear_skip else []
         how = " by counters" if self.skip_by_counters else ""
-        return [*cleared, *([f"skip {' '.join(self.skip)}{how}"] if self.skip else [])]
+        typed = " ".join(_range(*pair) for pair in ranges(self.skip))
+        return [*cleared, *([f"skip {typed}{how}"] if typed else [])]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         changes: list[AnyChange] = []
@@ -67,23 +68,11 @@ class Skip(Section):
         new_ranges = [] if self.skip_by_counters else ranges(self.skip)
         if not new_ranges and not self.clear_skip:
             return changes, warnings
+        past = _past(run, new_ranges, checkpoint.state(), done)
         places = checkpoint.locate("skip")
         if not places:
-            typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
-            movable = bool(new_ranges) and _movable(checkpoint.state())
-            raise SurgeryError(
-                f"{checkpoint.path.name} keeps no skip ranges: its trainer takes them from a flag",
-                next=(
-                    run.format.advise_skip(new_ranges),
-                    *([f"{typed}    advance its position instead"] if movable else []),
-                ),
-            )
-        warnings += [
-            f"skip {_range(first, last)} ends before step {done + 1}: it has no effect; roll back "
-            "first"
-            for first, last in merge(new_ranges)
-            if last <= done
-        ]
+            raise self._kept_nowhere(run, checkpoint, new_ranges)
+        warnings += past
         for place in places:
             old = [(int(first), int(last)) for first, last in place.value]
             new = self.ranges_after(old)
@@ -91,6 +80,28 @@ class Skip(Section):
                 file, pairs = run.relative(place.file), [list(pair) for pair in new]
                 changes.append(Change(file, "skip", place.value, pairs, place.path))
         return changes, warnings
+
+    def _kept_nowhere(
+        self, run: Run, checkpoint: Checkpoint, new_ranges: Sequence[tuple[int, int]]
+    ) -> SurgeryError:
+        """What the trainer takes, and the counters where the checkpoint has them."""
+        name = checkpoint.path.name
+        if not new_ranges:
+            return SurgeryError(
+                f"{name} keeps no skip ranges: there is nothing to clear",
+                next="ckptsurgeon show    what the checkpoint keeps",
+            )
+        state = checkpoint.state()
+        counted = _movable(state)
+        follows = merge(new_ranges)[0][0] <= state.step + 1
+        typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
+        return SurgeryError(
+            f"{name} keeps no skip ranges: its trainer takes them from a flag",
+            next=(
+                run.format.advise_skip(new_ranges),
+                *([f"{typed}    advance its position instead"] if counted and follows else []),
+            ),
+        )
 
     def ranges_after(self, present: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """The ranges that are passed over after the surgery."""
@@ -123,6 +134,30 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
             )
         out.append((first, last))
     return out
+
+
+def _past(run: Run, new: Sequence[tuple[int, int]], state: State, done: int) -> list[str]:
+    """What to know of ranges that begin at or before the iteration `done`. Raises UsageError for
+    one that ends there too, unless the checkpoint has it already: it would skip nothing."""
+    present = merge((int(first), int(last)) for first, last in state.promise.skip or ())
+    notes = []
+    for first, last in merge(new):
+        if first > done or any(a <= first and last <= b for a, b in present):
+            continue
+        if last > done:
+            notes.append(
+                f"iterations {_range(first, done)} are past: only {_range(done + 1, last)} of "
+                f"skip {_range(first, last)} will be passed over"
+            )
+            continue
+        older = [step for step in run.steps() if step < first and run.complete(step)]
+        hint = "ckptsurgeon status    no saved step is before it"
+        if older:
+            typed = f"ckptsurgeon rollback --to {older[-1]} --skip {_range(first, last)}"
+            hint = f"{typed}    the newest step before it"
+        are = f"iteration {first} is" if first == last else f"iterations {first}-{last} are"
+        raise UsageError(f"{are} past: the run stands at {done}", next=hint)
+    return notes
 
 
 def _range(first: int, last: int) -> str:
@@ -165,7 +200,7 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
     if at is None or not _movable(state):
         raise SurgeryError(
             "the checkpoint keeps no consumed samples or no batch size to advance them by",
-            next="skip A-B    if its trainer takes ranges",
+            next=run.format.advise_skip(ranges(section.skip)),
         )
     first, last = state.step + 1, state.step
     for begin, end in sorted(ranges(section.skip)):
@@ -173,7 +208,7 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
             raise UsageError(
                 f"skip {_range(begin, end)} by counters does not begin at the next iteration, "
                 f"{last + 1}",
-                next=f"ckptsurgeon rollback --to {begin - 1}    and skip from there",
+                next=_reachable(run, begin, end, last + 1),
             )
         last = max(last, end)
     before = {"step": first, counter: at}
@@ -184,6 +219,18 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
     for _ in range(first, last + 1):
         at += batch_size(state, at)
     return at
+
+
+def _reachable(run: Run, begin: int, end: int, following: int) -> str:
+    """The command that passes over these iterations by counters."""
+    if begin - 1 in run.steps() and run.complete(begin - 1):
+        return f"ckptsurgeon rollback --to {begin - 1}    and skip from there"
+    if end < following:
+        return (
+            f"ckptsurgeon status    step {begin - 1} is not saved, so nothing can begin at {begin}"
+        )
+    typed = f"ckptsurgeon skip {_range(following, end)} --by-counters"
+    return f"{typed}    from the next iteration on; step {begin - 1} is not saved"
 
 
 def _same_skip(receipt: Receipt, section: Skip, before: Mapping[str, int]) -> bool:

@@ -42,6 +42,7 @@ class Torchtitan(BaseFormat):
         "decay": "--lr_scheduler.decay_ratio (of all steps)",
         "decay_style": "--lr_scheduler.decay_type",
     }
+    fresh_optimizer = 'checkpoint.exclude_from_loading=["optimizer"]'
     folder_name = "step-{}"
     inner = ""
     optimizer = "optimizer."
@@ -142,6 +143,7 @@ class OlmoCore(Torchtitan):
         "decay": "train_module.scheduler",
         "decay_style": "train_module.scheduler",
     }
+    fresh_optimizer = "trainer.load_optim_state=false"
     folder_name = "step{}"
     inner = "model_and_optim"
     optimizer = "optim."
