@@ -58,14 +58,23 @@ $(VENV)/.olmo: $(VENV)/.formats
 	$(OLMO) -m pip install --quiet --disable-pip-version-check -c $(VENV)/olmo/constraints.txt ai2-olmo-core
 	touch $@
 
-test-formats: $(VENV)/.formats $(VENV)/.olmo
+$(VENV)/.newest-megatron: $(VENV)/.complete constraints-newest-megatron.txt
+	rm -rf $(VENV)/newest-megatron
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+		--target $(VENV)/newest-megatron -r constraints-newest-megatron.txt
+	rm -rf $(VENV)/nvrx
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
+		--target $(VENV)/nvrx nvidia-resiliency-ext
+	touch $@
+
+test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.olmo
 	$(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo
 
 torch-headers: venv
 	$(PY) -m tests.train.kernels.torch_headers
 
-nightly: lint torch-headers $(VENV)/.formats $(VENV)/.olmo
+nightly: lint torch-headers $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.olmo
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo
 

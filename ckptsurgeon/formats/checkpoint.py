@@ -157,6 +157,10 @@ class BaseCheckpoint(ABC):
         """Beside it."""
         return (*place.path[:-1], key)
 
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """The value: most trainers give each group the same, or take it from the groups."""
+        return value
+
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """Refused: a format that knows the names in its param groups overrides it."""
         raise SurgeryError(

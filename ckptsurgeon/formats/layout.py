@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckptsurgeon.formats.protocol import Checkpoint, Hazard, State
+from ckptsurgeon.formats.protocol import Checkpoint, Hazard, Rival, State
 
 
 class BaseFormat:
@@ -38,6 +38,10 @@ class BaseFormat:
 
     def stale_pointers(self, run: Path, step: int) -> list[str]:
         """No file but those of `pointers` names a step."""
+        return []
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """Most trainers load from one place."""
         return []
 
     def hazards(self, run: Path) -> list[Hazard]:

@@ -101,6 +101,17 @@ class Hazard(NamedTuple):
     next: str
 
 
+class Rival(NamedTuple):
+    """A checkpoint outside the run's own steps that the trainer would load in place of one of them:
+    its step and `what` it is. A surgery moves `paths` aside; where there are none it lies outside
+    the run, and `remedy` is what to do by hand."""
+
+    step: int
+    what: str
+    paths: tuple[Path, ...]
+    remedy: str = ""
+
+
 @dataclass(frozen=True)
 class State:
     """One checkpoint as its trainer would see it: no tensor bytes.
@@ -108,7 +119,9 @@ class State:
     `schedule` has Megatron's AnnealingLR keys (steps are samples) or None. Of another family,
     `scheduler` says it in words, and `peak_lr` is what `lr` of a recipe sets and scales. `tokens`,
     `gigaflos` and `saved_at` (Unix time of the newest file) are what event files are matched with;
-    `batch_size` and `rampup` (start, increment, samples) give the samples of an iteration."""
+    `batch_size`, `rampup` (start, increment, samples) and `sizes` (the sample from which each
+    holds, and a batch size) give the samples of an iteration. `data` says why the consumed samples
+    do not decide which data comes next, where they do not."""
 
     step: int
     promise: Promise
@@ -125,6 +138,8 @@ class State:
     rampup: tuple[int, int, int] | None = None
     peak_lr: float | None = None
     scheduler: str = ""
+    sizes: tuple[tuple[int, int], ...] = ()
+    data: str = ""
 
 
 class Checkpoint(Protocol):
@@ -157,6 +172,11 @@ class Checkpoint(Protocol):
 
     def beside(self, place: Place, key: str) -> tuple[Key, ...]:
         """The path of another key in the param group of `place`."""
+        ...
+
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """What `value` of `key`, given for all param groups, becomes in the one of `place`: the
+        value itself, but where the trainer makes the groups' values from one."""
         ...
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
@@ -299,6 +319,11 @@ class Format(Protocol):
     def stale_pointers(self, run: Path, step: int) -> list[str]:
         """A sentence for each file that names another step still when `pointers` are written for
         `step`, with what to leave out of the relaunch."""
+        ...
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """What the trainer would load in place of `step` although every pointer names that, by the
+        command line that its checkpoints keep."""
         ...
 
     def hazards(self, run: Path) -> list[Hazard]:

@@ -23,6 +23,9 @@ def counter_changes(
     `moved` says that the same recipe sets the schedule's, too."""
     changes: list[AnyChange] = []
     warnings: list[str] = []
+    data = checkpoint.state().data if "consumed_samples" in counters else ""
+    if data:
+        raise SurgeryError(data, next="ckptsurgeon show    what is kept of the data")
     for key, value in counters.items():
         settings, notes = checkpoint.recount(key, value)
         if not settings:

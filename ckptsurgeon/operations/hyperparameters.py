@@ -214,7 +214,7 @@ class _Setter(PlaceChanges):
                     next="set the weight decay in the trainer, which knows its parameters",
                 )
         for place in places:
-            self.put(key, place, value)
+            self.put(key, place, self.checkpoint.in_group(key, place, value))
 
     def setting(self, key: str, value: float) -> None:
         """A number that the param groups hold under a name of its own, or as the n-th of several:

@@ -194,6 +194,8 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
 
     They must follow the checkpoint's step without a gap. The same skip, applied before and not
     undone, is done already."""
+    if state.data:
+        raise SurgeryError(state.data, next=run.format.advise_skip(ranges(section.skip)))
     counter = _counter(state)
     by_samples = counter == "consumed_samples"
     at: int | None = getattr(state.promise, counter)
