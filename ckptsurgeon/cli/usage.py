@@ -1,4 +1,4 @@
-"""Click's errors in our three lines, with the command that was meant where it can be told."""
+"""What was typed, in an error: the command that was meant, or the same one with more to it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ from typing import Any
 from ckptsurgeon.errors import UsageError
 
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
+
+
+AGAIN = re.compile(r"the same command (?:again|with (?P<more>.*?))(?P<comment>    .*)?")
+
+
+def in_full(hint: str, words: Sequence[str]) -> str:
+    """`hint`, with the command that was typed where it says `the same command`."""
+    match = AGAIN.fullmatch(hint)
+    if match is None:
+        return hint
+    end = list(words).index("--") if "--" in words else len(words)
+    more = shlex.split(match["more"] or "")
+    typed = shlex.join(["ckptsurgeon", *words[:end], *more, *words[end:]])
+    return typed + (match["comment"] or "")
 
 
 def from_click(error: Any, words: Sequence[str]) -> UsageError:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckptsurgeon.cli.commands import commands
+from ckptsurgeon.cli.usage import in_full
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.support.launch import REPO
@@ -291,3 +292,24 @@ def test_a_rate_without_its_minus_is_typed_for_the_same_run(
     for words in (["-C", root.name, "set-lr", "-5e-4"], ["set-lr", "-5e-4", "--run", root.name]):
         (hint,) = hints(surgeon(*words).stderr)
         assert surgeon(*hint, "--dry-run").stdout.startswith("a run   set lr=0.0005\n")
+
+
+def test_the_same_command_is_printed_in_full(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = away(trained, monkeypatch)
+    look, do = hints(surgeon("rollback", "4", "--why", "a spike", "-C", root.name).stderr)
+    typed = ["rollback", "4", "--why", "a spike", "-C", "a run"]
+    assert (look, do) == ([*typed, "--dry-run"], [*typed, "--yes"])
+    assert surgeon(*do).exit_code == 0
+    monkeypatch.chdir(root)
+    (prune,) = hints(surgeon("prune", "--keep", "0", "--yes").stderr)
+    assert surgeon(*prune).exit_code == 0
+
+
+def test_what_comes_after_two_dashes_stays_last() -> None:
+    words = ["relaunch", "--json", "--", "train_iters=10"]
+    assert in_full("the same command with --yes    do it", words) == (
+        "ckptsurgeon relaunch --json --yes -- train_iters=10    do it"
+    )
+    assert in_full("the same command without --relaunch", words).startswith("the same")
