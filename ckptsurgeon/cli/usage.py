@@ -12,18 +12,21 @@ from ckptsurgeon.errors import UsageError
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
 
 
-AGAIN = re.compile(r"the same command (?:again|with (?P<more>.*?))(?P<comment>    .*)?")
+AGAIN = re.compile(
+    r"the same command (?:again|with (?P<new>\d+) for (?P<old>\d+)|with (?P<more>-.*?))"
+    r"(?P<comment>    .*)?"
+)
 
 
 def in_full(hint: str, words: Sequence[str]) -> str:
     """`hint`, with the command that was typed where it says `the same command`."""
     match = AGAIN.fullmatch(hint)
-    if match is None:
+    if match is None or (match["old"] and list(words).count(match["old"]) != 1):
         return hint
     end = list(words).index("--") if "--" in words else len(words)
-    more = shlex.split(match["more"] or "")
-    typed = shlex.join(["ckptsurgeon", *words[:end], *more, *words[end:]])
-    return typed + (match["comment"] or "")
+    typed = [match["new"] if word == match["old"] else word for word in words]
+    typed[end:end] = shlex.split(match["more"] or "")
+    return shlex.join(["ckptsurgeon", *typed]) + (match["comment"] or "")
 
 
 def from_click(error: Any, words: Sequence[str]) -> UsageError:

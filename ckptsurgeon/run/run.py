@@ -180,7 +180,10 @@ class Run:
         steps = self.steps()
         if step not in steps:
             near = sorted(steps, key=lambda other: (abs(other - step), other))[:2]
-            hints = [f"step {other} is saved" for other in sorted(near)]
+            hints = [
+                f"the same command with {other} for {step}    step {other} is saved"
+                for other in sorted(near)
+            ]
             raise UsageError(
                 f"step {step} is not saved in {self.root}",
                 next=[*hints, "ckptsurgeon status    list all steps"],

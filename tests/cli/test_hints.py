@@ -313,3 +313,25 @@ def test_what_comes_after_two_dashes_stays_last() -> None:
         "ckptsurgeon relaunch --json --yes -- train_iters=10    do it"
     )
     assert in_full("the same command without --relaunch", words).startswith("the same")
+
+
+@pytest.mark.parametrize("words", [["rollback", "--to", "5"], ["show", "5"], ["verify", "5"]])
+def test_a_step_that_is_not_saved_is_typed_again_with_one_that_is(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    root = away(trained, monkeypatch)
+    told = surgeon(*words, "-n", "-C", root.name, "--json")
+    assert told.exit_code == 2
+    error = json.loads(told.stderr)
+    assert error["comment"] == ["step 4 is saved", "step 6 is saved", "list all steps"]
+    for command in error["next"]:
+        again = surgeon(*shlex.split(command)[1:])
+        assert again.exit_code == 0, again.stderr
+    assert "4" in shlex.split(error["next"][0])
+
+
+def test_in_a_recipe_the_step_is_named(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("rollback: {to: 5}")
+    told = surgeon("apply", recipe, "--yes", "-C", trained())
+    assert "next: the same command with 4 for 5    step 4 is saved\n" in told.stderr
