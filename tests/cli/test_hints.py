@@ -335,3 +335,20 @@ def test_in_a_recipe_the_step_is_named(surgeon: Surgeon, trained: Trained, tmp_p
     recipe.write_text("rollback: {to: 5}")
     told = surgeon("apply", recipe, "--yes", "-C", trained())
     assert "next: the same command with 4 for 5    step 4 is saved\n" in told.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["rollback", "--to", "6"], ["show", "6"], ["fork", "b", "--step", "6"]]
+)
+def test_damage_at_an_older_step_is_looked_up_there(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    root = away(trained, monkeypatch)
+    (root / "global_step6" / "mp_rank_00_model_states.pt").write_bytes(b"")
+    (look,) = hints(surgeon(*words, "-C", root.name).stderr)
+    assert look[2:] == ["verify", "6"]
+    told = surgeon(*look)
+    assert told.exit_code == 4
+    (before,) = hints(told.stdout)
+    assert before[2:] == ["verify", "4"]
+    assert surgeon(*before).exit_code == 0
