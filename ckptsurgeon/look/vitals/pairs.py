@@ -81,6 +81,9 @@ def _observe(
     numpy.add(root, eps, out=root)
     numpy.divide(first, root, out=ratio)
     pair.updates += float(numpy.dot(ratio, ratio)) * up * up
+    blank = first == 0
+    if blank.any():
+        pair.blank += int(numpy.count_nonzero(blank & (second > 0)))
     if float(second.min()) == 0:
         pair.still += int(numpy.count_nonzero(second == 0))
     if shape is not None and len(shape) > 1:
