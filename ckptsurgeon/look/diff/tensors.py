@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,7 +159,7 @@ class _Total:
 # --- weights -------------------------------------------------------------------------------------
 
 
-def of_weights(out: Tensors, ones: Iterator[Weight], others: Iterator[Weight]) -> None:
+def of_weights(out: Tensors, ones: Iterable[Weight], others: Iterable[Weight]) -> None:
     """Add the weights of two steps by name, each joined over all ranks."""
     mine = {weight.name: weight for weight in ones}
     its = {weight.name: weight for weight in others}
