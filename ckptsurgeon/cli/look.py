@@ -168,8 +168,7 @@ def verify(
 
     Examples:
     ckptsurgeon verify
-    ckptsurgeon verify 6 --level 4
-    ckptsurgeon verify 8 --against 6
+    ckptsurgeon verify 8 --level 4 --against 6
     ckptsurgeon verify --log slurm-4711.out
     """
     from ckptsurgeon import look
