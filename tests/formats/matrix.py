@@ -67,7 +67,7 @@ def _universal(root: Path) -> None:
     (root / "latest").write_text("global_step6_universal")
 
 
-def _hugging_face(root: Path) -> None:
+def hugging_face(root: Path) -> None:
     parameter = torch.nn.Parameter(torch.rand(8))
     adam = torch.optim.AdamW([parameter], lr=1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / 100)
@@ -103,7 +103,7 @@ FORMATS: dict[str, tuple[Maker, str]] = {
     "OLMo-core, no scheduler": (_olmo_without_scheduler, "olmo-core, torch"),
     "metaseq, fairseq": (fairseq_files.make_run, "torch"),
     "nanotron": (nanotron_files.make, "torch"),
-    "Hugging Face": (_hugging_face, "transformers, accelerate"),
+    "Hugging Face": (hugging_face, "transformers, accelerate"),
 }
 """Format → how a run of at least two steps is made, and whose own loader reads the edited one in
 the tests of that format."""
