@@ -293,6 +293,50 @@ def test_an_accelerator_loads_what_was_operated_on(tmp_path: Path, name: str) ->
     take_back(root, before)
 
 
+def loaded(workers: int = 0) -> tuple[Any, Any]:
+    """A real Accelerator with a loader that saves where it stands."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    torch.manual_seed(0)
+    config = DataLoaderConfiguration(
+        use_stateful_dataloader=True, use_seedable_sampler=True, data_seed=3
+    )
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    data = torch.utils.data.TensorDataset(torch.arange(64))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, num_workers=workers)
+    model = torch.nn.Linear(2, 2)
+    adam = torch.optim.AdamW(model.parameters(), lr=PEAK)
+    return accelerator, accelerator.prepare(loader, model, adam)[0]
+
+
+def test_a_loader_that_saves_its_position_is_moved(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    accelerator, loader = loaded()
+    order = []
+    for number, (batch,) in enumerate(loader, 1):
+        order.append(batch.tolist())
+        if number == 3:
+            accelerator.save_state(str(root / "step_3"))
+    before = snapshot(root)
+    plan = operate(root, {"skip": ["4-6"], "skip_by_counters": True})
+    assert plan.promise is not None and plan.promise.data_batches == 6
+    accelerator, loader = loaded()
+    accelerator.load_state(str(root / "step_3"))
+    assert [batch.tolist() for (batch,) in loader] == order[6:]
+    take_back(root, before)
+
+
+def test_a_loader_with_workers_keeps_its_own_state(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    accelerator, loader = loaded(workers=1)
+    for _ in loader:
+        accelerator.save_state(str(root / "step_1"))
+        break
+    with pytest.raises(SurgeryError, match="keeps no data_batches"):
+        surgery.plan(Run.open(root), from_data({"set": {"data_batches": 5}}))
+
+
 @pytest.mark.parametrize(("name", "factor", "step"), [("14500", 0.75, 2), ("29000", 2.0, 4)])
 def test_what_idefics_did_is_a_recipe(tmp_path: Path, name: str, factor: float, step: int) -> None:
     root = tmp_path / "run"

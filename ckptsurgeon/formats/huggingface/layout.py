@@ -29,6 +29,7 @@ CHECKPOINTS = "checkpoints"
 OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.bin|(?:rank\d+-of-\d+-)?optimizer\.pt")
 SCHEDULER = re.compile(r"scheduler(?:_\d+)?\.bin|scheduler\.pt")
 SCALER = "scaler.pt"
+LOADER = re.compile(r"dl_state_dict(?:_\d+)?\.bin")
 CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
 """What the script registered with Accelerate: a scheduler of its own may be among it."""
 
@@ -87,7 +88,9 @@ class _Saved(StepFolders):
         optimizers = [p for p in _matching(folder, OPTIMIZER) if p not in without]
         scaler = folder / SCALER
         scalers = [scaler] if scaler.is_file() and scaler not in without else []
-        trees, archives = read_shards([*optimizers, *schedulers, *scalers])
+        loaders = [p for p in _matching(folder, LOADER) if p not in without]
+        loaders = loaders if len(loaders) == 1 else []  # of several, which one trains is not known
+        trees, archives = read_shards([*optimizers, *schedulers, *scalers, *loaders])
         inside: tuple[Key, ...] = ()
         state = folder / STATE
         values, texts = json_beside.read([state] if state.is_file() else [])
@@ -115,6 +118,7 @@ class _Saved(StepFolders):
             optimizers=tuple((path, inside) for path in optimizers),
             schedulers=tuple(schedulers),
             scales=tuple((path, ("scale",)) for path in scalers),
+            loaders=tuple(loaders),
             family=self.name,
         )
 
