@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.edits import Plan
@@ -27,7 +29,7 @@ from tests.support import (
     megatron_legacy,
     nanotron_files,
 )
-from tests.support.dcp_trainers import CONFIG, olmo, torchtitan
+from tests.support.dcp_trainers import CONFIG, Trainer, olmo, torchtitan
 from tests.support.in_process import InProcess, one_rank
 from tests.support.launch import REPO
 from tests.support.universal import convert
@@ -83,6 +85,23 @@ def hugging_face(root: Path) -> None:
             (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
 
 
+def _fsdp2(root: Path) -> None:
+    """Accelerate's folders of one rank, with the names of `save_fsdp_optimizer`."""
+    trainer = Trainer()
+    for step in (2, 4):
+        for _ in range(2):
+            trainer.update()
+        folder = root / f"step_{step}"
+        optimizer = get_optimizer_state_dict(trainer.model, trainer.optimizer)
+        for name, state in (
+            ("optimizer_0", {"optimizer": optimizer}),
+            ("pytorch_model_fsdp_0", {"model": trainer.model.state_dict()}),
+        ):
+            dcp.save(state, checkpoint_id=folder / name, no_dist=True)
+        torch.save(trainer.schedule.state_dict(), folder / "scheduler.bin")
+        torch.save({"step": 0}, folder / "random_states_0.pkl")
+
+
 def _olmo_without_scheduler(root: Path) -> None:
     module = {k: v for k, v in CONFIG["train_module"].items() if k != "scheduler"}
     olmo(root, config={**CONFIG, "train_module": module})
@@ -103,6 +122,7 @@ FORMATS: dict[str, tuple[Maker, str]] = {
     "OLMo-core, no scheduler": (_olmo_without_scheduler, "olmo-core, torch"),
     "metaseq, fairseq": (fairseq_files.make_run, "torch"),
     "nanotron": (nanotron_files.make, "torch"),
+    "FSDP2 (Accelerate, Trainer)": (_fsdp2, "accelerate, transformers"),
     "Hugging Face": (hugging_face, "transformers, accelerate"),
 }
 """Format → how a run of at least two steps is made, and whose own loader reads the edited one in

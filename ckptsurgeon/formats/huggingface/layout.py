@@ -186,6 +186,7 @@ class Accelerate(_Saved):
     """Folders that `save_state` filled: `checkpoint_<N>`, or the user's own names with a number."""
 
     name = "accelerate"
+    fresh_optimizer = "accelerator.load_state before prepare(optimizer) in the script"
 
     def recognizes(self, run: Path) -> bool:
         """Not the folder that automatic naming fills: Accelerate reads a number in every name in
