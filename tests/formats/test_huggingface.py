@@ -131,6 +131,11 @@ def test_status_and_verify_of_what_the_trainer_saved(run: Callable[[str], Path])
     assert state.peak_lr == PEAK
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "set-lr",
+    by="transformers",
+)
 @pytest.mark.parametrize("scheduler", ["linear", "cosine", "constant"])
 def test_a_resume_uses_the_new_rate_at_once_and_after(
     run: Callable[[str], Path], tmp_path: Path, scheduler: str
@@ -147,6 +152,13 @@ def test_a_resume_uses_the_new_rate_at_once_and_after(
     take_back(root, before)
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    by="transformers",
+)
 def test_a_resume_uses_the_other_hyperparameters(run: Callable[[str], Path]) -> None:
     root = run("linear")
     values = {"beta1": 0.8, "beta2": 0.98, "eps": 1e-6, "weight_decay": 0.3}
@@ -156,6 +168,11 @@ def test_a_resume_uses_the_other_hyperparameters(run: Callable[[str], Path]) -> 
         assert (item["betas"], item["eps"], item["weight_decay"]) == ((0.8, 0.98), 1e-6, 0.3)
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "reset moments",
+    by="transformers",
+)
 def test_a_resume_begins_with_moments_of_zero(run: Callable[[str], Path]) -> None:
     root = run("linear")
     before = snapshot(root)
@@ -167,6 +184,11 @@ def test_a_resume_begins_with_moments_of_zero(run: Callable[[str], Path]) -> Non
     take_back(root, before)
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "rollback",
+    by="transformers",
+)
 def test_a_resume_after_a_rollback_goes_on_from_there(run: Callable[[str], Path]) -> None:
     root = run("linear")
     before = snapshot(root)
@@ -190,6 +212,11 @@ def test_what_the_trainer_takes_from_its_arguments_is_refused(run: Callable[[str
         assert flag in " ".join(error.value.next)
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "set iteration",
+    by="transformers",
+)
 def test_the_step_in_the_trainers_state_decides_the_batches_that_are_passed_over(
     run: Callable[[str], Path],
 ) -> None:

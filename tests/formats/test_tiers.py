@@ -56,6 +56,12 @@ class Titan:
         return names
 
 
+@pytest.mark.witness(
+    "torchtitan (DCP)",
+    "rollback",
+    by="torchtitan",
+    how="C",
+)
 def test_torchtitan_resumes_the_step_and_purges_none_of_the_new_branch(tmp_path: Path) -> None:
     root = torchtitan(tmp_path / "run")
     shutil.copytree(root / "step-6", root / "old-step-9")  # taken for step 9
