@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ckptsurgeon import surgery
-from tests.support import witness
+from tests.support import claims
 from tests.support.engines import end_engines
 from tests.support.launch import REPO, launch
 
@@ -52,18 +52,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _claims_hold(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that is a witness carries out what it claims, and asks the library that it names."""
-    claims = list(request.node.iter_markers("witness"))
-    if not claims:
+    marks = list(request.node.iter_markers("witness"))
+    if not marks:
         yield
         return
     applied: set[str] = set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(surgery, "apply", witness.recorder(surgery.apply, applied))
+        patch.setattr(surgery, "apply", claims.recorder(surgery.apply, applied))
         yield
-    for claim in claims:
-        lacking = set(claim.args[1:]) - applied
+    for mark in marks:
+        lacking = set(mark.args[1:]) - applied
         assert not lacking, f"a witness of {sorted(lacking)}, which the test never applies"
-        assert witness.asks(request.path, claim.kwargs["by"]), claim
+        assert claims.asks(request.path, mark.kwargs["by"]), mark
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -25,6 +25,7 @@ from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import append, compact
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.formats import strips
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.patched import New, patched
@@ -37,6 +38,7 @@ from ckptsurgeon.formats.protocol import (
     Setting,
     State,
     StateDict,
+    Strip,
     Weight,
 )
 from ckptsurgeon.formats.sane import problem, understood
@@ -198,6 +200,11 @@ class BaseCheckpoint(ABC):
                 out += [Setting("loss_scale", p, start) for p in beside if p.value is not None]
         return out
 
+    @property
+    def numbered(self) -> bool:
+        """A trainer counts its updates, and saves by that count."""
+        return True
+
     # --- trees -----------------------------------------------------------------------------------
 
     def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
@@ -252,6 +259,14 @@ class BaseCheckpoint(ABC):
             f"how the weights of {self.path.name} are cut into shards is not known here",
             next="use the trainer's own conversion tool",
         )
+
+    def strips(self) -> Iterator[Strip]:
+        """Pairs of moments as the optimizers' states have them."""
+        return strips.strips(self)
+
+    def holder(self, place: Place) -> Archive:
+        """The file's own."""
+        return self.archives[place.file]
 
     def check(
         self,

@@ -40,6 +40,14 @@ class BaseFormat:
         """No file but those of `pointers` names a step."""
         return []
 
+    def log_folders(self, run: Path) -> Sequence[str]:
+        """The run itself, at any depth."""
+        return (".",)
+
+    def idle_paths(self, run: Path, step: int) -> list[str]:
+        """No page describes it."""
+        return []
+
     def rivals(self, run: Path, step: int) -> list[Rival]:
         """Most trainers load from one place."""
         return []

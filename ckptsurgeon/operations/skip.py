@@ -227,12 +227,14 @@ def _reachable(run: Run, begin: int, end: int, following: int) -> str:
     """The command that passes over these iterations by counters."""
     if begin - 1 in run.steps() and run.complete(begin - 1):
         return f"ckptsurgeon rollback --to {begin - 1}    and skip from there"
-    if end < following:
-        return (
-            f"ckptsurgeon status    step {begin - 1} is not saved, so nothing can begin at {begin}"
-        )
-    typed = f"ckptsurgeon skip {_range(following, end)} --by-counters"
-    return f"{typed}    from the next iteration on; step {begin - 1} is not saved"
+    if end >= following:
+        typed = f"ckptsurgeon skip {_range(following, end)} --by-counters"
+        return f"{typed}    from the next iteration on; step {begin - 1} is not saved"
+    older = [step for step in run.steps() if step < begin and run.complete(step)]
+    if not older:
+        return "ckptsurgeon status    the steps that are saved: none is before it"
+    then = f"skip {_range(older[-1] + 1, end)} --by-counters"
+    return f"ckptsurgeon rollback --to {older[-1]}    then {then}"
 
 
 def _same_skip(receipt: Receipt, section: Skip, before: Mapping[str, int]) -> bool:

@@ -22,13 +22,13 @@ from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.support import (
+    claims,
     deepspeed_engine,
     fairseq_files,
     megatron_dist,
     megatron_engine,
     megatron_legacy,
     nanotron_files,
-    witness,
 )
 from tests.support.dcp_trainers import CONFIG, Trainer, olmo, torchtitan
 from tests.support.in_process import InProcess, one_rank
@@ -199,7 +199,7 @@ def table(outcomes: Mapping[str, Mapping[str, Plan | SurgeryError]]) -> str:
     lines = [head, "|---" * (len(outcomes) + 1) + "|"]
     for operation in OPERATIONS:
         cells = [
-            _cell(outcomes[name][operation], notes, known.get((name, operation), witness.READ))
+            _cell(outcomes[name][operation], notes, known.get((name, operation), claims.READ))
             for name in outcomes
         ]
         lines.append(f"| {operation} | {' | '.join(cells)} |")
@@ -208,9 +208,9 @@ def table(outcomes: Mapping[str, Mapping[str, Plan | SurgeryError]]) -> str:
     return "\n".join(lines)
 
 
-def _by_rank() -> list[witness.Witness]:
+def _by_rank() -> list[claims.Witness]:
     """The witnesses, those that loaded last: their word counts most."""
-    return sorted(witness.witnesses(), key=lambda each: each.how == witness.LOADED)
+    return sorted(claims.witnesses(), key=lambda each: each.how == claims.LOADED)
 
 
 def _knowledge(columns: Iterable[str]) -> list[str]:
@@ -222,13 +222,13 @@ def _knowledge(columns: Iterable[str]) -> list[str]:
         for each in every:
             if each.column == column:
                 tests.setdefault((each.how, each.library), []).append(each.test)
-        words = {witness.LOADED: "loaded by", witness.COMPUTED: "computed by a function of"}
+        words = {claims.LOADED: "loaded by", claims.COMPUTED: "computed by a function of"}
         parts = [
-            f"**{how}** {words[how]} {library} {witness.version(library)} "
+            f"**{how}** {words[how]} {library} {claims.version(library)} "
             f"(`{'`, `'.join(dict.fromkeys(test.partition('::')[0] for test in named))}`)"
             for (how, library), named in sorted(tests.items(), reverse=True)
         ]
-        file, commit = witness.SOURCES[column]
+        file, commit = claims.SOURCES[column]
         lines.append(f"- {column}: {'; '.join([*parts, f'**S** read in `{file}`, {commit}'])}")
     return lines
 

@@ -12,7 +12,7 @@ from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.edits import Plan
 from tests.formats.matrix import DOCUMENT, FORMATS, OPERATIONS, make, measured, outcome, table
 from tests.formats.matrix import written as with_table
-from tests.support import witness
+from tests.support import claims
 from tests.support.launch import REPO
 from tests.support.snapshot import snapshot
 
@@ -59,13 +59,13 @@ def test_each_witness_names_cells_that_are_yes_in_the_table() -> None:
         if line.startswith(f"| {row} |")
         for column, cell in zip(columns, line.split("|")[2:-1], strict=True)
     }
-    found = list(witness.witnesses())
+    found = list(claims.witnesses())
     assert len(found) >= 20 and {each.column for each in found} <= set(columns)
     for each in found:
-        assert witness.asks(REPO / each.test.partition("::")[0], each.library), each
+        assert claims.asks(REPO / each.test.partition("::")[0], each.library), each
         for row in each.rows:
             assert cells[each.column, row].startswith("yes"), each
-    loaded = {(w.column, row) for w in found for row in w.rows if w.how == witness.LOADED}
+    loaded = {(w.column, row) for w in found for row in w.rows if w.how == claims.LOADED}
     assert {key for key, cell in cells.items() if cell == "yes L"} == loaded
 
 

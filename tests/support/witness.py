@@ -1,124 +1,66 @@
-"""How each cell of docs/formats.md is known: by a test that names it, or by a source.
-
-`@pytest.mark.witness(COLUMN, ROW, …, by=LIBRARY)` says that the test carries out these operations
-on a run of that format and asks that library. It is held to it (tests/conftest.py): the operations
-must be applied while the test runs, and its module or what it starts must import the library.
-"""
+"""A plan's list of changes and a diff of the files, in a form in which they can be equal."""
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from tests.support.launch import REPO
+from ckptsurgeon.edits import ABSENT, ZEROS, AnyChange, Aside, Change, Elements, Fill, Renamed
+from ckptsurgeon.look.diff.diff import Diff
 
-LOADED, COMPUTED, READ = "L", "C", "S"
-IMPORTS = {"ai2-olmo-core": "olmo_core", "megatron-core": "megatron"}
-"""Library → the package that it installs, where the names differ."""
-SOURCES = {
-    "bundled trainer": ("train/checkpoint.py", "this repository"),
-    "DeepSpeed ZeRO 0": ("deepspeed/runtime/engine.py", "deepspeed edaa7221"),
-    "DeepSpeed ZeRO 1": ("deepspeed/runtime/zero/stage_1_and_2.py", "deepspeed edaa7221"),
-    "DeepSpeed ZeRO 3": ("deepspeed/runtime/zero/stage3.py", "deepspeed edaa7221"),
-    "DeepSpeed ZeRO 1, fp16": ("deepspeed/runtime/zero/stage_1_and_2.py", "deepspeed edaa7221"),
-    "DeepSpeed universal": ("deepspeed/checkpoint/universal_checkpoint.py", "deepspeed edaa7221"),
-    "Megatron-DeepSpeed": ("megatron/checkpointing.py", "bigscience Megatron-DeepSpeed 8387ae17"),
-    "Megatron-LM legacy": ("megatron/training/checkpointing.py", "Megatron-LM d98e8a64"),
-    "Megatron-LM torch_dist": ("megatron/training/checkpointing.py", "Megatron-LM d98e8a64"),
-    "torchtitan (DCP)": ("components/checkpointer/dcp.py", "torchtitan b5bcd76c"),
-    "OLMo-core": ("train/{trainer,checkpoint}.py", "OLMo-core 3.0.0"),
-    "OLMo-core, no scheduler": ("train/{trainer,checkpoint}.py", "OLMo-core 3.0.0"),
-    "metaseq, fairseq": ("metaseq/trainer.py", "metaseq f7ffa5f"),
-    "nanotron": ("nanotron/serialize/{optimizer,metadata}.py", "nanotron 2411b022"),
-    "FSDP2 (Accelerate, Trainer)": ("accelerate/utils/fsdp_utils.py", "accelerate 1.15.0"),
-    "Hugging Face": ("transformers/trainer.py", "transformers 5.23.0"),
-}
-"""Column → the file that was read for what no test asks a library about, and at which commit."""
+Seen = set[tuple[Any, ...]]
 
 
-class Witness(NamedTuple):
-    """A test that says how some cells are known."""
-
-    column: str
-    rows: tuple[str, ...]
-    library: str
-    how: str
-    test: str
-
-
-def witnesses() -> Iterator[Witness]:
-    """Those that the test modules name, from their text alone: nothing is imported or run."""
-    for path in sorted((REPO / "tests").rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if not isinstance(node, ast.FunctionDef):
-                continue
-            for mark in node.decorator_list:
-                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.witness":
-                    column, *rows = (ast.literal_eval(item) for item in mark.args)
-                    named = {k.arg: ast.literal_eval(k.value) for k in mark.keywords if k.arg}
-                    test = f"{path.relative_to(REPO)}::{node.name}"
-                    how = str(named.get("how", LOADED))
-                    yield Witness(column, tuple(rows), str(named["by"]), how, test)
+def of_plan(changes: Iterable[AnyChange], diff: Seen) -> Seen:
+    """What is to change, value by value. `diff` says which places are tensors: a plan's word for
+    all zeros is the same for those and for a number."""
+    tensors = {(item[1], item[2]) for item in diff if item[0] == "tensor"}
+    out: Seen = set()
+    for item in changes:
+        if isinstance(item, Change) and (item.file, item.path) in tensors:
+            out.add(("tensor", item.file, item.path))
+        elif isinstance(item, Change) and not isinstance(item.new, (Elements, Fill)):
+            out |= set(_values(item))
+        elif isinstance(item, Change):
+            out.add(("tensor", item.file, item.path))
+        else:
+            out.add(("aside" if isinstance(item, Aside) else "rewrite", item.file))
+    return out
 
 
-def version(library: str) -> str:
-    """The release that `make test-formats` installs."""
-    found = re.search(
-        rf"^{re.escape(library)}==(\S+)", (REPO / "constraints.txt").read_text("utf-8"), re.M
-    )
-    assert found, f"constraints.txt does not pin {library}"
-    return found[1]
+def of_diff(diff: Diff) -> Seen:
+    """What has changed."""
+    assert diff.tensors is not None
+    assert not diff.tensors.missing and not diff.tensors.reshaped
+    out: Seen = {("tensor", item.file, item.path) for item in diff.tensors.changed}
+    for item in diff.changes:
+        if isinstance(item, Change):
+            out |= set(_values(item))
+        else:
+            out.add(("aside" if isinstance(item, Aside) else "rewrite", item.file))
+    return out
 
 
-def rows(recipe: Mapping[str, Any]) -> set[str]:
-    """The rows of the table that a recipe carries out."""
-    names: set[str] = set()
-    if recipe.get("rollback"):
-        names.add("rollback")
-    if recipe.get("repair_latest") is not None:
-        names.add("repair-latest")
-    for key in recipe.get("set") or {}:
-        name = {"lr": "set-lr", "beta1": "set betas", "beta2": "set betas"}.get(key, f"set {key}")
-        names.add(name)
-    reset, part = recipe.get("reset") or (), recipe.get("moments") or {}
-    if "moments" in reset:
-        only, params = part.get("only"), part.get("params")
-        kind = " --only exp_avg" if only else " --params" if params else ""
-        names.add(f"reset moments{kind}")
-        if recipe.get("rewarm"):
-            names.add("reset moments --rewarm")
-    if "loss_scale" in reset:
-        names.add("reset loss-scale")
-    if recipe.get("skip"):
-        names.add("skip --by-counters" if recipe.get("skip_by_counters") else "skip")
-    others = ("swap_optimizer", "sync_replicas")
-    return names | {key.replace("_", "-") for key in others if recipe.get(key) is not None}
+def _values(change: Change) -> Iterator[tuple[Any, ...]]:
+    new = change.new
+    if isinstance(new, Renamed):
+        yield "value", change.file, change.path, change.old, ABSENT
+        yield "value", change.file, (*change.path[:-1], new.key), ABSENT, change.old
+        return
+    if new == ZEROS:
+        new = 0
+    yield from _leaves(change.file, change.path, change.old, new)
 
 
-def recorder(apply: Callable[..., Any], applied: set[str]) -> Callable[..., Any]:
-    """`surgery.apply`, which notes in `applied` what it carries out."""
+def _leaves(file: str, path: tuple[Any, ...], old: Any, new: Any) -> Iterator[tuple[Any, ...]]:
+    """A list, number by number: a plan may name all of it where one number changes."""
+    both = isinstance(old, (list, tuple)) and isinstance(new, (list, tuple))
+    if both and len(old) == len(new):
+        for i, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from _leaves(file, (*path, i), one, other)
+    elif old != new:
+        yield "value", file, path, _hashable(old), _hashable(new)
 
-    def recorded(run: Any, plan: Any, *more: Any, **options: Any) -> Any:
-        done = apply(run, plan, *more, **options)
-        applied.update(rows(plan.recipe))
-        return done
 
-    return recorded
-
-
-def asks(test: Path, library: str) -> bool:
-    """Whether a test module, or the programs of tests/support that it names, import the library."""
-    package = IMPORTS.get(library, library.replace("-", "_"))
-    text = test.read_text("utf-8")
-    support = {*re.findall(r"tests\.support\.(\w+)", text),
-               *re.findall(r"from tests\.support import (\w+)", text)}  # fmt: skip
-    if re.search(r"from tests\.support import \(", text):
-        support |= {path.stem for path in (REPO / "tests" / "support").glob("*.py")}
-    paths = [test, *(REPO / "tests" / "support" / f"{name}.py" for name in support)]
-    if "launch" in support:  # the bundled trainer
-        paths += (REPO / "train").glob("*.py")
-    pattern = re.compile(rf"^\s*(?:from|import) {package}\b", re.M)
-    return any(pattern.search(path.read_text("utf-8")) for path in paths if path.is_file())
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value

@@ -14,6 +14,7 @@ from typing import Any
 
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
@@ -58,6 +59,12 @@ class DcpShards(BaseCheckpoint):
             for chunk in range(len(items))
             for place in self.at(self.saved.path, (fqn, chunk))
         ]
+
+    def holder(self, place: Place) -> Archive:
+        """That of the item, inside its file."""
+        if place.file != self.saved.path:
+            return super().holder(place)
+        return self.saved.archive(self.saved.of(place.path))
 
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the CRC of the tensor's storage; False when it can't be told without a read."""

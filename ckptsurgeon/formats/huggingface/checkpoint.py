@@ -54,6 +54,11 @@ class HuggingFaceCheckpoint(TorchCheckpoint):
 
     loose: ClassVar[bool] = True
 
+    @property
+    def numbered(self) -> bool:
+        """Accelerate counts saves, or takes the script's own names."""
+        return self.family != "accelerate"
+
     def find(self, field: str) -> list[Place]:
         """The Trainer's step is in `trainer_state.json`, the position of a loader in its file."""
         if field == "iteration":

@@ -116,7 +116,7 @@ class _Saved(StepFolders):
             archives=archives,
             texts=texts,
             optimizers=tuple((path, inside) for path in optimizers),
-            schedulers=tuple(schedulers),
+            schedulers=tuple((path, inside) for path in schedulers),
             scales=tuple((path, ("scale",)) for path in scalers),
             loaders=tuple(loaders),
             family=self.name,

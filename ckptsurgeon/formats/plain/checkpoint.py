@@ -31,11 +31,11 @@ Located = tuple[Path, tuple[Key, ...]]
 
 @dataclass
 class TorchCheckpoint(JsonBeside):
-    """One saved step. `optimizers` are (file, path of the state dict), `schedulers` files that hold
-    a scheduler's state and nothing else, `scales` (file, path of the loss scale)."""
+    """One saved step. `optimizers` are (file, path of the state dict), `schedulers` (file, path of
+    a scheduler's state), `scales` (file, path of the loss scale)."""
 
     optimizers: tuple[Located, ...]
-    schedulers: tuple[Path, ...] = ()
+    schedulers: tuple[Located, ...] = ()
     scales: tuple[Located, ...] = ()
     family: str = "torch"
     ranks: tuple[int, int] = (1, 1)
@@ -59,9 +59,12 @@ class TorchCheckpoint(JsonBeside):
         if field == "adam_step":
             return [place for item in self.optimizers for place in self._steps(item)]
         if field == "scheduler":
-            return [Place(file, (), self.trees[file]) for file in self.schedulers]
+            return [
+                Place(file, path, get(self.trees[file], path)) for file, path in self.schedulers
+            ]
         if field == "position":
-            return [p for file in self.schedulers for p in self.at(file, ("last_epoch",))]
+            places = [self.at(file, (*path, "last_epoch")) for file, path in self.schedulers]
+            return [place for each in places for place in each]
         if field == "loss_scale":
             return [place for file, path in self.scales for place in self.at(file, path)]
         return []
@@ -114,7 +117,10 @@ class TorchCheckpoint(JsonBeside):
 
     def schedule(self) -> Any:
         """The state of the first scheduler, or None."""
-        return self.trees[self.schedulers[0]] if self.schedulers else None
+        if not self.schedulers:
+            return None
+        file, path = self.schedulers[0]
+        return get(self.trees[file], path)
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """torch's GradScaler begins at 65536 and counts the steps since the last change."""

@@ -217,7 +217,7 @@ class Nanotron(StepFolders):
             texts=texts,
             batch=_batch(folder / "config.yaml"),
             optimizers=tuple((path, ()) for path in shards if path in archives),
-            schedulers=tuple(path for path in schedulers if path in archives),
+            schedulers=tuple((path, ()) for path in schedulers if path in archives),
             family="nanotron",
             ranks=(max(len(shards), 1), 1),
         )
