@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.dcp import METADATA
+from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.megatron import options, tiers
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
-from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, MegatronDistCheckpoint, opened_dist
+from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, opened_dist
 from ckptsurgeon.formats.megatron.flags import USE
+from ckptsurgeon.formats.megatron.flat import opened_flat
 from ckptsurgeon.formats.megatron.tiers import OTHER, TRACKER
 from ckptsurgeon.formats.protocol import Checkpoint, Hazard, Rival
 from ckptsurgeon.formats.sane import problem, understood
@@ -42,7 +44,8 @@ class Megatron(BaseFormat):
 
     def recognizes(self, run: Path) -> bool:
         """True with an `iter_<N>` folder that holds a checkpoint of either format."""
-        return any(_is_dist(f) or _ranks(f) for s in self.steps(run) for f in self._folders(run, s))
+        folders = (folder for step in self.steps(run) for folder in self._folders(run, step))
+        return any(_is_dist(f) or _ranks(f) or (f / METADATA).is_file() for f in folders)
 
     def steps(self, run: Path) -> list[int]:
         """The N of every `iter_<N>` folder, also of those that are not persistent."""
@@ -77,6 +80,8 @@ class Megatron(BaseFormat):
         """Names of absent files: by the parallel sizes in the args, or by .metadata."""
         folder = self.directory(run, step)
         refuse_link(folder)
+        if _is_flat(folder):
+            return absent(folder)
         if _is_dist(folder):
             there = {CONFIG, METADATA} - {item.name for item in folder.iterdir()}
             return sorted(there) or absent(folder)
@@ -158,10 +163,8 @@ class Megatron(BaseFormat):
         args = checkpoint.args() if isinstance(checkpoint, MegatronCheckpoint) else {}
         return ["--load", str(run), USE, *options.values(checkpoint.state(), args)]
 
-    def open(
-        self, run: Path, step: int, without: Collection[Path] = ()
-    ) -> MegatronCheckpoint | MegatronDistCheckpoint:
-        """Read the trees of all ranks, or those of a torch_dist checkpoint that are asked for."""
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> MegatronCheckpoint:
+        """Read the trees of all ranks; of the other formats, values when they are asked for."""
         folder = self.directory(run, step)
         if (folder / BRIDGE).is_file() or (run / f"latest_{BRIDGE}").is_file():
             raise SurgeryError(
@@ -171,11 +174,13 @@ class Megatron(BaseFormat):
             )
         if _is_dist(folder):
             return opened_dist(folder, step, without)
+        if _is_flat(folder):
+            return opened_flat(folder, step, without)
         if (folder / METADATA).exists() and not _ranks(folder):
             raise SurgeryError(
-                f"{folder}: was saved with --ckpt-format torch_dcp or fsdp_dtensor, which can't be "
-                "edited here",
-                next="resume and save once with --ckpt-format torch_dist, or set its flags",
+                f"{folder}: was not finished: torch_dist has a {CONFIG}, and torch_dcp and "
+                "fsdp_dtensor keep args",
+                next="ckptsurgeon status    which steps are complete",
             )
         shards = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
         files = [path for path in shards if path not in without]
@@ -209,6 +214,8 @@ def _saved_args(folder: Path) -> Mapping[str, Any] | None:
     try:
         if _is_dist(folder):
             return opened_dist(folder, 0).args()
+        if _is_flat(folder):
+            return opened_flat(folder, 0).args()
         files = [rank / "model_optim_rng.pt" for rank in _ranks(folder)[:1]]
         return MegatronCheckpoint(folder, 0, *read_shards(files)).args() if files else None
     except (SurgeryError, OSError):
@@ -217,6 +224,22 @@ def _saved_args(folder: Path) -> Mapping[str, Any] | None:
 
 def _is_dist(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or (folder / COMMON).is_file()
+
+
+def _is_flat(folder: Path) -> bool:
+    """Whether the values of torch_dcp or fsdp_dtensor are there: an unfinished torch_dist has
+    `.metadata` alone, too, but keeps its args inside another value."""
+    path = folder / METADATA
+    if _is_dist(folder) or _ranks(folder) or not path.is_file():
+        return False
+    status = path.stat()
+    return _keeps_args(folder, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=4096)
+def _keeps_args(folder: Path, identity: tuple[int, ...]) -> bool:
+    """Asked once while `.metadata` is the same."""
+    return "args" in Saved.open(folder).items
 
 
 def _ranks(folder: Path) -> list[Path]:
