@@ -6,8 +6,10 @@ them). A new format is one file or folder here, and one line in `detect.FORMATS`
 
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.protocol import (
+    Adam,
     Blob,
     Checkpoint,
+    Codes,
     Copy,
     Disagreement,
     Format,
@@ -18,13 +20,16 @@ from ckptsurgeon.formats.protocol import (
     Rival,
     Setting,
     State,
+    Strip,
     Weight,
 )
 
 __all__ = [
     "FIELDS",
+    "Adam",
     "Blob",
     "Checkpoint",
+    "Codes",
     "Copy",
     "Disagreement",
     "Format",
@@ -35,5 +40,6 @@ __all__ = [
     "Rival",
     "Setting",
     "State",
+    "Strip",
     "Weight",
 ]

@@ -107,7 +107,7 @@ def _kept_nowhere(run: Run, name: str, state: State, section: Rewarm) -> Surgery
         until = str(consumed + samples_of(section.iterations, state, consumed, ()))
     return SurgeryError(
         f"{name} keeps no re-warm window: only the bundled trainer does",
-        next=run.format.advise_rewarm(state, section.kind, until),
+        next=run.format.advise_rewarm(state, section.kind, until, section.iterations),
     )
 
 

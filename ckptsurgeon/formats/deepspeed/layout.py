@@ -180,10 +180,12 @@ class DeepSpeed(BaseFormat):
             "pass over the batches in the training script: DeepSpeed's config has no such key"
         )
 
-    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
         """Three launches where there is Megatron's scheduler; see `flags`."""
         if state.schedule is None:
-            return super().advise_rewarm(state, kind, until)
+            return super().advise_rewarm(state, kind, until, iterations)
         return flags.rewarm(state.schedule, kind, until)
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
