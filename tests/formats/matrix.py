@@ -22,8 +22,10 @@ from ckptsurgeon.recipe.file import from_data
 from tests.support import (
     deepspeed_engine,
     fairseq_files,
+    megatron_bridge,
     megatron_dist,
     megatron_engine,
+    megatron_flat,
     megatron_legacy,
     nanotron_files,
 )
@@ -58,6 +60,10 @@ def _bundled(root: Path) -> None:
     prefix = root.parent / "corpus"
     prepare_data(str(prefix), "byte", [], True)
     InProcess(prefix, torch.device("cpu")).train(root, "train_iters=4", "save_interval=2")
+
+
+def _torch_dcp(root: Path) -> None:
+    megatron_flat.save(root, named=False)
 
 
 def _universal(root: Path) -> None:
@@ -98,6 +104,9 @@ FORMATS: dict[str, tuple[Maker, str]] = {
     "Megatron-DeepSpeed": (_megatron_deepspeed, "deepspeed"),
     "Megatron-LM legacy": (megatron_legacy.save, "megatron-core"),
     "Megatron-LM torch_dist": (megatron_dist.save, "megatron-core, torch"),
+    "Megatron-LM torch_dcp": (_torch_dcp, "megatron-core, torch"),
+    "Megatron-LM fsdp_dtensor": (megatron_flat.save, "torch"),
+    "Megatron-Bridge": (megatron_bridge.save, "torch"),
     "torchtitan (DCP)": (torchtitan, "torch"),
     "OLMo-core": (olmo, "olmo-core, torch"),
     "OLMo-core, no scheduler": (_olmo_without_scheduler, "olmo-core, torch"),

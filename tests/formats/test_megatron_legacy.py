@@ -149,18 +149,6 @@ def test_a_rewarm_names_no_flag_that_megatron_lm_lacks(tmp_path: Path) -> None:
     assert "--" not in " ".join(error.value.next) and "set-lr" in " ".join(error.value.next)
 
 
-@pytest.mark.parametrize("name", ["latest_train_state.pt", "iter_0000030/train_state.pt"])
-def test_a_run_of_megatron_bridge_is_not_taken_for_one_of_megatron_lm(
-    tmp_path: Path, name: str
-) -> None:
-    """It keeps Megatron-LM's tracker too, and does not read it: a rollback would do nothing."""
-    root = save(tmp_path)
-    torch.save({"step": torch.tensor(30)}, root / name)
-    for recipe in ({"set": {"eps": 1e-6}}, {"rollback": {"to": 30}}):
-        with pytest.raises(SurgeryError, match="saved by Megatron-Bridge"):
-            surgery.plan(Run.open(root), from_data(recipe))
-
-
 def test_the_schedule_moves_to_another_position(tmp_path: Path) -> None:
     root = save(tmp_path)
     promise = operate(root, {"set": {"position": 8000}}).promise

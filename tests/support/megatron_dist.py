@@ -35,16 +35,18 @@ def save(
     *,
     integrity: bool = False,
     file: bool = False,
+    args: bool = True,
     **command_line: Any,
 ) -> Path:
-    """The common state is a value of `.metadata`, or with `file` the older `common.pt`."""
+    """The common state is a value of `.metadata`, or with `file` the older `common.pt`. Without
+    `args`, as Megatron-Bridge saves it."""
     for step in steps:
         folder = root / f"iter_{step:07d}"
-        args = argparse.Namespace(
+        line = argparse.Namespace(
             lr=6e-5, min_lr=6e-6, weight_decay=0.1, global_batch_size=BATCH,
             consumed_train_samples=step * BATCH, use_distributed_optimizer=True,
         )  # fmt: skip
-        vars(args).update(command_line)
+        vars(line).update(command_line)
         schedule: dict[str, Any] = {**SCHEDULE, "num_steps": step * BATCH}
         groups = [
             {
@@ -55,10 +57,12 @@ def save(
             for mult in (1.0, 0.0)
         ]  # fmt: skip
         common = {
-            "args": args, "checkpoint_version": 3.0, "iteration": step,
+            "args": line, "checkpoint_version": 3.0, "iteration": step,
             "opt_param_scheduler": schedule, "optimizer": {"optimizer": {"param_groups": groups}},
             "content_metadata": {"distrib_optim_sharding_type": "fully_reshardable"},
         }  # fmt: skip
+        if not args:
+            del common["args"]
         state: dict[str, Any] = {}
         if file:
             folder.mkdir(parents=True)

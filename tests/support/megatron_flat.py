@@ -20,23 +20,30 @@ NAMES = ("decoder.layers.0.up.weight", "decoder.layers.0.up.bias", "decoder.norm
 
 
 def save(
-    root: Path, steps: tuple[int, ...] = (20, 30), *, named: bool = True, **command_line: Any
+    root: Path,
+    steps: tuple[int, ...] = (20, 30),
+    *,
+    named: bool = True,
+    args: bool = True,
+    **command_line: Any,
 ) -> Path:
-    """fsdp_dtensor, or without `named` torch_dcp."""
+    """fsdp_dtensor, or without `named` torch_dcp; without `args`, as Megatron-Bridge saves it."""
     for step in steps:
-        args = argparse.Namespace(
+        line = argparse.Namespace(
             lr=6e-5, min_lr=6e-6, weight_decay=0.1, global_batch_size=BATCH, seed=1234,
             consumed_train_samples=step * BATCH, use_megatron_fsdp=named, clip_grad=1.0,
             ckpt_format="fsdp_dtensor" if named else "torch_dcp",
         )  # fmt: skip
-        vars(args).update(command_line)
+        vars(line).update(command_line)
         schedule = {**SCHEDULE, "num_steps": step * BATCH}
         state = {
-            "args": args, "checkpoint_version": 3.0, "iteration": step,
+            "args": line, "checkpoint_version": 3.0, "iteration": step,
             "model": {name: torch.rand(4, 4) for name in NAMES},
             "optimizer": _named(schedule, step) if named else _numbered(schedule, step),
             "opt_param_scheduler": schedule, "num_floating_point_operations_so_far": 0,
         }  # fmt: skip
+        if not args:
+            del state["args"]
         with warnings.catch_warnings():  # torch warns that there is no process group
             warnings.simplefilter("ignore")
             dcp.save(state, checkpoint_id=root / f"iter_{step:07d}", no_dist=True)
@@ -54,7 +61,11 @@ def _group(schedule: dict[str, Any], step: int, decays: bool) -> dict[str, Any]:
 
 
 def _moments() -> dict[str, torch.Tensor]:
-    return {name: torch.rand(4, 4) + 0.1 for name in ("exp_avg", "exp_avg_sq")}
+    """exp_avg small enough beside exp_avg_sq for gradients to lead to it."""
+    return {
+        name: (torch.rand(4, 4) + 0.1) * scale
+        for name, scale in (("exp_avg", 0.2), ("exp_avg_sq", 1.0))
+    }
 
 
 def _named(schedule: dict[str, Any], step: int) -> dict[str, Any]:
@@ -72,13 +83,15 @@ def _numbered(schedule: dict[str, Any], step: int) -> dict[str, Any]:
     return {"optimizer": inner, "grad_scaler": scaler}
 
 
-def loaded(root: Path, step: int, *, named: bool = True) -> dict[str, Any]:
+def loaded(root: Path, step: int, *, named: bool = True, args: bool = True) -> dict[str, Any]:
     """As `_load_base_checkpoint` does: into a state of the same shape."""
     schedule = dict(SCHEDULE)
     held: dict[str, Any] = {
         "args": None, "iteration": 1, "opt_param_scheduler": schedule,
         "optimizer": _named(schedule, 0) if named else _numbered(schedule, 0),
     }  # fmt: skip
+    if not args:
+        del held["args"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(held, checkpoint_id=root / f"iter_{step:07d}", no_dist=True)

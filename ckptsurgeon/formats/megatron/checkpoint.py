@@ -76,7 +76,7 @@ class MegatronCheckpoint(MegatronShards):
         megatron.check(new, names.value(new, "max_lr"), names.value(new, "min_lr"))
         unsaved = arguments.unsaved(self.args())
         for place in self.locate("lr"):
-            group = dict(self.group_of(place))
+            group = dict(self.group_around(place))
             before = self.rate(group)
             plain = megatron.learning_rate(schedule, group, unsaved)
             for field, (old, value) in own.items():

@@ -32,6 +32,8 @@ NOT_LOADED = (
     "Adam's step is not loaded with torch_dcp, which asks for what a new optimizer has: it counts "
     "from 0 under the saved moments, and the first updates are too large (reset moments: both new)"
 )
+ROOT = {"args", "iteration"}
+"""Names that only these formats have: torch_dist keeps what they say inside another value."""
 SCHEDULER = "opt_param_scheduler."
 
 
@@ -65,7 +67,7 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
 
     def find_roots(self) -> Iterator[tuple[Path, tuple[Key, ...]]]:
         """All values together."""
-        if "args" in self.saved.items:
+        if ROOT & self.saved.items.keys():
             yield self.saved.path, ()
 
     def find_optimizers(self) -> Iterator[Optimizer]:
@@ -84,7 +86,7 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
                 out.append(group)
         return out
 
-    def group_of(self, place: Place) -> Mapping[str, Any]:
+    def group_around(self, place: Place) -> Mapping[str, Any]:
         """Of all values with the owner that the place's name has."""
         match = NUMBERED.fullmatch(str(place.path[0])) or NAMED.fullmatch(str(place.path[0]))
         assert match is not None

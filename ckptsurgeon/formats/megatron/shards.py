@@ -115,7 +115,7 @@ class MegatronShards(BaseCheckpoint):
         """`path` in every root."""
         return [p for file, prefix in self._roots for p in self.at(file, (*prefix, *path), wins)]
 
-    def group_of(self, place: Place) -> Mapping[str, Any]:
+    def group_around(self, place: Place) -> Mapping[str, Any]:
         """The param group that a place of `in_groups` is in."""
         group: Mapping[str, Any] = get(self.trees[place.file], place.path[:-1])
         return group
