@@ -18,11 +18,12 @@ from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.dcp import Saved, Values
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.protocol import Place, State, StateDict
+from ckptsurgeon.formats.protocol import Fragment, Place, State, StateDict
 
 INSIDE = r"(?P<base>optimizer(?:\.\d+)?(?:\.optimizer)?)"
 NUMBERED = re.compile(INSIDE + r"\.param_groups\.(?P<owner>\d+)\.(?P<key>\w+)")
@@ -166,6 +167,10 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
     def _at(self, path: tuple[Key, ...]) -> Any:
         value = self.trees[self.saved.path][path[0]]
         return value[path[1]] if len(path) > 1 else value
+
+    def fragments(self, name: str) -> list[Fragment]:
+        """By parameter; torch_dcp numbers them, and is refused."""
+        return super().fragments(name) if self._named else BaseCheckpoint.fragments(self, name)
 
     def shallow_globals(self) -> Mapping[str, frozenset[str]]:
         """Those of `.metadata`."""
