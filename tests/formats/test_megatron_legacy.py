@@ -360,3 +360,29 @@ def test_groups_that_the_trainer_mixes_up_are_told(tmp_path: Path) -> None:
     """Decoupled rates beside µP: eps is not among the keys by which a group is found."""
     root = save(tmp_path, tensor=1, pipeline=1, peaks=(6e-5,) * 3, third={"eps": 1e-9})
     assert "param groups 0 and 2 differ in eps alone" in warned(root, {"set": {"beta2": 0.99}})
+
+
+def test_each_rank_of_a_layer_wise_optimizer_has_its_file(tmp_path: Path) -> None:
+    """`LayerWiseDistributedOptimizer` saves whole parameters: those of each data rank in a file."""
+    root = save(tmp_path, (30,), tensor=1, pipeline=1, use_layer_wise_distributed_optimizer=True)
+    rank = root / "iter_0000030" / "mp_rank_00"
+    (rank / "distrib_optim.pt").unlink()
+    with megatron_enums():
+        tree = torch.load(rank / "model_optim_rng.pt", weights_only=False)
+        groups = tree.pop("optimizer")["optimizer"]["param_groups"]
+        torch.save(tree, rank / "model_optim_rng.pt")
+    for data in range(2):
+        moments = {"exp_avg": torch.full((4, 4), 0.1), "exp_avg_sq": torch.full((4, 4), 0.1)}
+        inner = {"state": {data: moments}, "param_groups": groups}
+        torch.save({"optimizer": inner}, rank / f"layer_wise_optimizer_{data}.pt")
+    before = snapshot(root)
+    assert Run.open(root).complete(30)
+    operate(root, {"set": {"lr": 3e-5}, "reset": ["moments"]})
+    for data in range(2):
+        state = torch.load(rank / f"layer_wise_optimizer_{data}.pt", weights_only=True)["optimizer"]
+        assert {group["max_lr"] for group in state["param_groups"]} == {3e-5}
+        assert not any(tensor.any() for tensor in state["state"][data].values())
+    take_back(root, before)
+    (rank / "layer_wise_optimizer_1.pt").unlink()
+    missing = look.verify(Run.open(root)).findings
+    assert any("mp_rank_00/layer_wise_optimizer_1.pt" in text for text in missing)

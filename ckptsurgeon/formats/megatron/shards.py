@@ -20,6 +20,7 @@ from ckptsurgeon.formats import moments
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.megatron import arguments
 from ckptsurgeon.formats.moments import ALL
+from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
 from ckptsurgeon.formats.protocol import Place, StateDict
 from ckptsurgeon.formats.sane import understood
@@ -244,7 +245,7 @@ class MegatronShards(BaseCheckpoint):
                 state_dict(item.file, item.base, get(self.trees[item.file], item.base))
                 for item in self._optimizers
             ]
-            buckets = [each._replace(group=out[0].group) for each in self.buckets() if out]
+            buckets = [table.with_groups(each, out) for each in self.buckets() if out]
         return [*(each for each in out if each.state or not buckets), *buckets]
 
     def buckets(self) -> list[StateDict]:
