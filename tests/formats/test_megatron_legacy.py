@@ -362,8 +362,12 @@ def test_groups_that_the_trainer_mixes_up_are_told(tmp_path: Path) -> None:
     assert "param groups 0 and 2 differ in eps alone" in warned(root, {"set": {"beta2": 0.99}})
 
 
-def test_each_rank_of_a_layer_wise_optimizer_has_its_file(tmp_path: Path) -> None:
-    """`LayerWiseDistributedOptimizer` saves whole parameters: those of each data rank in a file."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8])
+def test_each_rank_of_a_layer_wise_optimizer_has_its_file(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """`LayerWiseDistributedOptimizer` saves whole parameters: those of each data rank in a file.
+    Transformer Engine's moments of 8 and 16 bits have no scale there, and 0 is 0 in each."""
     root = save(tmp_path, (30,), tensor=1, pipeline=1, use_layer_wise_distributed_optimizer=True)
     rank = root / "iter_0000030" / "mp_rank_00"
     (rank / "distrib_optim.pt").unlink()
@@ -372,7 +376,8 @@ def test_each_rank_of_a_layer_wise_optimizer_has_its_file(tmp_path: Path) -> Non
         groups = tree.pop("optimizer")["optimizer"]["param_groups"]
         torch.save(tree, rank / "model_optim_rng.pt")
     for data in range(2):
-        moments = {"exp_avg": torch.full((4, 4), 0.1), "exp_avg_sq": torch.full((4, 4), 0.1)}
+        moments = {key: torch.full((4, 4), 0.1) for key in ("exp_avg", "exp_avg_sq")}
+        moments = {key: (tensor * 255).to(dtype) for key, tensor in moments.items()}
         inner = {"state": {data: moments}, "param_groups": groups}
         torch.save({"optimizer": inner}, rank / f"layer_wise_optimizer_{data}.pt")
     before = snapshot(root)
@@ -383,6 +388,12 @@ def test_each_rank_of_a_layer_wise_optimizer_has_its_file(tmp_path: Path) -> Non
         assert {group["max_lr"] for group in state["param_groups"]} == {3e-5}
         assert not any(tensor.any() for tensor in state["state"][data].values())
     take_back(root, before)
-    (rank / "layer_wise_optimizer_1.pt").unlink()
+    name = "layer_wise_optimizer_1.pt"
+    scaled = torch.load(rank / name, weights_only=True)
+    scaled["optimizer"]["state"][1]["exp_avg_scale"] = torch.ones(1)
+    torch.save(scaled, rank / name)
+    with pytest.raises(SurgeryError, match=r"no known optimizer keeps exp_avg_scale \(of 1\)"):
+        surgery.plan(Run.open(root), from_data({"reset": ["moments"]}))
+    (rank / name).unlink()
     missing = look.verify(Run.open(root)).findings
     assert any("mp_rank_00/layer_wise_optimizer_1.pt" in text for text in missing)
