@@ -25,8 +25,10 @@ from tests.support import (
     claims,
     deepspeed_engine,
     fairseq_files,
+    megatron_bridge,
     megatron_dist,
     megatron_engine,
+    megatron_flat,
     megatron_legacy,
     nanotron_files,
 )
@@ -61,6 +63,10 @@ def _bundled(root: Path) -> None:
     prefix = root.parent / "corpus"
     prepare_data(str(prefix), "byte", [], True)
     InProcess(prefix, torch.device("cpu")).train(root, "train_iters=4", "save_interval=2")
+
+
+def _torch_dcp(root: Path) -> None:
+    megatron_flat.save(root, named=False)
 
 
 def _universal(root: Path) -> None:
@@ -118,6 +124,9 @@ FORMATS: dict[str, Maker] = {
     "Megatron-DeepSpeed": _megatron_deepspeed,
     "Megatron-LM legacy": megatron_legacy.save,
     "Megatron-LM torch_dist": megatron_dist.save,
+    "Megatron-LM torch_dcp": _torch_dcp,
+    "Megatron-LM fsdp_dtensor": megatron_flat.save,
+    "Megatron-Bridge": megatron_bridge.save,
     "torchtitan (DCP)": torchtitan,
     "OLMo-core": olmo,
     "OLMo-core, no scheduler": _olmo_without_scheduler,
