@@ -65,7 +65,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     Ctrl-C inside `function` becomes Cancelled, what the disk refuses a SurgeryError, and an error's
     commands get the -C that they need."""
     hints = get_type_hints(function, include_extras=True)
-    bundles: dict[str, type[Common]] = {}
+    bundles: dict[str, type[Any]] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         hint = hints[parameter.name]
@@ -89,7 +89,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def invoke(**given: Any) -> None:
         for name, bundle in bundles.items():
             given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
-        common = next(given[name] for name in bundles)
+        common = next(given[name] for name, kind in bundles.items() if issubclass(kind, Common))
         try:
             _carry_out(function, given)
         except SurgeryError as error:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ def glance(run: Run) -> Glance | None:
 
 def _newest(run: Run) -> list[Path]:
     """The newest event files of the folder that was written to last, oldest first."""
-    dated = [(os.stat(path).st_mtime_ns, path) for path in run.logs.files()]
+    dated = [(path.stat().st_mtime_ns, path) for path in run.logs.files()]
     dated = [(when, path) for when, path in dated if not path.name.endswith(".ckptsurgeon")]
     if not dated:
         return []
