@@ -24,6 +24,7 @@ from bench import (
     host,
     kernels,
     layers,
+    picture,
     shards,
     small_tensors,
     startup,
@@ -44,6 +45,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "kernels": kernels.measure,
     "host": host.measure,
     "gpu": gpu.measure,
+    "picture": picture.measure,
     "event_files": event_files.measure,  # last: it makes this process larger
 }
 

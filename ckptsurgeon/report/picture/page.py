@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TYPE_CHECKING
 
 from ckptsurgeon.report.picture.footer import footer, headline
 from ckptsurgeon.report.picture.sheet import draw
-from ckptsurgeon.report.picture.theme import DARK, LIGHT
+from ckptsurgeon.report.picture.theme import DARK, LIGHT, Theme
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,15 +30,14 @@ table { border-collapse: collapse; width: 100%; margin: 1rem 0 }
 th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line);
          vertical-align: top; font-variant-numeric: tabular-nums }
 th { color: var(--muted); font-weight: 500 }
-h1 { font-size: 1.3rem; margin: 0 } h2 { font-size: 1rem; margin: 1.5rem 0 0 }
-p { color: var(--muted); margin: .2rem 0 1rem }
+h2 { font-size: 1rem; margin: 1.5rem 0 0 }
 """
 
 
 def page(story: Story, x: str = "steps") -> bytes:
     """One self-contained file: no script, nothing is loaded from anywhere."""
     pictures = [
-        f'<div class="{theme.name}-only">{_svg(draw(story, "svg", x, theme), story)}</div>'
+        f'<div class="{theme.name}-only">{_svg(story, x, theme)}</div>'
         for theme in (LIGHT, DARK)
     ]
     told = story.advice
@@ -56,9 +56,7 @@ def page(story: Story, x: str = "steps") -> bytes:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(story.name)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{escape(story.name)}</h1><p>{escape(headline(story))}</p>",
         *pictures,
-        f"<p>{escape(footer(story))}</p>",
         _table("What was left", ("receipt", "steps", "went on from", "why"), left),
         _table("Saved before the onset", ("step", "state", "steps back", ""), saved),
         "</body></html>\n",
@@ -66,10 +64,11 @@ def page(story: Story, x: str = "steps") -> bytes:
     return "\n".join(part for part in parts if part).encode()
 
 
-def _svg(picture: bytes, story: Story) -> str:
-    """The element alone, with what a screen reader says of it."""
-    text = picture.decode()
+def _svg(story: Story, x: str, theme: Theme) -> str:
+    """The element alone, with what a screen reader says of it, and names that no other has."""
+    text = draw(story, "svg", x, theme).decode()
     text = text[text.index("<svg") :]
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{theme.name}-", text)
     words = escape(f"{story.name}, {headline(story)}. {footer(story)}", quote=True)
     return text.replace("<svg", f'<svg role="img" aria-label="{words}"', 1)
 

@@ -208,8 +208,8 @@ class _Sheet:
         kept = self._curve(axes, self.story.kept, LOSS, True)
         ends = [(left, *self._curve(axes, left.curves, LOSS, False)) for left in self.story.left]
         # The fall at the very beginning would press all that follows to the floor.
-        begun = kept[0] > self.low + FALL * (self.high - self.low)
-        whole = self.story.kept[LOSS].values
+        steps, whole = self.story.kept[LOSS].steps, self.story.kept[LOSS].values
+        begun = self._of(self.story.kept, steps) > self.low + FALL * (self.high - self.low)
         values = [whole[begun] if begun.sum() > 1 else whole]
         values += [left.curves[LOSS].values for left in self.story.left]
         finite = np.concatenate([y[np.isfinite(y)] for y in values])
