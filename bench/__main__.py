@@ -26,6 +26,7 @@ from bench import (
     layers,
     picture,
     shards,
+    signals,
     small_tensors,
     startup,
     training,
@@ -44,6 +45,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "training": training.measure,
     "kernels": kernels.measure,
     "host": host.measure,
+    "signals": signals.measure,
     "gpu": gpu.measure,
     "picture": picture.measure,
     "event_files": event_files.measure,  # last: it makes this process larger

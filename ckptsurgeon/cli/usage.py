@@ -1,14 +1,32 @@
-"""Click's errors in our three lines, with the command that was meant where it can be told."""
+"""What was typed, in an error: the command that was meant, or the same one with more to it."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from ckptsurgeon.errors import UsageError
 
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
+
+
+AGAIN = re.compile(
+    r"the same command (?:again|with (?P<new>\d+) for (?P<old>\d+)|with (?P<more>-.*?))"
+    r"(?P<comment>    .*)?"
+)
+
+
+def in_full(hint: str, words: Sequence[str]) -> str:
+    """`hint`, with the command that was typed where it says `the same command`."""
+    match = AGAIN.fullmatch(hint)
+    if match is None or (match["old"] and list(words).count(match["old"]) != 1):
+        return hint
+    end = list(words).index("--") if "--" in words else len(words)
+    typed = [match["new"] if word == match["old"] else word for word in words]
+    typed[end:end] = shlex.split(match["more"] or "")
+    return shlex.join(["ckptsurgeon", *typed]) + (match["comment"] or "")
 
 
 def from_click(error: Any, words: Sequence[str]) -> UsageError:
@@ -18,16 +36,21 @@ def from_click(error: Any, words: Sequence[str]) -> UsageError:
     path = context.command_path if context is not None else "ckptsurgeon"
     next = f"{path} --help"
     negative = [word for word in words if NEGATIVE.fullmatch(word)]
-    bare = words[1] if len(words) > 1 and words[1].isdecimal() else None
     if what.startswith("No such option") and negative:
         what = f"{negative[0]} is negative, and `{path}` takes no negative number"
-    elif what.startswith("Missing option") and bare is not None:
-        next = f"{path} {error.param.opts[0]} {bare}"
+        if path == "ckptsurgeon set-lr":
+            what = f"{negative[0]}: the learning rate can't be negative"
+            next = f"{path}{_run_of(words)} {negative[0].removeprefix('-')}"
     elif "should be a valid integer" in what:
         parameter = error.param
         argument = parameter.param_type_name == "argument"
-        name = parameter.metavar if argument else parameter.opts[0]
-        step = parameter.metavar == "STEP"
-        what = f"'{name}' must be a {'step' if step else 'whole'} number"
-        next = "ckptsurgeon status    list the saved steps" if step else next
+        what = f"'{parameter.metavar if argument else parameter.opts[0]}' must be a whole number"
     return UsageError(what[:1].lower() + what[1:], next=next)
+
+
+def _run_of(words: Sequence[str]) -> str:
+    """The -C that was typed: what Click refuses never gets as far as `Common`."""
+    for word, value in zip(words, [*words[1:], ""], strict=True):
+        if word in ("-C", "--run"):
+            return f" -C {shlex.quote(value)}"
+    return ""

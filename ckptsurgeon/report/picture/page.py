@@ -37,8 +37,7 @@ h2 { font-size: 1rem; margin: 1.5rem 0 0 }
 def page(story: Story, x: str = "steps") -> bytes:
     """One self-contained file: no script, nothing is loaded from anywhere."""
     pictures = [
-        f'<div class="{theme.name}-only">{_svg(story, x, theme)}</div>'
-        for theme in (LIGHT, DARK)
+        f'<div class="{theme.name}-only">{_svg(story, x, theme)}</div>' for theme in (LIGHT, DARK)
     ]
     told = story.advice
     left = [
