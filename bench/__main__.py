@@ -24,6 +24,7 @@ from bench import (
     host,
     kernels,
     layers,
+    picture,
     shards,
     signals,
     small_tensors,
@@ -48,6 +49,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "host": host.measure,
     "signals": signals.measure,
     "gpu": gpu.measure,
+    "picture": picture.measure,
     "event_files": event_files.measure,  # last: it makes this process larger
 }
 
