@@ -93,6 +93,7 @@ class Config:
 
     train_iters: int = 100
     save_interval: int = 50
+    async_save: bool = False  # write checkpoints beside training
     keep_last: Optional[int] = None  # checkpoints of this branch; null keeps all  # noqa: UP045
     log_interval: int = 1
     log_throughput: bool = False
