@@ -196,7 +196,7 @@ def train(training: Training, say: Callable[[str], None]) -> None:
         training.config.train_iters,
     )
     stop.listen()
-    watchdog = Watchdog(training.config.watchdog)
+    watchdog = Watchdog(training.config.watchdog, Path(training.config.save))
     watchdog.start()
     try:
         if events is not None:
