@@ -61,9 +61,10 @@ class Saved:
         return self.folder / METADATA
 
     @classmethod
-    def open(cls, folder: Path) -> Saved:
-        """Read `.metadata`. Raises DamagedFile, or OSError if it can't be opened."""
-        path = folder / METADATA
+    def open(cls, folder: Path, file: Path | None = None) -> Saved:
+        """Read `.metadata`, or the `file` that was it once. Raises DamagedFile, or OSError if it
+        can't be opened."""
+        path = folder / METADATA if file is None else file
         try:
             size = path.stat().st_size
         except FileNotFoundError:
@@ -71,7 +72,7 @@ class Saved:
         if size > MAX_BYTES:
             raise DamagedFile(str(path), 0, f"it has {size} bytes, more than {MAX_BYTES}")
         with collector_paused():
-            scanned = scan(path.read_bytes(), where=str(path))
+            scanned = scan(path.read_bytes(), where=str(path), dense=True)
             tree, globals = read_with_globals(scanned)
             try:
                 items = _items(tree.state["storage_data"])
