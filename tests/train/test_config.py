@@ -71,7 +71,7 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
         ("lr: 1", "loss_scale=0", "at least 1, or null for the dynamic one"),
         ("lr: 1", "gradient_predivide_factor=0.5", "gradient_predivide_factor is 0.5"),
         ("lr: 1", "skip_grad_norm=-1", "skip_grad_norm is -1.0"),
-        ("lr: 1", "optimizer=adam", "adamw or sgdw or lamb"),
+        ("lr: 1", "optimizer=adam", "adamw or sgdw or lamb or adamw8bit"),
         ("optimizer: lamb", "zero_stage=3", "lamb with zero_stage 3"),
         ("lr: 1", "attention=flash", "sdpa or plain or stable"),
         ("lr: 1", "activation_fn=swiglu", "gelu or relu"),
