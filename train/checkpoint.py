@@ -34,6 +34,7 @@ SHAPE = (
 LAUNCH = (
     "activation_fn", "attention", "hidden_dropout", "attention_dropout", "skip_grad_norm",
     "gradient_predivide_factor", "embedding_dropout", "scale_embeddings", "rotary_base",
+    "eod_token", "reset_attention_mask", "reset_position_ids",
 )  # fmt: skip
 """Arguments that are free to change at a restart; the checkpoint keeps what it was made with."""
 
