@@ -28,7 +28,7 @@ OPTIONS = {
         "reset_attention_mask=true",
         "position_embedding_type=alibi",
         "eod_token=0",
-        "zero_stage=3",
+        "zero_stage=2",
     ],
     "rms": ["normalization=RMSNorm"],
     "swiglu": ["swiglu=true", "add_bias_linear=false"],
