@@ -26,6 +26,8 @@ from ckptsurgeon.transaction.receipts import standing
 
 LIBRARIES = ("torch", "deepspeed", "tensorboard")
 """What the extra `train` installs."""
+HUNG = "hung"
+"""The file that the bundled trainer's watchdog leaves in the run: torchrun makes 1 of its code."""
 STOPPED = "the trainer has trained no step"
 TOLERANCE = 1e-12
 """Relative: two implementations of one formula may differ in the last bit, and in no more."""
@@ -97,24 +99,32 @@ def refuse_unknown_launch(run: Run) -> None:
 
 
 def job(
-    run: Run, section: Relaunch | None, extra: Sequence[str], nodes: int, options: Sequence[str]
+    run: Run,
+    section: Relaunch | None,
+    extra: Sequence[str],
+    nodes: int,
+    options: Sequence[str],
+    requeues: int = 0,
 ) -> Job:
-    """The SLURM job that starts the trainer on `nodes` nodes and compares its first line.
+    """The SLURM job that starts the trainer on `nodes` nodes and compares its first line; one whose
+    trainer hung is requeued at most `requeues` times.
 
     The bundled trainer gets a kill-switch file, which is how the job makes it save before its
     nodes are taken away; for another one `ckptsurgeon.yaml` names it (`relaunch.kill_switch`)."""
     own = run.settings.get("relaunch")
     argv = command(run, section, extra, nodes)
+    hung = None
     if isinstance(own, dict):
         switch = own.get("kill_switch")
     else:
+        hung = run.root / HUNG
         switch = plain_yaml.read(run.root / CONFIG).get("kill_switch_path")
         if switch is None:
             switch = run.root / "kill-switch"
             argv.append(f"kill_switch_path={switch}")
     surgeon = [sys.executable, "-m", "ckptsurgeon", "relaunch", "-C", str(run.root), "--exec", "--"]
     stop = None if switch is None else run.root / str(switch)
-    return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options)
+    return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options, hung, requeues)
 
 
 def relaunch(
