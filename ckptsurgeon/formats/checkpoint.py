@@ -14,6 +14,7 @@ from ckptsurgeon.edits import (
     AnyChange,
     Append,
     Change,
+    Computed,
     Content,
     Elements,
     Epsilon,
@@ -30,6 +31,7 @@ from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.protocol import (
     Blob,
+    Decay,
     Disagreement,
     Fragment,
     Place,
@@ -165,6 +167,13 @@ class BaseCheckpoint(ABC):
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """See `protocol.Checkpoint.reschedule`."""
 
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """Refused: a family that knows its schedulers overrides it."""
+        raise SurgeryError(
+            f"what makes the rate of {self.path.name} decay is not known here",
+            next="set the schedule where the trainer makes it",
+        )
+
     @abstractmethod
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """See `protocol.Checkpoint.scaler_start`."""
@@ -287,7 +296,7 @@ class BaseCheckpoint(ABC):
         files = {name: root / name for name in names if root / name in self.trees}
         for change in changes:
             if isinstance(change, Change) and (file := files.get(change.file)) is not None:
-                if isinstance(change.new, (Fill, Elements)):
+                if isinstance(change.new, (Fill, Elements, Computed)):
                     continue
                 new = 0 if change.new == ZEROS else change.new
                 if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):

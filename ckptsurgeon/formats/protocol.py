@@ -94,6 +94,16 @@ class Setting(NamedTuple):
     value: Any
 
 
+class Decay(NamedTuple):
+    """A cooldown: the rate goes from what the next step would use to `to` in `steps` updates along
+    `shape` (linear, 1-sqrt, cosine). `samples` is how many these take, where that is known."""
+
+    steps: int
+    samples: int | None
+    shape: str
+    to: float
+
+
 class Hazard(NamedTuple):
     """What is wrong with a run although its files are sound, and the launch that helps."""
 
@@ -180,6 +190,13 @@ class Checkpoint(Protocol):
 
         Raises UsageError for a schedule that can't be, SurgeryError for one that is kept
         elsewhere, with the trainer's flag to use instead."""
+        ...
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """What to write so that the rate decays from the next step on, and what to warn of.
+
+        Raises SurgeryError where the saved scheduler can't hold it, with the exact options that
+        make the trainer's own do it."""
         ...
 
     def rescale(self, scale: float) -> list[Setting]:

@@ -44,6 +44,8 @@ OPERATIONS = (
         "set-lr": "Change the learning-rate schedule.",
         "set": "Change hyperparameters in every place that keeps them.",
     }),
+    Operation(f"{HERE}.cooldown", {"cooldown": "Let the learning rate decay from this step on."}),
+    Operation(f"{HERE}.rewarm_schedule", {}),
     Operation(f"{HERE}.group_settings", {}),
     Operation(f"{HERE}.reset", {"reset": "Reset the Adam moments or the loss scale."}),
     Operation(f"{HERE}.rewarm", {}),

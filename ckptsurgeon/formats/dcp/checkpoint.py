@@ -19,7 +19,7 @@ from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.protocol import Place, Setting, State, StateDict
+from ckptsurgeon.formats.protocol import Decay, Place, Setting, State, StateDict
 
 GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 COUNTERS = {
@@ -178,6 +178,37 @@ class DcpCheckpoint(DcpShards):
             "has optimizer.param_groups: the lr there)"
         ]
 
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """The base rates of a saved LambdaLR become the rate of the next step; the shape is
+        refused, with the options that make the trainer's own schedule of it."""
+        rate, peak, now = self._top(), self._peak(), self.state().step
+        if rate <= 0:
+            raise SurgeryError("the rate is 0 here, so nothing is left to decay")
+        if self.trainer == "olmo-core":
+            raise _olmo_decay(decay, now)
+        total, shape = now + decay.steps, "sqrt" if decay.shape == "1-sqrt" else decay.shape
+        words = (
+            f"--training.steps {total} --lr_scheduler.decay_ratio {decay.steps / total!r} "
+            f"--lr_scheduler.decay_type {shape} --lr_scheduler.min_lr_factor {decay.to / rate!r} "
+            "--lr_scheduler.warmup_steps 0"
+        )
+        bases = self.scalar("lr_scheduler.base_lrs")
+        if rate == peak or not bases:
+            words += "" if rate == peak else f" {self.options['lr']} {rate!r}"
+            raise SurgeryError(
+                f"{self.trainer} computes the schedule from its own config at every step",
+                next=f"relaunch the trainer with {words}",
+            )
+        rates = [list(p.value) for p in self.scalar("lr_scheduler._last_lr")]
+        new = rates[0] if rates else [v * rate / peak for v in bases[0].value]
+        settings = [Setting("lr", place, new) for place in bases]
+        settings += [Setting("lr", p, p.value * (rate / peak)) for p in self.locate("initial_lr")]
+        return settings, [f"relaunch with {words}: the shape of the decay is in its config"]
+
+    def _top(self) -> float:
+        """The largest rate that the next step uses."""
+        return max((float(place.value) for place in self.locate("lr")), default=0.0)
+
     def _peak(self) -> float:
         """What the schedule is a factor of."""
         bases = self.scalar("lr_scheduler.base_lrs")
@@ -251,6 +282,23 @@ class DcpCheckpoint(DcpShards):
         elif len(rates) > 1:
             notes.append(f"parameters have different learning rates: {rates}")
         return notes
+
+
+def _olmo_decay(decay: Decay, now: int) -> SurgeryError:
+    """`olmo_core/optim/scheduler.py`: OverrideDecay, of ComposableScheduler, knows two shapes."""
+    if decay.shape not in ("linear", "cosine"):
+        return SurgeryError(
+            f"OLMo-core has no decay of the shape {decay.shape}",
+            next="ckptsurgeon cooldown --shape linear    its shapes are linear and cosine",
+        )
+    override = f"{{start: {now + 1}, duration: {decay.steps}, shape: {decay.shape}, "
+    return SurgeryError(
+        "olmo-core computes the rate from its config before every step",
+        next=(
+            "relaunch the trainer with --train_module.scheduler.override_decay="
+            f"'{override}end_lr: {decay.to!r}}}'    of a composable or sequential scheduler"
+        ),
+    )
 
 
 def _scaled(value: Any, factor: float) -> Any:

@@ -22,11 +22,14 @@ from ckptsurgeon.formats.deepspeed import (
 )
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.protocol import Fragment, Place, Replica, Setting, State, Weight
+from ckptsurgeon.formats.protocol import Decay, Fragment, Place, Replica, Setting, State, Weight
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed, torch
 from ckptsurgeon.formats.schedules.names import is_megatron
 from ckptsurgeon.formats.schedules.rewarm import factor, open_window
+
+SHAPES = ("linear", "cosine")
+"""Those of AnnealingLR's decay styles that end at min_lr."""
 
 
 @dataclass
@@ -61,6 +64,19 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         if schedule is not None and self.megatron:
             warnings += flags.schedule_flags(self, settings)
         return settings, warnings
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the family of the saved scheduler."""
+        with understood(self.path):
+            schedule = self.schedule()
+            if torch.is_torch(schedule):
+                return torch.cooldown(self, decay)
+            if deepspeed.is_deepspeed(schedule):
+                return deepspeed.cooldown(self, decay)
+            settings, warnings = annealing.cooldown(self, decay, SHAPES)
+            if self.megatron:
+                warnings += flags.schedule_flags(self, settings)
+            return settings, warnings
 
     def fragments(self, name: str) -> list[Fragment]:
         """See `fragments`. Refused where a universal copy would keep the others."""
