@@ -25,6 +25,8 @@ from ckptsurgeon.edits import (
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import append, compact
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
+from ckptsurgeon.files.archives.storage_edit import contiguous
+from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.optimizers import table
@@ -34,6 +36,7 @@ from ckptsurgeon.formats.protocol import (
     Decay,
     Disagreement,
     Fragment,
+    Part,
     Place,
     Replica,
     Setting,
@@ -230,6 +233,18 @@ class BaseCheckpoint(ABC):
             next="use the trainer's own tools",
         )
 
+    def parts(self) -> list[Part]:
+        """Refused: a format that knows whose each tensor is overrides it."""
+        raise SurgeryError(
+            f"{self.path.name} does not say which of its tensors are one parameter's weights, "
+            "master and moments",
+            next="reset and graft work on the moments of all parameters",
+        )
+
+    def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
+        """In the archive of the place's file."""
+        return span(self.archives[place.file], place.value, start, end)
+
     def read(self, paths: Iterable[Path]) -> None:
         """Read the trees of further shards, which only some operations need."""
         for path, archive in opened(p for p in paths if p not in self.archives).items():
@@ -312,6 +327,20 @@ class BaseCheckpoint(ABC):
             for file, tree in self.trees.items()
         }
         return replace(self, trees=trees | roots)
+
+
+def span(archive: Archive, tensor: Tensor, start: int, end: int) -> tuple[Path, int, int]:
+    """Where elements of a tensor are in the file of its archive; see `Checkpoint.span`."""
+    if not contiguous(tensor) or archive.byte_order() != "<":
+        raise SurgeryError(
+            f"{archive.where}: a tensor's elements do not lie little-endian in the order of its "
+            "shape",
+            next="save the checkpoint again with contiguous tensors",
+        )
+    archive.storage(tensor)
+    item = ITEM_BYTES[tensor.dtype]
+    base = archive.start + archive.payload(f"data/{tensor.storage}") + tensor.offset * item
+    return archive.path, base + start * item, base + end * item
 
 
 def _rates(betas: Any) -> tuple[float, ...]:

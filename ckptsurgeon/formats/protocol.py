@@ -38,6 +38,20 @@ class Fragment(NamedTuple):
     end: int
 
 
+class Part(NamedTuple):
+    """A stretch of one parameter: the elements [start, end) of the tensor at `place` are those from
+    `first` on of its `kind` (weights, master, exp_avg, exp_avg_sq). `cut` tells apart what several
+    ranks each hold a piece or a copy of."""
+
+    parameter: str
+    cut: str
+    kind: str
+    place: Place
+    start: int
+    end: int
+    first: int
+
+
 class Weight(NamedTuple):
     """One weight of the model: its bytes are those of `spans` (file, start, end), in order."""
 
@@ -182,6 +196,16 @@ class Checkpoint(Protocol):
     def fragments(self, name: str) -> list[Fragment]:
         """Where the elements of each parameter are in the tensors of `name` (exp_avg,
         exp_avg_sq). Raises SurgeryError where the format does not say."""
+        ...
+
+    def parts(self) -> list[Part]:
+        """Every stretch of every parameter's weights, masters and moments that the trainer loads.
+        Raises SurgeryError where the format does not say whose they are."""
+        ...
+
+    def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
+        """Where the elements [start, end) of the tensor at `place` are: file, first byte, end.
+        Raises SurgeryError for a tensor whose elements don't lie in the order of its shape."""
         ...
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:

@@ -16,7 +16,7 @@ from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint, span
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.protocol import Blob, Fragment, Place, Weight
 from ckptsurgeon.formats.sane import problem
@@ -65,6 +65,13 @@ class DcpShards(BaseCheckpoint):
             return super().is_zero(place, elements)
         archive = self.saved.archive(self.saved.of(place.path))
         return place.value.numel == 0 or archive.is_zero(place.value)
+
+    def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
+        """In the item that `.metadata` names."""
+        if place.file != self.saved.path:
+            return super().span(place, start, end)
+        archive = self.saved.archive(self.saved.of(place.path))
+        return span(archive, place.value, start, end)
 
     def fragments(self, name: str) -> list[Fragment]:
         """Each tensor is of one parameter, and is zeroed as a whole. Raises SurgeryError where the

@@ -15,6 +15,7 @@ from ckptsurgeon.formats.deepspeed import (
     fragments,
     optimizer,
     parallel,
+    parts,
     replicas,
     soundness,
     universal,
@@ -22,7 +23,16 @@ from ckptsurgeon.formats.deepspeed import (
 )
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.protocol import Decay, Fragment, Place, Replica, Setting, State, Weight
+from ckptsurgeon.formats.protocol import (
+    Decay,
+    Fragment,
+    Part,
+    Place,
+    Replica,
+    Setting,
+    State,
+    Weight,
+)
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed, torch
 from ckptsurgeon.formats.schedules.names import is_megatron
@@ -86,6 +96,11 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
                 next="reset the moments of all parameters, or move the copy out of the run",
             )
         return fragments.fragments(self, name)
+
+    def parts(self) -> list[Part]:
+        """See `parts`."""
+        with understood(self.path):
+            return parts.parts(self)
 
     def replicas(self) -> list[Replica]:
         """See `replicas`."""
