@@ -6,8 +6,10 @@ them). A new format is one file or folder here, and one line in `detect.FORMATS`
 
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.protocol import (
+    Adam,
     Blob,
     Checkpoint,
+    Codes,
     Copy,
     Decay,
     Disagreement,
@@ -17,15 +19,19 @@ from ckptsurgeon.formats.protocol import (
     Part,
     Place,
     Replica,
+    Rival,
     Setting,
     State,
+    Strip,
     Weight,
 )
 
 __all__ = [
     "FIELDS",
+    "Adam",
     "Blob",
     "Checkpoint",
+    "Codes",
     "Copy",
     "Decay",
     "Disagreement",
@@ -35,7 +41,9 @@ __all__ = [
     "Part",
     "Place",
     "Replica",
+    "Rival",
     "Setting",
     "State",
+    "Strip",
     "Weight",
 ]

@@ -28,6 +28,7 @@ from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.formats import strips
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.patched import New, patched
@@ -42,6 +43,7 @@ from ckptsurgeon.formats.protocol import (
     Setting,
     State,
     StateDict,
+    Strip,
     Weight,
 )
 from ckptsurgeon.formats.sane import problem, understood
@@ -125,6 +127,7 @@ class BaseCheckpoint(ABC):
         decays, adam = self.agreed("weight_decay"), self.agreed("adam_step")
         scale, clip = self.agreed("loss_scale"), self.agreed("clip_grad")
         samples, seed, skip = (self.agreed(n) for n in ("consumed_samples", "seed", "skip"))
+        epoch, batches = self.agreed("data_epoch"), self.agreed("data_batches")
         ranges = skip[0] if skip else None
         return Promise(
             step=step + 1,
@@ -141,6 +144,8 @@ class BaseCheckpoint(ABC):
             optimizer=_named(headers) or None,
             groups=_differing(betas, eps),
             settings=_numbers(headers) or None,
+            data_epoch=int(epoch[0]) if epoch else None,
+            data_batches=int(batches[0]) if batches else None,
         )
 
     def headers(self) -> list[StateDict]:
@@ -151,11 +156,23 @@ class BaseCheckpoint(ABC):
         """In the groups of every optimizer."""
         return [place for each in self.state_dicts() for place in each.group.get(key, ())]
 
+    def group_of(self, place: Place) -> int:
+        """As torch's `state_dict` has it: `…, param_groups, number, key`."""
+        return int(place.path[-2])
+
+    def beside(self, place: Place, key: str) -> tuple[Key, ...]:
+        """Beside it."""
+        return (*place.path[:-1], key)
+
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """The value: most trainers give each group the same, or take it from the groups."""
+        return value
+
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """Refused: a format that knows the names in its param groups overrides it."""
         raise SurgeryError(
             f"{self.path.name} does not say which parameters its param groups hold",
-            next="ckptsurgeon set KEY=VALUE    without --params, for all groups",
+            next="ckptsurgeon show    what it keeps; without --params, all groups are set",
         )
 
     def state_dicts(self) -> list[StateDict]:
@@ -181,6 +198,10 @@ class BaseCheckpoint(ABC):
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """See `protocol.Checkpoint.scaler_start`."""
 
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
+        """The number itself in every place."""
+        return [Setting(counter, place, value) for place in self.locate(counter)], []
+
     def rescale(self, scale: float) -> list[Setting]:
         """The scale in every place, and the counters of `growth` beside each at their start."""
         out: list[Setting] = []
@@ -190,6 +211,11 @@ class BaseCheckpoint(ABC):
                 beside = self.at(place.file, (*place.path[:-1], name))
                 out += [Setting("loss_scale", p, start) for p in beside if p.value is not None]
         return out
+
+    @property
+    def numbered(self) -> bool:
+        """A trainer counts its updates, and saves by that count."""
+        return True
 
     # --- trees -----------------------------------------------------------------------------------
 
@@ -223,14 +249,14 @@ class BaseCheckpoint(ABC):
         """Refused: a format that keeps moments by parameter name overrides it."""
         raise SurgeryError(
             f"{self.path.name} does not say which parameter an element of {name} belongs to",
-            next="reset the moments of all parameters",
+            next="ckptsurgeon reset moments    of all parameters",
         )
 
     def replicas(self) -> list[Replica]:
         """Refused: a format that knows its tensor-parallel ranks overrides it."""
         raise SurgeryError(
             f"which parameters of {self.path.name} are whole on every rank is not known here",
-            next="use the trainer's own tools",
+            next="ckptsurgeon verify    what can be checked here",
         )
 
     def parts(self) -> list[Part]:
@@ -242,8 +268,18 @@ class BaseCheckpoint(ABC):
         )
 
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
-        """In the archive of the place's file."""
-        return span(self.archives[place.file], place.value, start, end)
+        """In the archive that has the tensor."""
+        archive, tensor = self.holder(place), place.value
+        if not contiguous(tensor) or archive.byte_order() != "<":
+            raise SurgeryError(
+                f"{archive.where}: a tensor's elements do not lie little-endian in the order of "
+                "its shape",
+                next="save the checkpoint again with contiguous tensors",
+            )
+        archive.storage(tensor)
+        item = ITEM_BYTES[tensor.dtype]
+        base = archive.start + archive.payload(f"data/{tensor.storage}") + tensor.offset * item
+        return archive.path, base + start * item, base + end * item
 
     def read(self, paths: Iterable[Path]) -> None:
         """Read the trees of further shards, which only some operations need."""
@@ -257,6 +293,14 @@ class BaseCheckpoint(ABC):
             f"how the weights of {self.path.name} are cut into shards is not known here",
             next="use the trainer's own conversion tool",
         )
+
+    def strips(self) -> Iterator[Strip]:
+        """Pairs of moments as the optimizers' states have them."""
+        return strips.strips(self)
+
+    def holder(self, place: Place) -> Archive:
+        """The file's own."""
+        return self.archives[place.file]
 
     def check(
         self,
@@ -301,7 +345,7 @@ class BaseCheckpoint(ABC):
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By shard, every `module.name` that a load imports."""
-        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.trees}
+        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.archives}
 
     def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
         """The trees with `changes` laid over them."""
@@ -327,20 +371,6 @@ class BaseCheckpoint(ABC):
             for file, tree in self.trees.items()
         }
         return replace(self, trees=trees | roots)
-
-
-def span(archive: Archive, tensor: Tensor, start: int, end: int) -> tuple[Path, int, int]:
-    """Where elements of a tensor are in the file of its archive; see `Checkpoint.span`."""
-    if not contiguous(tensor) or archive.byte_order() != "<":
-        raise SurgeryError(
-            f"{archive.where}: a tensor's elements do not lie little-endian in the order of its "
-            "shape",
-            next="save the checkpoint again with contiguous tensors",
-        )
-    archive.storage(tensor)
-    item = ITEM_BYTES[tensor.dtype]
-    base = archive.start + archive.payload(f"data/{tensor.storage}") + tensor.offset * item
-    return archive.path, base + start * item, base + end * item
 
 
 def _rates(betas: Any) -> tuple[float, ...]:

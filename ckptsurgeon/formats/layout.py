@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckptsurgeon.formats.protocol import Checkpoint, Hazard, State
+from ckptsurgeon.formats.protocol import Checkpoint, Hazard, Rival, State
 
 
 class BaseFormat:
@@ -13,6 +13,8 @@ class BaseFormat:
 
     options: Mapping[str, str] = {}
     """Key of a recipe → the option of the launch that decides it, where its value comes last."""
+    fresh_optimizer: str
+    """How the trainer is started so that it loads no optimizer state."""
 
     def strays(self, run: Path, step: int) -> list[str]:
         """No name is looked for that a load would not ask for."""
@@ -38,6 +40,18 @@ class BaseFormat:
         """No file but those of `pointers` names a step."""
         return []
 
+    def log_folders(self, run: Path) -> Sequence[str]:
+        """The run itself, at any depth."""
+        return (".",)
+
+    def idle_paths(self, run: Path, step: int) -> list[str]:
+        """No page describes it."""
+        return []
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """Most trainers load from one place."""
+        return []
+
     def hazards(self, run: Path) -> list[Hazard]:
         """No such thing is known of most trainers."""
         return []
@@ -45,18 +59,20 @@ class BaseFormat:
     def advise(self, key: str, value: object) -> str:
         """The relaunch with the option of `options`, or without the state of another optimizer."""
         if key == "optimizer":
-            return "start the trainer with the new optimizer and without optimizer state"
+            return f"start the trainer with the new optimizer and {self.fresh_optimizer}"
         return f"relaunch the trainer with {self.options[key]} {value}"
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """Most trainers have no flag for it."""
-        return "this trainer can't skip data: go back further, or change the data's order"
+        return "ckptsurgeon status    the steps to go back to; this trainer can't skip data"
 
-    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
         """By hand: a small rate, and the usual one at a later checkpoint."""
         return (
             "ckptsurgeon reset moments    without re-warm",
-            "and a small rate until the moments have filled: ckptsurgeon set-lr, and back "
+            "ckptsurgeon set-lr 0.1x      a small rate until the moments have filled; set it back "
             "at a later checkpoint",
         )
 

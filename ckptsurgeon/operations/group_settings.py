@@ -12,6 +12,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.limits import broken_limit
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern
 from ckptsurgeon.run.run import Run
@@ -57,10 +58,9 @@ class GroupSettings(Section):
                     f"`set_params.{key}` is {value!r}: groups may hold different values",
                     next=f"{key}: NUMBER",
                 )
-            if key in ("lr", "weight_decay", "eps") and value < 0:
-                raise UsageError(f"`set_params.{key}` is {value}", next=f"{key} is never below 0")
-            if key in (*PLURAL, "momentum") and not 0 <= value < 1:
-                raise UsageError(f"`set_params.{key}` is {value}", next=f"0 <= {key} < 1")
+            limit = broken_limit(key, value)
+            if limit is not None:
+                raise UsageError(f"`set_params.{key}` is {value}", next=limit)
         everywhere = {_name(key) for key in recipe[Hyperparameters].given()}
         if both := [key for key in values if _name(key) in everywhere]:
             raise UsageError(
@@ -93,7 +93,7 @@ def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
     """The places of `key` in the groups all of whose parameters match."""
     places = checkpoint.of_parameters(key)
     if not places:
-        raise SurgeryError(f"no param group holds {key}", next=f"drop {key}")
+        raise SurgeryError(f"no param group holds {key}", next="ckptsurgeon show    what they hold")
     known = {name for names, _ in places for name in names}
     out = []
     for names, place in places:
@@ -103,14 +103,15 @@ def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
             raise SurgeryError(
                 f"{len(matching)} of the {len(names)} parameters of a param group match "
                 f"{pattern!r}; it has one {key} for all of them",
-                next=f"a REGEX that matches none of them, or all (also {', '.join(others[:3])})",
+                next=f"ckptsurgeon show    the groups; a REGEX must match all of one or none "
+                f"(also {', '.join(others[:3])})",
             )
         out += [place] if matching else []
     if not out:
         raise UsageError(
             f"no parameter matches {pattern!r}: the {len(known)} names are "
             f"{', '.join(sorted(known)[:4])} …",
-            next="ckptsurgeon set --params REGEX KEY=VALUE    with one that matches some",
+            next="ckptsurgeon show    the param groups and their parameters",
         )
     return out
 
@@ -122,8 +123,9 @@ def _new(
     if key != "lr":
         yield place, value
         return
-    index = place.path[-2]
-    before = checkpoint.value(place.file, (*place.path[:-1], "initial_lr"))
+    index = checkpoint.group_of(place)
+    beside = checkpoint.beside(place, "initial_lr")
+    before = checkpoint.value(place.file, beside)
     schedulers = [p for p in checkpoint.locate("scheduler") if isinstance(p.value, Mapping)]
     if schedulers and not all("lr_lambdas" in p.value for p in schedulers):
         raise SurgeryError(
@@ -135,7 +137,7 @@ def _new(
         yield place, value
         return
     yield place, place.value * (value / peak)
-    yield Place(place.file, (*place.path[:-1], "initial_lr"), before), value
+    yield Place(place.file, beside, before), value
     for scheduler in schedulers:
         for name, factor in (("base_lrs", None), ("_last_lr", value / peak)):
             path = (*scheduler.path, name, index)

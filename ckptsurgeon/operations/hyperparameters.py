@@ -14,14 +14,13 @@ from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, Place, State
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.operations.counters import COUNTERS, counter_changes
+from ckptsurgeon.operations.limits import broken_limit
 from ckptsurgeon.operations.place_changes import PlaceChanges
-from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section, unknown_value
+from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
 from ckptsurgeon.run.run import Run
 
 SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style", "position")
 DECAY_STYLES = ("constant", "linear", "cosine")
-MAX_SEED = (1 << 32) - 1
-"""Of numpy, which trainers draw the order of their data with."""
 LEAP = 10.0
 """A peak that grows by at least this factor gets a warning."""
 
@@ -32,7 +31,8 @@ class Hyperparameters(Section):
 
     `lr` is the peak of the schedule (Megatron's max_lr); `warmup` and `decay` count samples;
     `consumed_samples`, `tokens` and `iteration` are the counters that the data position, the logs
-    and the next step's number come from. `position` is where the schedule stands: in samples with
+    and the next step's number come from; a loader that counts batches goes on with batch
+    `data_batches` of pass `data_epoch`. `position` is where the schedule stands: in samples with
     Megatron's AnnealingLR, in steps of the scheduler with others. `settings` are the other numbers
     that the param groups of the run's optimizer hold, by their names there (momentum, alpha)."""
 
@@ -65,6 +65,8 @@ class Hyperparameters(Section):
     consumed_samples: int | None = None
     tokens: int | None = None
     iteration: int | None = None
+    data_epoch: int | None = None
+    data_batches: int | None = None
     position: int | None = None
     settings: dict[str, float | str] = dataclasses.field(default_factory=dict)
 
@@ -80,18 +82,7 @@ class Hyperparameters(Section):
         for key, value in self.given().items():
             if isinstance(value, str):  # a scale of the present value, or a decay style
                 continue
-            limit = None
-            if key in ("beta1", "beta2", "beta3", "momentum"):
-                limit = None if 0 <= value < 1 else f"0 <= {key} < 1"
-            elif key in ("eps", "loss_scale"):
-                limit = None if value > 0 else f"{key} is above 0"
-            elif (
-                value < 0 and key != "position" and key not in self.settings
-            ):  # whose least value is the schedule's to say
-                limit = f"{key} is never below 0"
-            most = MAX_SEED if key == "seed" else MAX_COUNT
-            if limit is None and isinstance(value, int) and value > most:
-                limit = f"{key} is at most {most}"
+            limit = broken_limit(key, value)
             if limit is not None:
                 raise UsageError(f"`set.{key}` is {value}", next=limit)
 
@@ -223,7 +214,7 @@ class _Setter(PlaceChanges):
                     next="set the weight decay in the trainer, which knows its parameters",
                 )
         for place in places:
-            self.put(key, place, value)
+            self.put(key, place, self.checkpoint.in_group(key, place, value))
 
     def setting(self, key: str, value: float) -> None:
         """A number that the param groups hold under a name of its own, or as the n-th of several:
@@ -250,7 +241,9 @@ class _Setter(PlaceChanges):
             names = ", ".join(name for name, _ in promise.settings or ())
             raise SurgeryError(
                 f"the param groups of {promise.optimizer or 'the optimizer'} hold no {key}",
-                next=f"what they hold: {names}" if names else f"drop {key}",
+                next=f"ckptsurgeon show    what they hold: {names}"
+                if names
+                else "ckptsurgeon show    what the checkpoint keeps",
             )
 
     def flagged(self, key: str, value: float) -> None:
@@ -268,7 +261,7 @@ class _Setter(PlaceChanges):
         if not self.checkpoint.state().dynamic_loss_scale or not settings:
             raise SurgeryError(
                 "the run has no dynamic loss scale (bf16 and fp32 train without one)",
-                next="drop loss_scale",
+                next="ckptsurgeon show    what the checkpoint keeps",
             )
         for field, place, new in settings:
             self.put(field, place, new)
@@ -382,8 +375,9 @@ def set_values(
     """Change hyperparameters in every place that keeps them.
 
     KEY is lr min_lr warmup decay decay_style beta1 beta2 eps weight_decay clip_grad seed
-    loss_scale, a counter (consumed_samples tokens iteration position), or what the param groups of
-    the run's optimizer hold (momentum alpha beta3). A VALUE such as 0.5x scales the present one.
+    loss_scale, a counter (consumed_samples tokens iteration position data_epoch data_batches), or
+    what the param groups of the run's optimizer hold (momentum alpha beta3). A VALUE such as 0.5x
+    scales the present one.
 
     Examples:
     ckptsurgeon set beta2=0.95 eps=1e-8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -38,50 +38,41 @@ class Skip(Section):
         ranges(self.skip)
         if self.skip_by_counters and not self.skip:
             raise UsageError("`skip_by_counters` needs a range", next="skip: [A-B]")
-        if self.skip_by_counters and recipe[Hyperparameters].consumed_samples is not None:
-            raise UsageError(
-                "both skip_by_counters and set.consumed_samples were given",
-                next="drop one of them: each sets where the data continues",
-            )
+        for counter in ("consumed_samples", "data_batches"):
+            if self.skip_by_counters and recipe[Hyperparameters].given().get(counter) is not None:
+                raise UsageError(
+                    f"both skip_by_counters and set.{counter} were given",
+                    next="drop one of them: each sets where the data continues",
+                )
 
     def title(self, run: Run, step: int) -> list[str]:
         cleared = ["clear skip"] if self.clear_skip else []
         how = " by counters" if self.skip_by_counters else ""
-        return [*cleared, *([f"skip {' '.join(self.skip)}{how}"] if self.skip else [])]
+        typed = " ".join(_range(*pair) for pair in ranges(self.skip))
+        return [*cleared, *([f"skip {typed}{how}"] if typed else [])]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         changes: list[AnyChange] = []
         warnings: list[str] = []
         done = recipe[Hyperparameters].iteration_after(checkpoint.state())
         if self.skip_by_counters:
-            samples = _advanced(run, self, checkpoint.state())
+            counter = _counter(checkpoint.state())
+            position = _advanced(run, self, checkpoint.state())
             moved = recipe[Hyperparameters].position is not None
-            changes, warnings = counter_changes(
-                run, checkpoint, {"consumed_samples": samples}, moved
-            )
+            changes, warnings = counter_changes(run, checkpoint, {counter: position}, moved)
+            unit = "sample" if counter == "consumed_samples" else "batch"
             warnings.append(
-                f"iteration {done + 1} trains on sample {samples}: iteration numbers are not "
+                f"iteration {done + 1} trains on {unit} {position}: iteration numbers are not "
                 "skipped, so the next skip counts from there"
             )
         new_ranges = [] if self.skip_by_counters else ranges(self.skip)
         if not new_ranges and not self.clear_skip:
             return changes, warnings
+        past = _past(run, new_ranges, checkpoint.state(), done)
         places = checkpoint.locate("skip")
         if not places:
-            typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
-            raise SurgeryError(
-                f"{checkpoint.path.name} keeps no skip ranges: its trainer takes them from a flag",
-                next=(
-                    run.format.advise_skip(new_ranges),
-                    *([f"{typed}    advance its samples instead"] if new_ranges else []),
-                ),
-            )
-        warnings += [
-            f"skip {_range(first, last)} ends before step {done + 1}: it has no effect; roll back "
-            "first"
-            for first, last in merge(new_ranges)
-            if last <= done
-        ]
+            raise self._kept_nowhere(run, checkpoint, new_ranges)
+        warnings += past
         for place in places:
             old = [(int(first), int(last)) for first, last in place.value]
             new = self.ranges_after(old)
@@ -90,6 +81,28 @@ class Skip(Section):
                 changes.append(Change(file, "skip", place.value, pairs, place.path))
         return changes, warnings
 
+    def _kept_nowhere(
+        self, run: Run, checkpoint: Checkpoint, new_ranges: Sequence[tuple[int, int]]
+    ) -> SurgeryError:
+        """What the trainer takes, and the counters where the checkpoint has them."""
+        name = checkpoint.path.name
+        if not new_ranges:
+            return SurgeryError(
+                f"{name} keeps no skip ranges: there is nothing to clear",
+                next="ckptsurgeon show    what the checkpoint keeps",
+            )
+        state = checkpoint.state()
+        counted = _movable(state)
+        follows = merge(new_ranges)[0][0] <= state.step + 1
+        typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
+        return SurgeryError(
+            f"{name} keeps no skip ranges: its trainer takes them from a flag",
+            next=(
+                run.format.advise_skip(new_ranges),
+                *([f"{typed}    advance its position instead"] if counted and follows else []),
+            ),
+        )
+
     def ranges_after(self, present: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """The ranges that are passed over after the surgery."""
         earlier = [] if self.clear_skip else present
@@ -97,7 +110,7 @@ class Skip(Section):
 
     def consumed_after(self, run: Run, settings: Hyperparameters, state: State) -> int:
         """The sample at which the data goes on after the surgery."""
-        if self.skip_by_counters:
+        if self.skip_by_counters and _counter(state) == "consumed_samples":
             return _advanced(run, self, state)
         if settings.consumed_samples is not None:
             return settings.consumed_samples
@@ -123,6 +136,30 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
     return out
 
 
+def _past(run: Run, new: Sequence[tuple[int, int]], state: State, done: int) -> list[str]:
+    """What to know of ranges that begin at or before the iteration `done`. Raises UsageError for
+    one that ends there too, unless the checkpoint has it already: it would skip nothing."""
+    present = merge((int(first), int(last)) for first, last in state.promise.skip or ())
+    notes = []
+    for first, last in merge(new):
+        if first > done or any(a <= first and last <= b for a, b in present):
+            continue
+        if last > done:
+            notes.append(
+                f"iterations {_range(first, done)} are past: only {_range(done + 1, last)} of "
+                f"skip {_range(first, last)} will be passed over"
+            )
+            continue
+        older = [step for step in run.steps() if step < first and run.complete(step)]
+        hint = "ckptsurgeon status    no saved step is before it"
+        if older:
+            typed = f"ckptsurgeon rollback --to {older[-1]} --skip {_range(first, last)}"
+            hint = f"{typed}    the newest step before it"
+        are = f"iteration {first} is" if first == last else f"iterations {first}-{last} are"
+        raise UsageError(f"{are} past: the run stands at {done}", next=hint)
+    return notes
+
+
 def _range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
@@ -141,16 +178,31 @@ def merge(items: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 # --- by counters ---------------------------------------------------------------------------------
 
 
+def _counter(state: State) -> str:
+    """What says where the data goes on: samples, or the batches that a loader counts."""
+    return "consumed_samples" if state.promise.data_batches is None else "data_batches"
+
+
+def _movable(state: State) -> bool:
+    """Whether counters say where the data goes on, and how far an iteration moves it."""
+    samples = state.promise.consumed_samples is not None and state.batch_size is not None
+    return samples or state.promise.data_batches is not None
+
+
 def _advanced(run: Run, section: Skip, state: State) -> int:
-    """The samples consumed once these iterations are passed over.
+    """The samples consumed, or the batches given out, once these iterations are passed over.
 
     They must follow the checkpoint's step without a gap. The same skip, applied before and not
     undone, is done already."""
-    at = state.promise.consumed_samples
-    if at is None or state.batch_size is None:
+    if state.data:
+        raise SurgeryError(state.data, next=run.format.advise_skip(ranges(section.skip)))
+    counter = _counter(state)
+    by_samples = counter == "consumed_samples"
+    at: int | None = getattr(state.promise, counter)
+    if at is None or not _movable(state):
         raise SurgeryError(
             "the checkpoint keeps no consumed samples or no batch size to advance them by",
-            next="skip A-B    if its trainer takes ranges",
+            next=run.format.advise_skip(ranges(section.skip)),
         )
     first, last = state.step + 1, state.step
     for begin, end in sorted(ranges(section.skip)):
@@ -158,23 +210,41 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
             raise UsageError(
                 f"skip {_range(begin, end)} by counters does not begin at the next iteration, "
                 f"{last + 1}",
-                next=f"ckptsurgeon rollback --to {begin - 1}    and skip from there",
+                next=_reachable(run, begin, end, last + 1),
             )
         last = max(last, end)
-    if any(_same_skip(receipt, section, at, first) for receipt in standing(run.receipts())):
+    before = {"step": first, counter: at}
+    if any(_same_skip(receipt, section, before) for receipt in standing(run.receipts())):
         return at
+    if not by_samples:
+        return at + last - state.step
     for _ in range(first, last + 1):
         at += batch_size(state, at)
     return at
 
 
-def _same_skip(receipt: Receipt, section: Skip, at: int, first: int) -> bool:
+def _reachable(run: Run, begin: int, end: int, following: int) -> str:
+    """The command that passes over these iterations by counters."""
+    if begin - 1 in run.steps() and run.complete(begin - 1):
+        return f"ckptsurgeon rollback --to {begin - 1}    and skip from there"
+    if end >= following:
+        typed = f"ckptsurgeon skip {_range(following, end)} --by-counters"
+        return f"{typed}    from the next iteration on; step {begin - 1} is not saved"
+    older = [step for step in run.steps() if step < begin and run.complete(step)]
+    if not older:
+        return "ckptsurgeon status    the steps that are saved: none is before it"
+    then = f"skip {_range(older[-1] + 1, end)} --by-counters"
+    return f"ckptsurgeon rollback --to {older[-1]}    then {then}"
+
+
+def _same_skip(receipt: Receipt, section: Skip, before: Mapping[str, int]) -> bool:
+    """Whether `receipt` is of this skip and promised these fields."""
     recipe, promise = receipt.recipe, receipt.promise
     return (
         bool(recipe.get("skip_by_counters"))
         and list(recipe.get("skip", ())) == section.skip
         and promise is not None
-        and (promise.consumed_samples, promise.step) == (at, first)
+        and all(getattr(promise, name) == value for name, value in before.items())
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.edits import AnyChange, Aside, Change, Plan, Promise, Receipt
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.logs.printed.word import Word
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.doctor import Diagnosis
+    from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
     from ckptsurgeon.transaction.journal import Recovery
 
@@ -48,7 +49,7 @@ def plan_json(plan: Plan, format: str, receipt: Receipt | None = None) -> dict[s
         "format": format,
         "promise": plain(plan.promise),
         "before": plain(plan.before),
-        "changes": [_change(item) for item in plan.changes],
+        "changes": [change_json(item) for item in plan.changes],
         "edits": len(plan.edits),
         "warnings": list(plan.warnings),
         "undoes": plan.undoes,
@@ -61,7 +62,8 @@ def _step(promise: Promise | None) -> int | None:
     return None if promise is None else promise.step - 1
 
 
-def _change(item: AnyChange) -> dict[str, Any]:
+def change_json(item: AnyChange) -> dict[str, Any]:
+    """One change, one object."""
     base = {"file": item.file, "field": item.field}
     if isinstance(item, Change):
         path = [plain(key) for key in item.path]
@@ -120,6 +122,7 @@ def verification_json(result: Verification, word: Word | None = None) -> dict[st
         "level": result.level,
         "no_crc": result.no_crc,
         "moments": plain(result.moments),
+        "not_compared": list(result.not_compared),
         "word": word_json(word),
     }
 
@@ -138,10 +141,21 @@ def word_json(word: Word | None) -> dict[str, Any] | None:
     }
 
 
-def diagnoses_json(run: Run, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+def diagnoses_json(
+    run: Run, diagnoses: Sequence[Diagnosis], seen: Vitals | None = None
+) -> dict[str, Any]:
     """The document of `doctor`."""
-    entries = [{"what": item.what, "next": item.next} for item in diagnoses]
-    return {"schema": SCHEMA, "run": str(run.root), "healthy": not diagnoses, "findings": entries}
+    entries = []
+    for item in diagnoses:
+        command, comment = _apart(item.next)
+        entries.append({"what": item.what, "next": command, "comment": comment})
+    return {
+        "schema": SCHEMA,
+        "run": str(run.root),
+        "healthy": not diagnoses,
+        "findings": entries,
+        "vitals": plain(seen),
+    }
 
 
 def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> dict[str, Any]:
@@ -164,8 +178,8 @@ def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> 
     }
 
 
-def log_json(receipts: Sequence[Receipt]) -> dict[str, Any]:
-    """The document of `log`, newest first."""
+def log_json(receipts: Sequence[Receipt], *, pruned: Collection[str] = ()) -> dict[str, Any]:
+    """The document of `log`, newest first; the attics of those in `pruned` are gone."""
     return {
         "schema": SCHEMA,
         "receipts": [
@@ -180,6 +194,7 @@ def log_json(receipts: Sequence[Receipt]) -> dict[str, Any]:
                 "recipe": plain(item.recipe),
                 "promise": plain(item.promise),
                 "undoes": item.undoes,
+                "pruned": item.id in pruned,
             }
             for item in reversed(receipts)
         ],
@@ -216,9 +231,17 @@ def relaunch_json(
 
 def error_json(error: SurgeryError) -> dict[str, Any]:
     """The one object that stderr gets when a command with --json fails."""
+    hints = [_apart(hint) for hint in error.next]
     return {
         "error": error.what,
         "untouched": error.untouched,
-        "next": list(error.next),
+        "next": [command for command, _ in hints],
+        "comment": [comment for _, comment in hints],
         "exit_code": error.exit_code,
     }
+
+
+def _apart(hint: str) -> tuple[str, str]:
+    """A hint's command and what is said about it, which stand four spaces apart."""
+    command, _, comment = hint.partition("    ")
+    return command, comment.strip()

@@ -14,9 +14,10 @@ from typing import Any
 
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint, span
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.protocol import Blob, Fragment, Place, Weight
 from ckptsurgeon.formats.sane import problem
@@ -59,19 +60,18 @@ class DcpShards(BaseCheckpoint):
             for place in self.at(self.saved.path, (fqn, chunk))
         ]
 
+    def holder(self, place: Place) -> Archive:
+        """That of the item, inside its file."""
+        if place.file != self.saved.path:
+            return super().holder(place)
+        return self.saved.archive(self.saved.of(place.path))
+
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the CRC of the tensor's storage; False when it can't be told without a read."""
         if place.file != self.saved.path or not isinstance(place.value, Tensor):
             return super().is_zero(place, elements)
         archive = self.saved.archive(self.saved.of(place.path))
         return place.value.numel == 0 or archive.is_zero(place.value)
-
-    def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
-        """In the item that `.metadata` names."""
-        if place.file != self.saved.path:
-            return super().span(place, start, end)
-        archive = self.saved.archive(self.saved.of(place.path))
-        return span(archive, place.value, start, end)
 
     def fragments(self, name: str) -> list[Fragment]:
         """Each tensor is of one parameter, and is zeroed as a whole. Raises SurgeryError where the
@@ -119,15 +119,8 @@ class DcpShards(BaseCheckpoint):
         return {**out, **super().render(rest, root)}
 
     def blobs(self) -> list[Blob]:
-        """Each item's bytes once: equal zeros are shared."""
-        out: dict[tuple[str, int], Blob] = {}
-        for name, items in self.saved.items.items():
-            for item in items:
-                what = None if ".bucket_idx_" in name else kind(name)
-                blob = Blob(self.saved.folder / item.file, item.start, item.length, what)
-                if not item.transforms:
-                    out.setdefault((item.file, item.start), blob)
-        return list(out.values())
+        """See `blobs`."""
+        return blobs(self.saved)
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By file, every `module.name` that a load imports; tensors are loaded as such only."""
@@ -139,6 +132,18 @@ class DcpShards(BaseCheckpoint):
                 names = self.saved.archive(items[0]).globals()
                 files[path] = files.get(path, frozenset()) | names
         return {f"{path.parent.name}/{path.name}": names for path, names in files.items()}
+
+
+def blobs(saved: Saved) -> list[Blob]:
+    """Each item's bytes once: equal zeros are shared."""
+    out: dict[tuple[str, int], Blob] = {}
+    for name, items in saved.items.items():
+        for item in items:
+            what = None if ".bucket_idx_" in name else kind(name)
+            blob = Blob(saved.folder / item.file, item.start, item.length, what)
+            if not item.transforms:
+                out.setdefault((item.file, item.start), blob)
+    return list(out.values())
 
 
 def kind(name: str) -> str:

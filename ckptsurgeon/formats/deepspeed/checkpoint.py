@@ -18,6 +18,7 @@ from ckptsurgeon.formats.deepspeed import (
     parts,
     replicas,
     soundness,
+    strips,
     universal,
     weights,
 )
@@ -31,6 +32,7 @@ from ckptsurgeon.formats.protocol import (
     Replica,
     Setting,
     State,
+    Strip,
     Weight,
 )
 from ckptsurgeon.formats.sane import understood
@@ -83,7 +85,8 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
                 return torch.cooldown(self, decay)
             if deepspeed.is_deepspeed(schedule):
                 return deepspeed.cooldown(self, decay)
-            settings, warnings = annealing.cooldown(self, decay, SHAPES)
+            shapes = (*SHAPES, "1-sqrt") if self.bundled else SHAPES
+            settings, warnings = annealing.cooldown(self, decay, shapes)
             if self.megatron:
                 warnings += flags.schedule_flags(self, settings)
             return settings, warnings
@@ -93,7 +96,7 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         if any(item.universal for item in self._optimizers):
             raise SurgeryError(
                 "the universal copy of this step keeps its moments by whole parameters",
-                next="reset the moments of all parameters, or move the copy out of the run",
+                next="ckptsurgeon reset moments    of all parameters; or move the copy away",
             )
         return fragments.fragments(self, name)
 
@@ -109,6 +112,10 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
     def weights(self) -> Iterator[Weight]:
         """See `weights`."""
         return weights.weights(self)
+
+    def strips(self) -> Iterator[Strip]:
+        """See `strips`."""
+        return strips.strips(self)
 
     def contradictions(self) -> list[str]:
         """See `soundness`."""

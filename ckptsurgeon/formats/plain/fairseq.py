@@ -15,7 +15,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.protocol import Checkpoint, State
 from ckptsurgeon.formats.sane import is_count, problem, understood
 
 SUFFIX = r"(?P<suffix>(?:-model_part-(?P<mp>\d+))?(?:-shard(?P<dp>\d+))?)\.pt"
@@ -32,6 +32,7 @@ class Fairseq(BaseFormat):
 
     name = "fairseq"
     options: Mapping[str, str] = {"clip_grad": "--clip-norm", "seed": "--seed"}
+    fresh_optimizer = "--reset-optimizer"
 
     def recognizes(self, run: Path) -> bool:
         """True with a file of such a name that has an optimizer_history."""
@@ -136,16 +137,23 @@ class Fairseq(BaseFormat):
         """The updates after which the copy was saved."""
         return _updates(pointer)
 
-    def advise(self, key: str, value: object) -> str:
-        """Another optimizer begins without the state in the file."""
-        if key == "optimizer":
-            return "start the trainer with the new optimizer and --reset-optimizer"
-        return super().advise(key, value)
-
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """metaseq's flag takes ranges joined by commas."""
         joined = ",".join(f"{first}-{last}" for first, last in ranges)
         return f"relaunch the trainer with --skip-batches {joined}"
+
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
+        """metaseq's own: a rate of 0 up to a number of updates, and a rise over some more. Its
+        decay begins anew after them (`polynomial_decay_schedule.py`, b8924c0)."""
+        zero = state.step if kind == "ramp" else max(state.step + iterations - 1, 0)
+        rise = iterations if kind == "ramp" else 0
+        return (
+            "ckptsurgeon reset moments    without re-warm",
+            f"relaunch the trainer with --zero-lr-warmup-steps {zero} --warmup-updates {rise}",
+            "and --lr with the rate after that: it decays from there to --total-num-updates",
+        )
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """The file alone: its state has no value that a flag could repeat."""
