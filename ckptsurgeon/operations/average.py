@@ -194,14 +194,14 @@ def average(
         typer.Option("--moments", metavar="WHAT", help="last, average or zero; last if not given."),
     ] = None,
 ) -> dict[str, Any]:
-    """Make weights and fp32 masters the mean of several steps.
+    """Make weights the mean of several steps.
 
-    It is the latest step that is edited, or the one that a rollback goes to. Moments, counters and
+    Of the fp32 masters, and the weights are rounded from it. It is the latest step that is edited, or the one that a rollback goes to. Moments, counters and
     schedule stay its own unless --moments says otherwise.
 
     Examples:
     ckptsurgeon average --last 3
-    ckptsurgeon average 6000 6100 6200 --moments average --dry-run
+    ckptsurgeon average 4 6 8 --moments average --dry-run
     """
     texts = [str(step) for step in steps or ()] or None
     return {"average": given(steps=texts, last=last, moments=moments)}

@@ -130,7 +130,7 @@ def cooldown(
 
     Examples:
     ckptsurgeon cooldown --percent 10
-    ckptsurgeon cooldown --steps 2000 --shape 1-sqrt --dry-run
+    ckptsurgeon cooldown --steps 4 --shape 1-sqrt --dry-run
     """
     return {"cooldown": given(steps=steps, percent=percent, shape=shape, to=to)}
 

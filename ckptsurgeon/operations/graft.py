@@ -200,11 +200,13 @@ def graft(
         typer.Option("--params", metavar="REGEX", help="Only parameters whose names match REGEX."),
     ] = None,
 ) -> dict[str, Any]:
-    """Take the optimizer's moments of another step; weights and fp32 masters stay.
+    """Take the moments of another step.
+
+    exp_avg, exp_avg_sq and Adam's step; weights and fp32 masters stay.
 
     Examples:
-    ckptsurgeon graft moments --from 6100
-    ckptsurgeon graft moments --from 6100 --params word_embeddings --dry-run
+    ckptsurgeon graft moments --from 6
+    ckptsurgeon graft moments --from 6 --params word_embeddings --dry-run
     """
     if what != "moments":
         raise unknown_value(what, ("moments",), "graft")

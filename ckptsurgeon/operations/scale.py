@@ -107,11 +107,13 @@ def scale(
         typer.Option("--moments", metavar="WHAT", help="keep, scale or zero their moments."),
     ] = None,
 ) -> dict[str, Any]:
-    """Multiply weights and their fp32 masters by a number.
+    """Multiply weights by a number.
+
+    Their fp32 masters with them.
 
     Examples:
-    ckptsurgeon scale 'query_key_value.weight' --by 0.9
-    ckptsurgeon scale 'word_embeddings' --by 0.5 --moments scale --dry-run
+    ckptsurgeon scale query_key_value.weight --by 0.9
+    ckptsurgeon scale word_embeddings --by 0.5 --moments scale --dry-run
     """
     return {"scale": given(params=params, by=by, moments=moments)}
 

@@ -202,7 +202,7 @@ def test_the_bundled_trainers_scheduler_decays_alike() -> None:
     class Optimizer:
         param_groups = (group,)
 
-    for shape in ("linear", "cosine"):
+    for shape in SHAPES:
         state = {
             "max_lr": PEAK, "min_lr": 1e-5, "decay_style": shape, "warmup_steps": 480,
             "decay_steps": 480 + 8 * D, "num_steps": 480,
