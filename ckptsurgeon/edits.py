@@ -64,6 +64,39 @@ class Elements:
         return self.told
 
 
+@dataclass(frozen=True)
+class Source:
+    """Numbers of `dtype` that lie side by side: bytes [start, end) of an existing file,
+    little-endian."""
+
+    file: str
+    start: int
+    end: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Computed:
+    """`Change.new` of a tensor whose elements are computed when they are written; `told` is what
+    a plan calls them. Also the bytes themselves, as a piece of a file.
+
+    Each of `terms` has one number for each element, in one or more sources one after the other.
+    `rule` says what becomes of them with `numbers`: `copy` takes the one term as it is, `scale`
+    multiplies it by a number, `ceiling` takes the lesser of both, `mean` weighs the terms. The
+    result is rounded to `via`, if that is given, and then to `dtype`; to nearest, ties to even."""
+
+    rule: str
+    dtype: str
+    size: int
+    terms: tuple[tuple[Source, ...], ...]
+    numbers: tuple[float, ...] = ()
+    via: str = ""
+    told: str = ""
+
+    def __str__(self) -> str:
+        return self.told
+
+
 # --- changes: what the user reads ----------------------------------------------------------------
 
 
@@ -72,14 +105,15 @@ class Change:
     """One field in one place, old value → new value.
 
     In a shard, `path` is the key path inside its pickle (dict keys, list indices, attribute names)
-    and `new` may be `ZEROS` or `Elements`, of the whole tensor or of its flattened `elements`
-    [start, end), or a `Fill`. In a text pointer, `path` is empty and the values are the whole text.
+    and `new` may be `ZEROS`, `Elements` or `Computed`, of the whole tensor or of its flattened
+    `elements` [start, end), or a `Fill`. In a text pointer, `path` is empty and the values are the
+    whole text.
     """
 
     file: str
     field: str
     old: Value
-    new: Value | Fill | Elements | Renamed
+    new: Value | Fill | Elements | Computed | Renamed
     path: tuple[Key, ...] = ()
     elements: tuple[int, int] | None = None
 
@@ -108,12 +142,23 @@ class Hole:
     size: int
 
 
-Piece: TypeAlias = bytes | Span | Hole
+@dataclass(frozen=True)
+class Checksum:
+    """4 bytes: the CRC-32 of the `length` bytes that begin `distance` bytes after this piece's own
+    first byte (before it where that is below 0), known once those are written."""
+
+    distance: int
+    length: int
+    size: int = 4
+
+
+Piece: TypeAlias = bytes | Span | Hole | Computed | Checksum
 
 
 @dataclass(frozen=True)
 class Content:
-    """The bytes of a new file: literal bytes, spans of existing files and holes, in order.
+    """The bytes of a new file, in order: literal bytes, spans of existing files, holes, and what
+    is computed when it is written.
 
     `mtime_ns` is set on the new file when given: an event file keeps the time of its last event.
     """
@@ -358,8 +403,8 @@ class Receipt:
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Fill, Elements, Renamed, Change, Aside, Span, Hole, Content, Rewrite, Move, Replace,
-        Append, Truncate, Tail, Fingerprint, Promise, Plan, Receipt,
+        Fill, Elements, Source, Computed, Checksum, Renamed, Change, Aside, Span, Hole, Content,
+        Rewrite, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise, Plan, Receipt,
     )
 }  # fmt: skip
 

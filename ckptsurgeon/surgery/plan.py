@@ -31,6 +31,8 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     step = _target(run, recipe)
     # Before the first byte is read: what is changed from here on is found at the commit.
     files = run.format.files(run.root, step) if step in run.steps() else []
+    for section in recipe.given.values():
+        files += (file for file in section.reads(run, step) if file not in files)
     seen = {file: run.fingerprint(file) for file in map(run.relative, files)}
     checkpoint = run.checkpoint(step)
     before = checkpoint.state()

@@ -15,11 +15,13 @@ from pathlib import Path, PurePosixPath
 from ckptsurgeon import disk
 from ckptsurgeon.edits import (
     Append,
+    Computed,
     Content,
     Edit,
     Fingerprint,
     Move,
     Replace,
+    Source,
     Span,
     Truncate,
 )
@@ -148,12 +150,15 @@ def _check_source(root: Path, file: str, content: Content | None) -> None:
     if content is not None and there:
         raise SurgeryError(f"{root / file}: a file is in the way of the staged one", next=AGAIN)
     for piece in content.pieces if content is not None else ():
-        if isinstance(piece, Span):
-            size = _size(root / piece.file)
-            if not 0 <= piece.start <= piece.end <= size:
+        spans: list[Span | Source] = [piece] if isinstance(piece, Span) else []
+        if isinstance(piece, Computed):
+            spans += [source for term in piece.terms for source in term]
+        for span in spans:
+            size = _size(root / span.file)
+            if not 0 <= span.start <= span.end <= size:
                 raise SurgeryError(
-                    f"{root / piece.file} has {size} bytes, and the plan reads {piece.start} to "
-                    f"{piece.end}",
+                    f"{root / span.file} has {size} bytes, and the plan reads {span.start} to "
+                    f"{span.end}",
                     next=AGAIN,
                 )
 

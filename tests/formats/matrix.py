@@ -159,6 +159,16 @@ OPERATIONS: dict[str, Mapping[str, Any]] = {
     "skip --by-counters": {"skip": ["NEXT"], "skip_by_counters": True},
     "swap-optimizer": {"swap_optimizer": {"to": "sgdw"}},
     "sync-replicas": {"sync_replicas": {}},
+    "set-lr --restart": {"rewarm_schedule": {"to": 3e-4, "warmup": 2, "decay": 4}},
+    "cooldown": {"cooldown": {"steps": 2}},
+    "cooldown --shape 1-sqrt": {"cooldown": {"steps": 2, "shape": "1-sqrt"}},
+    "cooldown --shape cosine": {"cooldown": {"steps": 2, "shape": "cosine"}},
+    "average": {"average": {"last": 2}},
+    "average --moments average": {"average": {"last": 2, "moments": "average"}},
+    "graft moments": {"graft": {"step": "FIRST"}},
+    "graft moments --params": {"graft": {"step": "FIRST", "params": "weight"}},
+    "scale": {"scale": {"params": "weight", "by": 0.9}},
+    "scale --moments scale": {"scale": {"params": "weight", "by": 0.9, "moments": "scale"}},
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
-from ckptsurgeon.formats.protocol import Place, Setting
+from ckptsurgeon.formats.protocol import Decay, Place, Setting
 from ckptsurgeon.formats.schedules import olmo_core
 
 FIXED = ("initial_lr",)
@@ -93,6 +93,24 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
         return free and field not in self._fixed
 
     # --- the schedule ----------------------------------------------------------------------------
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """Refused with the option that does it: OverrideDecay of `olmo_core/optim/scheduler.py`,
+        which composable and sequential schedulers have, in two shapes."""
+        if decay.shape not in ("linear", "cosine"):
+            raise SurgeryError(
+                f"OLMo-core has no decay of the shape {decay.shape}",
+                next="ckptsurgeon cooldown --shape linear    its shapes are linear and cosine",
+            )
+        start = self.state().step + 1
+        override = f"start: {start}, duration: {decay.steps}, shape: {decay.shape}"
+        raise SurgeryError(
+            f"{self.trainer} computes the rate from its config before every step",
+            next=(
+                "relaunch the trainer with --train_module.scheduler.override_decay="
+                f"'{{{override}, end_lr: {decay.to!r}}}'    of a composable or sequential scheduler"
+            ),
+        )
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """The groups' lr, all by one factor, where the run has no scheduler.

@@ -15,6 +15,7 @@ from ckptsurgeon.formats.deepspeed import (
     fragments,
     optimizer,
     parallel,
+    parts,
     replicas,
     soundness,
     strips,
@@ -23,11 +24,24 @@ from ckptsurgeon.formats.deepspeed import (
 )
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.protocol import Fragment, Place, Replica, Setting, State, Strip, Weight
+from ckptsurgeon.formats.protocol import (
+    Decay,
+    Fragment,
+    Part,
+    Place,
+    Replica,
+    Setting,
+    State,
+    Strip,
+    Weight,
+)
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed, torch
 from ckptsurgeon.formats.schedules.names import is_megatron
 from ckptsurgeon.formats.schedules.rewarm import factor, open_window
+
+SHAPES = ("linear", "cosine")
+"""Those of AnnealingLR's decay styles that end at min_lr."""
 
 
 @dataclass
@@ -63,6 +77,20 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
             warnings += flags.schedule_flags(self, settings)
         return settings, warnings
 
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the family of the saved scheduler."""
+        with understood(self.path):
+            schedule = self.schedule()
+            if torch.is_torch(schedule):
+                return torch.cooldown(self, decay)
+            if deepspeed.is_deepspeed(schedule):
+                return deepspeed.cooldown(self, decay)
+            shapes = (*SHAPES, "1-sqrt") if self.bundled else SHAPES
+            settings, warnings = annealing.cooldown(self, decay, shapes)
+            if self.megatron:
+                warnings += flags.schedule_flags(self, settings)
+            return settings, warnings
+
     def fragments(self, name: str) -> list[Fragment]:
         """See `fragments`. Refused where a universal copy would keep the others."""
         if any(item.universal for item in self._optimizers):
@@ -71,6 +99,11 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
                 next="ckptsurgeon reset moments    of all parameters; or move the copy away",
             )
         return fragments.fragments(self, name)
+
+    def parts(self) -> list[Part]:
+        """See `parts`."""
+        with understood(self.path):
+            return parts.parts(self)
 
     def replicas(self) -> list[Replica]:
         """See `replicas`."""

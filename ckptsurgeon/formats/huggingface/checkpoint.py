@@ -15,7 +15,8 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Place, Setting
+from ckptsurgeon.formats.protocol import Decay, Place, Setting
+from ckptsurgeon.formats.schedules import torch, transformers
 
 
 def global_step(checkpoint: JsonBeside) -> list[Place]:
@@ -86,6 +87,12 @@ class HuggingFaceCheckpoint(TorchCheckpoint):
                 next="set the lr where the script makes its optimizers",
             )
         return super().reschedule(values)
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the Trainer's arguments where its schedule is one of its own."""
+        if self.family == "transformers" and torch.kind(self.schedule()) == "LambdaLR":
+            return transformers.cooldown(self, decay)
+        return super().cooldown(decay)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Place, Setting
+from ckptsurgeon.formats.protocol import Decay, Place, Setting
 
 OPTIMIZER = "last_optimizer_state"
 FLAGS = {
@@ -70,6 +70,24 @@ class FairseqCheckpoint(TorchCheckpoint):
                 f"relaunch the trainer with {flags}",
                 "the same checkpoint is restored: --restore-file, without --reset-optimizer and "
                 "--reset-lr-scheduler",
+            ),
+        )
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """Refused with the flags that do it: polynomial_decay goes down from the update at which
+        its warm-up ends."""
+        now, rates = self.iteration(), self.rates()
+        if decay.shape != "linear" or not rates:
+            raise SurgeryError(
+                f"no schedule of this trainer decays {decay.shape} from an update on",
+                next="ckptsurgeon cooldown --shape linear",
+            )
+        raise SurgeryError(
+            "this trainer computes its learning rate from its flags at every load",
+            next=(
+                f"relaunch the trainer with --lr-scheduler polynomial_decay --power 1 --lr "
+                f"{max(rates)!r} --warmup-updates {now} {FLAGS['decay']} {now + decay.steps} "
+                f"{FLAGS['min_lr']} {decay.to!r}"
             ),
         )
 

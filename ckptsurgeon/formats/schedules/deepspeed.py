@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.protocol import Checkpoint, Setting
+from ckptsurgeon.formats.protocol import Checkpoint, Decay, Setting
 from ckptsurgeon.formats.sane import refuse_rates
 from ckptsurgeon.formats.schedules.check import refuse_early_decay
 
@@ -86,6 +86,41 @@ def reschedule(
     settings += [Setting("lr", place, params["lr"]) for place in checkpoint.locate("initial_lr")]
     settings += [Setting("position", place, now) for place in positions]
     return settings, [_advice(name, values)] if values.keys() - {"position"} else []
+
+
+def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[str]]:
+    """Refused with the config that is this cooldown: these schedulers save their position alone.
+
+    WarmupDecayLR decays linearly from the step at which its warm-up is over; WarmupCosineLR has
+    made the first of its `total - warmup` steps at the last one of its warm-up."""
+    rates = {place.value for place in checkpoint.locate("lr")}
+    positions = checkpoint.locate("position")
+    (now,) = {int(place.value) for place in positions}
+    (rate, *others) = rates or {None}
+    known = {"linear": 2, "cosine": 1}
+    if rate is None or others or decay.shape not in known or now < known[decay.shape]:
+        raise SurgeryError(
+            f"no scheduler of DeepSpeed decays {decay.shape} from step {now} for these param "
+            "groups",
+            next="make the scheduler in the script and give it to deepspeed.initialize: LambdaLR",
+        )
+    if decay.shape == "linear":
+        sections = [
+            '"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": '
+            f'{decay.to!r}, "warmup_max_lr": {rate!r}, "warmup_num_steps": {now}, '
+            f'"total_num_steps": {now + decay.steps}}}}}'
+        ]
+    else:
+        sections = [
+            '"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_min_ratio": 1.0, '
+            f'"cos_min_ratio": {decay.to / rate!r}, "warmup_num_steps": {now + 1}, '
+            f'"total_num_steps": {now + 1 + decay.steps}}}}}',
+            f'"optimizer": {{"params": {{"lr": {rate!r}}}}}',
+        ]
+    raise SurgeryError(
+        "the scheduler saves only its position: what it decays to is in the relaunch's config",
+        next=f"relaunch with this in the DeepSpeed config: {', '.join(sections)}",
+    )
 
 
 def _advice(name: str, values: Mapping[str, Any]) -> str:
