@@ -99,7 +99,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
         try:
             from ckptsurgeon.cli.launch import start
 
-            promise = plan.promise or run.checkpoint(run.latest()).state().promise
+            promise = plan.promise or run.state(run.latest()).promise
             start(run, promise, launch, (), common)
         except SurgeryError as error:
             if not plan.empty and error.untouched == UNTOUCHED:

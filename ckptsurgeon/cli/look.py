@@ -25,7 +25,7 @@ def status(*, common: Common) -> None:
     run = common.open_run()
     state, problem = None, None
     try:
-        state = None if run.bare else run.checkpoint(run.latest()).state()
+        state = None if run.bare else run.state(run.latest())
     except SurgeryError as error:
         problem = error
         problem.next = tuple(common.here(hint) for hint in problem.next)

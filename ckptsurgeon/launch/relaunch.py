@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -153,7 +152,7 @@ def relaunch(
                 out.flush()
                 if compared:
                     continue
-                if bundled or _is_report(promise, line):
+                if bundled or _is_report(line):
                     differing = compare(promise, line)
                     if differing:
                         raise _broken(differing, bundled)
@@ -191,7 +190,7 @@ def relaunch(
     return 0 if check and not bundled else status
 
 
-def _is_report(promise: Promise, line: str) -> bool:
+def _is_report(line: str) -> bool:
     """Whether a line of the user's own trainer is a JSON object of what it uses."""
     if not line.startswith("{"):
         return False
@@ -199,7 +198,7 @@ def _is_report(promise: Promise, line: str) -> bool:
         report = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(report, dict) and any(item.name in report for item in fields(promise))
+    return isinstance(report, dict) and any(name in report for name in Promise.values())
 
 
 def _broken(differing: Sequence[str], bundled: bool) -> VerificationFailed:
@@ -222,16 +221,16 @@ def compare(promise: Promise, line: str) -> list[str]:
     if not isinstance(used, dict):
         return [f"its first line is not the JSON object of what it uses: {line.strip()[:80]!r}"]
     differing = []
-    for item in fields(promise):
-        promised = getattr(promise, item.name)
-        if promised is None:
+    for name in Promise.values():
+        promised = getattr(promise, name)
+        if promised is None or name in promise.not_known:
             continue
-        if item.name not in used and item.name in ("optimizer", "groups", "settings"):
+        if name not in used and name in ("optimizer", "groups", "settings"):
             continue  # which no trainer prints yet
-        if item.name not in used:
-            differing.append(f"{item.name}: promised {_plain(promised)}, not reported")
-        elif not _same(_plain(promised), used[item.name]):
-            differing.append(f"{item.name}: promised {_plain(promised)}, uses {used[item.name]}")
+        if name not in used:
+            differing.append(f"{name}: promised {_plain(promised)}, not reported")
+        elif not _same(_plain(promised), used[name]):
+            differing.append(f"{name}: promised {_plain(promised)}, uses {used[name]}")
     return differing
 
 

@@ -12,7 +12,7 @@ from ckptsurgeon.formats import Disagreement, State
 from ckptsurgeon.look import soundness
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.receipts import standing
+from ckptsurgeon.transaction.receipts import standing, told
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Verification:
 @collector_paused()
 def inspect(run: Run, step: int | None = None) -> State:
     """One checkpoint, by default the latest, as its trainer would see it."""
-    return run.checkpoint(run.latest() if step is None else step).state()
+    return run.state(run.latest() if step is None else step)
 
 
 @collector_paused()
@@ -71,6 +71,7 @@ def verify(
         if error.what not in findings and not (known and sound.findings):
             findings.append(error.what)
     if promise is not None:
+        promise = told(run.receipts(), promise)
         findings += _broken_promise(run, promise)
     return Verification(
         step=step,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.report.fields import SHOWN
-from ckptsurgeon.report.plan import promise
+from ckptsurgeon.report.plan import promise, reasons
 from ckptsurgeon.report.style import (
     GREEN,
     RED,
@@ -182,7 +182,7 @@ def verification(result: Verification, style: Style, word: Word | None = None) -
         f"step {result.step}: {count(result.files, 'file')}, {result.format}, level {result.level}"
     )
     if not result.findings:
-        lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(result.promise)]
+        lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(result.promise, style)]
     else:
         label = style.paint("damaged:", RED)
         lines = [f"{label} {head}, {count(len(result.findings), 'finding')}"]
@@ -221,10 +221,14 @@ def _word(word: Word, style: Style) -> list[str]:
     return lines
 
 
-def _next(values: Promise | None) -> list[str]:
+def _next(values: Promise | None, style: Style) -> list[str]:
     if values is None:
         return []
-    return [f"  step {values.step} uses {'   '.join(promise(values)[:3])}"]
+    name = f"{values.optimizer}: " if values.optimizer else ""
+    return [
+        f"  step {values.step} uses {name}{'   '.join(promise(values)[:3])}",
+        *reasons(values, style),
+    ]
 
 
 def diagnoses(run: Run, findings: Sequence[Diagnosis], style: Style) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from ckptsurgeon.edits import Fingerprint, Receipt, relative
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
-from ckptsurgeon.formats import Checkpoint, Format
+from ckptsurgeon.formats import Checkpoint, Format, State
 from ckptsurgeon.formats.detect import SIGNS, detect
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.run import writers
@@ -159,6 +159,11 @@ class Run:
                 next=[*back, "ckptsurgeon status    list the complete steps"],
             )
         return self.format.open(self.root, step)
+
+    def state(self, step: int) -> State:
+        """`step` as its trainer would see it, with what the surgeries here said of its values."""
+        state = self.checkpoint(step).state()
+        return replace(state, promise=receipts.told(self.receipts(), state.promise))
 
     def pointers(self) -> dict[str, int | None]:
         """Pointer file → the step it names, or None when it is missing or names nothing."""

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Content, Plan, Receipt, Rewrite, from_json, to_json
+from ckptsurgeon.edits import Content, Plan, Promise, Receipt, Rewrite, from_json, to_json
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import inverse
@@ -43,6 +43,21 @@ def standing(receipts: Sequence[Receipt]) -> list[Receipt]:
     """Those that are in force: no undo, and not undone."""
     undone = {receipt.undoes for receipt in receipts}
     return [receipt for receipt in receipts if receipt.undoes is None and receipt.id not in undone]
+
+
+def told(receipts: Sequence[Receipt], promise: Promise) -> Promise:
+    """`promise` with what the surgeries in force said of its step: a value that they made for one
+    step only is still for one step, as long as it is theirs."""
+    for receipt in standing(receipts):
+        old = receipt.promise
+        if old is not None and old.step == promise.step:
+            reach = {
+                name: why
+                for name, why in old.one_step.items()
+                if getattr(old, name, None) == getattr(promise, name, None)
+            }
+            promise = replace(promise, one_step={**promise.one_step, **reach})
+    return promise
 
 
 @functools.lru_cache(64)

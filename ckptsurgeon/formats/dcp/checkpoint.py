@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptsurgeon.edits import Key
+from ckptsurgeon.edits import Caveat, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
@@ -173,9 +173,12 @@ class DcpCheckpoint(DcpShards):
         if bases:
             return settings, []
         return settings, [
-            f"this version of {self.trainer} saves no base_lrs: the next step uses the new lr, "
-            f"and from the one after it only {self.options['lr']} {new:g} does (where its config "
-            "has optimizer.param_groups: the lr there)"
+            Caveat(
+                f"this version of {self.trainer} saves no base_lrs: the next step uses the new lr, "
+                f"and from the one after it only {self.options['lr']} {new:g} does (where its "
+                "config has optimizer.param_groups: the lr there)",
+                "lr",
+            )
         ]
 
     def _peak(self) -> float:
@@ -245,8 +248,12 @@ class DcpCheckpoint(DcpShards):
         notes = known_globals.notes({self.saved.path.name: self.saved.globals})
         if self.trainer == "olmo-core":
             notes.append(
-                f"lr is what the last step used: the trainer computes it anew from "
-                f"{self.options['lr']} before every step"
+                Caveat(
+                    "lr is what the last step used: the trainer computes it anew from "
+                    f"{self.options['lr']} before every step",
+                    "lr",
+                    known=False,
+                )
             )
         elif len(rates) > 1:
             notes.append(f"parameters have different learning rates: {rates}")

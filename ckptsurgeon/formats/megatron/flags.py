@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ckptsurgeon.edits import Caveat
 from ckptsurgeon.formats.megatron.arguments import plain
 from ckptsurgeon.formats.megatron.options import NEVER
 from ckptsurgeon.formats.megatron.shards import MegatronShards
@@ -24,7 +25,7 @@ CKPT_STEP = (
 def notes(checkpoint: MegatronShards, main: int) -> list[str]:
     """What to start the trainer with, where the saved command line says something else, and what
     not to start it with."""
-    out = []
+    out: list[str] = []
     args = checkpoint.args()
     groups = [group for item in checkpoint.optimizers() for group in checkpoint.groups(item)]
     schedule = checkpoint.schedule()
@@ -46,8 +47,12 @@ def notes(checkpoint: MegatronShards, main: int) -> list[str]:
             )
     if args.get("override_opt_param_scheduler"):
         out.append(
-            "the run was started with --override-opt_param-scheduler: with it, the schedule in the "
-            "checkpoint is ignored, and num_steps becomes the consumed samples"
+            Caveat(
+                "the run was started with --override-opt_param-scheduler: with it, the schedule in "
+                "the checkpoint is ignored, and num_steps becomes the consumed samples",
+                "lr",
+                known=False,
+            )
         )
     rerun = checkpoint.in_roots("rerun_state_machine", "state")
     if rerun and str(rerun[0].value) not in ("0", "RerunState.NOT_RUNNING_YET"):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptsurgeon.edits import Key
+from ckptsurgeon.edits import Caveat, Key
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.protocol import Checkpoint, Place, Setting
 from ckptsurgeon.formats.sane import refuse_rates
@@ -100,7 +100,13 @@ def peak(checkpoint: Checkpoint) -> float:
 def notes(schedule: Mapping[str, Any]) -> list[str]:
     """What a reader of a promise must know."""
     if schedule.get("cycle_momentum"):
-        return ["OneCycleLR cycles beta1: the scheduler sets it anew after each step"]
+        name = "beta1" if schedule.get("use_beta1", True) else "momentum"
+        return [
+            Caveat(
+                f"{kind(schedule)} cycles {name}: the scheduler sets it anew after each step",
+                "betas" if name == "beta1" else name,
+            )
+        ]
     return []
 
 
@@ -336,11 +342,14 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _warnings(state: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    out = []
+    out: list[str] = []
     if "position" in values and kind(state) == "LambdaLR":
         out.append(
-            "what the lambda gives at the new position is in code: the next step keeps the rate "
-            "that it has, and the one after it has the lambda's"
+            Caveat(
+                "what the lambda gives at the new position is in code: the next step keeps the "
+                "rate that it has, and the one after it has the lambda's",
+                "lr",
+            )
         )
     if values.keys() & {"warmup", "decay"}:
         out.append(f"warmup and decay of {kind(state)} count the scheduler's steps, not samples")
