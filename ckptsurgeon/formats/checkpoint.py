@@ -151,7 +151,7 @@ class BaseCheckpoint(ABC):
         """Refused: a format that knows the names in its param groups overrides it."""
         raise SurgeryError(
             f"{self.path.name} does not say which parameters its param groups hold",
-            next="ckptsurgeon set KEY=VALUE    without --params, for all groups",
+            next="ckptsurgeon show    what it keeps; without --params, all groups are set",
         )
 
     def state_dicts(self) -> list[StateDict]:
@@ -212,14 +212,14 @@ class BaseCheckpoint(ABC):
         """Refused: a format that keeps moments by parameter name overrides it."""
         raise SurgeryError(
             f"{self.path.name} does not say which parameter an element of {name} belongs to",
-            next="reset the moments of all parameters",
+            next="ckptsurgeon reset moments    of all parameters",
         )
 
     def replicas(self) -> list[Replica]:
         """Refused: a format that knows its tensor-parallel ranks overrides it."""
         raise SurgeryError(
             f"which parameters of {self.path.name} are whole on every rank is not known here",
-            next="use the trainer's own tools",
+            next="ckptsurgeon verify    what can be checked here",
         )
 
     def read(self, paths: Iterable[Path]) -> None:

@@ -13,6 +13,8 @@ class BaseFormat:
 
     options: Mapping[str, str] = {}
     """Key of a recipe → the option of the launch that decides it, where its value comes last."""
+    fresh_optimizer: str
+    """How the trainer is started so that it loads no optimizer state."""
 
     def strays(self, run: Path, step: int) -> list[str]:
         """No name is looked for that a load would not ask for."""
@@ -45,18 +47,18 @@ class BaseFormat:
     def advise(self, key: str, value: object) -> str:
         """The relaunch with the option of `options`, or without the state of another optimizer."""
         if key == "optimizer":
-            return "start the trainer with the new optimizer and without optimizer state"
+            return f"start the trainer with the new optimizer and {self.fresh_optimizer}"
         return f"relaunch the trainer with {self.options[key]} {value}"
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """Most trainers have no flag for it."""
-        return "this trainer can't skip data: go back further, or change the data's order"
+        return "ckptsurgeon status    the steps to go back to; this trainer can't skip data"
 
     def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
         """By hand: a small rate, and the usual one at a later checkpoint."""
         return (
             "ckptsurgeon reset moments    without re-warm",
-            "and a small rate until the moments have filled: ckptsurgeon set-lr, and back "
+            "ckptsurgeon set-lr 0.1x      a small rate until the moments have filled; set it back "
             "at a later checkpoint",
         )
 

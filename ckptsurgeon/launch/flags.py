@@ -22,7 +22,8 @@ def launch_flags(run: Run) -> list[str]:
             "known here",
             next=(
                 "ckptsurgeon relaunch       if it is the bundled one",
-                "ckptsurgeon plan RECIPE    says which key of its config must follow a change",
+                "ckptsurgeon show           what its checkpoint keeps; a plan says which keys of "
+                "its config must follow",
             ),
         )
     return flags

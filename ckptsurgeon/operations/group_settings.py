@@ -93,7 +93,7 @@ def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
     """The places of `key` in the groups all of whose parameters match."""
     places = checkpoint.of_parameters(key)
     if not places:
-        raise SurgeryError(f"no param group holds {key}", next=f"drop {key}")
+        raise SurgeryError(f"no param group holds {key}", next="ckptsurgeon show    what they hold")
     known = {name for names, _ in places for name in names}
     out = []
     for names, place in places:
@@ -103,14 +103,15 @@ def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
             raise SurgeryError(
                 f"{len(matching)} of the {len(names)} parameters of a param group match "
                 f"{pattern!r}; it has one {key} for all of them",
-                next=f"a REGEX that matches none of them, or all (also {', '.join(others[:3])})",
+                next=f"ckptsurgeon show    the groups; a REGEX must match all of one or none "
+                f"(also {', '.join(others[:3])})",
             )
         out += [place] if matching else []
     if not out:
         raise UsageError(
             f"no parameter matches {pattern!r}: the {len(known)} names are "
             f"{', '.join(sorted(known)[:4])} …",
-            next="ckptsurgeon set --params REGEX KEY=VALUE    with one that matches some",
+            next="ckptsurgeon show    the param groups and their parameters",
         )
     return out
 

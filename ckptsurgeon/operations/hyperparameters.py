@@ -250,7 +250,9 @@ class _Setter(PlaceChanges):
             names = ", ".join(name for name, _ in promise.settings or ())
             raise SurgeryError(
                 f"the param groups of {promise.optimizer or 'the optimizer'} hold no {key}",
-                next=f"what they hold: {names}" if names else f"drop {key}",
+                next=f"ckptsurgeon show    what they hold: {names}"
+                if names
+                else "ckptsurgeon show    what the checkpoint keeps",
             )
 
     def flagged(self, key: str, value: float) -> None:
@@ -268,7 +270,7 @@ class _Setter(PlaceChanges):
         if not self.checkpoint.state().dynamic_loss_scale or not settings:
             raise SurgeryError(
                 "the run has no dynamic loss scale (bf16 and fp32 train without one)",
-                next="drop loss_scale",
+                next="ckptsurgeon show    what the checkpoint keeps",
             )
         for field, place, new in settings:
             self.put(field, place, new)

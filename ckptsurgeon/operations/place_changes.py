@@ -34,7 +34,8 @@ class PlaceChanges:
         numbers: Any = known.new if isinstance(known, Change) else place.value
         if index >= len(numbers):
             raise SurgeryError(
-                f"the optimizer has {len(numbers)} {field}", next=f"drop beta{index + 1}"
+                f"the optimizer has {len(numbers)} {field}",
+                next="ckptsurgeon show    what they are",
             )
         new = list(numbers)
         new[index] = value

@@ -32,8 +32,9 @@ class Replicas(Section):
         return ["sync replicas"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
-        matching = [r for r in checkpoint.replicas() if re.search(self.params, r.parameter)]
-        if not matching:
+        replicas = checkpoint.replicas()
+        matching = [r for r in replicas if re.search(self.params, r.parameter)]
+        if replicas and not matching:
             raise UsageError(
                 f"no replicated parameter matches {self.params!r}",
                 next="ckptsurgeon sync-replicas    takes them all",

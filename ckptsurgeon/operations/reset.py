@@ -224,7 +224,7 @@ def _loss_scale(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
     if not checkpoint.state().dynamic_loss_scale:
         raise SurgeryError(
             "the run has no dynamic loss scale (bf16 and fp32 train without one)",
-            next="drop loss_scale from reset",
+            next="ckptsurgeon show    what the checkpoint keeps",
         )
     changes: list[AnyChange] = []
     for place, start in checkpoint.scaler_start():

@@ -68,14 +68,7 @@ class Skip(Section):
             return changes, warnings
         places = checkpoint.locate("skip")
         if not places:
-            typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
-            raise SurgeryError(
-                f"{checkpoint.path.name} keeps no skip ranges: its trainer takes them from a flag",
-                next=(
-                    run.format.advise_skip(new_ranges),
-                    *([f"{typed}    advance its samples instead"] if new_ranges else []),
-                ),
-            )
+            raise self._kept_nowhere(run, checkpoint, new_ranges)
         warnings += [
             f"skip {_range(first, last)} ends before step {done + 1}: it has no effect; roll back "
             "first"
@@ -89,6 +82,28 @@ class Skip(Section):
                 file, pairs = run.relative(place.file), [list(pair) for pair in new]
                 changes.append(Change(file, "skip", place.value, pairs, place.path))
         return changes, warnings
+
+    def _kept_nowhere(
+        self, run: Run, checkpoint: Checkpoint, new_ranges: Sequence[tuple[int, int]]
+    ) -> SurgeryError:
+        """What the trainer takes, and the counters where the checkpoint has them."""
+        name = checkpoint.path.name
+        if not new_ranges:
+            return SurgeryError(
+                f"{name} keeps no skip ranges: there is nothing to clear",
+                next="ckptsurgeon show    what the checkpoint keeps",
+            )
+        state = checkpoint.state()
+        counted = state.promise.consumed_samples is not None and state.batch_size is not None
+        follows = merge(new_ranges)[0][0] <= state.step + 1
+        typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
+        return SurgeryError(
+            f"{name} keeps no skip ranges: its trainer takes them from a flag",
+            next=(
+                run.format.advise_skip(new_ranges),
+                *([f"{typed}    advance its samples instead"] if counted and follows else []),
+            ),
+        )
 
     def ranges_after(self, present: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """The ranges that are passed over after the surgery."""
@@ -150,7 +165,7 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
     if at is None or state.batch_size is None:
         raise SurgeryError(
             "the checkpoint keeps no consumed samples or no batch size to advance them by",
-            next="skip A-B    if its trainer takes ranges",
+            next=run.format.advise_skip(ranges(section.skip)),
         )
     first, last = state.step + 1, state.step
     for begin, end in sorted(ranges(section.skip)):
@@ -158,7 +173,7 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
             raise UsageError(
                 f"skip {_range(begin, end)} by counters does not begin at the next iteration, "
                 f"{last + 1}",
-                next=f"ckptsurgeon rollback --to {begin - 1}    and skip from there",
+                next=_from_next(run, begin, end, first),
             )
         last = max(last, end)
     if any(_same_skip(receipt, section, at, first) for receipt in standing(run.receipts())):
@@ -166,6 +181,17 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
     for _ in range(first, last + 1):
         at += batch_size(state, at)
     return at
+
+
+def _from_next(run: Run, begin: int, end: int, first: int) -> str:
+    """The skip without a gap: from the next iteration, or from that of an earlier step."""
+    if end >= first:
+        return f"ckptsurgeon skip {_range(first, end)} --by-counters    with those before it"
+    saved = [step for step in run.steps() if step < begin]
+    if not saved:
+        return "ckptsurgeon status    the steps that are saved: none is before it"
+    then = _range(saved[-1] + 1, end)
+    return f"ckptsurgeon rollback --to {saved[-1]}    then skip {then} --by-counters"
 
 
 def _same_skip(receipt: Receipt, section: Skip, at: int, first: int) -> bool:

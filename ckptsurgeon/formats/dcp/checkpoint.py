@@ -76,7 +76,7 @@ class DcpCheckpoint(DcpShards):
         if key == "lr":
             raise SurgeryError(
                 f"{self.trainer} computes the rates of its groups from its config",
-                next="set the lr of the group in the trainer's config",
+                next=f"relaunch the trainer with another {self.options['lr']} for the group",
             )
         inside = f"{self.prefix}param_groups."
         return [

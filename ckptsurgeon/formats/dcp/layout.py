@@ -35,6 +35,7 @@ class Torchtitan(BaseFormat):
         "decay": "--lr_scheduler.decay_ratio (of all steps)",
         "decay_style": "--lr_scheduler.decay_type",
     }
+    fresh_optimizer = 'checkpoint.exclude_from_loading=["optimizer"]'
     folder_name = "step-{}"
     inner = ""
     optimizer = "optimizer."
@@ -126,6 +127,7 @@ class OlmoCore(Torchtitan):
         "decay": "train_module.scheduler",
         "decay_style": "train_module.scheduler",
     }
+    fresh_optimizer = "trainer.load_optim_state=false"
     folder_name = "step{}"
     inner = "model_and_optim"
     optimizer = "optim."

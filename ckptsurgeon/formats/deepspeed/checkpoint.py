@@ -68,7 +68,7 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         if any(item.universal for item in self._optimizers):
             raise SurgeryError(
                 "the universal copy of this step keeps its moments by whole parameters",
-                next="reset the moments of all parameters, or move the copy out of the run",
+                next="ckptsurgeon reset moments    of all parameters; or move the copy away",
             )
         return fragments.fragments(self, name)
 

@@ -84,7 +84,8 @@ def rewarm(schedule: Mapping[str, Any], kind: str, until: str) -> tuple[str, ...
     override = OVERRIDE.format(scheduler_name(schedule))
     if kind != HOLD:
         return (
-            "leave rewarm out: AnnealingLR can't warm up again in the middle of a run",
+            "ckptsurgeon reset moments    without re-warm: AnnealingLR can't warm up again in the "
+            "middle of a run",
             "GLM-130B's trainer has a flag for it: --warmup-samples-after-loading SAMPLES",
         )
     return (

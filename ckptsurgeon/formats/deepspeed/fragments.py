@@ -50,7 +50,7 @@ def computed(
         raise SurgeryError(
             f"{item.file.name} does not say which parameter an element of its moments belongs to "
             "(ZeRO 0 numbers them)",
-            next="reset the moments of all parameters",
+            next="ckptsurgeon reset moments    of all parameters",
         )
     ranks = int(next(iter(models)).get("dp_world_size", 1))
     left = (
@@ -67,7 +67,7 @@ def computed(
                 raise SurgeryError(
                     f"{item.file.name}: the shapes of the parameters do not add up to its flat "
                     f"tensors ({at + numel} elements, not {size})",
-                    next="reset the moments of all parameters",
+                    next="ckptsurgeon reset moments    of all parameters",
                 )
             yield Fragment(name, place, at, at + numel)
             at += numel

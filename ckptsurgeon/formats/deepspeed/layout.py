@@ -37,6 +37,7 @@ class DeepSpeed(BaseFormat):
 
     name = "deepspeed"
     options = OPTIONS
+    fresh_optimizer = "load_checkpoint(..., load_optimizer_states=False)"
 
     def __init__(self) -> None:
         # A step is opened right after it was asked what it lacks: its first file is read once.

@@ -26,13 +26,15 @@ RANK = re.compile(r"mp_rank_(\d+)")
 
 def replicas(checkpoint: DeepSpeedShards) -> list[Replica]:
     """Every replicated parameter with its copies of weights, fp32 masters and moments: of ZeRO 1
-    and 2 the part that each data-parallel rank holds. Raises SurgeryError without tensor ranks."""
+    and 2 the part that each data-parallel rank holds. Empty with one tensor rank."""
     tree = next(iter(checkpoint.models().values()))
     tensor = sizes(tree).tensor
-    if tensor is None or tensor < 2:
+    if tensor == 1:
+        return []
+    if tensor is None:
         raise SurgeryError(
-            f"{checkpoint.path.name} was not saved by several tensor-parallel ranks",
-            next="nothing to do: each parameter is kept once",
+            f"{checkpoint.path.name} does not say by how many tensor-parallel ranks it was saved",
+            next="ckptsurgeon show    what the checkpoint keeps",
         )
     parameters: dict[tuple[Any, ...], list[Copy]] = {}
     for key, copy in (*_weights(checkpoint, tensor), *_partitions(checkpoint, tensor)):

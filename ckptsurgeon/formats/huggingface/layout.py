@@ -101,6 +101,7 @@ class Transformers(_Saved):
 
     name = "transformers"
     options: Mapping[str, str] = {"clip_grad": "--max_grad_norm", "seed": "--seed"}
+    fresh_optimizer = "without optimizer.pt and scheduler.pt in its checkpoint"
     besides = ("scheduler.pt", STATE)
 
     def recognizes(self, run: Path) -> bool:

@@ -39,6 +39,7 @@ class Megatron(BaseFormat):
 
     name = "megatron"
     options = options.OPTIONS
+    fresh_optimizer = "--no-load-optim --load-main-params-from-ckpt"
 
     def recognizes(self, run: Path) -> bool:
         """True with an `iter_<N>` folder that holds a checkpoint of either format."""
@@ -128,15 +129,6 @@ class Megatron(BaseFormat):
         named = number(pointer)
         other = number(pointer.parent / OTHER / TRACKER)
         return other if named is not None and other is not None and other >= named else named
-
-    def advise(self, key: str, value: object) -> str:
-        """Another optimizer begins with the masters of the checkpoint."""
-        if key == "optimizer":
-            return (
-                "start the trainer with the new optimizer and --no-load-optim "
-                "--load-main-params-from-ckpt"
-            )
-        return super().advise(key, value)
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """A flag that takes each iteration by itself."""

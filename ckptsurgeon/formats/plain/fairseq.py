@@ -32,6 +32,7 @@ class Fairseq(BaseFormat):
 
     name = "fairseq"
     options: Mapping[str, str] = {"clip_grad": "--clip-norm", "seed": "--seed"}
+    fresh_optimizer = "--reset-optimizer"
 
     def recognizes(self, run: Path) -> bool:
         """True with a file of such a name that has an optimizer_history."""
@@ -135,12 +136,6 @@ class Fairseq(BaseFormat):
     def pointed(self, pointer: Path) -> int | None:
         """The updates after which the copy was saved."""
         return _updates(pointer)
-
-    def advise(self, key: str, value: object) -> str:
-        """Another optimizer begins without the state in the file."""
-        if key == "optimizer":
-            return "start the trainer with the new optimizer and --reset-optimizer"
-        return super().advise(key, value)
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """metaseq's flag takes ranges joined by commas."""

@@ -77,6 +77,7 @@ class Nanotron(StepFolders):
     name = "nanotron"
     options: Mapping[str, str] = {"clip_grad": "optimizer.clip_grad", "seed": "general.seed"}
     """By keys of its config: it takes nothing from the command line."""
+    fresh_optimizer = "checkpoints.load_optimizer: false in its config"
 
     def is_step(self, folder: Path) -> bool:
         """A number, with the metadata and an optimizer's folder."""

@@ -125,7 +125,7 @@ def reschedule(
     if lacking:
         raise SurgeryError(
             f"{name} keeps no {', '.join(lacking)} in its state: the trainer's own code has it",
-            next="change it where the trainer makes its scheduler; set lr here",
+            next=("ckptsurgeon show    what the scheduler keeps",),
         )
     groups = _groups(checkpoint, places[0])
     factor = 1.0
