@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.carry_out import carry_out
+from ckptsurgeon.cli.carry_out import carry_out, open_for
 from ckptsurgeon.cli.options import Common, Declined, Editing
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.operations.completion import saved_steps
@@ -34,7 +34,7 @@ def compact(step: Step = None, *, common: Editing) -> None:
     """
     from ckptsurgeon import surgery
 
-    run = common.open_run()
+    run = open_for(common)
     carry_out(run, surgery.plan_compact(run, step, allow_globals=common.allow_global or ()), common)
 
 
@@ -49,7 +49,7 @@ def shrink(step: Step = None, *, common: Editing) -> None:
     """
     from ckptsurgeon import surgery
 
-    run = common.open_run()
+    run = open_for(common)
     carry_out(run, surgery.plan_shrink(run, step, allow_globals=common.allow_global or ()), common)
 
 

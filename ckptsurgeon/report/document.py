@@ -141,7 +141,13 @@ def word_json(word: Word | None) -> dict[str, Any] | None:
 def diagnoses_json(run: Run, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     """The document of `doctor`."""
     entries = [{"what": item.what, "next": item.next} for item in diagnoses]
-    return {"schema": SCHEMA, "run": str(run.root), "healthy": not diagnoses, "findings": entries}
+    return {
+        "schema": SCHEMA,
+        "run": str(run.root),
+        "healthy": not diagnoses,
+        "findings": entries,
+        "writers": run.writers(),
+    }
 
 
 def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> dict[str, Any]:

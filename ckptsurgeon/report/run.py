@@ -233,13 +233,14 @@ def _next(values: Promise | None, style: Style) -> list[str]:
 
 def diagnoses(run: Run, findings: Sequence[Diagnosis], style: Style) -> str:
     """Healthy, or each thing that is wrong with what helps below it."""
-    if not findings:
-        return (
-            f"{style.paint('healthy:', GREEN)} {clean(run.name)}, {count(len(run.steps()), 'step')}"
-        )
     lines = [
-        f"{style.paint('problems:', RED)} {clean(run.name)}, {count(len(findings), 'finding')}"
+        f"{style.paint('healthy:', GREEN)} {clean(run.name)}, {count(len(run.steps()), 'step')}"
     ]
+    if findings:
+        counted = count(len(findings), "finding")
+        lines = [f"{style.paint('problems:', RED)} {clean(run.name)}, {counted}"]
     for item in findings:
         lines += [f"  {clean(item.what)}", f"      next: {item.next}"]
+    if (alive := run.trainer()) is not None:
+        lines.append(f"  {clean(alive)}; what it saves just now is not finished yet")
     return "\n".join(lines)

@@ -236,10 +236,10 @@ class Run:
     def refuse_busy(self) -> None:
         """Raise when a surgery waits for `recover`, or a trainer is alive in this run."""
         self.refuse_interrupted()
-        alive = self.writers()
-        if alive:
+        alive = self.trainer()
+        if alive is not None:
             raise SurgeryError(
-                f"a trainer is alive in this run: {alive[0]}",
+                alive,
                 next="stop the trainer, wait until it is gone, then repeat the command",
             )
 
@@ -249,6 +249,11 @@ class Run:
     def logs(self) -> LogFolders:
         """Its event files."""
         return LogFolders(self.root, self.format, self.settings)
+
+    def trainer(self) -> str | None:
+        """That a trainer is alive in this run, with the first evidence of it; None without any."""
+        alive = self.writers()
+        return f"a trainer is alive in this run: {alive[0]}" if alive else None
 
     def writers(self) -> list[str]:
         """Evidence of trainers that are alive and write to this run, see `run.writers`."""

@@ -18,13 +18,14 @@ from ckptsurgeon.transaction import receipts
 
 @collector_paused()
 def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Plan:
-    """What `recipe` would do to `run`, byte for byte. Reads only.
+    """What `recipe` would do to `run`, byte for byte. Reads only, also while a trainer is alive
+    there: `apply` refuses then.
 
     A checkpoint that names a global outside `known_globals` and `allow_globals` is not edited, and
     no pointer is set to it.
 
     Raises SurgeryError when it can't be done in every shard, and names what to do instead."""
-    run.refuse_busy()
+    run.refuse_interrupted()
     id = receipts.next_id(run.root)
     if run.bare:
         return _plan_logs(run, recipe, id)

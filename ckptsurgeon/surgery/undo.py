@@ -32,7 +32,7 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     What the trainer wrote since goes to the attic: nothing is lost, and the run is byte for byte
     what it was before that surgery. If that only renamed or compacted, what was trained since
     stays, and only the files that it changed are brought back."""
-    run.refuse_busy()
+    run.refuse_interrupted()
     receipt = _chosen(run.receipts(), id)
     _refuse_lost(run, receipt)
     new = receipts.next_id(run.root)
