@@ -10,7 +10,7 @@ import typer
 from ckptsurgeon import report
 from ckptsurgeon.cli.carry_out import carry_out, open_for
 from ckptsurgeon.cli.options import Common, Declined, Editing
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.completion import saved_steps
 
 if TYPE_CHECKING:
@@ -55,34 +55,45 @@ def shrink(step: Step = None, *, common: Editing) -> None:
 
 def prune(
     keep: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--keep", metavar="N", min=0, help="Keep the attics of the newest N surgeries."
         ),
-    ] = 0,
+    ] = None,
     *,
     common: Common,
 ) -> None:
     """Delete what past surgeries keep in the attic. There is no undo.
 
-    Surgeries whose attic is removed, and all earlier ones, can no longer be undone. On a terminal
-    you must type the run's name; elsewhere --yes works only together with --run.
+    Surgeries whose attic is removed, and all earlier ones, can no longer be undone. So --keep has
+    no default. On a terminal you must type the run's name; elsewhere --yes works only together
+    with --run.
 
     Examples:
-    ckptsurgeon prune --keep 3
     ckptsurgeon prune --dry-run
+    ckptsurgeon prune --keep 3
     """
     from ckptsurgeon.run import attic
 
     run = common.open_run()
     run.refuse_interrupted()
-    newest = [receipt.id for receipt in run.receipts()][-keep:] if keep > 0 else []
+    newest = [receipt.id for receipt in run.receipts()][-keep:] if keep else []
     chosen = [item for item in attic.attics(run) if item.id not in newest]
     if common.dry_run or not chosen:
         common.answer(
             lambda: report.attic(chosen, common.style), lambda: report.attic_json(chosen, False)
         )
         return
+    if keep is None:
+        raise UsageError(
+            f"{report.count(len(chosen), 'surgery', 'surgeries')} would lose what undo needs: "
+            "--keep N says how many of the newest stay undoable",
+            next=(
+                "ckptsurgeon prune --dry-run    what each of them keeps",
+                "ckptsurgeon prune --keep 1    the newest stays undoable",
+                "ckptsurgeon prune --keep 0    none does",
+            ),
+        )
     if not common.as_json:
         common.answer(lambda: report.attic(chosen, common.style), dict)
     _confirm_by_name(run, report.count(len(chosen), "attic"), common)

@@ -6,7 +6,7 @@ import errno
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -62,9 +62,12 @@ def build(row: Command) -> Any:
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """`function` as Typer wants it: a parameter of a class above becomes the options in that class.
 
-    Ctrl-C inside `function` becomes Cancelled, what the disk refuses a SurgeryError, and an error's
-    commands get the -C that they need."""
+    A STEP may be the name of its folder, or `latest`; `function` gets its number. Ctrl-C inside
+    `function` becomes Cancelled, what the disk refuses a SurgeryError, and an error's commands get
+    the -C that they need."""
     hints = get_type_hints(function, include_extras=True)
+    steps = [name for name, hint in hints.items() if _is_step(hint)]
+    hints |= {name: _typed(hints[name]) for name in steps}
     bundles: dict[str, type[Common]] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
@@ -91,6 +94,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
         common = next(given[name] for name in bundles)
         try:
+            given |= {name: common.step(given[name]) for name in steps}
             _carry_out(function, given)
         except SurgeryError as error:
             error.next = tuple(common.here(hint) for hint in error.next)
@@ -101,3 +105,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     invoke.__annotations__ = {item.name: item.annotation for item in parameters}
     invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return invoke
+
+
+def _is_step(hint: Any) -> bool:
+    return any(getattr(item, "metavar", None) == "STEP" for item in get_args(hint))
+
+
+def _typed(hint: Any) -> Any:
+    """The hint of a STEP for Typer, to which it is a text."""
+    annotation, info = get_args(hint)
+    return Annotated[str if annotation is int else str | None, info]

@@ -30,6 +30,9 @@ AllowGlobal = Annotated[
 ]
 
 
+NUMBER = re.compile(r"[+-]?[0-9]+")
+
+
 class Nowhere(io.TextIOBase):
     """Stands for a stdout or stderr that is closed: takes every text, keeps none."""
 
@@ -72,6 +75,12 @@ class Common:
         from ckptsurgeon.run.run import Run
 
         return Run.open(self.run_dir or Path())
+
+    def step(self, text: str | None) -> int | None:
+        """The step that was typed: a number, or the name of a folder of the run, or `latest`."""
+        if text is None or NUMBER.fullmatch(text):
+            return None if text is None else int(text)
+        return self.open_run().step(text)
 
     @property
     def style(self) -> Style:

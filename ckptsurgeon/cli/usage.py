@@ -18,16 +18,13 @@ def from_click(error: Any, words: Sequence[str]) -> UsageError:
     path = context.command_path if context is not None else "ckptsurgeon"
     next = f"{path} --help"
     negative = [word for word in words if NEGATIVE.fullmatch(word)]
-    bare = words[1] if len(words) > 1 and words[1].isdecimal() else None
     if what.startswith("No such option") and negative:
         what = f"{negative[0]} is negative, and `{path}` takes no negative number"
-    elif what.startswith("Missing option") and bare is not None:
-        next = f"{path} {error.param.opts[0]} {bare}"
+        if path == "ckptsurgeon set-lr":
+            what = f"{negative[0]}: the learning rate can't be negative"
+            next = f"{path} {negative[0].removeprefix('-')}"
     elif "should be a valid integer" in what:
         parameter = error.param
         argument = parameter.param_type_name == "argument"
-        name = parameter.metavar if argument else parameter.opts[0]
-        step = parameter.metavar == "STEP"
-        what = f"'{name}' must be a {'step' if step else 'whole'} number"
-        next = "ckptsurgeon status    list the saved steps" if step else next
+        what = f"'{parameter.metavar if argument else parameter.opts[0]}' must be a whole number"
     return UsageError(what[:1].lower() + what[1:], next=next)

@@ -50,10 +50,17 @@ def scalar(text: str) -> Any:
 
 
 def lay(data: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """`data` with `section.key=value` texts laid over it."""
+    """`data` with `section.key=value` texts laid over it.
+
+    Raises UsageError for a key that two of the texts give: which one is meant can't be told."""
     merged = dict(data)
+    earlier: dict[str, str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
+        if earlier.setdefault(key, value) != value:
+            raise UsageError(
+                f"`{key}` is given twice: {earlier[key]} and {value}", next="give each key once"
+            )
         *sections, last = key.split(".")
         if not equals or not last:
             raise UsageError(f"{setting!r} is not KEY=VALUE", next="for example: set.lr=3e-5")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +21,13 @@ TEXT = "/text_summary"
 
 @dataclass(frozen=True)
 class Counts:
-    """Events per (old tag, new tag), the keys of the map that met no event, and the patterns in
-    custom_scalars layouts that still look for an old tag."""
+    """Events per (old tag, new tag), the keys of the map that met no event, the patterns in
+    custom_scalars layouts that still look for an old tag, and all tags by their old names."""
 
     events: Mapping[tuple[str, str], int]
     unmatched: tuple[str, ...]
     patterns: tuple[str, ...] = ()
+    tags: frozenset[str] = frozenset()
 
     def sentences(self) -> list[str]:
         """What a plan says about the rename."""
@@ -36,6 +39,36 @@ class Counts:
                 f"a chart of custom_scalars still looks for {pattern!r}: change its layout"
             )
         return lines
+
+
+def merged(counts: Sequence[Counts]) -> Counts:
+    """The counts of several folders as those of one."""
+    events: dict[tuple[str, str], int] = {}
+    for each in counts:
+        for pair, number in each.events.items():
+            events[pair] = events.get(pair, 0) + number
+    unmatched = [k for k in counts[0].unmatched if all(k in each.unmatched for each in counts)]
+    patterns = sorted({pattern for each in counts for pattern in each.patterns})
+    tags = frozenset(tag for each in counts for tag in each.tags)
+    return Counts(events, tuple(unmatched), tuple(patterns), tags)
+
+
+def refuse_nowhere(counts: Counts, pairs: Mapping[str, str], where: str, *, regex: bool) -> None:
+    """Raise UsageError when no event has any of the tags, by its old name or its new one; `where`
+    is the rest of a command that works on the same logs."""
+    if counts.events or any(new in counts.tags for new in pairs.values()):
+        return
+    old, new = next(iter(pairs.items()))
+    known = sorted(counts.tags)
+    near = [] if regex else difflib.get_close_matches(old, known, n=3, cutoff=0.4)
+    near += [tag for tag in known if not regex and old.lower() in tag.lower() and tag not in near]
+    command = f"ckptsurgeon rename-tb-events {{}} {shlex.quote(new)}{where}"
+    some = ", ".join(known[:3]) + (f" … ({len(known)})" if len(known) > 3 else "")
+    raise UsageError(
+        f"no {'tag matches' if regex else 'event has the tag'} {', '.join(map(repr, pairs))}",
+        next=[command.format(shlex.quote(tag)) for tag in near[:3]]
+        or (f"the tags are: {some}" if known else "ckptsurgeon status    where the logs are"),
+    )
 
 
 def rename(
@@ -56,10 +89,12 @@ def rename(
     changes: list[AnyChange] = []
     totals: dict[tuple[str, str], int] = {}
     patterns: set[str] = set()
+    tags: set[str] = set()
     for path in event_file.files(logdir):
         pieces: list[Piece] = []
         renamed = renaming.rename(path, name, pieces.append)
         patterns |= renamed.patterns
+        tags |= renamed.tags
         if not any(isinstance(piece, bytes) for piece in pieces):
             continue
         for pair, count in renamed.counts.items():
@@ -81,7 +116,8 @@ def rename(
             if sources.setdefault(new, old) != old:
                 raise _merge(f"{sources[new]!r} and {old!r} would both become {new!r} in {logdir}")
     left = tuple(sorted(pattern for pattern in patterns if _matches(pattern, totals)))
-    return changes, Counts(totals, tuple(key for key in pairs if key not in used), left)
+    unmatched = tuple(key for key in pairs if key not in used)
+    return changes, Counts(totals, unmatched, left, frozenset(tags))
 
 
 def _matches(pattern: str, totals: Mapping[tuple[str, str], int]) -> bool:

@@ -5,9 +5,10 @@ What reads and writes event files is imported where it is used: most surgeries t
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -19,9 +20,11 @@ from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.receipts import standing
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.marks import Marks
+    from ckptsurgeon.logs.rename import Counts
 
 ORDERS = ("wall", "mtime", "name")
 AXES = ("iteration", "samples", "tokens", "gigaflos")
@@ -66,8 +69,11 @@ class TensorBoard(Section):
 
     def title(self, run: Run, step: int) -> list[str]:
         parts = [] if self.after is None else [f"cut events after {self.after}"]
-        tags = len(self.rename)
-        return [*parts, *([f"rename {tags} tag{'s' if tags > 1 else ''}"] if tags else [])]
+        if self.rename and self.regex:
+            parts.append(f"rename tags like {', '.join(self.rename)}")
+        elif self.rename:
+            parts.append(f"rename {len(self.rename)} tag{'s' if len(self.rename) > 1 else ''}")
+        return parts
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         """A cut at the rollback step (or `after`), or a rename. The checkpoint's own counters and
@@ -98,6 +104,7 @@ def _cut_or_rename(
 ) -> Changes:
     changes: list[AnyChange] = []
     warnings: list[str] = []
+    counts: list[Counts] = []
     if cut_at is not None and section.rename:
         raise UsageError(
             "one recipe can't both cut event files and rename their tags",
@@ -110,6 +117,8 @@ def _cut_or_rename(
             for link in run.logs.links()
         ]
     branch = _branch(run, section.branch)
+    if section.rename:
+        from ckptsurgeon.logs import rename
     for folder in run.logs.folders():
         if cut_at is not None:
             from ckptsurgeon.logs import cut
@@ -128,21 +137,39 @@ def _cut_or_rename(
                 axes=section.axes,
             )
         elif section.rename:
-            from ckptsurgeon.logs import rename
-
-            file_changes, counts = rename.rename(
+            file_changes, found = rename.rename(
                 folder,
                 run.root,
                 section.rename,
                 regex=section.regex,
                 allow_merge=section.allow_merge,
             )
-            sentences = counts.sentences()
+            counts.append(found)
+            sentences = []
         else:
             break
         changes += file_changes
         warnings += sentences
+    if counts:
+        warnings += _renamed(run, section, counts)
     return changes, warnings
+
+
+def _renamed(run: Run, section: TensorBoard, counts: Sequence[Counts]) -> list[str]:
+    """What to know of a rename. Raises UsageError when no event has such a tag, nor had one before
+    the same rename was done."""
+    from ckptsurgeon.logs import rename
+
+    done = any(
+        receipt.recipe.get("tensorboard", {}).get("rename") == section.rename
+        for receipt in standing(run.receipts())
+    )
+    everywhere = rename.merged(counts)
+    if not done:
+        bare = f" --tb {shlex.quote(str(run.root))}" if run.bare else ""
+        rename.refuse_nowhere(everywhere, section.rename, bare, regex=section.regex)
+    told = [text for each in counts for text in replace(each, unmatched=()).sentences()]
+    return [*dict.fromkeys(told), *replace(everywhere, events={}, patterns=()).sentences()]
 
 
 def _branch(run: Run, files: Sequence[str]) -> list[str]:

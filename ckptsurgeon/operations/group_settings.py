@@ -12,6 +12,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.limits import broken_limit
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern
 from ckptsurgeon.run.run import Run
@@ -57,10 +58,9 @@ class GroupSettings(Section):
                     f"`set_params.{key}` is {value!r}: groups may hold different values",
                     next=f"{key}: NUMBER",
                 )
-            if key in ("lr", "weight_decay", "eps") and value < 0:
-                raise UsageError(f"`set_params.{key}` is {value}", next=f"{key} is never below 0")
-            if key in (*PLURAL, "momentum") and not 0 <= value < 1:
-                raise UsageError(f"`set_params.{key}` is {value}", next=f"0 <= {key} < 1")
+            limit = broken_limit(key, value)
+            if limit is not None:
+                raise UsageError(f"`set_params.{key}` is {value}", next=limit)
         everywhere = {_name(key) for key in recipe[Hyperparameters].given()}
         if both := [key for key in values if _name(key) in everywhere]:
             raise UsageError(

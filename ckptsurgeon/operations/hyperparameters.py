@@ -14,14 +14,13 @@ from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, Place, State
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.operations.counters import COUNTERS, counter_changes
+from ckptsurgeon.operations.limits import broken_limit
 from ckptsurgeon.operations.place_changes import PlaceChanges
-from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section, unknown_value
+from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
 from ckptsurgeon.run.run import Run
 
 SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style", "position")
 DECAY_STYLES = ("constant", "linear", "cosine")
-MAX_SEED = (1 << 32) - 1
-"""Of numpy, which trainers draw the order of their data with."""
 LEAP = 10.0
 """A peak that grows by at least this factor gets a warning."""
 
@@ -80,18 +79,7 @@ class Hyperparameters(Section):
         for key, value in self.given().items():
             if isinstance(value, str):  # a scale of the present value, or a decay style
                 continue
-            limit = None
-            if key in ("beta1", "beta2", "beta3", "momentum"):
-                limit = None if 0 <= value < 1 else f"0 <= {key} < 1"
-            elif key in ("eps", "loss_scale"):
-                limit = None if value > 0 else f"{key} is above 0"
-            elif (
-                value < 0 and key != "position" and key not in self.settings
-            ):  # whose least value is the schedule's to say
-                limit = f"{key} is never below 0"
-            most = MAX_SEED if key == "seed" else MAX_COUNT
-            if limit is None and isinstance(value, int) and value > most:
-                limit = f"{key} is at most {most}"
+            limit = broken_limit(key, value)
             if limit is not None:
                 raise UsageError(f"`set.{key}` is {value}", next=limit)
 

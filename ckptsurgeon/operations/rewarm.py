@@ -130,6 +130,13 @@ def window(hold: int | None, ramp: int | None) -> dict[str, Any]:
     """The section that --rewarm or --rewarm-ramp stands for."""
     if hold is not None and ramp is not None:
         raise UsageError("--rewarm and --rewarm-ramp exclude each other", next="give one of them")
+    for option, iterations in (("--rewarm", hold), ("--rewarm-ramp", ramp)):
+        if iterations is not None and iterations < 1:
+            raise UsageError(
+                f"{option} is {iterations}, and it is at least 1",
+                next="leave it out; a window that is open is closed by a recipe with "
+                "`rewarm: {iterations: 0}`",
+            )
     if ramp is not None:
         return {"rewarm": {"iterations": ramp, "kind": "ramp"}}
     return {} if hold is None else {"rewarm": {"iterations": hold}}

@@ -126,10 +126,14 @@ def _copy(run: Run, path: Path, shard: Path) -> Rewrite:
 
 
 def rollback(
+    step: Annotated[
+        int | None,
+        typer.Argument(metavar="STEP", help="The same as --to.", autocompletion=saved_steps),
+    ] = None,
     to: Annotated[
-        int,
+        int | None,
         typer.Option("--to", metavar="STEP", help="A saved step.", autocompletion=saved_steps),
-    ],
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="As `ckptsurgeon set`; repeatable."),
@@ -158,11 +162,14 @@ def rollback(
     ckptsurgeon rollback --to 6
     ckptsurgeon rollback --to 6 --set lr=3e-5 --skip 7-8 --why "loss spike at 7"
     """
+    if (step is None) is (to is None):
+        what = "no step was given" if to is None else "both STEP and --to were given"
+        raise UsageError(f"rollback --to STEP: {what}", next="ckptsurgeon status    list the steps")
     tensorboard = events.cut_branch(keep_tb, no_keep_tb)
     if no_truncate:
         tensorboard["truncate"] = False
     data = {
-        "rollback": {"to": to},
+        "rollback": {"to": step if to is None else to},
         **({"reset": states_of(reset)} if reset else {}),
         **window(hold, ramp),
         **({"skip": skip} if skip else {}),

@@ -47,7 +47,8 @@ class Skip(Section):
     def title(self, run: Run, step: int) -> list[str]:
         cleared = ["clear skip"] if self.clear_skip else []
         how = " by counters" if self.skip_by_counters else ""
-        return [*cleared, *([f"skip {' '.join(self.skip)}{how}"] if self.skip else [])]
+        typed = " ".join(_range(*pair) for pair in ranges(self.skip))
+        return [*cleared, *([f"skip {typed}{how}"] if typed else [])]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         changes: list[AnyChange] = []
@@ -66,15 +67,11 @@ class Skip(Section):
         new_ranges = [] if self.skip_by_counters else ranges(self.skip)
         if not new_ranges and not self.clear_skip:
             return changes, warnings
+        past = _past(run, new_ranges, checkpoint.state(), done)
         places = checkpoint.locate("skip")
         if not places:
             raise self._kept_nowhere(run, checkpoint, new_ranges)
-        warnings += [
-            f"skip {_range(first, last)} ends before step {done + 1}: it has no effect; roll back "
-            "first"
-            for first, last in merge(new_ranges)
-            if last <= done
-        ]
+        warnings += past
         for place in places:
             old = [(int(first), int(last)) for first, last in place.value]
             new = self.ranges_after(old)
@@ -138,6 +135,30 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
     return out
 
 
+def _past(run: Run, new: Sequence[tuple[int, int]], state: State, done: int) -> list[str]:
+    """What to know of ranges that begin at or before the iteration `done`. Raises UsageError for
+    one that ends there too, unless the checkpoint has it already: it would skip nothing."""
+    present = merge((int(first), int(last)) for first, last in state.promise.skip or ())
+    notes = []
+    for first, last in merge(new):
+        if first > done or any(a <= first and last <= b for a, b in present):
+            continue
+        if last > done:
+            notes.append(
+                f"iterations {_range(first, done)} are past: only {_range(done + 1, last)} of "
+                f"skip {_range(first, last)} will be passed over"
+            )
+            continue
+        older = [step for step in run.steps() if step < first and run.complete(step)]
+        hint = "ckptsurgeon status    no saved step is before it"
+        if older:
+            typed = f"ckptsurgeon rollback --to {older[-1]} --skip {_range(first, last)}"
+            hint = f"{typed}    the newest step before it"
+        are = f"iteration {first} is" if first == last else f"iterations {first}-{last} are"
+        raise UsageError(f"{are} past: the run stands at {done}", next=hint)
+    return notes
+
+
 def _range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
@@ -173,7 +194,7 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
             raise UsageError(
                 f"skip {_range(begin, end)} by counters does not begin at the next iteration, "
                 f"{last + 1}",
-                next=_from_next(run, begin, end, first),
+                next=_reachable(run, begin, end, last + 1),
             )
         last = max(last, end)
     if any(_same_skip(receipt, section, at, first) for receipt in standing(run.receipts())):
@@ -183,15 +204,16 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
     return at
 
 
-def _from_next(run: Run, begin: int, end: int, first: int) -> str:
-    """The skip without a gap: from the next iteration, or from that of an earlier step."""
-    if end >= first:
-        return f"ckptsurgeon skip {_range(first, end)} --by-counters    with those before it"
-    saved = [step for step in run.steps() if step < begin]
-    if not saved:
-        return "ckptsurgeon status    the steps that are saved: none is before it"
-    then = _range(saved[-1] + 1, end)
-    return f"ckptsurgeon rollback --to {saved[-1]}    then skip {then} --by-counters"
+def _reachable(run: Run, begin: int, end: int, following: int) -> str:
+    """The command that passes over these iterations by counters."""
+    if begin - 1 in run.steps() and run.complete(begin - 1):
+        return f"ckptsurgeon rollback --to {begin - 1}    and skip from there"
+    if end < following:
+        return (
+            f"ckptsurgeon status    step {begin - 1} is not saved, so nothing can begin at {begin}"
+        )
+    typed = f"ckptsurgeon skip {_range(following, end)} --by-counters"
+    return f"{typed}    from the next iteration on; step {begin - 1} is not saved"
 
 
 def _same_skip(receipt: Receipt, section: Skip, at: int, first: int) -> bool:

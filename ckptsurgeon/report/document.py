@@ -140,7 +140,10 @@ def word_json(word: Word | None) -> dict[str, Any] | None:
 
 def diagnoses_json(run: Run, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     """The document of `doctor`."""
-    entries = [{"what": item.what, "next": item.next} for item in diagnoses]
+    entries = []
+    for item in diagnoses:
+        command, comment = _apart(item.next)
+        entries.append({"what": item.what, "next": command, "comment": comment})
     return {
         "schema": SCHEMA,
         "run": str(run.root),
@@ -222,9 +225,17 @@ def relaunch_json(
 
 def error_json(error: SurgeryError) -> dict[str, Any]:
     """The one object that stderr gets when a command with --json fails."""
+    hints = [_apart(hint) for hint in error.next]
     return {
         "error": error.what,
         "untouched": error.untouched,
-        "next": list(error.next),
+        "next": [command for command, _ in hints],
+        "comment": [comment for _, comment in hints],
         "exit_code": error.exit_code,
     }
+
+
+def _apart(hint: str) -> tuple[str, str]:
+    """A hint's command and what is said about it, which stand four spaces apart."""
+    command, _, comment = hint.partition("    ")
+    return command, comment.strip()

@@ -121,9 +121,9 @@ def names(items: Sequence[str]) -> str:
     return f"{' '.join(items[:3])} … {items[-1]}  ({len(items)})"
 
 
-def count(number: int, noun: str) -> str:
+def count(number: int, noun: str, plural: str = "") -> str:
     """`1 file`, `2 files`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"
 
 
 def size(number: float) -> str:

@@ -120,6 +120,23 @@ class Run:
         """The saved steps, ascending, complete or not."""
         return self.format.steps(self.root)
 
+    def step(self, name: str) -> int:
+        """The step that people mean by `name`: `latest`, or what its file or folder is called, or
+        the path to it."""
+        if name == "latest":
+            return self.latest()
+        for step in self.steps():
+            for path in (self.directory(step), *self.entries(step)):
+                if name == path.name or ("/" in name and Path(name).resolve() == path.resolve()):
+                    return step
+        last = self.steps()[-1:]
+        raise UsageError(
+            f"{name!r} is no step of {self.root}: give its number, the name of its folder"
+            + (f" ({self.directory(last[0]).name})" if last else "")
+            + ", or latest",
+            next="ckptsurgeon status    list the saved steps",
+        )
+
     def directory(self, step: int) -> Path:
         """The folder that `step` is saved in."""
         return self.format.directory(self.root, step)

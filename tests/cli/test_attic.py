@@ -27,7 +27,7 @@ def test_prune_removes_the_attic_and_undo_says_so(surgeon: Surgeon, trained: Tra
     assert told["attics"][0]["bytes"] > 0
     assert attic.is_dir()
 
-    result = surgeon("prune", "--yes", "-C", root)
+    result = surgeon("prune", "--keep", 0, "--yes", "-C", root)
     assert result.exit_code == 0
     assert "0001" in result.stdout
     assert not attic.exists()
@@ -54,7 +54,7 @@ def test_prune_does_not_take_yes_for_a_run_that_was_not_named(
     root = trained()
     surgeon("rollback", "--to", 4, "--yes", "-C", root)
     monkeypatch.chdir(root)
-    result = surgeon("prune", "--yes")
+    result = surgeon("prune", "--keep", 0, "--yes")
     assert result.exit_code == 1
     assert f"--yes --run {root}" in result.stderr
     assert (root / ".ckptsurgeon" / "attic" / "0001").is_dir()
@@ -65,7 +65,7 @@ def test_prune_that_was_cut_off_goes_on(surgeon: Surgeon, trained: Trained) -> N
     surgeon("rollback", "--to", 4, "--yes", "-C", root)
     (root / ".ckptsurgeon" / "receipts" / "0001" / "pruned").touch()
     assert surgeon("undo", "--yes", "-C", root).exit_code == 1
-    assert surgeon("prune", "--yes", "-C", root).exit_code == 0
+    assert surgeon("prune", "--keep", 0, "--yes", "-C", root).exit_code == 0
     assert not (root / ".ckptsurgeon" / "attic" / "0001").exists()
 
 
@@ -79,7 +79,7 @@ def test_links_in_the_attic_are_pruned_and_what_they_lead_to_is_not(
     (root / "global_step6" / "link").symlink_to(other)
     before = snapshot(other)
     assert surgeon("rollback", "--to", 4, "--yes", "-C", root).exit_code == 0
-    assert surgeon("prune", "--yes", "-C", root).exit_code == 0
+    assert surgeon("prune", "--keep", 0, "--yes", "-C", root).exit_code == 0
     assert not (root / ".ckptsurgeon" / "attic" / "0001").exists()
     assert snapshot(other) == before
 
@@ -90,11 +90,11 @@ def test_prune_that_is_cut_off_says_what_is_gone(
     root = trained()
     surgeon("rollback", "--to", 4, "--yes", "-C", root)
     monkeypatch.setattr(disk, "hook", Fault("EIO", 12))
-    result = surgeon("prune", "--yes", "-C", root)
+    result = surgeon("prune", "--keep", 0, "--yes", "-C", root)
     assert result.exit_code == 1
     assert "of these attics a part may be gone" in result.stderr
     monkeypatch.setattr(disk, "hook", None)
-    assert surgeon("prune", "--yes", "-C", root).exit_code == 0
+    assert surgeon("prune", "--keep", 0, "--yes", "-C", root).exit_code == 0
     assert not (root / ".ckptsurgeon" / "attic" / "0001").exists()
 
 
@@ -121,3 +121,24 @@ def test_keep_is_never_below_0(surgeon: Surgeon, trained: Trained) -> None:
     surgeon("rollback", "--to", 4, "--yes", "-C", root)
     assert surgeon("prune", "--keep", "-1", "--yes", "-C", root).exit_code == 2
     assert (root / ".ckptsurgeon" / "attic" / "0001").is_dir()
+
+
+@pytest.mark.parametrize("words", [["--yes"], []])
+def test_prune_asks_how_many_to_keep(surgeon: Surgeon, trained: Trained, words: list[str]) -> None:
+    root = trained()
+    surgeon("rollback", "--to", 4, "--yes", "-C", root)
+    before = snapshot(root)
+    told = surgeon("prune", *words, "-C", root)
+    assert (told.exit_code, told.stdout) == (2, "")
+    error, untouched, *next_ones = told.stderr.splitlines()
+    assert error.startswith("error: 1 surgery would lose what undo needs: --keep N says how many")
+    assert untouched == "untouched: the run is exactly as it was"
+    assert next_ones[0] == f"next: ckptsurgeon -C {root} prune --dry-run    what each of them keeps"
+    as_json = json.loads(surgeon("prune", *words, "--json", "-C", root).stderr)
+    assert as_json["exit_code"] == 2
+    assert as_json["next"][1] == f"ckptsurgeon -C {root} prune --keep 1"
+    assert as_json["comment"][1] == "the newest stays undoable"
+    assert (root / ".ckptsurgeon" / "attic" / "0001").is_dir()
+    assert snapshot(root) == before
+    told = surgeon("prune", "--dry-run", "-C", root)
+    assert (told.exit_code, "0001" in told.stdout) == (0, True)

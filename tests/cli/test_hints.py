@@ -14,6 +14,7 @@ from ckptsurgeon.cli.commands import commands
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.support.launch import REPO
+from tests.support.snapshot import snapshot
 
 
 def hints(text: str) -> list[list[str]]:
@@ -168,3 +169,28 @@ def test_each_hint_in_the_code_is_a_command_that_can_be_typed() -> None:
                 assert words[0] in commands() or words == ["--help"], node.value
                 assert words[0] != "rollback" or "--to" in words, node.value
     assert found > 20
+
+
+def test_a_skip_of_the_past_goes_back_first(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    before = snapshot(root)
+    told = surgeon("skip", "5", "--yes", "-C", root)
+    assert (told.exit_code, snapshot(root) == before) == (2, True)
+    assert "error: iteration 5 is past: the run stands at 8\n" in told.stderr
+    (back,) = hints(told.stderr)
+    assert back[2:] == ["rollback", "--to", "4", "--skip", "5"]
+    assert surgeon(*back, "--yes").exit_code == 0
+    assert "skip          5" in surgeon("status", "-C", root).stdout
+    assert surgeon("skip", "30-30", "-n", "-C", root).stdout.startswith("run   skip 30\n")
+    assert surgeon("skip", "1", "-C", root).exit_code == 2
+
+
+@pytest.mark.parametrize("typed", ["10-11", "11-12", "5-6"])
+def test_a_skip_by_counters_says_where_it_can_begin(
+    surgeon: Surgeon, trained: Trained, typed: str
+) -> None:
+    root = trained()
+    told = surgeon("skip", typed, "--by-counters", "--yes", "-C", root)
+    assert told.exit_code == 2
+    (next_one,) = hints(told.stderr)
+    assert surgeon(*next_one, "--yes").exit_code == 0

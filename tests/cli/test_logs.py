@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -166,3 +167,33 @@ def test_a_new_name_that_the_pattern_can_not_fill_is_wrong_usage(
     result = surgeon("rename-tb-events", "lm-(.*)", new, "--regex", "--tb", logs[0])
     assert result.exit_code == 2
     assert "groups in the pattern: 1" in result.stderr
+
+
+def test_a_tag_that_is_nowhere_is_told_its_nearest(
+    surgeon: Surgeon, logs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = snapshot(logs[0])
+    monkeypatch.chdir(logs[0].parent)
+    told = surgeon("rename-tb-events", "lm loss", "x/lm loss", "--tb", "one", "--yes")
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert "error: no event has the tag 'lm loss'\n" in told.stderr
+    hint = told.stderr.splitlines()[2].removeprefix("next: ckptsurgeon ")
+    assert "rename-tb-events 'lm-loss-training/lm loss' 'x/lm loss'" in hint
+    assert surgeon(*shlex.split(hint), "--dry-run").exit_code == 0
+    for words in (["nothing", "x"], ["lmm-(.*)", "x", "--regex"]):
+        told = surgeon("rename-tb-events", *words, "--tb", "one", "--yes")
+        assert told.exit_code == 2
+        assert "next: the tags are: batch-size/batch-size, " in told.stderr
+    assert snapshot(logs[0]) == before
+
+
+def test_a_rename_is_done_once_and_counts_its_tags(surgeon: Surgeon, logs: list[Path]) -> None:
+    where = ["--tb", logs[0], "--yes"]
+    literal = ["rename-tb-events", "lm-loss-training/lm loss", "loss", *where]
+    pattern = ["rename-tb-events", "grad-(.*)", r"\1", "--regex", *where]
+    done = surgeon(*pattern)
+    assert "rename tags like grad-(.*)\n" in done.stdout
+    assert "rename 1 tag\n" in surgeon(*literal).stdout
+    for words in (literal, pattern):
+        again = surgeon(*words)
+        assert (again.exit_code, again.stdout.split(":")[0]) == (0, "nothing to do")

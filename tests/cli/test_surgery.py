@@ -205,9 +205,12 @@ def test_a_dry_run_writes_no_plan_and_says_that_one_is_stale(
 
 def test_a_rate_that_leaps_is_pointed_out(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
-    told = surgeon("set-lr", "3e5", "--dry-run", "-C", root).stdout
-    assert "set lr=300000\n" in told
-    assert "the peak rises to 300,000,000 times what it was: 1.000e-03 → 3.000e+05" in told
+    told = surgeon("set-lr", "30", "--dry-run", "-C", root).stdout
+    assert "set lr=30\n" in told
+    assert "the peak rises to 30,000 times what it was: 1.000e-03 → 3.000e+01" in told
+    refused = surgeon("set-lr", "300001x", "--dry-run", "-C", root)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "next: lr is at most 100\n" in refused.stderr
     assert "times what it was" not in surgeon("set-lr", "9e-3", "--dry-run", "-C", root).stdout
 
 

@@ -14,12 +14,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "option": (["rollback", "--tp", "3"], "--tp"),
     "missing option": (["rollback"], "--to"),
     "missing argument": (["set"], "KEY=VALUE"),
-    "not a number": (["rollback", "--to", "latest"], "'--to' must be a step number"),
-    "not a step": (["show", "soon"], "'STEP' must be a step number"),
     "not a count": (["set-lr", "1e-3", "--jobs", "x"], "'--jobs' must be a whole number"),
     "count out of range": (["set-lr", "1e-3", "--jobs", "0"], "greater than or equal to 1"),
-    "step without its option": (["rollback", "10"], "next: ckptsurgeon rollback --to 10"),
-    "negative rate": (["set-lr", "-1e-4"], "-1e-4 is negative"),
+    "two steps": (["rollback", "10", "--to", "8"], "both STEP and --to"),
+    "negative rate": (["set-lr", "-1e-4"], "-1e-4: the learning rate can't be negative"),
+    "negative number": (["skip", "-5"], "-5 is negative, and `ckptsurgeon skip` takes no negative"),
     "unknown key": (["set", "betta2=0.9", "--print-recipe"], "`set.beta2`"),
     "not a pair": (["set", "beta2", "--print-recipe"], "is not KEY=VALUE"),
     "a pair in two words": (["set", "beta2", "0.95"], "next: ckptsurgeon set beta2=0.95"),
@@ -28,7 +27,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "rate in words": (["set-lr", "small", "--print-recipe"], "`set.lr` is 'small'"),
     "unknown state": (["reset", "momments", "--print-recipe"], "`moments`"),
     "two windows": (["reset", "moments", "--rewarm", "3", "--rewarm-ramp", "3"], "exclude each"),
-    "no window": (["reset", "moments", "--rewarm", "-1", "--print-recipe"], "iterations` is -1"),
+    "no window": (["reset", "moments", "--rewarm", "0", "--print-recipe"], "it is at least 1"),
+    "less than none": (["reset", "moments", "--rewarm-ramp", "-1"], "--rewarm-ramp is -1, and it"),
+    "a key twice": (["set", "lr=1e-4", "lr=2e-4"], "`set.lr` is given twice: 1e-4 and 2e-4"),
+    "a lost minus": (["set-lr", "3e5"], "next: lr is at most 100; 3e-05, if a minus was lost"),
+    "a slip": (["set", "weight_decay=1e99"], "next: weight_decay is at most 100"),
     "nodes of no job": (["relaunch", "--nodes", "2"], "belong to --slurm"),
     "no command": (["relaunch", "--exec"], "--exec takes a command"),
     "no range": (["skip"], "no range"),
@@ -60,7 +63,8 @@ def test_wrong_usage_is_three_lines(surgeon: Surgeon, name: str) -> None:
 def test_wrong_usage_with_json_is_one_object(surgeon: Surgeon) -> None:
     result = surgeon("rollback", "--json")
     told = json.loads(result.stderr)
-    assert set(told) == {"error", "untouched", "next", "exit_code"}
+    assert set(told) == {"error", "untouched", "next", "comment", "exit_code"}
+    assert (told["next"], told["comment"]) == (["ckptsurgeon status"], ["list the steps"])
     assert (told["exit_code"], result.exit_code, result.stdout) == (2, 2, "")
 
 

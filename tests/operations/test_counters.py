@@ -91,8 +91,12 @@ def test_the_ramp_up_is_that_of_the_104b_run(trained: Trained) -> None:
 def test_a_skip_is_seen_from_the_iteration_that_is_set(trained: Trained) -> None:
     run = Run.open(trained())
     recipe = {"set": {"iteration": 99}, "skip": ["7-8", "8-9", "101"]}
-    told = [w for w in plan(run, from_data(recipe)).warnings if "no effect" in w]
-    assert told == ["skip 7-9 ends before step 100: it has no effect; roll back first"]
+    with pytest.raises(UsageError, match="iterations 7-9 are past: the run stands at 99") as caught:
+        plan(run, from_data(recipe))
+    assert caught.value.next[0].startswith("ckptsurgeon rollback --to 6 --skip 7-9 ")
+    recipe["skip"] = ["98-101"]
+    told = plan(run, from_data(recipe)).warnings
+    assert "iterations 98-99 are past: only 100-101 of skip 98-101 will be passed over" in told
 
 
 def test_a_position_before_the_start_is_refused(trained: Trained) -> None:
