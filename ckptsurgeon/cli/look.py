@@ -65,8 +65,12 @@ def log(*, common: Common) -> None:
     Examples:
     ckptsurgeon log
     """
-    receipts = common.open_run().receipts()
-    common.answer(lambda: report.log(receipts, common.style), lambda: report.log_json(receipts))
+    run = common.open_run()
+    receipts, damaged = run.receipts(), run.damaged_receipts()
+    common.answer(
+        lambda: report.log(receipts, common.style, damaged),
+        lambda: report.log_json(receipts, damaged),
+    )
 
 
 def verify(

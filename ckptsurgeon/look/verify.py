@@ -12,7 +12,7 @@ from ckptsurgeon.formats import Disagreement, State
 from ckptsurgeon.look import soundness
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.receipts import standing, told
+from ckptsurgeon.transaction.receipts import receipt_file, standing, told
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,13 @@ def verify(
 def _broken_promise(run: Run, actual: Promise) -> list[str]:
     """How the disk differs from the newest promise in force, if that is for the same next step."""
     receipts = standing(run.receipts())
+    newest = receipts[-1].id if receipts else ""
+    if lost := {id: wrong for id, wrong in run.damaged_receipts().items() if id > newest}:
+        return [
+            f"{wrong}: what surgery {id} promised is not known"
+            for id, wrong in lost.items()
+            if (run.root / receipt_file(id)).is_file()  # else the user has set it aside
+        ]
     promised = receipts[-1].promise if receipts else None
     if promised is None or promised.step != actual.step:
         return []

@@ -169,11 +169,12 @@ def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> 
         "writers": run.writers(),
         "interrupted": run.interrupted(),
         "receipts": len(run.receipts()),
+        "damaged_receipts": run.damaged_receipts(),
         "problem": None if problem is None else error_json(problem),
     }
 
 
-def log_json(receipts: Sequence[Receipt]) -> dict[str, Any]:
+def log_json(receipts: Sequence[Receipt], damaged: Mapping[str, str]) -> dict[str, Any]:
     """The document of `log`, newest first."""
     return {
         "schema": SCHEMA,
@@ -192,6 +193,7 @@ def log_json(receipts: Sequence[Receipt]) -> dict[str, Any]:
             }
             for item in reversed(receipts)
         ],
+        "damaged": dict(damaged),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -267,12 +267,18 @@ def reasons(promise: Promise, style: Style, named: Collection[str] = ("lr",)) ->
     return lines
 
 
-def log(receipts: Sequence[Receipt], style: Style) -> str:
-    """The surgeries, newest first, each with its reason."""
+def log(receipts: Sequence[Receipt], style: Style, damaged: Mapping[str, str] = {}) -> str:
+    """The surgeries, newest first, each with its reason; of those in `damaged` what is wrong."""
     undone = {item.undoes: item.id for item in receipts if item.undoes is not None}
+    known = {item.id: item for item in receipts}
     lines = []
-    for item in reversed(receipts):
-        after = f"   (undone by {undone[item.id]})" if item.id in undone else ""
+    for id in sorted({*known, *damaged}, key=int, reverse=True):
+        after = f"   (undone by {undone[id]})" if id in undone else ""
+        if id not in known:
+            after = after or "   (can't be undone)"
+            lines.append(f"{id}   {clean(damaged[id])}{after}")
+            continue
+        item = known[id]
         lines.append(f"{item.id}   {item.title}{after}")
         lines.append(f"       {item.when}   {clean(item.user)}@{clean(item.host)}")
         for line in textwrap.wrap(clean(item.why), style.width - 12):

@@ -136,11 +136,12 @@ def _surgery(run: Run) -> list[Row]:
         return [Row("surgery", f"under way: {clean(busy)}")]
     if waiting is not None:
         return [Row("surgery", f"interrupted: {waiting}", "ckptsurgeon recover")]
-    receipts = run.receipts()
+    receipts, damaged = run.receipts(), run.damaged_receipts()
+    rows = [Row("surgery", f"{id}  {clean(wrong)}") for id, wrong in damaged.items()]
     if not receipts:
-        return [Row("surgery", "none yet")]
+        return rows or [Row("surgery", "none yet")]
     last = receipts[-1]
-    rows = [Row("surgery", f"{last.id}  {last.title}", last.when)]
+    rows.insert(0, Row("surgery", f"{last.id}  {last.title}", last.when))
     if len(receipts) > 1:
         rows.append(Row("surgery", f"{len(receipts) - 1} more: ckptsurgeon log"))
     return rows

@@ -233,8 +233,12 @@ class Run:
     # --- surgeries -------------------------------------------------------------------------------
 
     def receipts(self) -> list[Receipt]:
-        """The surgeries done so far, oldest first."""
+        """The surgeries done so far, oldest first, without those of `damaged_receipts`."""
         return receipts.read(self.root)
+
+    def damaged_receipts(self) -> dict[str, str]:
+        """Id → what is wrong with the receipt, of each surgery that can't be undone for that."""
+        return receipts.damaged(self.root)
 
     def under_way(self) -> str | None:
         """What a surgery that is alive does, where and since when; or whose lock is not removed."""
