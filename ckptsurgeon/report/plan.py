@@ -162,12 +162,16 @@ def _about(item: AnyChange, back: bool) -> tuple[str, str]:
 
 def promise(promise: Promise) -> list[str]:
     """What the trainer will use, one item a field, without those that the format does not keep."""
-    return [item for _, item in _items(promise)]
+    return [item for _, item in fields(promise)]
 
 
-def _items(promise: Promise) -> list[tuple[str, str]]:
+def fields(promise: Promise) -> list[tuple[str, str]]:
+    """The same, each with the name of its field."""
     settings = promise.settings or ()
-    items = {
+    labels = dict(LABELS)
+    if "adam" not in (promise.optimizer or "adam").lower():
+        labels["adam_step"] = "optimizer step"
+    values = {
         "lr": promise.lr,
         "betas": promise.betas,
         "adam_step": promise.adam_step,
@@ -182,8 +186,8 @@ def _items(promise: Promise) -> list[tuple[str, str]]:
         "rewarm": promise.rewarm or None,
     }
     return [
-        (name, _reach(promise, name, f"{LABELS.get(name, name)} {_of_groups(promise, name, item)}"))
-        for name, item in items.items()
+        (name, _reach(promise, name, f"{labels.get(name, name)} {_of_groups(promise, name, item)}"))
+        for name, item in values.items()
         if item is not None
     ]
 
@@ -252,7 +256,7 @@ def _verdict(values: Promise, named: Collection[str]) -> str:
         return f"verified: step {values.step} holds the weights{until}"
     if "lr" in values.not_known:
         return f"verified on disk; what lr step {values.step} uses is not known here"
-    (_, first), *others = _items(values)
+    (_, first), *others = fields(values)
     brief = [item for name, item in others if name in named and item.endswith(ONE_STEP)]
     return f"verified: step {values.step} uses {', '.join([first, *brief])}"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.report.fields import SHOWN
-from ckptsurgeon.report.plan import promise, reasons
+from ckptsurgeon.report.plan import fields, promise, reasons
 from ckptsurgeon.report.style import (
     GREEN,
     RED,
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.doctor import Diagnosis
     from ckptsurgeon.run.run import Run
+
+
+LABEL = 12
+"""The longest name of an optimizer that is the label of its row."""
 
 
 def status(run: Run, state: State | None, problem: SurgeryError | None, style: Style) -> str:
@@ -83,12 +88,16 @@ def _named(run: Run, step: int | None) -> str:
 def _hyperparameters(state: State) -> list[Row]:
     values = state.promise
     rows = [Row("lr", "not kept" if values.lr is None else f"{values.lr:.3e}", schedule(state))]
-    adam = [item for item in promise(values) if item.startswith(("beta", "eps", "adam"))]
-    if adam:
-        label = (
-            values.optimizer if values.optimizer and len(values.optimizer) <= 12 else "optimizer"
-        )
-        rows.append(Row(label, "   ".join(item.removeprefix("adam ") for item in adam)))
+    own = {"betas", "adam_step", "eps", *dict(values.settings or ())}
+    own_items = [
+        re.sub(r"^\w+ (?=step)", "", item) for field, item in fields(values) if field in own
+    ]
+    label = values.optimizer or "optimizer"
+    if len(label) > LABEL:
+        rows.append(Row("optimizer", label))
+        label = "optimizer"
+    if own_items:
+        rows.append(Row(label, "   ".join(own_items)))
     if values.weight_decay is not None:
         rows.append(Row("weight decay", value("", values.weight_decay), "one per param group"))
     if values.loss_scale is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import known_globals
@@ -28,6 +29,9 @@ from ckptsurgeon.formats.sane import is_count, understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed, torch
 from ckptsurgeon.formats.schedules.names import is_megatron
 from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trained_after
+
+BUNDLED = {"adamw": "AdamW", "sgdw": "SGDW"}
+"""The bundled trainer's names for its optimizers → what people call them."""
 
 
 @dataclass
@@ -135,7 +139,7 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         gigaflos = self.in_models("args", "gigaflos_no_embeds")
         state = State(
             step=int(iteration),
-            promise=replace(promise, rewarm=window if rewarm else None),
+            promise=self._by_its_name(replace(promise, rewarm=window if rewarm else None)),
             schedule=annealed,
             dialect=f"deepspeed · zero {self.stage()} · {parallel.sizes(first)}",
             data_parallel=int(first.get("dp_world_size", 1)),
@@ -167,6 +171,17 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
                 f"{universal.POINTER} names {named[:60]!r}, not this step: a relaunch "
                 "with load_universal (--universal-checkpoint) starts there"
             )
+
+    def _by_its_name(self, promise: Promise) -> Promise:
+        """As the bundled trainer calls its optimizer: swapped, SGDW stands on groups that keep
+        Adam's betas and eps, for the way back, and uses neither."""
+        named = [str(place.value) for place in self.locate("optimizer")]
+        if not named:
+            return promise
+        promise = replace(promise, optimizer=BUNDLED.get(named[0], named[0]))
+        if named[0] != "sgdw":
+            return promise
+        return replace(promise, betas=None, eps=None, groups=None)
 
     def _batch_size(self) -> int | None:
         """Megatron's argument; of any other trainer, what the engine was configured with."""
