@@ -17,6 +17,7 @@ from ckptsurgeon.edits import Caveat, Key
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.protocol import Checkpoint, Place, Setting
 from ckptsurgeon.formats.sane import refuse_rates
+from ckptsurgeon.formats.schedules import plateau
 from ckptsurgeon.formats.schedules.check import refuse_low_peak
 
 COMMON = frozenset(
@@ -37,12 +38,28 @@ KINDS: Mapping[str, frozenset[str]] = {
     "ConstantLR": frozenset({"factor", "total_iters"}),
     "LinearLR": frozenset({"start_factor", "end_factor", "total_iters"}),
     "PolynomialLR": frozenset({"total_iters", "power"}),
+    "CyclicLR": frozenset(
+        {
+            "max_lrs",
+            "total_size",
+            "step_ratio",
+            "mode",
+            "gamma",
+            "scale_mode",
+            "cycle_momentum",
+            "_scale_fn_custom",
+        }
+    ),
 }
-"""Class → what its state has beside COMMON. LambdaLR and SequentialLR are told by one key."""
+"""Class → what its state has beside COMMON and MOMENTUM. LambdaLR and SequentialLR are told by one
+key, ReduceLROnPlateau by `plateau`."""
+MOMENTUM = frozenset({"use_beta1", "base_momentums", "max_momentums"})
+"""What a scheduler that cycles the momentum too may have."""
 KEPT: Mapping[str, frozenset[str]] = {
     "CosineAnnealingLR": frozenset({"lr", "min_lr", "decay", "position"}),
     "CosineAnnealingWarmRestarts": frozenset({"lr", "min_lr"}),
     "OneCycleLR": frozenset({"lr", "min_lr", "warmup", "decay", "decay_style", "position"}),
+    "CyclicLR": frozenset({"lr"}),
 }
 """Recipe keys that a state can express; all others `lr` and `position`."""
 NAMES = {
@@ -69,13 +86,16 @@ def kind(schedule: Any) -> str:
         return ""
     if "_schedulers" in schedule:
         inner = [kind(item) for item in schedule["_schedulers"]]
-        plain = "_milestones" in schedule and all(inner) and "OneCycleLR" not in inner
+        cyclic = {"OneCycleLR", "CyclicLR", plateau.NAME} & set(inner)
+        plain = "_milestones" in schedule and all(inner) and not cyclic
         return "SequentialLR" if plain else ""
+    if plateau.is_plateau(schedule):
+        return plateau.NAME
     if not {"base_lrs", "last_epoch"} <= schedule.keys():
         return ""
     if "lr_lambdas" in schedule:
         return "LambdaLR"
-    own = schedule.keys() - COMMON - {"use_beta1"}
+    own = schedule.keys() - COMMON - MOMENTUM
     return next((name for name, keys in KINDS.items() if keys == own), "")
 
 
@@ -86,6 +106,8 @@ def is_torch(schedule: Any) -> bool:
 
 def words(schedule: Mapping[str, Any]) -> str:
     """The schedule as a person would say it."""
+    if kind(schedule) == plateau.NAME:
+        return plateau.words(schedule)
     text = f"{kind(schedule)}, step {schedule['last_epoch']}"
     end = schedule.get("T_max", schedule.get("total_steps"))
     return text if end is None else f"{text} of {end}"
@@ -121,6 +143,8 @@ def reschedule(
     places = checkpoint.locate("scheduler")
     state = places[0].value
     name = kind(state)
+    if name == plateau.NAME:
+        return plateau.reschedule(checkpoint, values)
     lacking = sorted(values.keys() - _kept(state))
     if lacking:
         raise SurgeryError(
@@ -185,6 +209,8 @@ def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, An
         if "T_max" in state:
             changed["T_max",] = end
     else:
+        if "max_lrs" in state:
+            changed["max_lrs",] = [float(rate) * factor for rate in state["max_lrs"]]
         moved = _share(state, now) if "position" in values else None
         rates = [float(rate) * factor for rate in state["_last_lr"]]
         if moved is not None:
@@ -310,6 +336,10 @@ def _kept(state: Mapping[str, Any]) -> frozenset[str]:
 def _peaks(state: Mapping[str, Any], groups: Sequence[Mapping[str, float]]) -> list[float]:
     if kind(state) == "OneCycleLR":
         return [group["max_lr"] for group in groups]
+    if kind(state) == plateau.NAME:
+        return [group["lr"] for group in groups]
+    if kind(state) == "CyclicLR":
+        return [float(rate) for rate in state["max_lrs"]]
     if kind(state) == "SequentialLR":
         return [rate for inner in state["_schedulers"] for rate in _peaks(inner, groups)]
     return [float(rate) for rate in state["base_lrs"]]
