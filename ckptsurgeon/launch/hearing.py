@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import time
 
+from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import VerificationFailed
 from ckptsurgeon.logs.printed import points
 from ckptsurgeon.logs.printed.families import Listener, families
 from ckptsurgeon.logs.printed.word import Word
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.receipts import standing
 
 INTERVAL_S = 10.0
 """Between two looks at the logs, while the lines have not said the rates."""
@@ -63,7 +65,7 @@ class Hearing:
 
     def _refuse(self, word: Word) -> None:
         if word.differs:
-            raise broken(word)
+            raise broken(self._run, word)
 
     def _close(self) -> bool:
         for sentence in self._word.sentences():
@@ -71,10 +73,19 @@ class Hearing:
         return True
 
 
-def broken(word: Word) -> VerificationFailed:
+def take_back(run: Run, promise: Promise) -> str:
+    """The command that takes back the surgery which made this promise; where none did, the one that
+    shows what was promised."""
+    made = [receipt.promise for receipt in standing(run.receipts())]
+    if any(old is not None and old.step == promise.step for old in made):
+        return "ckptsurgeon undo    take the surgery back"
+    return "ckptsurgeon show    what the checkpoint holds; no surgery here changed it"
+
+
+def broken(run: Run, word: Word) -> VerificationFailed:
     """The error for a trainer that does not do what was promised."""
     return VerificationFailed(
         f"the trainer does not use what was promised: {'; '.join(word.differs)}",
         untouched="the trainer was stopped; what it had saved is kept",
-        next=[*word.expected.remedy, "ckptsurgeon undo    take the surgery back"],
+        next=[*word.expected.remedy, take_back(run, word.expected.promise)],
     )

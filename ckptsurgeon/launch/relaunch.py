@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files import plain_yaml
-from ckptsurgeon.launch.hearing import Hearing
+from ckptsurgeon.launch.hearing import Hearing, take_back
 from ckptsurgeon.launch.slurm import Job
 from ckptsurgeon.logs.printed.word import Word
 from ckptsurgeon.operations.relaunch import Relaunch
@@ -23,7 +23,7 @@ from ckptsurgeon.run.run import CONFIG, Run
 
 LIBRARIES = ("torch", "deepspeed", "tensorboard")
 """What the extra `train` installs."""
-STANDS = "the surgery stands; the trainer has trained no step"
+UNTRAINED = "the trainer has trained no step; the checkpoints are as they were before its start"
 TOLERANCE = 1e-12
 """Relative: two implementations of one formula may differ in the last bit, and in no more."""
 
@@ -155,7 +155,7 @@ def relaunch(
                 if bundled or _is_report(line):
                     differing = compare(promise, line)
                     if differing:
-                        raise _broken(differing, bundled)
+                        raise _broken(run, promise, differing, bundled)
                     compared = True
                 elif hearing is not None:
                     compared = hearing.hear(line)
@@ -178,7 +178,7 @@ def relaunch(
     if not compared and (bundled or check):
         raise SurgeryError(
             f"the trainer ended with status {status} before its first line",
-            untouched=STANDS,
+            untouched=UNTRAINED,
             next="read its messages above; then ckptsurgeon relaunch",
         )
     if not compared:
@@ -201,12 +201,14 @@ def _is_report(line: str) -> bool:
     return isinstance(report, dict) and any(name in report for name in Promise.values())
 
 
-def _broken(differing: Sequence[str], bundled: bool) -> VerificationFailed:
-    stopped = STANDS if bundled else "the trainer was stopped; what it had saved is kept"
+def _broken(
+    run: Run, promise: Promise, differing: Sequence[str], bundled: bool
+) -> VerificationFailed:
+    stopped = UNTRAINED if bundled else "the trainer was stopped; what it had saved is kept"
     return VerificationFailed(
         f"the trainer does not use what was promised: {'; '.join(differing)}",
         untouched=stopped,
-        next="ckptsurgeon undo    take the surgery back",
+        next=take_back(run, promise),
     )
 
 
