@@ -80,7 +80,7 @@ def _change(item: AnyChange) -> dict[str, Any]:
 
 def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     """The document of `show`."""
-    state = checkpoint.state()
+    state = run.told(checkpoint.state())
     return {
         "schema": SCHEMA,
         "run": str(run.root),

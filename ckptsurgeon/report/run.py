@@ -158,7 +158,7 @@ def _surgery(run: Run) -> list[Row]:
 
 def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     """One step: what comes next, and every place of each field with the place that wins."""
-    state = checkpoint.state()
+    state = run.told(checkpoint.state())
     rows = [Row("dialect", state.dialect), Row("schedule", schedule(state))]
     if state.promise.optimizer:
         rows.insert(1, Row("optimizer", state.promise.optimizer))

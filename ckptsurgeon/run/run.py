@@ -179,7 +179,10 @@ class Run:
 
     def state(self, step: int) -> State:
         """`step` as its trainer would see it, with what the surgeries here said of its values."""
-        state = self.checkpoint(step).state()
+        return self.told(self.checkpoint(step).state())
+
+    def told(self, state: State) -> State:
+        """`state` with what the surgeries here said of its values."""
         return replace(state, promise=receipts.told(self.receipts(), state.promise))
 
     def pointers(self) -> dict[str, int | None]:

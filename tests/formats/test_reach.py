@@ -76,7 +76,12 @@ def test_a_later_surgery_and_verify_still_say_so(tmp_path: Path) -> None:
     assert set(look.inspect(run).promise.one_step) == {"lr"}
     found = look.verify(run)
     assert found.findings == ()
-    assert "(for this step only)" in report.verification(found, LOOK)
+    for text in (
+        report.verification(found, LOOK),
+        report.checkpoint(run, run.checkpoint(6), LOOK),
+        report.plan(later, "run", LOOK),
+    ):
+        assert "(for this step only)" in text
     for _ in range(2):
         surgery.apply(run, surgery.plan_undo(run))
     assert look.inspect(run).promise.one_step == {}
