@@ -46,14 +46,37 @@ $(VENV)/.formats: $(VENV)/.complete
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[formats]'
 	touch $@
 
-test-formats: $(VENV)/.formats
-	$(PY) -m pytest -m "formats and not slow" $(PARALLEL)
+$(VENV)/.newest-megatron: $(VENV)/.complete constraints-newest-megatron.txt
+	rm -rf $(VENV)/newest-megatron
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+		--target $(VENV)/newest-megatron -r constraints-newest-megatron.txt
+	rm -rf $(VENV)/nvrx
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
+		--target $(VENV)/nvrx nvidia-resiliency-ext
+	touch $@
+
+# OLMo-core wants an older rich than import-linter: its packages lie over those of the usual
+# environment, where Python meets them first.
+OLMO := $(VENV)/olmo/bin/python
+
+$(VENV)/.olmo: $(VENV)/.formats
+	$(PY) -m venv --clear --without-pip $(VENV)/olmo
+	$(PY) -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+	    > $$($(OLMO) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/usual.pth
+	grep -v '^import-linter' constraints.txt > $(VENV)/olmo/constraints.txt
+	$(OLMO) -m pip install --quiet --disable-pip-version-check -c $(VENV)/olmo/constraints.txt ai2-olmo-core
+	touch $@
+
+test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.olmo
+	$(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
+	$(OLMO) -m pytest -m olmo
 
 torch-headers: venv
 	$(PY) -m tests.train.kernels.torch_headers
 
-nightly: lint torch-headers $(VENV)/.formats
-	$(PY) -m pytest $(PARALLEL)
+nightly: lint torch-headers $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.olmo
+	$(PY) -m pytest -m "not olmo" $(PARALLEL)
+	$(OLMO) -m pytest -m olmo
 
 demo: venv
 	$(PY) -m bench.demo

@@ -25,6 +25,7 @@ from bench import (
     kernels,
     layers,
     shards,
+    signals,
     small_tensors,
     startup,
     training,
@@ -43,6 +44,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "training": training.measure,
     "kernels": kernels.measure,
     "host": host.measure,
+    "signals": signals.measure,
     "gpu": gpu.measure,
     "event_files": event_files.measure,  # last: it makes this process larger
 }

@@ -281,7 +281,8 @@ class Promise:
     `adam_step` is the counter before that update; `consumed_samples` is the position of the next
     sample; `skip` are inclusive iteration ranges; `rewarm` is (kind, start, end), positions of the
     schedule in samples, or (). None: the format does not keep the field.
-    `settings` are the other numbers that the param groups hold, of each group.
+    `settings` are the other numbers that the param groups hold, of each group. A trainer that
+    counts batches goes on with batch `data_batches` (from 0) of pass `data_epoch` (from 1).
     `optimizer` is its name, or of several with the same keys all names. Where param groups differ
     in them, `groups` has the betas and eps of each; `betas` and `eps` are those of the first.
 
@@ -305,6 +306,8 @@ class Promise:
     optimizer: str | None = None
     groups: tuple[tuple[tuple[float, ...] | None, Epsilon], ...] | None = None
     settings: tuple[tuple[str, tuple[float, ...]], ...] | None = None
+    data_epoch: int | None = None
+    data_batches: int | None = None
     one_step: Mapping[str, str] = field(default_factory=dict, compare=False)
     not_known: Mapping[str, str] = field(default_factory=dict, compare=False)
     then: tuple[int, float] | None = field(default=None, compare=False)

@@ -63,6 +63,8 @@ def client_state(
         "trainer": "ckptsurgeon",
         "iteration": progress.iteration,
         "tokens": progress.tokens,
+        "updates": progress.updates,
+        "clipped_updates": progress.clipped_updates,
         **course.as_saved(),
         "checkpoint_version": 3.0,
         "checkpoint_info": {
@@ -117,6 +119,8 @@ def megatron_args(
         lr_decay_style=schedule.decay_style,
         lr_warmup_samples=schedule.warmup_steps,
         lr_decay_samples=schedule.decay_steps,
+        lr_wsd_decay_samples=schedule.wsd_decay_steps,
+        lr_wsd_decay_style=schedule.lr_wsd_decay_style,
         optimizer=config.optimizer,
         sgd_momentum=group.get("momentum"),
         adam_beta1=beta1,

@@ -18,7 +18,8 @@ from .errors import UsageError
 RUN_CONFIG = "train.yaml"
 PATHS = ("save", "data", "kill_switch_path")
 HEADER = "# The resolved config of the run in this folder; the folder of this file is its `save`.\n"
-DECAY_STYLES = ("linear", "cosine", "constant")
+DECAY_STYLES = ("linear", "cosine", "1-sqrt", "WSD", "constant")
+WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
 OPTIMIZERS = ("adamw", "sgdw", "lamb")
 FUSED = ("auto", "always", "never")  # of the optimizer, and of the layers' kernels
 DTYPES = ("fp32", "bf16", "fp16")
@@ -74,6 +75,8 @@ class Config:
     lr_decay_style: str = "linear"
     lr_warmup_samples: int = 0
     lr_decay_samples: Optional[int] = None  # default train_iters x global_batch_size  # noqa: UP045
+    lr_wsd_decay_samples: Optional[int] = None  # of WSD, the last ones  # noqa: UP045
+    lr_wsd_decay_style: str = "exponential"  # of WSD
     optimizer: str = "adamw"
     fused_optimizer: str = "auto"  # adamw in one pass: `auto`: where the kernels are native
     sgd_momentum: float = 0.9  # of sgdw
@@ -285,6 +288,7 @@ def validate(config: Config) -> None:
     if c.lr_decay_style != "constant":
         _check(c.lr_warmup_samples < c.decay_samples, "lr_warmup_samples", c.lr_warmup_samples,
                f"below lr_decay_samples {c.decay_samples}")  # fmt: skip
+    _check_wsd(c)
     for index, pair in enumerate(c.skip_train_iteration_range):
         _check_range(f"skip_train_iteration_range[{index}]", pair)
     for key in ("poison", "profile"):
@@ -296,6 +300,17 @@ def validate(config: Config) -> None:
     if c.curriculum is not None:
         check_curriculum(c.curriculum, c.seq_length)
     _check_validation(c)
+
+
+def _check_wsd(c: Config) -> None:
+    length, stable = c.lr_wsd_decay_samples, c.decay_samples - c.lr_warmup_samples
+    _check(c.lr_wsd_decay_style in WSD_STYLES, "lr_wsd_decay_style", c.lr_wsd_decay_style,
+           WSD_STYLES)  # fmt: skip
+    _check((length is None) == (c.lr_decay_style != "WSD"), "lr_wsd_decay_samples",
+           f"{length} with lr_decay_style {c.lr_decay_style}",
+           "set with WSD, and only with it")  # fmt: skip
+    _check(length is None or 1 <= length <= stable, "lr_wsd_decay_samples", length,
+           f"in 1 … {stable}, the samples from the warm-up to lr_decay_samples")  # fmt: skip
 
 
 def _check_validation(c: Config) -> None:

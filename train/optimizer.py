@@ -86,6 +86,8 @@ def build_engine(
             warmup_steps=config.lr_warmup_samples,
             decay_steps=config.decay_samples,
             decay_style=config.lr_decay_style,
+            wsd_decay_steps=config.lr_wsd_decay_samples,
+            lr_wsd_decay_style=config.lr_wsd_decay_style,
         )
 
     with without_prints():

@@ -86,6 +86,10 @@ def ckptsurgeon(
             help="The run to work on (same as -C on any command).",
         ),
     ] = None,
+    format_name: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="What describes the files of the run."),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -94,8 +98,10 @@ def ckptsurgeon(
 
     The value you set is the value the next step uses, and if anything goes wrong the run is exactly
     as it was."""
-    if run_dir is not None:
-        ctx.default_map = {name: {"run_dir": run_dir} for name in commands()}
+    given = {"run_dir": run_dir, "format_name": format_name}
+    defaults = {name: value for name, value in given.items() if value is not None}
+    if defaults:
+        ctx.default_map = {name: dict(defaults) for name in commands()}
 
 
 def main() -> None:

@@ -100,7 +100,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
             except KeyboardInterrupt:
                 raise _stopped(run, plan) from None
         common.report(
-            lambda: common.here(report.done(receipt, common.style, resumes=not run.bare)),
+            lambda: common.here(report.done(receipt, common.style, resume=_resume(run))),
             lambda: report.plan_json(plan, run.format.name, receipt),
         )
     if common.relaunch:
@@ -113,6 +113,15 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
             if not plan.empty and error.untouched == UNTOUCHED:
                 error.untouched = "the surgery stands; the trainer was not started"
             raise
+
+
+def _resume(run: Run) -> str:
+    """How the run goes on: by relaunch where it is known how its trainer is started."""
+    if run.bare:
+        return ""
+    if run.launchable:
+        return "ckptsurgeon relaunch"
+    return "start its trainer as before; then ckptsurgeon verify --log FILE reads what it prints"
 
 
 def show(run: Run, plan: Plan, common: Common) -> None:

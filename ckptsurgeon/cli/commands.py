@@ -13,12 +13,13 @@ EXIT_CODES = {
     0: "done, or nothing to do",
     1: "failed or declined; the run is exactly as it was",
     2: "wrong usage; the run is exactly as it was",
-    3: "with --exit-code: there are changes",
+    3: "diff, or with --exit-code: there are changes",
     4: "verification failed; the message says what differs",
     5: "an interrupted surgery is waiting: ckptsurgeon recover",
     130: "Ctrl-C before the commit point; the run is exactly as it was",
 }
 LOOKS = (0, 1, 2)
+LOOKS_FOR_CHANGES = (*LOOKS, 3)
 PLANS = (*LOOKS, 3, 5)
 EDITS = (*LOOKS, 4, 5, 130)
 WRITES = (*LOOKS, 5, 130)
@@ -60,6 +61,12 @@ BEFORE = (
     Command(
         "doctor", "look:doctor", "Say what is wrong with the run, and what to do.", (*LOOKS, 4)
     ),
+    Command(
+        "diff",
+        "diff:diff",
+        "Compare two steps or two runs, or a run before and after a surgery.",
+        LOOKS_FOR_CHANGES,
+    ),
     Command("plan", "recipes:plan", "Show what a recipe would change, and change nothing.", PLANS),
     Command("apply", "recipes:apply", "Carry out a recipe or a saved plan.", EDITS),
     Command("undo", "recipes:undo", "Restore the bytes from before a surgery.", EDITS),
@@ -72,6 +79,10 @@ AFTER = (
     ),
     Command("fork", "fork:fork", "Make a new run from one step, in a directory of its own.", EDITS),
     Command("export", "export:export", "Write the weights of one step as safetensors.", WRITES),
+    Command(
+        "check-format", "check_format:check_format",
+        "Try a description of a trainer on a copy of its latest step.", (*LOOKS, 4, 130),
+    ),
     Command("compact", "attic:compact", "Rewrite edited shards without dead bytes.", EDITS),
     Command("shrink", "attic:shrink", "Rewrite shards that were saved with unused bytes.", EDITS),
     Command("prune", "attic:prune", "Delete what past surgeries keep in the attic.", WRITES),

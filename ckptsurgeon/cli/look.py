@@ -11,7 +11,7 @@ import typer
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Common
-from ckptsurgeon.errors import SurgeryError, VerificationFailed
+from ckptsurgeon.errors import DamagedFile, SurgeryError, VerificationFailed
 from ckptsurgeon.operations.completion import saved_steps
 
 
@@ -28,6 +28,8 @@ def status(*, common: Common) -> None:
         state = None if run.bare else run.state(run.latest())
     except SurgeryError as error:
         problem = error
+        if isinstance(error, DamagedFile):
+            problem.next = ("ckptsurgeon doctor    what is damaged, and the way back",)
         problem.next = tuple(common.here(hint) for hint in problem.next)
     common.answer(
         lambda: common.here(report.status(run, state, problem, common.style)),
@@ -65,11 +67,14 @@ def log(*, common: Common) -> None:
     Examples:
     ckptsurgeon log
     """
+    from ckptsurgeon.run.attic import pruned
+
     run = common.open_run()
     receipts, damaged = run.receipts(), run.damaged_receipts()
+    gone = {item.id for item in receipts if (run.root / pruned(item.id)).exists()}
     common.answer(
-        lambda: report.log(receipts, common.style, damaged),
-        lambda: report.log_json(receipts, damaged),
+        lambda: report.log(receipts, common.style, pruned=gone, damaged=damaged),
+        lambda: report.log_json(receipts, pruned=gone, damaged=damaged),
     )
 
 
@@ -88,6 +93,15 @@ def verify(
             help="0 file names, 1 file structure, 2 contents, 3 all CRCs, 4 NaN, Inf, moments.",
         ),
     ] = 2,
+    against: Annotated[
+        int | None,
+        typer.Option(
+            "--against",
+            metavar="STEP",
+            help="Level 4, and every tensor beside that of an earlier step.",
+            autocompletion=saved_steps,
+        ),
+    ] = None,
     jobs: Annotated[
         int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
     ] = 8,
@@ -113,46 +127,69 @@ def verify(
     """Check one step and say what is wrong with it.
 
     It checks that the shards are complete, readable and in agreement, that the pointers are right,
-    and that the last promise was kept. --level 3 also checks every byte that has a CRC, and
-    --level 4 finds NaN, Inf and impossible moments. --log and --tb also check what the trainer did
-    at its first updates.
+    and that the last promise was kept. --level 3 also checks every byte that has a CRC. --level 4
+    also finds NaN, Inf, moments that no gradients lead to, masters that do not round to their
+    weights and a lost Adam step; with --against also saves that are dead (docs/vitals.md). --log
+    and --tb also check what the trainer did at its first updates.
 
     Examples:
     ckptsurgeon verify
     ckptsurgeon verify 6 --level 4
+    ckptsurgeon verify 8 --against 6
     ckptsurgeon verify --log slurm-4711.out
     """
     from ckptsurgeon import look
     from ckptsurgeon.look.listen import listen
 
     run = common.open_run()
-    with report.Progress(sys.stderr, quiet=common.quiet or common.as_json or level < 3) as progress:
-        result = look.verify(run, step, level=level, jobs=jobs, progress=progress)
+    quiet = common.quiet or common.as_json or (level < 3 and against is None)
+    with report.Progress(sys.stderr, quiet=quiet) as progress:
+        result = look.verify(run, step, level=level, against=against, jobs=jobs, progress=progress)
     word = None if log is tb is None else listen(run, step, log=log, folder=tb)
     common.answer(
-        lambda: common.here(report.verification(result, common.style, word)),
+        lambda: common.here(report.verification(result, common.style, word, helps=step is None)),
         lambda: report.verification_json(result, word),
     )
     if result.findings or (word is not None and word.differs):
         raise typer.Exit(VerificationFailed.exit_code)
 
 
-def doctor(*, common: Common) -> None:
+def doctor(
+    vitals: Annotated[
+        bool,
+        typer.Option("--vitals", help="Also say what is unusual in its tensors, worst first."),
+    ] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
+    ] = 8,
+    *,
+    common: Common,
+) -> None:
     """Say what is wrong with the run, and what to do.
 
     It reports all that verify finds at the latest step, and what makes a run diverge although every
     file is sound: a lost Adam step, newer checkpoints of an abandoned branch, a stale pointer.
+    --vitals reads every tensor and tells what is unusual in it, which no exit code counts
+    (docs/vitals.md).
 
     Examples:
     ckptsurgeon doctor
+    ckptsurgeon doctor --vitals
     """
-    from ckptsurgeon.look.doctor import diagnose
+    from ckptsurgeon.look.doctor import Diagnosis, diagnose
+    from ckptsurgeon.look.vitals.vitals import examine
 
     run = common.open_run()
     diagnoses = [replace(item, next=common.here(item.next)) for item in diagnose(run)]
+    seen = None
+    if vitals:
+        with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
+            seen = examine(run, jobs=jobs, progress=progress)
+        check = common.here("ckptsurgeon verify --level 4    each of them")
+        diagnoses += [Diagnosis(fact, check) for fact in seen.facts]
     common.answer(
-        lambda: report.diagnoses(run, diagnoses, common.style),
-        lambda: report.diagnoses_json(run, diagnoses),
+        lambda: report.diagnoses(run, diagnoses, common.style, seen),
+        lambda: report.diagnoses_json(run, diagnoses, seen),
     )
     if diagnoses:
         raise typer.Exit(VerificationFailed.exit_code)

@@ -61,9 +61,10 @@ class Saved:
         return self.folder / METADATA
 
     @classmethod
-    def open(cls, folder: Path) -> Saved:
-        """Read `.metadata`. Raises DamagedFile, or OSError if it can't be opened."""
-        path = folder / METADATA
+    def open(cls, folder: Path, file: Path | None = None) -> Saved:
+        """Read `.metadata`, or the `file` that was it once. Raises DamagedFile, or OSError if it
+        can't be opened."""
+        path = folder / METADATA if file is None else file
         try:
             size = path.stat().st_size
         except FileNotFoundError:

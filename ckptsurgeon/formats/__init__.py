@@ -6,8 +6,10 @@ them). A new format is one file or folder here, and one line in `detect.FORMATS`
 
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.protocol import (
+    Adam,
     Blob,
     Checkpoint,
+    Codes,
     Copy,
     Disagreement,
     Format,
@@ -15,15 +17,19 @@ from ckptsurgeon.formats.protocol import (
     Hazard,
     Place,
     Replica,
+    Rival,
     Setting,
     State,
+    Strip,
     Weight,
 )
 
 __all__ = [
     "FIELDS",
+    "Adam",
     "Blob",
     "Checkpoint",
+    "Codes",
     "Copy",
     "Disagreement",
     "Format",
@@ -31,7 +37,9 @@ __all__ = [
     "Hazard",
     "Place",
     "Replica",
+    "Rival",
     "Setting",
     "State",
+    "Strip",
     "Weight",
 ]

@@ -25,6 +25,7 @@ from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import append, compact
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.formats import strips
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.patched import New, patched
@@ -37,6 +38,7 @@ from ckptsurgeon.formats.protocol import (
     Setting,
     State,
     StateDict,
+    Strip,
     Weight,
 )
 from ckptsurgeon.formats.sane import problem, understood
@@ -121,6 +123,7 @@ class BaseCheckpoint(ABC):
         decays, adam = self.agreed("weight_decay"), self.agreed("adam_step")
         scale, clip = self.agreed("loss_scale"), self.agreed("clip_grad")
         samples, seed, skip = (self.agreed(n) for n in ("consumed_samples", "seed", "skip"))
+        epoch, batches = self.agreed("data_epoch"), self.agreed("data_batches")
         ranges = skip[0] if skip else None
         return Promise(
             step=step + 1,
@@ -137,6 +140,8 @@ class BaseCheckpoint(ABC):
             optimizer=_named(headers) or None,
             groups=_differing(betas, eps),
             settings=_numbers(headers) or None,
+            data_epoch=int(epoch[0]) if epoch else None,
+            data_batches=int(batches[0]) if batches else None,
         )
 
     def headers(self) -> list[StateDict]:
@@ -146,6 +151,18 @@ class BaseCheckpoint(ABC):
     def settings(self, key: str) -> list[Place]:
         """In the groups of every optimizer."""
         return [place for each in self.state_dicts() for place in each.group.get(key, ())]
+
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """The value: most trainers give each group the same, or take it from the groups."""
+        return value
+
+    def group_of(self, place: Place) -> int:
+        """As torch's `state_dict` has it: `…, param_groups, number, key`."""
+        return int(place.path[-2])
+
+    def beside(self, place: Place, key: str) -> tuple[Key, ...]:
+        """Beside it."""
+        return (*place.path[:-1], key)
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """Refused: a format that knows the names in its param groups overrides it."""
@@ -170,6 +187,10 @@ class BaseCheckpoint(ABC):
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """See `protocol.Checkpoint.scaler_start`."""
 
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
+        """The number itself in every place."""
+        return [Setting(counter, place, value) for place in self.locate(counter)], []
+
     def rescale(self, scale: float) -> list[Setting]:
         """The scale in every place, and the counters of `growth` beside each at their start."""
         out: list[Setting] = []
@@ -179,6 +200,11 @@ class BaseCheckpoint(ABC):
                 beside = self.at(place.file, (*place.path[:-1], name))
                 out += [Setting("loss_scale", p, start) for p in beside if p.value is not None]
         return out
+
+    @property
+    def numbered(self) -> bool:
+        """A trainer counts its updates, and saves by that count."""
+        return True
 
     # --- trees -----------------------------------------------------------------------------------
 
@@ -235,6 +261,14 @@ class BaseCheckpoint(ABC):
             next="use the trainer's own conversion tool",
         )
 
+    def strips(self) -> Iterator[Strip]:
+        """Pairs of moments as the optimizers' states have them."""
+        return strips.strips(self)
+
+    def holder(self, place: Place) -> Archive:
+        """The file's own."""
+        return self.archives[place.file]
+
     def check(
         self,
         name: str,
@@ -278,7 +312,7 @@ class BaseCheckpoint(ABC):
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By shard, every `module.name` that a load imports."""
-        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.trees}
+        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.archives}
 
     def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
         """The trees with `changes` laid over them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Fill, Key, Promise
@@ -74,6 +75,42 @@ class Replica(NamedTuple):
     copies: tuple[Copy, ...]
 
 
+class Codes(NamedTuple):
+    """Elements of one byte each: an index into the numbers at `book`, times the number at `scale`
+    of their block, as bitsandbytes keeps moments."""
+
+    place: Place
+    scale: Place
+    book: Place
+
+
+class Adam(NamedTuple):
+    """What the moments of a strip were made with: the updates that its optimizer counted, betas,
+    eps and lr of its param group; None where they are not kept. `lawful` is whether the optimizer
+    is known to keep plain means of the gradient and its square."""
+
+    step: float | None
+    betas: tuple[float, ...] | None
+    eps: float | None
+    lr: float | None
+    lawful: bool
+
+
+class Strip(NamedTuple):
+    """The same `numel` elements of a parameter in everything that is kept of them, side by side.
+
+    `tensors` has by kind (exp_avg, exp_avg_sq, master, weights) the place of a tensor whose
+    elements lie in order, and the first one that is theirs; `codes` has those that are quantized.
+    `shape` is of the whole parameter where it is known and all of it is here."""
+
+    parameter: str
+    numel: int
+    tensors: Mapping[str, tuple[Place, int]]
+    adam: Adam | None = None
+    codes: Mapping[str, Codes] = MappingProxyType({})
+    shape: tuple[int, ...] | None = None
+
+
 class StateDict(NamedTuple):
     """What one optimizer saved: the places of each key of its states, and of each key of its param
     groups. `whole` are the states themselves where the trainer loads an optimizer without them, as
@@ -101,6 +138,17 @@ class Hazard(NamedTuple):
     next: str
 
 
+class Rival(NamedTuple):
+    """A checkpoint outside the run's own steps that the trainer would load in place of one of them:
+    its step and `what` it is. A surgery moves `paths` aside; where there are none it lies outside
+    the run, and `remedy` is what to do by hand."""
+
+    step: int
+    what: str
+    paths: tuple[Path, ...]
+    remedy: str = ""
+
+
 @dataclass(frozen=True)
 class State:
     """One checkpoint as its trainer would see it: no tensor bytes.
@@ -108,7 +156,9 @@ class State:
     `schedule` has Megatron's AnnealingLR keys (steps are samples) or None. Of another family,
     `scheduler` says it in words, and `peak_lr` is what `lr` of a recipe sets and scales. `tokens`,
     `gigaflos` and `saved_at` (Unix time of the newest file) are what event files are matched with;
-    `batch_size` and `rampup` (start, increment, samples) give the samples of an iteration."""
+    `batch_size`, `rampup` (start, increment, samples) and `sizes` (the sample from which each
+    holds, and a batch size) give the samples of an iteration. `data` says why the consumed samples
+    do not decide which data comes next, where they do not."""
 
     step: int
     promise: Promise
@@ -125,6 +175,8 @@ class State:
     rampup: tuple[int, int, int] | None = None
     peak_lr: float | None = None
     scheduler: str = ""
+    sizes: tuple[tuple[int, int], ...] = ()
+    data: str = ""
 
 
 class Checkpoint(Protocol):
@@ -133,6 +185,11 @@ class Checkpoint(Protocol):
     path: Path
     step: int
     archives: dict[Path, Archive]
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the number of the step counts updates, as the trainer saved it."""
+        ...
 
     def contradictions(self) -> list[str]:
         """What can't be true together in the shards, a sentence each."""
@@ -149,6 +206,19 @@ class Checkpoint(Protocol):
 
     def settings(self, key: str) -> list[Place]:
         """Every place of `key` in the param groups."""
+        ...
+
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """What `value` of `key`, given for all param groups, becomes in the one of `place`: the
+        value itself, but where the trainer makes the groups' values from one."""
+        ...
+
+    def group_of(self, place: Place) -> int:
+        """The number of the param group that a place of one of its keys is in."""
+        ...
+
+    def beside(self, place: Place, key: str) -> tuple[Key, ...]:
+        """The path of another key in the param group of `place`."""
         ...
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
@@ -182,6 +252,11 @@ class Checkpoint(Protocol):
         elsewhere, with the trainer's flag to use instead."""
         ...
 
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
+        """What to write so that the counter `counter` of `fields.FIELDS` is `value`, with those
+        that a load computes from it, and what to warn of; nothing where it is kept nowhere."""
+        ...
+
     def rescale(self, scale: float) -> list[Setting]:
         """What to write so that the dynamic loss scale is `scale` from the next step on: the scale
         and the counters that its next growth is taken from; nothing where there is none."""
@@ -199,6 +274,15 @@ class Checkpoint(Protocol):
     def weights(self) -> Iterator[Weight]:
         """Every weight of the model, consolidated over all ranks, one at a time. Raises
         SurgeryError where the format, or this checkpoint, does not say how to join them."""
+        ...
+
+    def strips(self) -> Iterator[Strip]:
+        """What is kept of each parameter, side by side: moments, and where the format says which
+        weight they are of, master and weight. Whole tensors are named as well as the format can."""
+        ...
+
+    def holder(self, place: Place) -> Archive:
+        """The archive that has the elements of the tensor at `place`."""
         ...
 
     def render(
@@ -288,6 +372,19 @@ class Format(Protocol):
         `step`, with what to leave out of the relaunch."""
         ...
 
+    def log_folders(self, run: Path) -> Sequence[str]:
+        """Where event files are looked for, from the run, if its settings do not say."""
+        ...
+
+    def idle_paths(self, run: Path, step: int) -> list[str]:
+        """Key paths of the page that describes the format which lead nowhere in this step."""
+        ...
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """What the trainer would load in place of `step` although every pointer names that, by the
+        command line that its checkpoints keep."""
+        ...
+
     def hazards(self, run: Path) -> list[Hazard]:
         """What leads a relaunch astray although every file is sound."""
         ...
@@ -301,9 +398,11 @@ class Format(Protocol):
         """A sentence: how this trainer is made to pass over ranges of iterations, ends included."""
         ...
 
-    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
-        """What to do in this trainer in place of a re-warm window of `kind` that is over once
-        `until` samples are consumed, a line for each step."""
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
+        """What to do in this trainer in place of a re-warm window of `kind` that is over after
+        `iterations`, once `until` samples are consumed, a line for each step."""
         ...
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 
-from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import VerificationFailed
 from ckptsurgeon.logs.printed import points
 from ckptsurgeon.logs.printed.families import Listener, families
@@ -65,7 +64,11 @@ class Hearing:
 
     def _refuse(self, word: Word) -> None:
         if word.differs:
-            raise broken(self._run, word)
+            raise VerificationFailed(
+                f"the trainer does not use what was promised: {'; '.join(word.differs)}",
+                untouched="the trainer was stopped; what it had saved is kept",
+                next=[*word.expected.remedy, way_back(self._run)],
+            )
 
     def _close(self) -> bool:
         for sentence in self._word.sentences():
@@ -73,19 +76,8 @@ class Hearing:
         return True
 
 
-def take_back(run: Run, promise: Promise) -> str:
-    """The command that takes back the surgery which made this promise; where none did, the one that
-    shows what was promised."""
-    made = [receipt.promise for receipt in standing(run.receipts())]
-    if any(old is not None and old.step == promise.step for old in made):
+def way_back(run: Run) -> str:
+    """What helps when the trainer breaks the promise: undo, if a surgery is in force."""
+    if standing(run.receipts()):
         return "ckptsurgeon undo    take the surgery back"
-    return "ckptsurgeon show    what the checkpoint holds; no surgery here changed it"
-
-
-def broken(run: Run, word: Word) -> VerificationFailed:
-    """The error for a trainer that does not do what was promised."""
-    return VerificationFailed(
-        f"the trainer does not use what was promised: {'; '.join(word.differs)}",
-        untouched="the trainer was stopped; what it had saved is kept",
-        next=[*word.expected.remedy, take_back(run, word.expected.promise)],
-    )
+    return "ckptsurgeon show    which place of each value wins"

@@ -5,25 +5,27 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files import plain_yaml
-from ckptsurgeon.launch.hearing import Hearing, take_back
+from ckptsurgeon.launch.hearing import Hearing, way_back
 from ckptsurgeon.launch.slurm import Job
 from ckptsurgeon.logs.printed.word import Word
 from ckptsurgeon.operations.relaunch import Relaunch
-from ckptsurgeon.run.run import CONFIG, Run
+from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
+from ckptsurgeon.transaction.receipts import standing
 
 LIBRARIES = ("torch", "deepspeed", "tensorboard")
 """What the extra `train` installs."""
-UNTRAINED = "the trainer has trained no step; the checkpoints are as they were before its start"
+STOPPED = "the trainer has trained no step"
 TOLERANCE = 1e-12
 """Relative: two implementations of one formula may differ in the last bit, and in no more."""
 
@@ -54,8 +56,9 @@ def command(
         ranks = section.nproc_per_node * (nodes or 1)
     if ranks % (nodes or 1):
         raise UsageError(
-            f"{ranks} ranks saved the shards; {nodes} nodes can't share them evenly",
-            next=f"--nodes N, where N divides {ranks}",
+            f"the checkpoint was saved by {ranks} rank{'s' if ranks > 1 else ''}, which {nodes} "
+            "nodes can't share evenly",
+            next=f"ckptsurgeon relaunch --slurm --nodes {math.gcd(ranks, nodes or 1)}",
         )
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     launcher = [sys.executable]
@@ -85,7 +88,7 @@ def refuse_unknown_launch(run: Run) -> None:
                 "ckptsurgeon.yaml: `relaunch.command` must be a list of arguments",
                 next="relaunch: {command: [torchrun, --nproc_per_node, '8', train.py]}",
             )
-    elif not (run.root / CONFIG).is_file():
+    elif not run.launchable:
         raise SurgeryError(
             f"how this run was started is not known: no {CONFIG} and no ckptsurgeon.yaml",
             next="write `relaunch: {command: [...]}` to ckptsurgeon.yaml in the run",
@@ -137,14 +140,7 @@ def relaunch(
     hearing = None if bundled or word is None else Hearing(run, word)
     # Python keeps lines back where its output is a pipe: they would be heard when it is too late.
     environment = None if hearing is None else {"PYTHONUNBUFFERED": "1", **os.environ}
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-        errors="backslashreplace",  # no byte that a trainer prints is worth its run
-    ) as trainer:
+    with _started(run, argv, environment) as trainer:
         assert trainer.stdin is not None and trainer.stdout is not None
         try:
             for line in trainer.stdout:
@@ -155,7 +151,7 @@ def relaunch(
                 if bundled or _is_report(line):
                     differing = compare(promise, line)
                     if differing:
-                        raise _broken(run, promise, differing, bundled)
+                        raise _broken(run, differing, bundled)
                     compared = True
                 elif hearing is not None:
                     compared = hearing.hear(line)
@@ -178,7 +174,7 @@ def relaunch(
     if not compared and (bundled or check):
         raise SurgeryError(
             f"the trainer ended with status {status} before its first line",
-            untouched=UNTRAINED,
+            untouched=_untouched(run),
             next="read its messages above; then ckptsurgeon relaunch",
         )
     if not compared:
@@ -188,6 +184,27 @@ def relaunch(
             file=sys.stderr,
         )
     return 0 if check and not bundled else status
+
+
+def _started(
+    run: Run, argv: Sequence[str], environment: Mapping[str, str] | None
+) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+            errors="backslashreplace",  # no byte that a trainer prints is worth its run
+        )
+    except OSError as error:
+        raise SurgeryError(
+            f"the trainer can't be started: {argv[0]}: {error.strerror}",
+            next=f"correct relaunch.command in {run.root / SETTINGS}"
+            if run.settings.get("relaunch")
+            else "name a program that is there",
+        ) from None
 
 
 def _is_report(line: str) -> bool:
@@ -201,14 +218,16 @@ def _is_report(line: str) -> bool:
     return isinstance(report, dict) and any(name in report for name in Promise.values())
 
 
-def _broken(
-    run: Run, promise: Promise, differing: Sequence[str], bundled: bool
-) -> VerificationFailed:
-    stopped = UNTRAINED if bundled else "the trainer was stopped; what it had saved is kept"
+def _untouched(run: Run) -> str:
+    return f"the surgery stands; {STOPPED}" if standing(run.receipts()) else STOPPED
+
+
+def _broken(run: Run, differing: Sequence[str], bundled: bool) -> VerificationFailed:
+    stopped = _untouched(run) if bundled else "the trainer was stopped; what it had saved is kept"
     return VerificationFailed(
         f"the trainer does not use what was promised: {'; '.join(differing)}",
         untouched=stopped,
-        next=take_back(run, promise),
+        next=way_back(run),
     )
 
 

@@ -6,21 +6,22 @@ Each level contains those before it. Reads only, CHUNK bytes at a time, `jobs` f
 from __future__ import annotations
 
 import importlib
-import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from ckptsurgeon.edits import Receipt
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives import crc32
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
-from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
+from ckptsurgeon.look.vitals import facts
+from ckptsurgeon.look.vitals.facts import Values
+from ckptsurgeon.look.vitals.jobs import Source
 from ckptsurgeon.progress import Progress
 
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
@@ -28,29 +29,20 @@ CHUNK = 1 << 19
 """Bytes that are read at once: what `jobs` threads hold in memory is a small multiple of them."""
 TORCH = (".pt", ".pth", ".bin")
 """How the names of torch files end."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
 ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 """What a tree that no trainer saved makes of the code that expects one."""
 
 
 @dataclass
-class Moment:
-    """The sum of the absolute values of all elements of one kind, and the largest of them."""
-
-    l1: float = 0.0
-    max: float = 0.0
-
-
-@dataclass
 class Soundness:
     """What was found. `checkpoint` has the shards that can be read, or is None; `no_crc` counts
-    the bytes in records without a CRC (from level 1), `moments` are of level 4."""
+    the bytes in records without a CRC (from level 1), `values` are of level 4."""
 
     findings: list[str]
     files: int = 0
     checkpoint: Checkpoint | None = None
     no_crc: int | None = None
-    moments: dict[str, Moment] | None = None
+    values: Values | None = None
 
 
 @dataclass
@@ -62,7 +54,6 @@ class Shard:
     archive: Archive | None = None
     findings: list[str] = field(default_factory=list)
     no_crc: int = 0
-    moments: dict[str, Moment] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -83,11 +74,13 @@ def check(
     step: int,
     level: int,
     *,
+    receipts: Sequence[Receipt] = (),
     jobs: int = 8,
     progress: Progress | None = None,
 ) -> Soundness:
     """All findings about the saved `step` of `run`, up to `level`. Damaged shards are left out of
-    what compares shards. Raises OSError for a file that can't be read."""
+    what compares shards; `receipts` are the standing surgeries. Raises OSError for a file that
+    can't be read."""
     folder = format.directory(run, step)
     files = format.files(run, step)
     out = Soundness([], len(files))
@@ -116,13 +109,15 @@ def check(
         out.findings += _guarded(folder, out.checkpoint.contradictions)
     if level >= CRC and out.checkpoint is not None:
         out.findings += [text for item in out.checkpoint.digests().items() for text in _sha(*item)]
+    out.findings = list(dict.fromkeys(out.findings))  # two readers may meet the same damage
     if level >= VALUES:
-        measured = {name for shard in shards for name in shard.moments}
-        out.moments = {name: Moment() for name in MOMENTS if name in measured}
-        for shard in shards:
-            for name, moment in shard.moments.items():
-                out.moments[name].l1 += moment.l1
-                out.moments[name].max = max(out.moments[name].max, moment.max)
+        sources = [
+            Source(shard.open(), "" if shard.blob is None else shard.blob.kind)
+            for shard in shards
+            if not shard.findings
+        ]
+        out.values = facts.read(out.checkpoint, sources, receipts, threads=jobs, progress=progress)
+        out.findings += facts.findings(out.values)
     return out
 
 
@@ -184,8 +179,6 @@ def inspect(shard: Shard, level: int) -> None:
                     archive.storage(tensor)
             if level >= CRC and archive.directory is not None:
                 _crcs(shard, archive)
-            if level >= VALUES and not shard.findings:
-                _values(shard, archive)
     except SurgeryError as error:
         shard.findings.append(error.what)
     except ODD as error:
@@ -270,59 +263,3 @@ def _checksum() -> Callable[[bytes, int], int]:
             continue
         return fast
     return zlib.crc32
-
-
-# --- values --------------------------------------------------------------------------------------
-
-
-def _values(shard: Shard, archive: Archive) -> None:
-    """NaN and Inf in each storage of floats, negative numbers in exp_avg_sq, norms of moments.
-    A storage that tensors of several kinds share counts as none of the moments."""
-    kinds: dict[tuple[str, str], set[str]] = {}
-    for path, tensor in tensors(archive.tree()):
-        if tensor.dtype in FLOATS:
-            kind = path[-1] if path and path[-1] in MOMENTS else ""
-            if shard.blob is not None and not path:
-                if shard.blob.kind is None:
-                    continue
-                kind = shard.blob.kind
-            kinds.setdefault((tensor.storage, tensor.dtype), set()).add(kind)
-    for (storage, dtype), roles in kinds.items():
-        kind = roles.pop() if len(roles) == 1 else ""
-        _storage(shard, archive, f"data/{storage}", dtype, kind)
-
-
-def _storage(shard: Shard, archive: Archive, name: str, dtype: str, kind: str) -> None:
-    import numpy
-
-    start, item = archive.payload(name), ITEM_BYTES[dtype]
-    end = start + archive.record(name).size
-    moment = shard.moments.setdefault(kind, Moment()) if kind else None
-    # What is wrong → how many elements, and the offset of the first one.
-    wrong: dict[str, tuple[int, int]] = {}
-    for begin, finish, hole in _pieces(archive, start, end, item):
-        if hole:
-            continue
-        values = floats(archive.read_at(begin, finish - begin), dtype, archive.byte_order())
-        with numpy.errstate(all="ignore"):
-            total = float(abs(values).sum(dtype="f8"))
-        if not math.isfinite(total):
-            _note(wrong, "NaN or Inf", ~numpy.isfinite(values), begin, item)
-        elif moment is not None:
-            moment.l1 += total
-            moment.max = max(moment.max, float(values.max()), -float(values.min()))
-        if kind == "exp_avg_sq":
-            _note(wrong, "negative numbers", values < 0, begin, item)
-    for what, (count, offset) in wrong.items():
-        role = f" ({kind})" if kind else ""
-        shard.findings.append(
-            f"{shard.where}: byte {offset}: the record {name!r}{role} has {what}: {count} of "
-            f"{(end - start) // item} elements"
-        )
-
-
-def _note(wrong: dict[str, tuple[int, int]], what: str, mask: Any, begin: int, item: int) -> None:
-    count = int(mask.sum())
-    if count:
-        before, first = wrong.get(what, (0, begin + int(mask.argmax()) * item))
-        wrong[what] = (before + count, first)

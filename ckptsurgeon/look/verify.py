@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckptsurgeon.edits import Promise, differences
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
-from ckptsurgeon.formats import Disagreement, State
+from ckptsurgeon.formats import Checkpoint, Disagreement, State
 from ckptsurgeon.look import soundness
+from ckptsurgeon.look.vitals import between
+from ckptsurgeon.look.vitals.between import Between
+from ckptsurgeon.look.vitals.facts import Moment
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import receipt_file, standing, told
@@ -18,7 +21,8 @@ from ckptsurgeon.transaction.receipts import receipt_file, standing, told
 @dataclass(frozen=True)
 class Verification:
     """What `verify` found at one step; no findings means sound, as far as `level` goes. `no_crc`
-    (from level 1) counts bytes that no CRC protects, `moments` are of level 4."""
+    (from level 1) counts bytes that no CRC protects; `moments` are of level 4, and so are the
+    sentences of `not_compared`, on what could not be held against anything."""
 
     step: int
     format: str
@@ -27,7 +31,8 @@ class Verification:
     findings: tuple[str, ...]
     level: int
     no_crc: int | None
-    moments: Mapping[str, soundness.Moment] | None
+    moments: Mapping[str, Moment] | None
+    not_compared: tuple[str, ...] = ()
 
 
 @collector_paused()
@@ -42,11 +47,14 @@ def verify(
     step: int | None = None,
     *,
     level: int = soundness.MEANING,
+    against: int | None = None,
     jobs: int = 8,
     progress: Progress | None = None,
 ) -> Verification:
     """Read-only check: pointers, the shards up to `level` of `soundness`, the promise of the last
-    surgery when the run still stands at its step, and that none is waiting for `recover`."""
+    surgery when the run still stands at its step, and that none is waiting for `recover`. At level
+    4 also Adam's counter since the step before, and with `against` every tensor since that step.
+    Raises UsageError for `against` a step that is not saved or not an earlier one."""
     waiting = run.interrupted()
     findings = [f"a surgery was interrupted: {waiting}: ckptsurgeon recover"] if waiting else []
     if step is None:
@@ -60,8 +68,29 @@ def verify(
                 raise
     if step not in run.steps():
         run.checkpoint(step)
-    sound = soundness.check(run.format, run.root, step, level, jobs=jobs, progress=progress)
+    if against is not None:
+        level = max(level, soundness.VALUES)
+        run.checkpoint(against)
+        if against >= step:
+            raise UsageError(
+                f"step {against} is not before step {step}",
+                next=f"ckptsurgeon verify {max(step, against)} --against {min(step, against)}",
+            )
+    sound = soundness.check(
+        run.format,
+        run.root,
+        step,
+        level,
+        receipts=standing(run.receipts()) if level >= soundness.VALUES else (),
+        jobs=jobs,
+        progress=progress,
+    )
     findings += sound.findings
+    not_compared = [] if sound.values is None else list(sound.values.not_compared)
+    if sound.checkpoint is not None and level >= soundness.VALUES:
+        since = _since(run, sound.checkpoint, against)
+        findings += since.findings
+        not_compared += since.not_compared
     promise: Promise | None = None
     try:
         if sound.checkpoint is not None:
@@ -81,8 +110,23 @@ def verify(
         findings=tuple(findings),
         level=level,
         no_crc=sound.no_crc,
-        moments=sound.moments,
+        moments=None if sound.values is None else sound.values.moments,
+        not_compared=tuple(not_compared),
     )
+
+
+def _since(run: Run, checkpoint: Checkpoint, against: int | None) -> Between:
+    """What an earlier step says of this one: `against`, or the counters of the one before."""
+    receipts = standing(run.receipts())
+    if against is None:
+        earlier = [s for s in run.steps() if s < checkpoint.step and run.complete(s)]
+        if not earlier:
+            return Between([], [])
+        try:
+            return between.counters(checkpoint, run.checkpoint(earlier[-1]), receipts)
+        except SurgeryError:  # what is wrong with the other step is not wrong with this one
+            return Between([], [f"step {earlier[-1]}, which can't be read"])
+    return between.compare(checkpoint, run.checkpoint(against), receipts)
 
 
 def _broken_promise(run: Run, actual: Promise) -> list[str]:

@@ -31,7 +31,8 @@ class Hyperparameters(Section):
 
     `lr` is the peak of the schedule (Megatron's max_lr); `warmup` and `decay` count samples;
     `consumed_samples`, `tokens` and `iteration` are the counters that the data position, the logs
-    and the next step's number come from. `position` is where the schedule stands: in samples with
+    and the next step's number come from; a loader that counts batches goes on with batch
+    `data_batches` of pass `data_epoch`. `position` is where the schedule stands: in samples with
     Megatron's AnnealingLR, in steps of the scheduler with others. `settings` are the other numbers
     that the param groups of the run's optimizer hold, by their names there (momentum, alpha)."""
 
@@ -64,6 +65,8 @@ class Hyperparameters(Section):
     consumed_samples: int | None = None
     tokens: int | None = None
     iteration: int | None = None
+    data_epoch: int | None = None
+    data_batches: int | None = None
     position: int | None = None
     settings: dict[str, float | str] = dataclasses.field(default_factory=dict)
 
@@ -211,7 +214,7 @@ class _Setter(PlaceChanges):
                     next="set the weight decay in the trainer, which knows its parameters",
                 )
         for place in places:
-            self.put(key, place, value)
+            self.put(key, place, self.checkpoint.in_group(key, place, value))
 
     def setting(self, key: str, value: float) -> None:
         """A number that the param groups hold under a name of its own, or as the n-th of several:
@@ -355,8 +358,9 @@ def set_values(
     """Change hyperparameters in every place that keeps them.
 
     KEY is lr min_lr warmup decay decay_style beta1 beta2 eps weight_decay clip_grad seed
-    loss_scale, a counter (consumed_samples tokens iteration position), or what the param groups of
-    the run's optimizer hold (momentum alpha beta3). A VALUE such as 0.5x scales the present one.
+    loss_scale, a counter (consumed_samples tokens iteration position data_epoch data_batches), or
+    what the param groups of the run's optimizer hold (momentum alpha beta3). A VALUE such as 0.5x
+    scales the present one.
 
     Examples:
     ckptsurgeon set beta2=0.95 eps=1e-8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckptsurgeon.report.attic import attic, attic_json
 from ckptsurgeon.report.copies import export, export_json, flags_json, fork, fork_json
+from ckptsurgeon.report.diff import diff, diff_json
 from ckptsurgeon.report.document import (
     SCHEMA,
     checkpoint_json,
@@ -16,6 +17,7 @@ from ckptsurgeon.report.document import (
     status_json,
     verification_json,
 )
+from ckptsurgeon.report.format_check import format_check, format_check_json
 from ckptsurgeon.report.plan import done, error, log, plan, recipe, recovery
 from ckptsurgeon.report.progress import Progress
 from ckptsurgeon.report.run import checkpoint, diagnoses, status, verification
@@ -32,6 +34,8 @@ __all__ = [
     "count",
     "diagnoses",
     "diagnoses_json",
+    "diff",
+    "diff_json",
     "done",
     "error",
     "error_json",
@@ -40,6 +44,8 @@ __all__ = [
     "flags_json",
     "fork",
     "fork_json",
+    "format_check",
+    "format_check_json",
     "log",
     "log_json",
     "plan",

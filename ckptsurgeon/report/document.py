@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.edits import AnyChange, Aside, Change, Plan, Promise, Receipt
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.logs.printed.word import Word
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.doctor import Diagnosis
+    from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
     from ckptsurgeon.transaction.journal import Recovery
 
@@ -48,7 +49,7 @@ def plan_json(plan: Plan, format: str, receipt: Receipt | None = None) -> dict[s
         "format": format,
         "promise": plain(plan.promise),
         "before": plain(plan.before),
-        "changes": [_change(item) for item in plan.changes],
+        "changes": [change_json(item) for item in plan.changes],
         "edits": len(plan.edits),
         "warnings": list(plan.warnings),
         "undoes": plan.undoes,
@@ -61,7 +62,8 @@ def _step(promise: Promise | None) -> int | None:
     return None if promise is None else promise.step - 1
 
 
-def _change(item: AnyChange) -> dict[str, Any]:
+def change_json(item: AnyChange) -> dict[str, Any]:
+    """One change, one object."""
     base = {"file": item.file, "field": item.field}
     if isinstance(item, Change):
         path = [plain(key) for key in item.path]
@@ -120,6 +122,7 @@ def verification_json(result: Verification, word: Word | None = None) -> dict[st
         "level": result.level,
         "no_crc": result.no_crc,
         "moments": plain(result.moments),
+        "not_compared": list(result.not_compared),
         "word": word_json(word),
     }
 
@@ -138,7 +141,9 @@ def word_json(word: Word | None) -> dict[str, Any] | None:
     }
 
 
-def diagnoses_json(run: Run, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+def diagnoses_json(
+    run: Run, diagnoses: Sequence[Diagnosis], seen: Vitals | None = None
+) -> dict[str, Any]:
     """The document of `doctor`."""
     entries = []
     for item in diagnoses:
@@ -150,6 +155,7 @@ def diagnoses_json(run: Run, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
         "healthy": not diagnoses,
         "findings": entries,
         "writers": run.writers(),
+        "vitals": plain(seen),
     }
 
 
@@ -174,8 +180,14 @@ def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> 
     }
 
 
-def log_json(receipts: Sequence[Receipt], damaged: Mapping[str, str]) -> dict[str, Any]:
-    """The document of `log`, newest first."""
+def log_json(
+    receipts: Sequence[Receipt],
+    *,
+    pruned: Collection[str] = (),
+    damaged: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The document of `log`, newest first; the attics of those in `pruned` are gone, and those in
+    `damaged` can't be read."""
     return {
         "schema": SCHEMA,
         "receipts": [
@@ -190,10 +202,11 @@ def log_json(receipts: Sequence[Receipt], damaged: Mapping[str, str]) -> dict[st
                 "recipe": plain(item.recipe),
                 "promise": plain(item.promise),
                 "undoes": item.undoes,
+                "pruned": item.id in pruned,
             }
             for item in reversed(receipts)
         ],
-        "damaged": dict(damaged),
+        "damaged": dict(damaged or {}),
     }
 
 

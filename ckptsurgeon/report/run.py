@@ -17,18 +17,21 @@ from ckptsurgeon.report.style import (
     Style,
     clean,
     count,
+    hanging,
     names,
     number,
     size,
     table,
     value,
 )
+from ckptsurgeon.report.vitals import signs
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, Place, State
     from ckptsurgeon.logs.printed.word import Word
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.doctor import Diagnosis
+    from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
 
 
@@ -38,27 +41,32 @@ LABEL = 12
 
 def status(run: Run, state: State | None, problem: SurgeryError | None, style: Style) -> str:
     """The run on one screen. `problem` is why the latest checkpoint can't be read."""
-    if run.bare:
-        return "\n".join([f"{clean(run.name)}   logs", "", *table(_logs(run), style)])
     at = f"at step {state.step}   {state.dialect}" if state else run.format.name
-    rows = [_steps(run), *_pointers(run)]
+    surgery, unfinished = _surgery(run), run.under_way() or run.interrupted()
+    rows = surgery if unfinished else []
+    if not run.bare:
+        rows = [*rows, _steps(run), *_pointers(run)]
     if problem is not None:
         rows += [Row("problem", clean(line)) for line in problem.what.splitlines()]
         rows += [Row("next", hint) for hint in problem.next]
     if state is not None:
         rows += _hyperparameters(state)
-    return "\n".join([f"{clean(run.name)}   {at}", "", *table([*rows, *_logs(run)], style)])
+    rows += [*_events(run), *([] if unfinished else surgery), *_live(run)]
+    return "\n".join([*hanging(f"{clean(run.name)}   ", at, style), "", *table(rows, style)])
 
 
-def _logs(run: Run) -> list[Row]:
-    live = [Row("live", clean(line)) for line in run.writers()]
-    return [*_events(run), *_surgery(run), *live]
+def _live(run: Run) -> list[Row]:
+    return [Row("live", clean(line)) for line in run.writers()]
 
 
 def _steps(run: Run) -> Row:
     steps = run.steps()
-    broken = [str(step) for step in steps if not run.complete(step)]
-    note = f"incomplete: {names(broken)}" if broken else "all complete"
+    conditions: dict[str, list[str]] = {}
+    for step in steps:
+        conditions.setdefault(run.condition(step), []).append(str(step))
+    conditions.pop("complete", None)
+    note = "   ".join(f"{what}: {names(which)}" for what, which in conditions.items())
+    note = note or "all complete"
     return Row("steps", names([str(step) for step in steps]) or "none", note if steps else "")
 
 
@@ -87,7 +95,7 @@ def _named(run: Run, step: int | None) -> str:
 
 def _hyperparameters(state: State) -> list[Row]:
     values = state.promise
-    rows = [Row("lr", "not kept" if values.lr is None else f"{values.lr:.3e}", schedule(state))]
+    rows = [Row("lr", "not known" if values.lr is None else f"{values.lr:.3e}", schedule(state))]
     own = {"betas", "adam_step", "eps", *dict(values.settings or ())}
     own_items = [
         re.sub(r"^\w+ (?=step)", "", item) for field, item in fields(values) if field in own
@@ -185,9 +193,11 @@ def _places(field: str, places: list[Place]) -> list[Row]:
     return rows
 
 
-def verification(result: Verification, style: Style, word: Word | None = None) -> str:
+def verification(
+    result: Verification, style: Style, word: Word | None = None, *, helps: bool = False
+) -> str:
     """Sound, or every finding; the level it was read to, and what no CRC could prove. With `word`
-    also what the trainer said."""
+    also what the trainer said. `helps`: doctor has a remedy, as it looks at this step too."""
     head = (
         f"step {result.step}: {count(result.files, 'file')}, {result.format}, level {result.level}"
     )
@@ -197,10 +207,12 @@ def verification(result: Verification, style: Style, word: Word | None = None) -
         label = style.paint("damaged:", RED)
         lines = [f"{label} {head}, {count(len(result.findings), 'finding')}"]
         lines += [f"  {clean(finding)}" for finding in result.findings]
+        lines += ["      next: ckptsurgeon doctor    what helps"] if helps else []
     if result.no_crc:
         lines.append(f"  no CRC: damage in {size(result.no_crc)} of this step can't be detected")
     for name, moment in (result.moments or {}).items():
         lines.append(f"  {name}: L1 norm {moment.l1:.6g}   max {moment.max:.6g}")
+    lines += [f"  not compared: {clean(text)}" for text in result.not_compared]
     lines += [] if word is None else _word(word, style)
     return "\n".join(lines)
 
@@ -241,16 +253,17 @@ def _next(values: Promise | None, style: Style) -> list[str]:
     ]
 
 
-def diagnoses(run: Run, findings: Sequence[Diagnosis], style: Style) -> str:
-    """Healthy, or each thing that is wrong with what helps below it."""
-    lines = [
-        f"{style.paint('healthy:', GREEN)} {clean(run.name)}, {count(len(run.steps()), 'step')}"
-    ]
+def diagnoses(
+    run: Run, findings: Sequence[Diagnosis], style: Style, seen: Vitals | None = None
+) -> str:
+    """Healthy, or each thing that is wrong with what helps below it; then the vital signs."""
+    name, steps = clean(run.name), count(len(run.steps()), "step")
+    lines = [f"{style.paint('healthy:', GREEN)} {name}, {steps}"]
     if findings:
-        counted = count(len(findings), "finding")
-        lines = [f"{style.paint('problems:', RED)} {clean(run.name)}, {counted}"]
+        head = f"{name}, {count(len(findings), 'finding')}"
+        lines = [f"{style.paint('problems:', RED)} {head}"]
     for item in findings:
         lines += [f"  {clean(item.what)}", f"      next: {item.next}"]
     if (alive := run.trainer()) is not None:
         lines.append(f"  {clean(alive)}; what it saves just now is not finished yet")
-    return "\n".join(lines)
+    return "\n".join(lines if seen is None else [*lines, *signs(seen)])

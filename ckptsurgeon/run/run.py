@@ -13,7 +13,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats import Checkpoint, Format, State
-from ckptsurgeon.formats.detect import SIGNS, detect
+from ckptsurgeon.formats.detect import SIGNS, detect, named
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.run import writers
 from ckptsurgeon.run.log_folders import LogFolders
@@ -22,6 +22,8 @@ from ckptsurgeon.transaction.home import HOME
 
 SETTINGS = "ckptsurgeon.yaml"
 """What the user says about a run: its name, its log folders, how its trainer is started."""
+WIDTH = 100
+"""Folders that are looked into for a run below one that is none."""
 CONFIG = "train.yaml"
 """The config that the bundled trainer leaves in its run."""
 
@@ -31,28 +33,39 @@ class Run:
     """The run rooted at `root`, the folder of its checkpoints. Reads only; finds, never guesses.
 
     `settings` is the content of `ckptsurgeon.yaml` (name, tensorboard: [DIR], relaunch:
-    {command: [ARG]}), or empty."""
+    {command: [ARG]}, format: NAME or FILE), or empty."""
 
     root: Path
     format: Format
     settings: Mapping[str, Any]
 
     @classmethod
-    def open(cls, start: Path) -> Run:
-        """The run at `start` or in the nearest folder above it, as git finds a repository."""
+    def open(cls, start: Path, format: str = "") -> Run:
+        """The run at `start` or in the nearest folder above it, as git finds a repository. With
+        `format` (see `detect.named`), or a `format` in the settings, the nearest one that this
+        recognizes."""
         here = start.resolve()
         if not here.is_dir():
             raise UsageError(f"{start} is not a directory", next="ckptsurgeon -C RUN status")
         for folder in (here, *here.parents):
-            format = detect(folder)
-            if format is not None:
-                file = folder / SETTINGS
-                return cls(folder, format, _settings(file) if file.is_file() else {})
-            if (folder / HOME / "receipts").is_dir():
+            file = folder / SETTINGS
+            settings = _settings(file) if file.is_file() else {}
+            given = format or _own(settings, folder)
+            found = _recognized(folder, given) if given else detect(folder)
+            if found is not None:
+                return cls(folder, found, settings)
+            if not format and (folder / HOME / "receipts").is_dir():
                 return cls(folder, Logs(), {})
+        if format:
+            raise UsageError(
+                f"no file in {here} or above matches {format}",
+                next="--format FORMAT    with paths from the run's folder",
+            )
+        below = _below(here)
         raise UsageError(
             f"no training run in {here} or above ({SIGNS})",
-            next="ckptsurgeon -C RUN status    RUN is the folder that holds the checkpoints",
+            next=[f"ckptsurgeon -C {folder} status" for folder in below[:3]]
+            or "ckptsurgeon -C RUN status    RUN is the folder that holds the checkpoints",
         )
 
     @classmethod
@@ -81,6 +94,11 @@ class Run:
     def name(self) -> str:
         """What the settings call it, else the folder's name."""
         return str(self.settings.get("name", self.root.name))
+
+    @property
+    def launchable(self) -> bool:
+        """Whether anything in the run says how its trainer is started."""
+        return self.settings.get("relaunch") is not None or (self.root / CONFIG).is_file()
 
     # --- paths -----------------------------------------------------------------------------------
 
@@ -147,10 +165,15 @@ class Run:
 
     def complete(self, step: int) -> bool:
         """Whether every shard of `step` is there (names and world sizes, not contents)."""
+        return self.condition(step) == "complete"
+
+    def condition(self, step: int) -> str:
+        """`complete`, `incomplete`, `symlinked`, or `damaged`: what says how many shards there are
+        can't be read."""
         try:
-            return not self.format.missing(self.root, step)
+            return "incomplete" if self.format.missing(self.root, step) else "complete"
         except SurgeryError:
-            return False
+            return "symlinked" if self.directory(step).is_symlink() else "damaged"
 
     def checkpoint(self, step: int) -> Checkpoint:
         """Open `step`. Raises when it is not saved or lacks a shard, and names what is near."""
@@ -286,7 +309,29 @@ class Run:
 
 def _settings(file: Path) -> dict[str, Any]:
     data = plain_yaml.read(file)
+    known = ("name", "tensorboard", "relaunch", "format")
     for key in data:
-        if key not in ("name", "tensorboard", "relaunch"):
-            raise unknown_key(key, ("name", "tensorboard", "relaunch"), str(file))
+        if key not in known:
+            raise unknown_key(key, known, str(file))
     return data
+
+
+def _own(settings: Mapping[str, Any], folder: Path) -> str:
+    """The format that the settings name; a page lies beside them."""
+    format = str(settings.get("format", ""))
+    return str(folder / format) if format.endswith((".yaml", ".yml")) else format
+
+
+def _recognized(folder: Path, format: str) -> Format | None:
+    page = named(format)
+    return page if page.recognizes(folder) else None
+
+
+def _below(folder: Path) -> list[Path]:
+    """Runs one or two levels deeper, among the first folders there."""
+    try:
+        inner = [path for path in folder.iterdir() if path.is_dir() and path.name != HOME]
+        deeper = [p for path in inner[:WIDTH] for p in path.iterdir() if p.is_dir()]
+    except OSError:
+        return []
+    return [path for path in sorted(inner + deeper)[:WIDTH] if detect(path) is not None]

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from ckptsurgeon import operations
 from ckptsurgeon.edits import AnyChange, Aside, Change, Plan
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats.known_globals import refuse_unknown
 from ckptsurgeon.operations.section import Recipe, Section
@@ -44,6 +44,8 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         new_changes, sentences = section.changes(run, recipe, checkpoint)
         changes += [change for change in new_changes if not _idle(change)]
         warnings += sentences
+    if recipe.leaves_newer or any(change.field != "tensorboard" for change in changes):
+        changes += _rivals(run, recipe, step)
     if any(isinstance(change, Change) or change.field == "latest" for change in changes):
         refuse_unknown(checkpoint.globals(), allow_globals)
     after = checkpoint.after(changes, run.root).state()
@@ -108,6 +110,20 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
         promise=None,
         warnings=tuple(warnings),
     )
+
+
+def _rivals(run: Run, recipe: Recipe, step: int) -> list[AnyChange]:
+    """What the trainer would load in place of `step` goes aside. Raises SurgeryError where it lies
+    outside the run, or is newer and no section says that newer steps leave."""
+    changes: list[AnyChange] = []
+    for rival in run.format.rivals(run.root, step):
+        if not rival.paths or (rival.step > step and not recipe.leaves_newer):
+            raise SurgeryError(
+                f"{rival.what}, and the trainer loads it in place of step {step}",
+                next=rival.remedy or f"ckptsurgeon rollback --to {step}    moves it aside",
+            )
+        changes += [Aside(run.relative(path), "checkpoint") for path in rival.paths]
+    return changes
 
 
 def _target(run: Run, recipe: Recipe) -> int:

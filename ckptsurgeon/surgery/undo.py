@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +126,14 @@ def _refuse_lost(run: Run, receipt: Receipt) -> None:
             "keep_last removes old checkpoints)",
             next="ckptsurgeon rollback --to STEP    one of those that `ckptsurgeon status` lists",
         )
+    for change in receipt.changes:
+        if isinstance(change, Change) and change.file in lost and isinstance(change.new, str):
+            path = shlex.quote(str(run.root / change.file))
+            raise SurgeryError(
+                f"{change.file}, which receipt {receipt.id} changed, no longer exists",
+                next=f"printf %s {shlex.quote(change.new)} > {path}    puts it back; then the same "
+                "command again",
+            )
 
 
 # --- the edits -----------------------------------------------------------------------------------

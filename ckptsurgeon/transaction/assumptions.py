@@ -26,7 +26,7 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError
 
-AGAIN = "plan again, then apply the new plan"
+AGAIN = "plan again: the same command does, unless it applies a plan that was saved"
 RIGHTS = "run as the user who owns the run, or change its rights"
 MARGIN = 1.05
 """Free space and inodes that a plan asks for: 5 % more than it counts."""
@@ -267,7 +267,8 @@ def _check_free(folder: Path, sizes: list[int]) -> None:
     free = room.f_bavail * block
     if needed > free:
         raise SurgeryError(
-            f"{folder}: the plan needs {needed:,} bytes of free space, and there are {free:,}",
+            f"{folder}: the plan needs {needed:,} bytes of free space, and there are {free:,} "
+            "(its journal and whole blocks count)",
             next="free some space, then run the same command again",
         )
     # One for each file, and one for a new directory of its own. Some file systems count none.

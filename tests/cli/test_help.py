@@ -23,7 +23,7 @@ def test_every_command_of_the_design_is_there() -> None:
         "rollback", "repair-latest", "set-lr", "set", "reset", "skip",
         "swap-optimizer", "sync-replicas",
         "truncate-tb-events", "rename-tb-events",
-        "relaunch", "fork", "export", "compact", "shrink", "prune", "unlock",
+        "relaunch", "fork", "export", "check-format", "compact", "shrink", "prune", "unlock",
     ]  # fmt: skip
 
 

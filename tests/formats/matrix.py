@@ -27,7 +27,7 @@ from tests.support import (
     megatron_legacy,
     nanotron_files,
 )
-from tests.support.dcp_trainers import olmo, torchtitan
+from tests.support.dcp_trainers import CONFIG, olmo, torchtitan
 from tests.support.in_process import InProcess, one_rank
 from tests.support.launch import REPO
 from tests.support.universal import convert
@@ -83,6 +83,11 @@ def _hugging_face(root: Path) -> None:
             (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
 
 
+def _olmo_without_scheduler(root: Path) -> None:
+    module = {k: v for k, v in CONFIG["train_module"].items() if k != "scheduler"}
+    olmo(root, config={**CONFIG, "train_module": module})
+
+
 FORMATS: dict[str, tuple[Maker, str]] = {
     "bundled trainer": (_bundled, "the trainer, deepspeed"),
     "DeepSpeed ZeRO 0": (_deepspeed(0), "deepspeed"),
@@ -94,7 +99,8 @@ FORMATS: dict[str, tuple[Maker, str]] = {
     "Megatron-LM legacy": (megatron_legacy.save, "megatron-core"),
     "Megatron-LM torch_dist": (megatron_dist.save, "megatron-core, torch"),
     "torchtitan (DCP)": (torchtitan, "torch"),
-    "OLMo-core (DCP)": (olmo, "torch"),
+    "OLMo-core": (olmo, "olmo-core, torch"),
+    "OLMo-core, no scheduler": (_olmo_without_scheduler, "olmo-core, torch"),
     "metaseq, fairseq": (fairseq_files.make_run, "torch"),
     "nanotron": (nanotron_files.make, "torch"),
     "Hugging Face": (_hugging_face, "transformers, accelerate"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,7 +47,9 @@ class Words(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return {"input_ids": tokens, "labels": tokens}
 
 
-def trainer(output: Path, steps: int, scheduler: str = "linear", seen: Any = None) -> Any:
+def trainer(
+    output: Path, steps: int, scheduler: str = "linear", seen: Any = None, batches: Any = None
+) -> Any:
     """A real Trainer of a tiny GPT-2 with random weights; it saves every 2 of 8 steps."""
     from transformers import (
         GPT2Config,
@@ -78,7 +81,14 @@ def trainer(output: Path, steps: int, scheduler: str = "linear", seen: Any = Non
         per_device_train_batch_size=4, learning_rate=PEAK, lr_scheduler_type=scheduler,
         report_to=[], disable_tqdm=True, use_cpu=True, weight_decay=0.1, logging_strategy="no",
     )  # fmt: skip
-    return Trainer(
+
+    class Watched(Trainer):
+        def training_step(self, model: Any, inputs: Any, *more: Any) -> Any:
+            if batches is not None:
+                batches[self.state.global_step] = inputs["input_ids"].clone()
+            return super().training_step(model, inputs, *more)
+
+    return Watched(
         model=GPT2LMHeadModel(config), args=arguments, train_dataset=Words(), callbacks=[Watch()]
     )
 
@@ -173,11 +183,32 @@ def test_what_the_trainer_takes_from_its_arguments_is_refused(run: Callable[[str
     for recipe, flag in (
         ({"set": {"clip_grad": 0.5}}, "--max_grad_norm 0.5"),
         ({"set": {"seed": 3}}, "--seed 3"),
-        ({"skip": ["7-8"]}, "can't skip data"),
+        ({"skip": ["7-8"]}, "ckptsurgeon set iteration=8"),
     ):
         with pytest.raises(SurgeryError) as error:
             surgery.plan(opened, from_data(recipe))
         assert flag in " ".join(error.value.next)
+
+
+def test_the_step_in_the_trainers_state_decides_the_batches_that_are_passed_over(
+    run: Callable[[str], Path],
+) -> None:
+    root = run("linear")
+    before = snapshot(root)
+    batches: dict[int, Any] = {}
+    trainer(root.parent / "other", 8, batches=batches).train()
+    plan = operate(root, {"rollback": {"to": 4}, "set": {"iteration": 6}})
+    assert plan.promise is not None and plan.promise.step == 7
+    assert any("batches of 6 updates" in line for line in plan.warnings)
+    state = json.loads((root / "checkpoint-4" / "trainer_state.json").read_text())
+    assert state["global_step"] == 6
+    copy = Path(shutil.copytree(root, root.parent / "resumed"))
+    resumed_batches: dict[int, Any] = {}
+    trainer(copy, 8, batches=resumed_batches).train(str(copy / "checkpoint-4"))
+    assert sorted(resumed_batches) == [6, 7]
+    for step in (6, 7):
+        assert torch.equal(resumed_batches[step], batches[step])
+    take_back(root, before)
 
 
 @pytest.mark.parametrize("lost", ["optimizer.pt", "scheduler.pt"])

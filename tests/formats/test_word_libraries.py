@@ -154,11 +154,10 @@ def test_torchtitan_with_the_old_lr_in_its_config_is_caught(tmp_path: Path) -> N
 # --- OLMo-core -----------------------------------------------------------------------------------
 
 
+@pytest.mark.olmo
 def test_olmo_cores_console_is_read(tmp_path: Path) -> None:
-    reason = "ai2-olmo-core wants rich below 14, and import-linter above: install it by hand"
-    console_logger = pytest.importorskip(
-        "olmo_core.train.callbacks.console_logger", reason=reason, exc_type=ImportError
-    )
+    from olmo_core.train.callbacks import console_logger
+
     progress = SimpleNamespace(time_remaining=None)
     callback = console_logger.ConsoleLoggerCallback()
     callback._trainer = SimpleNamespace(max_steps=100, epoch=1, training_progress=progress)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,16 @@ import pytest
 from ckptsurgeon import Run, look, plan, report, surgery
 from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.look.diff.diff import diff
+from ckptsurgeon.look.diff.sides import Side
+from ckptsurgeon.look.diff.surgery import of_receipt
 from ckptsurgeon.recipe.file import from_data, load
 from ckptsurgeon.surgery.fork import fork
 from tests.histories.runs import Idefics, Megatron, Metaseq, consumed
 from tests.support.launch import REPO
 from tests.support.megatron_engine import megatron, resume
 from tests.support.snapshot import snapshot
+from tests.support.witness import of_diff, of_plan
 
 RECIPES = REPO / "recipes" / "history"
 GOLDEN = Path(__file__).parent / "golden"
@@ -185,13 +190,24 @@ def test_the_history_is_a_recipe(tmp_path: Path, original: Path, name: str) -> N
     assert made.promise is not None and not made.empty
     assert {key: getattr(made.promise, key) for key in expected} == expected
     compare(name, text(made, name))
-    surgery.apply(Run.open(root), made)
+    original_run = shutil.copytree(root, tmp_path / "before", symlinks=True)
+    receipt = surgery.apply(Run.open(root), made)
+    witness(original_run, root, made, receipt.id)
     found = look.verify(Run.open(root), level=4)
     assert (found.findings, found.promise) == ((), made.promise)
     kind.check(root, made.promise)
     assert plan(Run.open(root), from_data(dict(made.recipe))).empty
     surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
     assert snapshot(root) == before
+
+
+def witness(before: Path, after: Path, made: Plan, id: str) -> None:
+    """What differs between the run before and after is what the plan lists, and no more; and so is
+    what the receipt's files say."""
+    whole = diff(Side(Run.open(before), None), Side(Run.open(after), None), tensors=True)
+    kept = of_receipt(Run.open(after), id, tensors=True)
+    for found in map(of_diff, (whole, kept)):
+        assert found == of_plan(made.changes, found)
 
 
 def test_every_history_is_tested() -> None:

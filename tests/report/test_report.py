@@ -101,7 +101,7 @@ tr8-104B   rollback 7200 → 6210
                ~ 5.370e-05 → 2.685e-05   4 places in 2 shards (lr)
   skip         + 6900-7010               1 place in 1 shard
   events       ~ 1 file: cut at 6210
-               + 1 file in glitch/: 9 events
+               + 1 file in tb/glitch/: 9 events
                > 3 files to the attic
 
   step 6211 will use   lr 2.685e-05   beta 0.9, 0.999   adam step 6210   eps 1e-08
@@ -246,6 +246,42 @@ def test_many_checkpoints_take_one_line() -> None:
     steps = [Aside(f"global_step{step}", "checkpoint") for step in range(100, 2100, 100)]
     text = report.plan(replace(PLAN, changes=tuple(steps)), "x", LOOK)
     assert "> 100 200 300 … 2000  (20)   to the attic" in text
+
+
+def test_equal_changes_of_many_files_take_one_line() -> None:
+    step = [Change(f"g_universal/zero/{i}.weight/step.pt", "adam step", 6, 0) for i in range(1000)]
+    text = report.plan(replace(PLAN, changes=tuple(step)), "x", LOOK)
+    assert "  adam step  ~ 6 → 0   1000 files called step.pt\n" in text
+
+
+def test_equal_changes_of_many_keys_and_parameters_take_one_line() -> None:
+    keys = [(f"optimizer.param_groups.layers.{i}.weight.lr",) for i in range(1000)]
+    rates = tuple(Change(".metadata", "lr", 1e-3, 5e-4, key) for key in keys)
+    text = report.plan(replace(PLAN, changes=rates), "x", LOOK)
+    assert "  lr  ~ 1.000e-03 → 5.000e-04   1000 places in 1 shard\n" in text
+    zeros = tuple(
+        Change(f"rank{i % 4}.pt", f"exp_avg of layers.{i}.weight", "values", ZEROS, ("exp_avg",))
+        for i in range(1000)
+    )
+    text = report.plan(replace(PLAN, changes=zeros), "x", LOOK)
+    assert "  exp_avg  ~ values → zeros   1000 places in 4 shards\n" in text
+    assert len(text.splitlines()) < 12
+    few = report.plan(replace(PLAN, changes=zeros[:2]), "x", LOOK)
+    assert "exp_avg of layers.1.weight  ~ values → zeros" in few
+
+
+def test_new_files_of_one_folder_are_counted_together() -> None:
+    cut = [
+        Rewrite(f"tb/cut/e{i}", "tensorboard", Content((b"",)), f"the cut branch, {i} events", True)
+        for i in (5, 6, 7)
+    ]
+    text = report.plan(replace(PLAN, changes=tuple(cut)), "x", LOOK)
+    assert "  events  + 3 files in tb/cut/: the cut branch, 18 events\n" in text
+
+
+def test_a_number_for_each_of_many_groups_is_not_listed() -> None:
+    assert value("weight_decay", [0.1] * 900) == "0.1  (all 900)"
+    assert value("weight_decay", [0.1, 0.0] * 450) == "0.1, 0, 0.1 … 0  (900)"
 
 
 def test_an_absent_value_is_added() -> None:

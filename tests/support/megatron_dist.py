@@ -30,7 +30,12 @@ class Planner(DefaultSavePlanner):
 
 
 def save(
-    root: Path, steps: tuple[int, ...] = (20, 30), *, integrity: bool = False, file: bool = False
+    root: Path,
+    steps: tuple[int, ...] = (20, 30),
+    *,
+    integrity: bool = False,
+    file: bool = False,
+    **command_line: Any,
 ) -> Path:
     """The common state is a value of `.metadata`, or with `file` the older `common.pt`."""
     for step in steps:
@@ -39,6 +44,7 @@ def save(
             lr=6e-5, min_lr=6e-6, weight_decay=0.1, global_batch_size=BATCH,
             consumed_train_samples=step * BATCH, use_distributed_optimizer=True,
         )  # fmt: skip
+        vars(args).update(command_line)
         schedule: dict[str, Any] = {**SCHEDULE, "num_steps": step * BATCH}
         groups = [
             {

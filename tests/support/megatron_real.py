@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-from tests.support import apex_adam
+from tests.support import apex_adam, newest_megatron
 
 BATCH = 8
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -65,24 +65,23 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     from megatron.core.transformer import TransformerConfig
 
     torch.manual_seed(args.seed)
-    config = TransformerConfig(
+    transformer = TransformerConfig(
         num_layers=1, hidden_size=8, num_attention_heads=2, use_cpu_initialization=True,
         fp16=args.fp16,
     )  # fmt: skip
     model = Model().half() if args.fp16 else Model()
     distributed = args.use_distributed_optimizer
     ddp = DistributedDataParallel(
-        config, DistributedDataParallelConfig(use_distributed_optimizer=distributed), model
+        transformer, DistributedDataParallelConfig(use_distributed_optimizer=distributed), model
     )
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam", lr=args.lr, min_lr=args.min_lr, weight_decay=args.weight_decay,
-            adam_beta1=0.9, adam_beta2=0.95, use_distributed_optimizer=distributed, clip_grad=1.0,
-            fp16=args.fp16, params_dtype=torch.float16 if args.fp16 else torch.float32,
-            initial_loss_scale=args.initial_loss_scale,
-        ),
-        [ddp],
+    config = OptimizerConfig(
+        optimizer="adam", lr=args.lr, min_lr=args.min_lr, weight_decay=args.weight_decay,
+        adam_beta1=0.9, adam_beta2=0.95, use_distributed_optimizer=distributed, clip_grad=1.0,
+        fp16=args.fp16, params_dtype=torch.float16 if args.fp16 else torch.float32,
+        initial_loss_scale=args.initial_loss_scale,
     )  # fmt: skip
+    overrides = _mup(config, args.mup_width) if args.mup_width else {}
+    optimizer = get_megatron_optimizer(config, [ddp], **overrides)
     scheduler = OptimizerParamScheduler(
         optimizer, init_lr=0.0, max_lr=args.lr, min_lr=args.min_lr,
         lr_warmup_steps=args.lr_warmup_samples, lr_decay_steps=args.lr_decay_samples,
@@ -92,6 +91,14 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
         override_opt_param_scheduler=args.override,
     )  # fmt: skip
     return ddp, optimizer, scheduler
+
+
+def _mup(config: Any, width: float) -> dict[str, Any]:
+    """As `setup_model_and_optimizer` does for --use-mup."""
+    from megatron.core.optimizer import get_mup_config_overrides, get_standard_config_overrides
+
+    mup = get_mup_config_overrides(config, width, config.optimizer)
+    return {"config_overrides": {**get_standard_config_overrides(config), **mup}}
 
 
 def update(ddp: Any, optimizer: Any, scheduler: Any, number: int) -> None:
@@ -225,6 +232,8 @@ def main() -> None:
     parser.add_argument("--use-checkpoint", action="store_true")
     parser.add_argument("--override", action="store_true")
     parser.add_argument("--fp16", action="store_true")
+    parser.add_argument("--newest", action="store_true")
+    parser.add_argument("--mup-width", type=float)
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--min-lr", type=float, default=1e-4)
@@ -234,14 +243,17 @@ def main() -> None:
     parser.add_argument("--lr-warmup-samples", type=int, default=16)
     parser.add_argument("--lr-decay-samples", type=int, default=200)
     args = parser.parse_args()
+    if args.newest:
+        newest_megatron.put_first()
     what, root = args.what, args.root
-    del args.what, args.root
+    del args.what, args.root, args.newest
     args.tensor_model_parallel_size = args.pipeline_model_parallel_size = 1
     args.expert_model_parallel_size = args.data_parallel_size = 1
     args.global_batch_size, args.clip_grad, args.hysteresis = BATCH, 1.0, 2
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     apex_adam.install()
     from megatron.core import parallel_state

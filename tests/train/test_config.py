@@ -55,7 +55,7 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
         ("lr: 1", "min_lr=2", "min_lr is 2.0; it must be at most lr 1.0"),
         ("lr: 1", "poison=[9,3]", "1 <= a <= b"),
         ("lr: 1", "zero_stage=4", "zero_stage is 4"),
-        ("lr: 1", "lr_decay_style=step", "linear or cosine or constant"),
+        ("lr: 1", "lr_decay_style=step", "linear or cosine or 1-sqrt or WSD or constant"),
         ("lr: 1", "keep_last=0", "keep_last is 0"),
         ("lr: 1", "eval_interval=5", "split is 1,0,0"),
         ("lr: 1", "split=9", "three shares"),
@@ -77,6 +77,14 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
         ("lr: 1", "activation_fn=swiglu", "gelu or relu"),
         ("lr: 1", "position_init=rotary", "gaussian or sinusoidal"),
         ("lr_warmup_samples: 900", "lr_decay_samples=900", "below lr_decay_samples 900"),
+        ("lr: 1", "lr_decay_style=WSD", "lr_wsd_decay_samples is None with lr_decay_style WSD"),
+        (
+            "lr: 1",
+            "lr_wsd_decay_samples=8",
+            "8 with lr_decay_style linear; it must be set with WSD",
+        ),
+        ("lr_decay_style: WSD", "lr_wsd_decay_samples=900", "in 1 … 800, the samples from the"),
+        ("lr: 1", "lr_wsd_decay_style=1-sqrt", "exponential or linear or cosine or minus_sqrt"),
     ],
 )
 def test_a_value_that_can_not_be_meant_is_refused(

@@ -111,20 +111,29 @@ class Archive:
         """Bytes of the file. Raises SurgeryError if it is not the file that was opened."""
         if self._descriptor is not None:
             return _read_at(self.path, self._descriptor, self.start + offset, length)
-        with self.reading():
-            return self.read_at(offset, length)
+        with self.opened() as descriptor:
+            return _read_at(self.path, descriptor, self.start + offset, length)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Opens the file once for all reads inside."""
+        """Opens the file once for all reads inside, which must be those of one thread."""
+        with self.opened() as descriptor:
+            self._descriptor = descriptor
+            try:
+                yield
+            finally:
+                self._descriptor = None
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor of its own, for one of several threads. Raises SurgeryError if the file is
+        not the one that was opened."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if _identity(os.fstat(descriptor)) != _identity(self.status):
                 raise SurgeryError(f"{self.path} changed while it was read", next="try again")
-            self._descriptor = descriptor
-            yield
+            yield descriptor
         finally:
-            self._descriptor = None
             os.close(descriptor)
 
     def next_data(self, offset: int, end: int) -> int:

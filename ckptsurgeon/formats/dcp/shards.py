@@ -14,6 +14,7 @@ from typing import Any
 
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
@@ -58,6 +59,12 @@ class DcpShards(BaseCheckpoint):
             for chunk in range(len(items))
             for place in self.at(self.saved.path, (fqn, chunk))
         ]
+
+    def holder(self, place: Place) -> Archive:
+        """That of the item, inside its file."""
+        if place.file != self.saved.path:
+            return super().holder(place)
+        return self.saved.archive(self.saved.of(place.path))
 
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the CRC of the tensor's storage; False when it can't be told without a read."""
@@ -112,15 +119,8 @@ class DcpShards(BaseCheckpoint):
         return {**out, **super().render(rest, root)}
 
     def blobs(self) -> list[Blob]:
-        """Each item's bytes once: equal zeros are shared."""
-        out: dict[tuple[str, int], Blob] = {}
-        for name, items in self.saved.items.items():
-            for item in items:
-                what = None if ".bucket_idx_" in name else kind(name)
-                blob = Blob(self.saved.folder / item.file, item.start, item.length, what)
-                if not item.transforms:
-                    out.setdefault((item.file, item.start), blob)
-        return list(out.values())
+        """See `blobs`."""
+        return blobs(self.saved)
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By file, every `module.name` that a load imports; tensors are loaded as such only."""
@@ -132,6 +132,18 @@ class DcpShards(BaseCheckpoint):
                 names = self.saved.archive(items[0]).globals()
                 files[path] = files.get(path, frozenset()) | names
         return {f"{path.parent.name}/{path.name}": names for path, names in files.items()}
+
+
+def blobs(saved: Saved) -> list[Blob]:
+    """Each item's bytes once: equal zeros are shared."""
+    out: dict[tuple[str, int], Blob] = {}
+    for name, items in saved.items.items():
+        for item in items:
+            what = None if ".bucket_idx_" in name else kind(name)
+            blob = Blob(saved.folder / item.file, item.start, item.length, what)
+            if not item.transforms:
+                out.setdefault((item.file, item.start), blob)
+    return list(out.values())
 
 
 def kind(name: str) -> str:

@@ -19,12 +19,13 @@ from ckptsurgeon.formats.deepspeed import (
     parallel,
     replicas,
     soundness,
+    strips,
     universal,
     weights,
 )
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.protocol import Fragment, Place, Replica, Setting, State, Weight
+from ckptsurgeon.formats.protocol import Fragment, Place, Replica, Setting, State, Strip, Weight
 from ckptsurgeon.formats.sane import is_count, understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed, torch
 from ckptsurgeon.formats.schedules.names import is_megatron
@@ -83,6 +84,10 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
     def weights(self) -> Iterator[Weight]:
         """See `weights`."""
         return weights.weights(self)
+
+    def strips(self) -> Iterator[Strip]:
+        """See `strips`."""
+        return strips.strips(self)
 
     def contradictions(self) -> list[str]:
         """See `soundness`."""

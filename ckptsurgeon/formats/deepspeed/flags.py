@@ -72,10 +72,10 @@ def notes(checkpoint: DeepSpeedShards) -> Iterator[str]:
         yield _relaunch(checkpoint, f"--weight-decay {end:g}" if constant else both)
 
 
-def launch(run: Path, state: State) -> list[str]:
+def launch(run: Path, state: State, args: Mapping[str, Any]) -> list[str]:
     """The folder, the file's schedule, and every value, which the loader compares."""
     use = USE.format(scheduler_name(state.schedule))
-    return ["--load", str(run), use, *options.values(state)]
+    return ["--load", str(run), use, *options.values(state, args)]
 
 
 def rewarm(schedule: Mapping[str, Any], kind: str, until: str) -> tuple[str, ...]:

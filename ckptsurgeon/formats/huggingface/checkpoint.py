@@ -13,8 +13,23 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.protocol import Place, Setting
+
+
+def global_step(checkpoint: JsonBeside) -> list[Place]:
+    """The Trainer's counter in `trainer_state.json`."""
+    return [place for file in checkpoint.texts for place in checkpoint.at(file, ("global_step",))]
+
+
+def passed_over(settings: list[Setting], step: int) -> Iterator[str]:
+    """What else the Trainer does with a new global_step."""
+    if settings:
+        yield (
+            f"the data moves with it: a resume passes over the batches of {step} updates, "
+            "unless --ignore_data_skip was given; the schedule stays where it is"
+        )
 
 
 @dataclass
@@ -22,6 +37,27 @@ class HuggingFaceCheckpoint(TorchCheckpoint):
     """`optimizer.pt` and `scheduler.pt`, or Accelerate's `optimizer.bin` and `scheduler.bin`."""
 
     loose: ClassVar[bool] = True
+
+    @property
+    def numbered(self) -> bool:
+        """Accelerate counts saves, or takes the script's own names."""
+        return self.family != "accelerate"
+
+    def find(self, field: str) -> list[Place]:
+        """The Trainer's step is in `trainer_state.json`."""
+        if field == "iteration":
+            return global_step(self)
+        return super().find(field)
+
+    def iteration(self) -> int:
+        """`global_step`; of Accelerate the number in the name."""
+        steps = [place.value for place in self.locate("iteration")]
+        return int(steps[0]) if steps else self.step
+
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
+        """The Trainer passes over the batches of so many updates when it resumes."""
+        settings, notes = super().recount(counter, value)
+        return settings, [*notes, *passed_over(settings, value)]
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused for several optimizers: a recipe has one lr."""

@@ -7,14 +7,17 @@ a pointer: the Trainer resumes the highest number, and so does Accelerate with i
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ckptsurgeon.edits import Key
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.dcp import Saved, Values
+from ckptsurgeon.formats import json_beside
 from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.deepspeed.layout import STEP, DeepSpeed
+from ckptsurgeon.formats.huggingface import fsdp
 from ckptsurgeon.formats.huggingface.checkpoint import EngineCheckpoint, HuggingFaceCheckpoint
+from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
 from ckptsurgeon.formats.schedules.torch import is_torch
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
 
@@ -39,13 +42,10 @@ class _Saved(StepFolders):
         folder = _inside(self.directory(run, step))
         if engine := _engine(folder):
             return [f"{engine.name}/{name}" for name in _Engine(engine).missing(folder, 0)]
-        if (folder / "optimizer_0").is_dir():
-            raise SurgeryError(
-                f"{folder.name}: its optimizer is in FSDP's sharded state, which can't be edited "
-                "here",
-                next="save once with fsdp_state_dict_type FULL_STATE_DICT",
-            )
-        lacking = [] if _matching(folder, OPTIMIZER) else ["optimizer.pt"]
+        if (folder / fsdp.OPTIMIZER).is_dir():
+            lacking = fsdp.missing(folder)
+        else:
+            lacking = [] if _matching(folder, OPTIMIZER) else ["optimizer.pt"]
         return lacking + [name for name in self.besides if not (folder / name).is_file()]
 
     def strays(self, run: Path, step: int) -> list[str]:
@@ -67,8 +67,9 @@ class _Saved(StepFolders):
 
     def open(
         self, run: Path, step: int, without: Collection[Path] = ()
-    ) -> HuggingFaceCheckpoint | EngineCheckpoint:
-        """Read the trees of optimizers, schedulers and the gradient scaler, or of an engine."""
+    ) -> HuggingFaceCheckpoint | EngineCheckpoint | FsdpCheckpoint:
+        """Read the trees of optimizers, schedulers and the gradient scaler, or of an engine; of an
+        optimizer in FSDP's shards its `.metadata`."""
         folder = _inside(self.directory(run, step))
         schedulers = [p for p in _matching(folder, SCHEDULER) if p not in without]
         registered = opened([p for p in _matching(folder, CUSTOM) if p not in without])
@@ -84,13 +85,31 @@ class _Saved(StepFolders):
         scalers = [scaler] if scaler.is_file() and scaler not in without else []
         trees, archives = read_shards([*optimizers, *schedulers, *scalers])
         inside: tuple[Key, ...] = ()
+        state = folder / STATE
+        values, texts = json_beside.read([state] if state.is_file() else [])
+        if (folder / fsdp.OPTIMIZER).is_dir():
+            saved = Saved.open(folder / fsdp.OPTIMIZER)
+            return FsdpCheckpoint(
+                path=folder,
+                step=step,
+                trees={**trees, **values, saved.path: Values(saved)},
+                archives=archives,
+                saved=saved,
+                trainer=f"{self.name}, FSDP",
+                prefix="optimizer.",
+                options=self.options,
+                texts=texts,
+                schedulers=tuple(schedulers),
+                scalers=tuple(scalers),
+            )
         return HuggingFaceCheckpoint(
             path=folder,
             step=step,
-            trees=trees,
+            trees={**trees, **values},
             archives=archives,
+            texts=texts,
             optimizers=tuple((path, inside) for path in optimizers),
-            schedulers=tuple(schedulers),
+            schedulers=tuple((path, inside) for path in schedulers),
             scales=tuple((path, ("scale",)) for path in scalers),
             family=self.name,
         )
@@ -103,6 +122,14 @@ class Transformers(_Saved):
     options: Mapping[str, str] = {"clip_grad": "--max_grad_norm", "seed": "--seed"}
     fresh_optimizer = "without optimizer.pt and scheduler.pt in its checkpoint"
     besides = ("scheduler.pt", STATE)
+
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """It has no flag, but passes over the data before the step that it resumes."""
+        last = max(last for _, last in ranges)
+        return (
+            f"ckptsurgeon set iteration={last}    of the step to go on from: its data up to there "
+            "is passed over, and the steps count as done"
+        )
 
     def recognizes(self, run: Path) -> bool:
         """True with a folder of such a name where the Trainer's state or an optimizer is."""
@@ -128,7 +155,16 @@ class Accelerate(_Saved):
         """By an optimizer's or an engine's files beside Accelerate's random states."""
         folder = _inside(folder)
         random = any(name.startswith("random_states_") for name in listed(folder))
-        return random and (bool(_matching(folder, OPTIMIZER)) or _engine(folder) is not None)
+        sharded = (folder / fsdp.OPTIMIZER).is_dir()
+        saved = sharded or bool(_matching(folder, OPTIMIZER))
+        return random and (saved or _engine(folder) is not None)
+
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """The library has a call for it, and saves no position of a plain loader."""
+        return (
+            "in the script, pass over the batches with accelerator.skip_first_batches(loader, N), "
+            "then relaunch"
+        )
 
     def advise(self, key: str, value: object) -> str:
         """The call in the user's own script: there is no command line to go by."""

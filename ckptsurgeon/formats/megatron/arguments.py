@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ckptsurgeon.formats.schedules.names import value
+
+STEPS = re.compile(r"([\d.]+)([KMBT]?):([\d.]+)([KMBT]?)", re.IGNORECASE)
+SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def sizes(args: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """`--step-batch-size-schedule`: from which sample on, and the batch size; tokens in the option
+    where the sequence length is known. Empty without one, or for what the trainer refuses."""
+    text, length = args.get("step_batch_size_schedule"), args.get("seq_length")
+    steps = []
+    for entry in str(text or "").replace(",", " ").split():
+        match = STEPS.fullmatch(entry)
+        if match is None:
+            return ()
+        start = int(float(match[1]) * SUFFIXES[match[2].upper()])
+        size = int(float(match[3]) * SUFFIXES[match[4].upper()])
+        steps.append((start // length if isinstance(length, int) and length else start, size))
+    steps.sort(key=lambda step: step[0])
+    starts = [start for start, _ in steps]
+    sound = starts[:1] == [0] and len(set(starts)) == len(starts)
+    return tuple(steps) if sound and all(size > 0 for _, size in steps) else ()
+
+
+def data(args: Mapping[str, Any], pending: int | None) -> str:
+    """Why the consumed samples do not decide which data comes next; empty where they do. `pending`
+    is the iteration that is to be run again, or None."""
+    if args.get("dataloader_save"):
+        return (
+            "the position in the data is what its loader saved in "
+            f"{args['dataloader_save']} (--dataloader-save), not the consumed samples"
+        )
+    if pending is not None:
+        return (
+            f"iteration {pending} is to be run again with the micro-batches that the checkpoint "
+            "holds (rerun_state_machine), not with those at the consumed samples"
+        )
+    return ""
 
 
 def unsaved(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,8 +69,11 @@ def plain(schedule: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, An
 
 
 def rampup(args: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    """`--rampup-batch-size`: start, increment, samples."""
+    """`--rampup-batch-size`: start, increment, samples. Versions that have
+    `--step-batch-size-schedule` ignore it."""
     numbers = args.get("rampup_batch_size")
+    if "step_batch_size_schedule" in args:
+        return None
     if not isinstance(numbers, (list, tuple)) or len(numbers) != 3:
         return None
     return int(numbers[0]), int(numbers[1]), int(numbers[2])

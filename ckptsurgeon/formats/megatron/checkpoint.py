@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
-from ckptsurgeon.formats.megatron import arguments, flags, soundness
+from ckptsurgeon.formats.megatron import arguments, flags, identity, soundness
 from ckptsurgeon.formats.megatron.shards import MegatronShards
 from ckptsurgeon.formats.protocol import Place, Setting, State
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron, names
 from ckptsurgeon.formats.schedules.megatron import in_proportion
 
+Self = TypeVar("Self", bound="MegatronCheckpoint")
 SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style", "position")
 
 
@@ -87,7 +90,29 @@ class MegatronCheckpoint(MegatronShards):
             warnings.append(f"still warming up: sample {now} of {warmup}")
         return settings, warnings
 
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """µP makes the eps of a hidden group from --adam-eps, as it makes its rate from --lr."""
+        if key != "eps":
+            return value
+        main = self.all_groups()[self.main()].get("eps")
+        return in_proportion(place.value, main, value) if isinstance(main, float) else value
+
     # --- meaning ---------------------------------------------------------------------------------
+
+    def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
+        """Raises SurgeryError where two param groups would become one to the loader."""
+        new = super().after(changes, root)
+        for before, item in zip(self._optimizers, new._optimizers, strict=True):
+            known = identity.twins(self.groups(before))
+            made = [pair for pair in identity.twins(new.groups(item)) if pair not in known]
+            if made:
+                raise SurgeryError(
+                    f"param groups {made[0][0]} and {made[0][1]} would have the same "
+                    f"{', '.join(identity.told(self.groups(before), made[0]))}, by which the "
+                    "trainer tells them apart: it would load both from the last one",
+                    next="ckptsurgeon show    the param groups: take a value that keeps them apart",
+                )
+        return new
 
     def contradictions(self) -> list[str]:
         """See `soundness`."""
@@ -96,7 +121,7 @@ class MegatronCheckpoint(MegatronShards):
     def read_state(self) -> State:
         """Of the main param group: the rates and weight decays that the scheduler will write."""
         schedule, args = self.schedule(), self.args()
-        groups = [group for item in self._optimizers for group in self.groups(item)]
+        groups = self.all_groups()
         if not groups:
             raise SurgeryError(
                 f"{self.path.name} keeps no optimizer (saved with --no-save-optim)",
@@ -108,15 +133,17 @@ class MegatronCheckpoint(MegatronShards):
         decays = [self._decay(group) for group in groups]
         iteration = self.agreed("iteration")
         step = int(iteration[0]) if iteration else self.step
-        main = next((i for i, g in enumerate(groups) if g.get("default_config")), 0)
-        # a list of sizes by samples is not understood here
+        main = self.main()
+        steps = arguments.sizes(args)
         size = None if args.get("step_batch_size_schedule") else args.get("global_batch_size")
+        size = steps[-1][1] if steps else size
         notes = known_globals.notes(self.shallow_globals())
         notes += flags.notes(self, main)
         promise = self.promise(step, rates[main])
+        eps = groups[main].get("eps", promise.eps)  # µP has others in hidden layers
         return State(
             step=step,
-            promise=replace(promise, weight_decay=tuple(decays) or None),
+            promise=replace(promise, weight_decay=tuple(decays) or None, eps=eps),
             schedule=None if schedule is None else arguments.plain(schedule, groups[main]),
             dialect=self.dialect(),
             data_parallel=int(args.get("data_parallel_size") or 1),
@@ -128,6 +155,8 @@ class MegatronCheckpoint(MegatronShards):
             notes=tuple(notes),
             batch_size=size if isinstance(size, int) else None,
             rampup=arguments.rampup(args),
+            sizes=steps,
+            data=arguments.data(args, self.pending()),
         )
 
     def dialect(self) -> str:

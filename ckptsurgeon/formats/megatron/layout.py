@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA
@@ -16,17 +17,15 @@ from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.layout import BaseFormat
-from ckptsurgeon.formats.megatron import options
+from ckptsurgeon.formats.megatron import options, tiers
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, MegatronDistCheckpoint, opened_dist
 from ckptsurgeon.formats.megatron.flags import USE
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.megatron.tiers import OTHER, TRACKER
+from ckptsurgeon.formats.protocol import Checkpoint, Hazard, Rival
 from ckptsurgeon.formats.sane import problem, understood
-from ckptsurgeon.formats.step_folders import files_below, refuse_link
+from ckptsurgeon.formats.step_folders import files_below, listed, refuse_link
 
-TRACKER = "latest_checkpointed_iteration.txt"
-OTHER = "non_persistent"
-"""A folder of the same layout, whose checkpoint is loaded instead if it is not older."""
 BRIDGE = "train_state.pt"
 """Megatron-Bridge saves Megatron-core's checkpoints too, and its own counters and pointer."""
 STEP = re.compile(r"iter_(\d{7,18})")
@@ -58,7 +57,7 @@ class Megatron(BaseFormat):
         """What the loader takes for `step` first."""
         name = f"iter_{step:07d}"
         there = [folder / name for folder in (run, run / OTHER) if (folder / name).is_dir()]
-        return there[::-1] if number(run / OTHER / TRACKER) == step else there
+        return there[::-1] if _not_persistent(run) == step else there
 
     def directory(self, run: Path, step: int) -> Path:
         """`iter_<N>`, with 7 digits or more."""
@@ -94,7 +93,9 @@ class Megatron(BaseFormat):
                 int(args.get(f"{kind}_model_parallel_size") or 1)
                 for kind in ("tensor", "pipeline", "expert")
             ]
-            reasons = [problem("ranks", size) for size in (*sizes, sizes[0] * sizes[1] * sizes[2])]
+            data = int(args.get("data_parallel_size") or 1)
+            total = sizes[0] * sizes[1] * sizes[2] * data
+            reasons = [problem("ranks", size) for size in (*sizes, data, total)]
         if any(reasons):
             raise SurgeryError(f"{ranks[0]}: {next(filter(None, reasons))}")
         names = [
@@ -103,7 +104,9 @@ class Megatron(BaseFormat):
             for t in range(sizes[0]) for p in range(sizes[1]) for e in range(sizes[2])
         ]  # fmt: skip
         files = ["model_optim_rng.pt"]
-        if args.get("use_distributed_optimizer") and not args.get("no_save_optim"):
+        if args.get("use_layer_wise_distributed_optimizer") and not args.get("no_save_optim"):
+            files += [f"layer_wise_optimizer_{rank}.pt" for rank in range(data)]
+        elif args.get("use_distributed_optimizer") and not args.get("no_save_optim"):
             files.append("distrib_optim.pt")
         paths = [f"{name}/{file}" for name in names for file in files]
         return [name for name in paths if not (folder / name).is_file()]
@@ -127,8 +130,23 @@ class Megatron(BaseFormat):
         """The step that is loaded: the tracker's, or that of a checkpoint that is not persistent
         and not older."""
         named = number(pointer)
-        other = number(pointer.parent / OTHER / TRACKER)
+        other = _not_persistent(pointer.parent)
         return other if named is not None and other is not None and other >= named else named
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """By the command line of the newest step: the next launch will have it, too."""
+        return tiers.rivals(run, step, _newest_args(run))
+
+    def hazards(self, run: Path) -> list[Hazard]:
+        """A checkpoint that is loaded in place of the latest."""
+        latest = self.pointed(run / TRACKER)
+        return [
+            Hazard(
+                f"{rival.what}: the trainer loads it in place of step {latest}",
+                rival.remedy or f"ckptsurgeon rollback --to {latest}    moves it aside",
+            )
+            for rival in (self.rivals(run, latest) if latest is not None else ())
+        ]
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """A flag that takes each iteration by itself."""
@@ -137,7 +155,8 @@ class Megatron(BaseFormat):
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """The folder, the file's schedule, and all values, which the loader compares."""
-        return ["--load", str(run), USE, *options.values(checkpoint.state())]
+        args = checkpoint.args() if isinstance(checkpoint, MegatronCheckpoint) else {}
+        return ["--load", str(run), USE, *options.values(checkpoint.state(), args)]
 
     def open(
         self, run: Path, step: int, without: Collection[Path] = ()
@@ -161,6 +180,39 @@ class Megatron(BaseFormat):
         shards = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
         files = [path for path in shards if path not in without]
         return MegatronCheckpoint(folder, step, *read_shards(files))
+
+
+def _not_persistent(run: Path) -> int | None:
+    """The step that the tracker in `non_persistent/` names, if the launch that saved it looks there
+    on a load; or if that can't be told."""
+    step = number(run / OTHER / TRACKER)
+    if step is None:
+        return None
+    args = _saved_args(run / OTHER / f"iter_{step:07d}")
+    return step if args is None or tiers.counts(args) else None
+
+
+def _newest_args(run: Path) -> Mapping[str, Any]:
+    """The command line of the newest step that keeps one."""
+    folders = {
+        int(match[1]): folder / match[0]
+        for folder in (run, run / OTHER)
+        for name in listed(folder)
+        if (match := STEP.fullmatch(name))
+    }
+    args = (_saved_args(folders[step]) for step in sorted(folders, reverse=True))
+    return next((known for known in args if known is not None), {})
+
+
+def _saved_args(folder: Path) -> Mapping[str, Any] | None:
+    """The command line that one saved step keeps; None if it is not there or can't be read."""
+    try:
+        if _is_dist(folder):
+            return opened_dist(folder, 0).args()
+        files = [rank / "model_optim_rng.pt" for rank in _ranks(folder)[:1]]
+        return MegatronCheckpoint(folder, 0, *read_shards(files)).args() if files else None
+    except (SurgeryError, OSError):
+        return None
 
 
 def _is_dist(folder: Path) -> bool:

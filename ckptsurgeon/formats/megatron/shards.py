@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import get, tensors
+from ckptsurgeon.files.pickles.tree import Object, get, tensors
 from ckptsurgeon.formats import moments
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.megatron import arguments
@@ -102,6 +102,15 @@ class MegatronShards(BaseCheckpoint):
             return []
         return [group for group in entries if isinstance(group, Mapping)]
 
+    def all_groups(self) -> list[Mapping[str, Any]]:
+        """The param groups of every optimizer, in order."""
+        return [group for item in self._optimizers for group in self.groups(item)]
+
+    def main(self) -> int:
+        """The number of the group whose rate is the command line's: what the trainer logs."""
+        marked = (i for i, group in enumerate(self.all_groups()) if group.get("default_config"))
+        return next(marked, 0)
+
     def in_roots(self, *path: Key, wins: bool = True) -> list[Place]:
         """`path` in every root."""
         return [p for file, prefix in self._roots for p in self.at(file, (*prefix, *path), wins)]
@@ -147,6 +156,16 @@ class MegatronShards(BaseCheckpoint):
         places = self.at(file, (*prefix, "args"))
         values = getattr(places[0].value, "state", None) if places else None
         return values if isinstance(values, dict) else {}
+
+    def pending(self) -> int | None:
+        """The iteration that is to be run again, as its result was doubted; None without one."""
+        for place in self.in_roots("rerun_state_machine", "state"):
+            state = place.value.args[0] if isinstance(place.value, Object) else place.value
+            if state not in (0, None):
+                held = self.in_roots("rerun_state_machine", "current_iteration")
+                number = held[0].value if held else None
+                return number if isinstance(number, int) else self.step
+        return None
 
     def rate(self, group: Mapping[str, Any]) -> float:
         """The lr that the scheduler gives to a param group at the saved position.

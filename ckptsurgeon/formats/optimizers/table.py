@@ -72,11 +72,18 @@ def recognise(state_dict: StateDict) -> Entry:
     return best[0]
 
 
+def candidates(state_dict: StateDict) -> tuple[Entry, ...]:
+    """Every optimizer that has just these keys; none where no known one does."""
+    state, group = frozenset(state_dict.state) - STEPS, _settings(state_dict)
+    if state_dict.beside or not (state or group):
+        return ()
+    return _best(state, group)
+
+
 def name(state_dict: StateDict) -> str:
     """What the optimizer is called; of several with the same keys, all of them."""
-    state, group = frozenset(state_dict.state) - STEPS, _settings(state_dict)
-    best = _best(state, group)
-    if not best or state_dict.beside or not (state or group):
+    best = candidates(state_dict)
+    if not best:
         return ""
     names = dict.fromkeys(item.name for item in best)
     if {"Adam", "AdamW"} <= set(names):

@@ -15,6 +15,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import sane
 from ckptsurgeon.formats.protocol import Checkpoint, Place, Setting
 from ckptsurgeon.formats.schedules.check import ASSERTED, refuse_early_decay, refuse_low_peak
+from ckptsurgeon.formats.schedules.megatron import stable_then_decay
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron, value
 
 PLAIN = {
@@ -84,6 +85,10 @@ def learning_rate(schedule: Mapping[str, Any]) -> float:
         return floor + (1.0 - ratio) * (peak - floor)
     if style == "cosine":
         return floor + 0.5 * (math.cos(math.pi * ratio) + 1.0) * (peak - floor)
+    if style == "1-sqrt":  # the bundled trainer's, as is WSD with its parameters in the state
+        return floor + (1.0 - math.sqrt(ratio)) * (peak - floor)
+    if style == "WSD":
+        return floor + stable_then_decay(at, end, schedule) * (peak - floor)
     raise ValueError(f"decay style {style!r}")
 
 

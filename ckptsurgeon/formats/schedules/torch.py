@@ -313,7 +313,7 @@ def _groups(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, float]]:
     keys = ("lr", "initial_lr", "max_lr", "min_lr")
     out = []
     for place in mine:
-        entries = {key: checkpoint.value(place.file, (*place.path[:-1], key)) for key in keys}
+        entries = {k: checkpoint.value(place.file, checkpoint.beside(place, k)) for k in keys}
         out.append({key: float(value) for key, value in entries.items() if value is not None})
     state = scheduler.value
     rates = state.get("base_lrs", state.get("_last_lr"))
@@ -354,9 +354,9 @@ def _settings(checkpoint: Checkpoint, places: Sequence[Place], new: _New) -> Ite
                 name = NAMES.get(str(path[-1]), "lr")
                 yield Setting(name, Place(scheduler.file, full, old), value)
     for place in checkpoint.locate("lr"):
-        index = int(place.path[-2])
+        index = checkpoint.group_of(place)
         for key, value in new.groups[index].items():
-            path = (*place.path[:-1], key)
+            path = checkpoint.beside(place, key)
             old = checkpoint.value(place.file, path)
             if old is not None and not _same(old, value):
                 yield Setting(NAMES.get(key, "lr"), Place(place.file, path, old), value)

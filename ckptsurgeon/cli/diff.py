@@ -1,0 +1,91 @@
+"""diff: how two steps, two runs, or a run before and after a surgery differ."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckptsurgeon import report
+from ckptsurgeon.cli.options import Common
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.operations.completion import saved_steps
+
+if TYPE_CHECKING:
+    from ckptsurgeon.run.run import Run
+
+DIFFERENT = 3
+"""The exit code, as of `plan --exit-code`."""
+
+
+def _here(common: Common) -> Run | None:
+    """The run that a step alone is of; two runs can be compared from anywhere."""
+    try:
+        return common.open_run()
+    except UsageError:
+        if common.run_dir is not None:
+            raise
+        return None
+
+
+def diff(
+    a: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="A",
+            help="STEP, RUN:STEP or RUN.",
+            autocompletion=saved_steps,
+            show_default=False,
+        ),
+    ] = None,
+    b: Annotated[
+        str | None,
+        typer.Argument(metavar="B", help="The same, to compare with.", autocompletion=saved_steps),
+    ] = None,
+    receipt: Annotated[
+        str | None,
+        typer.Option("--receipt", metavar="ID", help="Before and after this surgery."),
+    ] = None,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="Compare every element of every tensor too.")
+    ] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
+    ] = 8,
+    *,
+    common: Common,
+) -> None:
+    """Compare two steps or two runs, or a run before and after a surgery.
+
+    Without --tensors it reads no tensor: hyperparameters, schedule, counters, pointers, arguments.
+    Steps that are cut into shards in different ways are compared by what they mean, and with
+    --tensors by their joined weights. It exits 3 when there is a difference.
+
+    Examples:
+    ckptsurgeon diff 6 8
+    ckptsurgeon diff 8 ../branch:8 --tensors
+    ckptsurgeon diff --receipt 0001
+    """
+    from ckptsurgeon.look.diff.diff import diff as compare
+    from ckptsurgeon.look.diff.sides import Side
+    from ckptsurgeon.look.diff.surgery import of_receipt
+
+    if (receipt is None) == (a is None) or (a is None) != (b is None):
+        raise UsageError(
+            "diff takes two steps or runs, or one receipt",
+            next=("ckptsurgeon diff A B", "ckptsurgeon diff --receipt ID"),
+        )
+    quiet = common.quiet or common.as_json or not tensors
+    with report.Progress(sys.stderr, quiet=quiet) as progress:
+        if receipt is not None:
+            found = of_receipt(
+                common.open_run(), receipt, tensors=tensors, jobs=jobs, progress=progress
+            )
+        else:
+            assert a is not None and b is not None
+            sides = Side.parse(a, _here(common)), Side.parse(b, _here(common))
+            found = compare(*sides, tensors=tensors, jobs=jobs, progress=progress)
+    common.answer(lambda: report.diff(found, common.style), lambda: report.diff_json(found))
+    if not found.same:
+        raise typer.Exit(DIFFERENT)

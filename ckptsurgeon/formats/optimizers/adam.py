@@ -1,0 +1,27 @@
+"""Which optimizers keep Adam's two moments, so that its bound on their ratio holds."""
+
+from __future__ import annotations
+
+from ckptsurgeon.formats.optimizers.table import candidates
+from ckptsurgeon.formats.protocol import StateDict
+
+NAMES = frozenset(
+    {
+        "Adam", "AdamW", "FusedAdam", "CPUAdam", "AdamC", "GaLore", "Fira",
+        "Adam, AdamW, LAMB or AdEMAMix of bitsandbytes",
+    }
+)  # fmt: skip
+"""exp_avg and exp_avg_sq are running means of one gradient and of its square, in all of these.
+
+GaLore and Fira, which can't be told from Adam by their keys, keep those of a projected gradient."""
+LARGEST = "max_exp_avg_sq"
+
+
+def is_adam(state_dict: StateDict) -> bool:
+    """Whether every optimizer that has these keys is one of `NAMES`; AMSGrad is not."""
+    if LARGEST in state_dict.state:
+        return False
+    if any(place.value for place in state_dict.group.get("amsgrad", ())):
+        return False
+    names = {entry.name for entry in candidates(state_dict)}
+    return bool(names) and names <= NAMES

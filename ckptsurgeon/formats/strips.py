@@ -1,0 +1,204 @@
+"""The moments of each parameter side by side, from the state dicts of any format."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.formats.optimizers import adam
+from ckptsurgeon.formats.protocol import Adam, Checkpoint, Codes, Place, StateDict, Strip
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+MASTERS = ("master_param", "fp32_param", "param")
+"""What optimizers of 16-bit weights call their fp32 copy."""
+QUANTIZED = {
+    "exp_avg": ("state1", "absmax1", "qmap1"),
+    "exp_avg_sq": ("state2", "absmax2", "qmap2"),
+}
+"""bitsandbytes: codes, scales of their blocks, code book."""
+
+
+def strips(checkpoint: Checkpoint) -> Iterator[Strip]:
+    """One for each state of each optimizer, with whole tensors."""
+    names = _names(checkpoint)
+    for each in checkpoint.state_dicts():
+        lawful = adam.is_adam(each)
+        settings = Settings(checkpoint, each)
+        for owner, state in owners(each).items():
+            if strip := _strip(state, settings.adam(owner, state, lawful), owner, names):
+                yield strip
+
+
+class Settings:
+    """What the param groups of one optimizer say of each of its states."""
+
+    def __init__(self, checkpoint: Checkpoint, state_dict: StateDict) -> None:
+        self.checkpoint = checkpoint
+        self.group = {
+            key: {_group(place): place.value for place in state_dict.group.get(key, ())}
+            for key in ("betas", "eps", "lr", "params")
+        }
+        steps = [place.value for place in checkpoint.locate("adam_step") if place.wins]
+        self.top = max(steps, default=None)
+        self.common = {key: self._agreed(key) for key in ("betas", "eps", "lr")}
+
+    def adam(self, owner: Hashable, state: Mapping[str, Place], lawful: bool) -> Adam:
+        """Of one state: its own step, unless its optimizer counts in one place for all."""
+        number = state["step"].value if "step" in state else None
+        if "step" in state:
+            place = state["step"]
+            number = self.checkpoint.value(place.file, place.path)
+        step = number if isinstance(number, (int, float)) and number > 0 else self.top
+        group = self._index(state)
+        return self.of_group(group, step, lawful)
+
+    def of_group(self, group: int | None, step: float | None, lawful: bool) -> Adam:
+        """With the settings of one param group; without a group only what all have alike."""
+        betas = self._one("betas", group)
+        pair = betas if isinstance(betas, (list, tuple)) else None
+        return Adam(
+            step=step,
+            betas=None if pair is None else tuple(float(beta) for beta in pair),
+            eps=_number(self._one("eps", group)),
+            lr=_number(self._one("lr", group)),
+            lawful=lawful,
+        )
+
+    def _index(self, state: Mapping[str, Place]) -> int | None:
+        """The group that lists the number of the state, if states are numbered."""
+        first = next(iter(state.values()), None)
+        number = first.path[-2] if first is not None and len(first.path) > 1 else None
+        for group, numbers in self.group["params"].items():
+            if isinstance(numbers, (list, tuple)) and number in numbers:
+                return group
+        return None
+
+    def _one(self, key: str, group: int | None) -> Any:
+        return self.group[key].get(group, self.common[key])
+
+    def _agreed(self, key: str) -> Any:
+        """The value that all groups of the checkpoint have, or None."""
+        found = [*self.group[key].values()]
+        found += [place.value for place in self.checkpoint.locate(key) if place.wins]
+        distinct = {tuple(v) if isinstance(v, list) else v for v in found}
+        return distinct.pop() if len(distinct) == 1 else None
+
+
+def owners(state_dict: StateDict) -> dict[Hashable, dict[str, Place]]:
+    """Key → place of each state: places of one owner differ in the key alone, be it a key of a
+    dict, a part of a dotted name or the name of a file."""
+    out: dict[Hashable, dict[str, Place]] = {}
+    for key, places in state_dict.state.items():
+        for place in places:
+            out.setdefault(_owner(place, key), {})[key] = place
+    return out
+
+
+def _owner(place: Place, key: str) -> Hashable:
+    file = place.file.parent if place.file.stem == key else place.file
+    parts: list[Hashable] = []
+    for part in place.path:
+        if part == key:
+            continue
+        if isinstance(part, str) and key in part.split("."):
+            parts.append(tuple(word for word in part.split(".") if word != key))
+        else:
+            parts.append(part)
+    return file, tuple(parts)
+
+
+def _strip(
+    state: Mapping[str, Place], made: Adam, owner: Hashable, names: Mapping[Any, str]
+) -> Strip | None:
+    tensors = {kind: state[kind] for kind in MOMENTS if kind in state}
+    for key in MASTERS:
+        if key in state:
+            tensors["master"] = state[key]
+    tensors = {kind: place for kind, place in tensors.items() if isinstance(place.value, Tensor)}
+    codes = {kind: found for kind in MOMENTS if (found := _codes(state, kind))}
+    if any(kind not in tensors and kind not in codes for kind in MOMENTS):
+        # Of 32 bits where a parameter is small, which bitsandbytes numbers all the same.
+        for kind, (key, _, _) in QUANTIZED.items():
+            if key in state and kind not in codes and isinstance(state[key].value, Tensor):
+                tensors[kind] = state[key]
+    if not tensors and not codes:
+        return None
+    first = next(iter(tensors.values()), None) or next(iter(codes.values())).place
+    alike = {kind: place for kind, place in tensors.items() if _alike(place, first)}
+    name = names.get((first.file, first.path)) or _name(first)
+    return Strip(
+        parameter=name,
+        numel=first.value.numel,
+        tensors={kind: (place, 0) for kind, place in alike.items()},
+        adam=made,
+        codes=codes,
+        shape=first.value.size if len(first.value.size) > 1 else None,
+    )
+
+
+def _codes(state: Mapping[str, Place], kind: str) -> Codes | None:
+    places = [state.get(key) for key in QUANTIZED[kind]]
+    if any(place is None or not isinstance(place.value, Tensor) for place in places):
+        return None
+    found = Codes(*(place for place in places if place is not None))
+    return found if found.place.value.dtype == "uint8" else None
+
+
+def _alike(place: Place, first: Place) -> bool:
+    """Whether elements that lie at the same distance from the start belong together."""
+    return bool(
+        place.value.size == first.value.size
+        and place.value.stride == first.value.stride
+        and dense(place.value)
+    )
+
+
+def dense(tensor: Tensor) -> bool:
+    """Whether its elements fill their part of the storage, in whichever order of the axes."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride, tensor.size, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def contiguous(tensor: Tensor) -> bool:
+    """Whether its elements lie in the order of its shape."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.size), reversed(tensor.stride), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _names(checkpoint: Checkpoint) -> dict[Any, str]:
+    """The place of a moment → the parameter that all of it is of, where the format says."""
+    names: dict[Any, str] = {}
+    for kind in MOMENTS:
+        try:
+            fragments: Iterable[Any] = checkpoint.fragments(kind)
+        except SurgeryError:
+            continue
+        for parameter, place, start, end in fragments:
+            if start == 0 and end == place.value.numel:
+                names[place.file, place.path] = parameter
+    return names
+
+
+def _name(place: Place) -> str:
+    """A name by the path, without the key itself."""
+    number = place.path[-2] if len(place.path) > 1 else place.file.stem
+    return f"parameter {number}" if isinstance(number, int) else str(number)
+
+
+def _group(place: Place) -> int | None:
+    index = place.path[-2] if len(place.path) > 1 else None
+    return index if isinstance(index, int) else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None

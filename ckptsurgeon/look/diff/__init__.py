@@ -1,0 +1,1 @@
+"""How two saved steps, two runs, or a run before and after a surgery differ. Reads only."""

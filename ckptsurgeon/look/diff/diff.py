@@ -1,0 +1,192 @@
+"""The whole answer: changes of values, and with `tensors` of every element. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ckptsurgeon.edits import AnyChange, Aside, Change, Rewrite
+from ckptsurgeon.edits import Content as NewBytes
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.look.diff import tensors as of_tensors
+from ckptsurgeon.look.diff.files import Difference, compare
+from ckptsurgeon.look.diff.sides import Side
+from ckptsurgeon.look.diff.tensors import Tensors
+from ckptsurgeon.look.diff.versions import Version
+from ckptsurgeon.progress import Progress
+
+SMALL = 1 << 20
+"""Bytes of a pointer that are read."""
+FIELDS = ("tokens", "gigaflos", "batch_size", "rampup", "peak_lr", "scheduler")
+"""Of a state, besides its promise and its schedule."""
+
+
+@dataclass(frozen=True)
+class Diff:
+    """How `one` and `other` differ. `tensors` is None where they were not asked for, and
+    `not_compared` says what could not be held against each other."""
+
+    one: str
+    other: str
+    changes: tuple[AnyChange, ...]
+    tensors: Tensors | None
+    not_compared: tuple[str, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing that was compared differs."""
+        return not self.changes and (self.tensors is None or self.tensors.same)
+
+
+@dataclass
+class _Found:
+    changes: list[AnyChange] = field(default_factory=list)
+    tensors: Tensors | None = None
+    not_compared: list[str] = field(default_factory=list)
+
+
+@collector_paused()
+def diff(
+    one: Side,
+    other: Side,
+    *,
+    tensors: bool = False,
+    jobs: int = 8,
+    progress: Progress | None = None,
+) -> Diff:
+    """Two saved steps, or two runs with all their steps. Of one step and a run, the run's latest
+    step counts. Raises SurgeryError for a file that can't be read."""
+    found = _Found(tensors=Tensors() if tensors else None)
+    if one.step is None and other.step is None:
+        _runs(found, one, other, jobs, progress)
+    else:
+        one, other = (
+            side if side.step is not None else replace(side, step=side.run.latest())
+            for side in (one, other)
+        )
+        _steps(found, one, other, jobs, progress)
+    return Diff(
+        str(one), str(other), tuple(found.changes), found.tensors, tuple(found.not_compared)
+    )
+
+
+# --- two steps -----------------------------------------------------------------------------------
+
+
+def _steps(found: _Found, one: Side, other: Side, jobs: int, progress: Progress | None) -> None:
+    assert one.step is not None and other.step is not None
+    ones, others = one.files(), other.files()
+    mine, its = one.run.checkpoint(one.step), other.run.checkpoint(other.step)
+    if _shards(one, mine) == _shards(other, its):
+        places = one.places() | other.places()
+        difference = compare(ones, others)
+        found.changes += [replace(c, file=places[c.file]) for c in difference.changes]
+        _add(found, difference, jobs, progress)
+        return
+    found.changes += meaning(mine, its)
+    found.not_compared.append(
+        "the two are cut into shards in different ways: what they mean was compared, not place by "
+        "place"
+    )
+    if found.tensors is not None:
+        try:
+            of_tensors.of_weights(found.tensors, mine.weights(), its.weights())
+            found.not_compared.append("moments and masters, whose shards are not the same")
+        except SurgeryError as error:
+            found.not_compared.append(f"tensors: {error.what}")
+
+
+def _shards(side: Side, checkpoint: Checkpoint) -> set[str]:
+    return {side.name(path) for path in checkpoint.archives}
+
+
+def _add(found: _Found, difference: Difference, jobs: int, progress: Progress | None) -> None:
+    if found.tensors is None:
+        return
+    of_tensors.of_twins(found.tensors, difference, jobs, progress)
+
+
+def meaning(one: Checkpoint, other: Checkpoint) -> list[AnyChange]:
+    """The fields of both states that differ, in no file: for steps that are kept differently."""
+    mine, its = one.state(), other.state()
+    pairs: list[tuple[str, Any, Any]] = [("step", mine.step, its.step)]
+    for name, value in vars(mine.promise).items():
+        if name != "step":
+            pairs.append((name, value, getattr(its.promise, name)))
+    ours, theirs = mine.schedule or {}, its.schedule or {}
+    for key in dict.fromkeys([*ours, *theirs]):
+        pairs.append((key, ours.get(key), theirs.get(key)))
+    pairs += [(name, getattr(mine, name), getattr(its, name)) for name in FIELDS]
+    return [Change("", name, old, new) for name, old, new in pairs if old != new]
+
+
+# --- two runs ------------------------------------------------------------------------------------
+
+
+def _runs(found: _Found, one: Side, other: Side, jobs: int, progress: Progress | None) -> None:
+    mine, its = one.run.steps(), other.run.steps()
+    for step in sorted({*mine, *its}):
+        if step not in its:
+            entries = one.run.entries(step)
+            found.changes += [Aside(one.run.relative(p), "checkpoint") for p in entries]
+        elif step not in mine:
+            for path in other.run.entries(step):
+                made = NewBytes(())
+                name = other.run.relative(path)
+                found.changes.append(Rewrite(name, "checkpoint", made, "new", new_file=True))
+        else:
+            difference = compare(one.saved(step), other.saved(step))
+            found.changes += difference.changes
+            _add(found, difference, jobs, progress)
+    difference = compare(one.copies(), other.copies())
+    found.changes += difference.changes
+    _add(found, difference, jobs, progress)
+    found.changes += texts(one.texts(), other.texts())
+    found.changes += logs(one.logs(), other.logs())
+
+
+def texts(ones: Mapping[str, Version], others: Mapping[str, Version]) -> Sequence[AnyChange]:
+    """Pointers and small files of text, each by its whole text."""
+    out: list[AnyChange] = []
+    for name in dict.fromkeys([*ones, *others]):
+        old, new = (_text(versions.get(name)) for versions in (ones, others))
+        if old != new:
+            out.append(Change(name, "latest", old, new))
+    return out
+
+
+def _text(version: Version | None) -> str | None:
+    """The text; None without a file."""
+    if version is None:
+        return None
+    return version.path.read_bytes()[:SMALL].decode("utf-8", "replace")
+
+
+def logs(ones: Mapping[str, Version], others: Mapping[str, Version]) -> Sequence[AnyChange]:
+    """Event files that one side lacks, or whose bytes differ."""
+    out: list[AnyChange] = []
+    for name in dict.fromkeys([*ones, *others]):
+        one, other = ones.get(name), others.get(name)
+        if one is None:
+            out.append(Rewrite(name, "tensorboard", NewBytes(()), "new", new_file=True))
+        elif other is None:
+            out.append(Aside(name, "tensorboard"))
+        elif not _alike(one, other):
+            sizes = f"{one.length()} → {other.length()} bytes"
+            out.append(Rewrite(name, "tensorboard", NewBytes(()), sizes))
+    return out
+
+
+def _alike(one: Version, other: Version) -> bool:
+    if one.same_bytes(other):
+        return True
+    if one.length() != other.length():
+        return False
+    with one.path.open("rb") as mine, other.path.open("rb") as its:
+        while data := mine.read(1 << 20):
+            if data != its.read(len(data)):
+                return False
+    return True

@@ -1,0 +1,92 @@
+"""What a diff is taken of: a saved step, or a whole run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsurgeon.formats.detect import detect
+from ckptsurgeon.look.diff.versions import TORCH, Version
+from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
+
+NUMBER = re.compile(r"\d{1,18}")
+
+
+@dataclass(frozen=True)
+class Side:
+    """A run, and the step of it that is meant; None: all of it."""
+
+    run: Run
+    step: int | None
+
+    @classmethod
+    def parse(cls, text: str, here: Run | None) -> Side:
+        """`STEP` of the run `here`, `RUN:STEP`, or `RUN`; a step by its number, the name of its
+        folder or `latest`. Raises UsageError for a step that is not saved, SurgeryError for one
+        that is incomplete."""
+        folder, _, name = text.rpartition(":")
+        if folder and Path(folder).is_dir():
+            return cls._of(Run.open(Path(folder)), name)
+        if here is not None and (NUMBER.fullmatch(text) or not _is_run(Path(text))):
+            return cls._of(here, text)
+        return cls(Run.open(Path(text)), None)
+
+    @classmethod
+    def _of(cls, run: Run, name: str) -> Side:
+        step = int(name) if NUMBER.fullmatch(name) else run.step(name)
+        run.checkpoint(step)
+        return cls(run, step)
+
+    def __str__(self) -> str:
+        return f"{self.run.name}" if self.step is None else f"{self.run.name}, step {self.step}"
+
+    def files(self) -> dict[str, Version]:
+        """The files of its step by a name that the same file of another step has too."""
+        assert self.step is not None
+        pointers = set(self.run.format.pointer_files(self.run.root))
+        paths = self.run.format.files(self.run.root, self.step)
+        return {self.name(p): Version(p) for p in paths if p not in pointers}
+
+    def name(self, path: Path) -> str:
+        """The path inside the folder of the step, or that from the root without the number."""
+        assert self.step is not None
+        folder = self.run.directory(self.step)
+        if folder != self.run.root and path.is_relative_to(folder):
+            return path.relative_to(folder).as_posix()
+        first, _, rest = self.run.relative(path).partition("/")
+        first = re.sub(rf"(?<!\d)0*{self.step}(?!\d)", "N", first, count=1)
+        return f"{first}/{rest}" if rest else first
+
+    def places(self) -> dict[str, str]:
+        """Name → the path from the root."""
+        return {name: self.run.relative(v.path) for name, v in self.files().items()}
+
+    def saved(self, step: int) -> dict[str, Version]:
+        """The files of one of its steps by their path from the root, pointers apart."""
+        pointers = set(self.run.format.pointer_files(self.run.root))
+        paths = self.run.format.files(self.run.root, step)
+        return {self.run.relative(p): Version(p) for p in paths if p not in pointers}
+
+    def copies(self) -> dict[str, Version]:
+        """The pointers that are copies of shards."""
+        pointers = self.run.format.pointer_files(self.run.root)
+        paths = [path for path in pointers if path.is_file() and path.suffix in TORCH]
+        return {self.run.relative(path): Version(path) for path in paths}
+
+    def texts(self) -> dict[str, Version]:
+        """The other pointers, and what says how the run is started."""
+        paths = [p for p in self.run.format.pointer_files(self.run.root) if p.suffix not in TORCH]
+        paths += [self.run.root / name for name in (SETTINGS, CONFIG)]
+        return {self.run.relative(path): Version(path) for path in paths if path.is_file()}
+
+    def logs(self) -> dict[str, Version]:
+        """Its event files, those of abandoned branches too."""
+        logs = self.run.logs
+        cut = (path for folder in sorted(logs.branches()) for path in folder.glob("*tfevents*"))
+        return {self.run.relative(path): Version(path) for path in (*logs.files(), *cut)}
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether this very folder is a run's root, and not one of its steps."""
+    return folder.is_dir() and detect(folder.resolve()) is not None

@@ -1,0 +1,174 @@
+"""A run before and after one surgery, from the bytes that its receipt keeps. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckptsurgeon.edits import (
+    AnyChange,
+    Aside,
+    Move,
+    Receipt,
+    Replace,
+    Rewrite,
+    Truncate,
+)
+from ckptsurgeon.edits import Content as NewBytes
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.files.dcp import METADATA
+from ckptsurgeon.look.diff import tensors as of_tensors
+from ckptsurgeon.look.diff.diff import Diff, logs, texts
+from ckptsurgeon.look.diff.files import compare
+from ckptsurgeon.look.diff.tensors import Tensors
+from ckptsurgeon.look.diff.versions import TORCH, Version
+from ckptsurgeon.progress import Progress
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.receipts import standing
+
+
+@collector_paused()
+def of_receipt(
+    run: Run,
+    id: str,
+    *,
+    tensors: bool = False,
+    jobs: int = 8,
+    progress: Progress | None = None,
+) -> Diff:
+    """What surgery `id` changed, read from the files as they were and as they are. A file that a
+    later surgery edited again is taken as it was before that. Raises UsageError for a surgery that
+    is not in force, SurgeryError where its attic was pruned or a file is gone."""
+    receipt, later = _chosen(run, id.zfill(4))
+    found = _Found()
+    for edit in _effective(receipt):
+        found.edit(run, edit, later)
+    ones = {name: one for name, (one, _) in found.shards.items()}
+    others = {name: other for name, (_, other) in found.shards.items()}
+    difference = compare(ones, others)
+    changes = [
+        *found.changes,
+        *difference.changes,
+        *texts(*_sides(found.texts)),
+        *logs(*_sides(found.events)),
+    ]
+    seen = Tensors() if tensors else None
+    if seen is not None:
+        of_tensors.of_twins(seen, difference, jobs, progress)
+    return Diff(f"before {receipt.id}", f"after {receipt.id}", tuple(changes), seen)
+
+
+def _sides(pairs: Mapping[str, Pair]) -> tuple[dict[str, Version], dict[str, Version]]:
+    before = {name: one for name, (one, _) in pairs.items() if one is not None}
+    after = {name: other for name, (_, other) in pairs.items() if other is not None}
+    return before, after
+
+
+def _chosen(run: Run, id: str) -> tuple[Receipt, Sequence[Receipt]]:
+    """The receipt, and those in force that came after it, oldest first."""
+    done = run.receipts()
+    receipt = next((item for item in done if item.id == id), None)
+    if receipt is None:
+        raise UsageError(f"there is no receipt {id}", next="ckptsurgeon log")
+    in_force = standing(done)
+    if receipt not in in_force:
+        undo = next((item.id for item in done if item.undoes == id), None)
+        what = f"receipt {id} was undone by {undo}" if undo else f"receipt {id} is an undo"
+        raise UsageError(f"{what}: the run is as it was before", next="ckptsurgeon log")
+    return receipt, [item for item in in_force if item.id > id]
+
+
+def _effective(receipt: Receipt) -> list[Move | Replace | Truncate]:
+    """The inverse edits without the passing one that empties a file in between."""
+    return [edit for edit in receipt.inverse if isinstance(edit, (Move, Replace, Truncate))]
+
+
+Pair = tuple[Version | None, Version | None]
+
+
+@dataclass
+class _Found:
+    """Files by what they are, each as it was before and after; what else happened to files."""
+
+    shards: dict[str, tuple[Version, Version]] = field(default_factory=dict)
+    texts: dict[str, Pair] = field(default_factory=dict)
+    events: dict[str, Pair] = field(default_factory=dict)
+    changes: list[AnyChange] = field(default_factory=list)
+
+    def edit(self, run: Run, edit: Move | Replace | Truncate, later: Sequence[Receipt]) -> None:
+        """Add what the surgery did that `edit` takes back."""
+        if isinstance(edit, Move):
+            self._moved(run, edit, later)
+            return
+        if isinstance(edit, Replace) and edit.staged.endswith(".empty"):
+            return
+        now = _after(run, edit.file, later)
+        if isinstance(edit, Truncate):
+            self.shards[edit.file] = (
+                Version(now.path, edit.old_size),
+                Version(now.path, edit.new_size),
+            )
+            return
+        before = Version(_kept(run, edit.staged), folder=_home(run, edit.file))
+        if _is_shard(edit.file):
+            self.shards[edit.file] = (before, now)
+        elif "tfevents" in edit.file:
+            self.events[edit.file] = (before, now)
+        else:
+            self.texts[edit.file] = (before, now)
+
+    def _moved(self, run: Run, edit: Move, later: Sequence[Receipt]) -> None:
+        """A new file, or one that went to the attic."""
+        if "/attic/" in f"/{edit.src}":
+            name = edit.dst
+            kind = "tensorboard" if "tfevents" in name else "checkpoint"
+            self.changes.append(Aside(name, kind))
+            return
+        name = edit.src
+        if name.endswith(".distcp"):  # holds values that `.metadata` names, and is compared there
+            return
+        if "tfevents" in name:
+            made = Rewrite(name, "tensorboard", NewBytes(()), "new", new_file=True)
+            self.changes.append(made)
+        else:
+            self.texts[name] = (None, _after(run, name, later))
+
+
+def _is_shard(file: str) -> bool:
+    return file.endswith(TORCH) or file.rpartition("/")[2] == METADATA
+
+
+def _home(run: Run, file: str) -> Path | None:
+    path = run.root / file
+    return path.parent if path.name == METADATA else None
+
+
+def _after(run: Run, file: str, later: Sequence[Receipt]) -> Version:
+    """The file as the surgery left it: as the next surgery that touched it found it, or as is."""
+    for receipt in later:
+        for edit in receipt.inverse:
+            if isinstance(edit, Replace) and edit.file == file:
+                return Version(_kept(run, edit.staged))
+            if isinstance(edit, Truncate) and edit.file == file:
+                return Version(run.root / file, edit.old_size)
+            if isinstance(edit, Move) and _inside(file, edit.dst):
+                return Version(_kept(run, edit.src + file[len(edit.dst) :]))
+    return Version(_kept(run, file))
+
+
+def _inside(file: str, folder: str) -> bool:
+    return file == folder or file.startswith(f"{folder}/")
+
+
+def _kept(run: Run, file: str) -> Path:
+    """Where a file is that the answer is read from."""
+    path = run.root / file
+    if not path.exists():
+        pruned = "attic" in path.parts
+        raise SurgeryError(
+            f"{file} is gone" + (": its attic was pruned" if pruned else ""),
+            next="ckptsurgeon log",
+        )
+    return path

@@ -1,0 +1,213 @@
+"""Tensors element by element: identical, changed and by how much, missing, or of another shape."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats
+from ckptsurgeon.formats import Weight
+from ckptsurgeon.look.diff.files import Difference, Held, Twin
+from ckptsurgeon.progress import Progress
+
+BLOCK = 1 << 20
+"""Bytes that are compared at once."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A tensor whose elements differ: how many, the norm of the difference as a share of the first
+    one's norm, and the largest single difference; None where elements are no numbers."""
+
+    name: str
+    file: str
+    path: tuple[Key, ...]
+    elements: int
+    relative: float | None
+    largest: float | None
+
+
+@dataclass
+class Tensors:
+    """How many are identical, and which are not. `missing` are in one alone, with its shape."""
+
+    identical: int = 0
+    changed: list[Changed] = field(default_factory=list)
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    reshaped: list[tuple[str, str, str]] = field(default_factory=list)
+
+    @property
+    def same(self) -> bool:
+        """Whether all are identical."""
+        return not (self.changed or self.missing or self.reshaped)
+
+
+def of_twins(
+    out: Tensors, difference: Difference, jobs: int = 8, progress: Progress | None = None
+) -> None:
+    """Add the tensors of files that both sides have."""
+    for file, path, one, other in difference.reshaped:
+        name = f"{file}: {'.'.join(map(str, path))}"
+        if one is None or other is None:
+            out.missing.append((name, f"only in the {'second' if one is None else 'first'}"))
+        else:
+            out.reshaped.append((name, one, other))
+    twins = difference.twins
+    with ThreadPoolExecutor(max(1, min(jobs, len(twins)))) as pool:
+        for done, found in enumerate(pool.map(_twin, twins), 1):
+            if found is None:
+                out.identical += 1
+            else:
+                out.changed.append(found)
+            if progress is not None:
+                progress("tensors", done, len(twins))
+
+
+def _twin(twin: Twin) -> Changed | None:
+    (_, tensor), total = twin.one, _Total()
+    with contextlib.ExitStack() as stack:
+        pair = zip(_blocks(stack, twin.one), _blocks(stack, twin.other), strict=True)
+        order = twin.one[0].byte_order()
+        for one, other in pair:
+            total.add(one, other, tensor.dtype, order)
+    name = ".".join(str(key) for key in twin.path)
+    return total.changed(name, twin.file, twin.path)
+
+
+def _blocks(stack: contextlib.ExitStack, held: Held) -> Iterator[bytes]:
+    """The elements of a tensor that fills its part of the storage, else the whole storage."""
+    archive, tensor = held
+    record = archive.storage(tensor)
+    descriptor = stack.enter_context(archive.opened())
+    width = ITEM_BYTES[tensor.dtype]
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.size, tensor.stride, strict=True))
+    start = archive.start + archive.payload(record.name) + tensor.offset * width
+    end = start + (span * width if tensor.numel else 0)
+    for at in range(start, end, BLOCK):
+        yield _read(archive.path, descriptor, at, min(BLOCK, end - at))
+
+
+def _read(path: Path, descriptor: int, at: int, length: int) -> bytes:
+    data = os.pread(descriptor, length, at)
+    while len(data) < length:
+        more = os.pread(descriptor, length - len(data), at + len(data))
+        if not more:
+            raise DamagedFile(str(path), at + len(data), "the file is cut short")
+        data += more
+    return data
+
+
+class _Total:
+    """Two streams of elements, so far."""
+
+    def __init__(self) -> None:
+        self.differs = self.counted = 0
+        self.squares = self.norm = self.largest = 0.0
+
+    def add(self, one: bytes, other: bytes, dtype: str, order: str) -> None:
+        import numpy
+
+        if dtype not in FLOATS:
+            self.differs += one != other
+            return
+        a = floats(one, dtype, order).astype("f8")
+        self.norm += float(numpy.dot(a, a))
+        if one == other:
+            return
+        b = floats(other, dtype, order).astype("f8")
+        self._values(a, b)
+
+    def _values(self, a: Any, b: Any) -> None:
+        import numpy
+
+        with numpy.errstate(all="ignore"):
+            unlike = (a != b) & ~(numpy.isnan(a) & numpy.isnan(b))
+            difference = numpy.where(unlike, b - a, 0)
+            self.differs += int(numpy.count_nonzero(unlike))
+            self.counted += 1
+            self.squares += float(numpy.dot(difference, difference))
+            self.largest = max(self.largest, float(numpy.abs(difference).max(initial=0)))
+
+    def changed(self, name: str, file: str, path: Sequence[Key]) -> Changed | None:
+        if not self.differs:
+            return None
+        relative = largest = None
+        if self.counted:
+            largest = self.largest
+            relative = math.sqrt(self.squares / self.norm) if self.norm else math.inf
+        return Changed(name, file, tuple(path), self.differs, relative, largest)
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+def of_weights(out: Tensors, ones: Iterator[Weight], others: Iterator[Weight]) -> None:
+    """Add the weights of two steps by name, each joined over all ranks."""
+    mine = {weight.name: weight for weight in ones}
+    its = {weight.name: weight for weight in others}
+    for name in dict.fromkeys([*mine, *its]):
+        one, other = mine.get(name), its.get(name)
+        if one is None or other is None:
+            out.missing.append((name, f"only in the {'second' if one is None else 'first'}"))
+        elif one.shape != other.shape:
+            out.reshaped.append((name, str(list(one.shape)), str(list(other.shape))))
+        elif (found := _weight(one, other)) is None:
+            out.identical += 1
+        else:
+            out.changed.append(found)
+
+
+def _weight(one: Weight, other: Weight) -> Changed | None:
+    """As numbers: the masters of ZeRO 3 are compared with the weights of another stage as what
+    they round to."""
+    total = _Total()
+    if one.dtype == other.dtype or not {one.dtype, other.dtype} <= set(FLOATS):
+        for mine, its in zip(_joined(one), _joined(other), strict=True):
+            total.add(mine, its, one.dtype, "<")
+        return total.changed(one.name, "", ())
+    import numpy
+
+    width = {weight.dtype: ITEM_BYTES[weight.dtype] for weight in (one, other)}
+    narrow = min(width, key=lambda dtype: width[dtype])
+    for mine, its in zip(_joined(one), _joined(other), strict=True):
+        a, b = floats(mine, one.dtype), floats(its, other.dtype)
+        a, b = _as(a, narrow), _as(b, narrow)
+        total.norm += float(numpy.dot(a, a))
+        total._values(a, b)
+    return total.changed(one.name, "", ())
+
+
+def _as(values: Any, dtype: str) -> Any:
+    from ckptsurgeon.files.dtypes import from_floats
+
+    return floats(from_floats(values.astype("f4"), dtype), dtype).astype("f8")
+
+
+def _joined(weight: Weight) -> Iterator[bytes]:
+    """Its bytes in order, in blocks of as many elements as any other weight's."""
+    size = (BLOCK // 8) * ITEM_BYTES[weight.dtype]
+    held = bytearray()
+    with contextlib.ExitStack() as stack:
+        descriptors: dict[Path, int] = {}
+        for path, start, end in weight.spans:
+            if path not in descriptors:
+                descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, descriptors[path])
+            at = start
+            while at < end:
+                data = _read(path, descriptors[path], at, min(size - len(held), end - at))
+                held += data
+                at += len(data)
+                if len(held) == size:
+                    yield bytes(held)
+                    held.clear()
+    if held:
+        yield bytes(held)

@@ -1,0 +1,101 @@
+"""One file as it is or as it was, and the trees in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.dcp import METADATA, Saved
+from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.look.diff.leaves import Leaves, leaves
+
+TORCH = (".pt", ".pth", ".bin", ".pkl")
+SMALL = 8 << 20
+"""Bytes of the largest file of text that is read."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """The bytes of one file: those at `path`, or its first `size`. `folder` is where the files that
+    it names lie, if it is not its own."""
+
+    path: Path
+    size: int | None = None
+    folder: Path | None = None
+
+    def content(self) -> Content:
+        """What it holds, by the kind of file that it is."""
+        name = self.path.name
+        if name == METADATA or (self.folder is not None and name.endswith(METADATA)):
+            return _of_dcp(Saved.open(self.folder or self.path.parent, self.path))
+        if self.path.suffix in TORCH:
+            try:
+                archive = Archive.open(self.path, 0, self.size)
+                found = leaves(archive.tree(), archive)
+            except DamagedFile:
+                if self.path.suffix != ".pkl":
+                    raise
+                return Content({(): ("bytes", self.length())})
+            return _sorted(found, archive)
+        if self.length() <= SMALL and name.endswith((".json", ".txt", ".yaml")):
+            return Content(_of_text(self.path.read_bytes(), name))
+        return Content({(): ("bytes", self.length())})
+
+    def length(self) -> int:
+        """Of the file in bytes."""
+        return self.path.stat().st_size if self.size is None else self.size
+
+    def same_bytes(self, other: Version) -> bool:
+        """Whether the two are one file, or have the same few bytes."""
+        mine, its = self.path.stat(), other.path.stat()
+        if self.length() != other.length():
+            return False
+        return (mine.st_dev, mine.st_ino) == (its.st_dev, its.st_ino)
+
+
+@dataclass
+class Content:
+    """The leaves of one file, without its tensors, and the tensors with the archive of each."""
+
+    leaves: Leaves
+    tensors: dict[tuple[Key, ...], tuple[Archive, Tensor]] = field(default_factory=dict)
+
+
+def _sorted(found: Leaves, archive: Archive) -> Content:
+    held = {path: (archive, leaf) for path, leaf in found.items() if isinstance(leaf, Tensor)}
+    return Content({p: leaf for p, leaf in found.items() if p not in held}, held)
+
+
+def _of_dcp(saved: Saved) -> Content:
+    """Values by their name and path, tensors by name and chunk."""
+    values: Leaves = {}
+    tensors: dict[tuple[Key, ...], tuple[Archive, Tensor]] = {}
+    for name, items in saved.items.items():
+        for number, item in enumerate(items):
+            archive = saved.archive(item)
+            base: tuple[Key, ...] = (name,) if item.offset is None else (name, number)
+            inner = _sorted(leaves(archive.tree(), archive), archive)
+            values |= {base + path: leaf for path, leaf in inner.leaves.items()}
+            tensors |= {base + path: held for path, held in inner.tensors.items()}
+    return Content(values, tensors)
+
+
+def _of_text(data: bytes, name: str) -> Leaves:
+    text = data.decode("utf-8", "replace")
+    if name.endswith(".json"):
+        try:
+            return dict(_of_json((), json.loads(text)))
+        except (ValueError, RecursionError):
+            pass
+    return {(): text}
+
+
+def _of_json(path: tuple[Key, ...], value: Any) -> list[tuple[tuple[Key, ...], Any]]:
+    if isinstance(value, dict):
+        return [leaf for k, item in value.items() for leaf in _of_json((*path, k), item)]
+    return [(path, value)]

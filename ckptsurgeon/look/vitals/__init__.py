@@ -1,0 +1,1 @@
+"""What the tensors of a checkpoint say by themselves: facts, which fail, and observations."""

@@ -1,0 +1,104 @@
+"""Reads the elements of a checkpoint once, a thread a file, in blocks that a cache holds.
+
+A thread holds a few arrays of BLOCK elements; what is kept of a parameter is a handful of numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ckptsurgeon.look.vitals import pairs
+from ckptsurgeon.look.vitals.bound import FLOOR, TOLERANCE
+from ckptsurgeon.look.vitals.jobs import MOMENTS, Job, by_file
+from ckptsurgeon.look.vitals.reader import BLOCK, Reader
+from ckptsurgeon.look.vitals.reading import TINY, Numbers, Pair, Reading
+from ckptsurgeon.progress import Progress
+
+
+def scan(
+    jobs: Sequence[Job],
+    *,
+    threads: int = 8,
+    observe: bool = False,
+    progress: Progress | None = None,
+) -> list[Reading]:
+    """What is read of each job, those of one file in the order of its bytes. With `observe` also
+    what only `doctor` says. Raises SurgeryError for a file that changed or is cut short."""
+    files = list(by_file(jobs))
+    out: list[Reading] = []
+    with ThreadPoolExecutor(max(1, min(threads, len(files)))) as pool:
+        tasks = pool.map(lambda item: _file(item[1], observe), files)
+        for done, readings in enumerate(tasks, 1):
+            out += readings
+            if progress is not None:
+                progress("values", done, len(files))
+    return out
+
+
+def _file(jobs: list[Job], observe: bool) -> list[Reading]:
+    with contextlib.ExitStack() as stack:
+        reader = Reader(stack)
+        return [_job(job, reader, observe) for job in jobs]
+
+
+def _job(job: Job, reader: Reader, observe: bool) -> Reading:
+    strip = job.strip
+    out = Reading(job)
+    shape = None if strip is None else strip.shape
+    for item in job.ranges:
+        out.kinds[item.kind] = Numbers()
+    both = {item.kind for item in job.ranges} >= set(MOMENTS)
+    adam = None if strip is None else strip.adam
+    if both and adam is not None:
+        out.pair = Pair(limit=job.limit)
+        narrow = {item.dtype for item in job.ranges if item.kind in MOMENTS}
+        tolerance = max(TOLERANCE[dtype] for dtype in narrow)
+        law = pairs.Law(adam, job.limit, tolerance, max(FLOOR[dtype] for dtype in narrow))
+    for at, size in _blocks(job):
+        values: dict[str, tuple[Any, Any]] = {}
+        finite = True
+        for slot, item in enumerate(job.ranges):
+            values[item.kind] = reader.block(item, at, size, slot)
+            exact = reader.exact if item.kind in MOMENTS else None
+            fine = out.kinds[item.kind].add(values[item.kind][0], at, exact)
+            finite = finite and (fine or item.kind not in MOMENTS)
+            if item.kind == "exp_avg_sq" and out.kinds[item.kind].low < 0:
+                out.kinds[item.kind].below_zero(values[item.kind][0], at)
+            if observe and item.kind in ("weights", ""):
+                _tiny(out.kinds[item.kind], values[item.kind][0], reader)
+        if out.pair is not None and finite:
+            first, second = (values[kind][0] for kind in MOMENTS)
+            if first.dtype != second.dtype:
+                first, second = first.astype("f8"), second.astype("f8")
+            room = reader.rooms[f"f{first.itemsize}"]
+            pairs.add(out.pair, first, second, at, law, room, observe, shape)
+        if "master" in values and "weights" in values:
+            dtype = next(item.dtype for item in job.ranges if item.kind == "weights")
+            pairs.compare(out, values["master"][0], *values["weights"], dtype, at)
+    return out
+
+
+def _blocks(job: Job) -> Iterator[tuple[int, int]]:
+    """Whole rows where a matrix has rows that fit."""
+    row = 1
+    if job.strip is not None and job.strip.shape and len(job.strip.shape) > 1:
+        row = job.numel // max(1, job.strip.shape[0])
+    size = BLOCK // row * row if 0 < row <= BLOCK else BLOCK
+    for at in range(0, job.numel, size):
+        yield at, min(size, job.numel - at)
+
+
+def _tiny(numbers: Numbers, values: Any, reader: Reader) -> None:
+    """Count zeros and denormals."""
+    import numpy
+
+    room = reader.rooms["f8" if values.itemsize == 8 else "f4"].a[: values.size]
+    numpy.abs(values, out=room)
+    small = int(numpy.count_nonzero(room < TINY))
+    if small:
+        zeros = int(numpy.count_nonzero(room == 0))
+        numbers.zeros += zeros
+        numbers.denormal += small - zeros

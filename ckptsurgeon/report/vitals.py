@@ -1,0 +1,34 @@
+"""Vital signs as text: the ten most unusual, then what the whole step looks like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptsurgeon.report.style import clean, count
+
+if TYPE_CHECKING:
+    from ckptsurgeon.look.vitals.vitals import Vitals
+
+SHOWN = 10
+
+
+def signs(seen: Vitals) -> list[str]:
+    """At most SHOWN observations, a line each, and how many more there are."""
+    lines = [f"vitals: step {seen.step}, {count(len(seen.signs), 'parameter')}"]
+    width = max((len(item.parameter) for item in seen.observations[:SHOWN]), default=0)
+    width = min(width, 40)
+    for item in seen.observations[:SHOWN]:
+        lines.append(f"  {clean(item.parameter):<{width}}  {item.what}")
+    if not seen.observations:
+        lines.append("  nothing unusual")
+    if len(seen.observations) > SHOWN:
+        lines.append(f"  and {len(seen.observations) - SHOWN} more: --json has all")
+    moving = [s.update_rms for s in seen.signs if s.update_rms is not None]
+    if moving:
+        middle = sorted(moving)[len(moving) // 2]
+        floor = "" if seen.noise is None else f", of pure noise {seen.noise:.2f}"
+        lines.append(
+            f"  update RMS {min(moving):.2f} to {max(moving):.2f}, half are under {middle:.2f}"
+            f"{floor}"
+        )
+    return [*lines, *(f"  not compared: {text}" for text in seen.not_compared)]
