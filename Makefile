@@ -46,15 +46,6 @@ $(VENV)/.formats: $(VENV)/.complete
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[formats]'
 	touch $@
 
-$(VENV)/.newest-megatron: $(VENV)/.complete constraints-newest-megatron.txt
-	rm -rf $(VENV)/newest-megatron
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
-		--target $(VENV)/newest-megatron -r constraints-newest-megatron.txt
-	rm -rf $(VENV)/nvrx
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
-		--target $(VENV)/nvrx nvidia-resiliency-ext
-	touch $@
-
 # OLMo-core wants an older rich than import-linter: its packages lie over those of the usual
 # environment, where Python meets them first.
 OLMO := $(VENV)/olmo/bin/python
@@ -65,6 +56,15 @@ $(VENV)/.olmo: $(VENV)/.formats
 	    > $$($(OLMO) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/usual.pth
 	grep -v '^import-linter' constraints.txt > $(VENV)/olmo/constraints.txt
 	$(OLMO) -m pip install --quiet --disable-pip-version-check -c $(VENV)/olmo/constraints.txt ai2-olmo-core
+	touch $@
+
+$(VENV)/.newest-megatron: $(VENV)/.complete constraints-newest-megatron.txt
+	rm -rf $(VENV)/newest-megatron
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+		--target $(VENV)/newest-megatron -r constraints-newest-megatron.txt
+	rm -rf $(VENV)/nvrx
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
+		--target $(VENV)/nvrx nvidia-resiliency-ext
 	touch $@
 
 test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.olmo

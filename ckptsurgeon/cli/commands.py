@@ -67,11 +67,16 @@ BEFORE = (
         "Compare two steps or two runs, or a run before and after a surgery.",
         LOOKS_FOR_CHANGES,
     ),
+    Command(
+        "advise", "advise:advise",
+        "Say if and when the loss diverged, where to go back to, and what others did.",
+        (*LOOKS, 5),
+    ),
     Command("plan", "recipes:plan", "Show what a recipe would change, and change nothing.", PLANS),
     Command("apply", "recipes:apply", "Carry out a recipe or a saved plan.", EDITS),
     Command("undo", "recipes:undo", "Restore the bytes from before a surgery.", EDITS),
     Command("recover", "recipes:recover", "Finish or discard an interrupted surgery.", EDITS),
-)
+)  # fmt: skip
 AFTER = (
     Command(
         "relaunch", "launch:relaunch", "Start the trainer and check its first line.",

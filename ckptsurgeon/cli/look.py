@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +15,11 @@ from ckptsurgeon import report
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import DamagedFile, SurgeryError, VerificationFailed
 from ckptsurgeon.operations.completion import saved_steps
+
+if TYPE_CHECKING:
+    from ckptsurgeon.look.glance import Glance
+    from ckptsurgeon.report.style import Row
+    from ckptsurgeon.run.run import Run
 
 
 def status(*, common: Common) -> None:
@@ -32,9 +39,36 @@ def status(*, common: Common) -> None:
             problem.next = ("ckptsurgeon doctor    what is damaged, and the way back",)
         problem.next = tuple(common.here(hint) for hint in problem.next)
     common.answer(
-        lambda: common.here(report.status(run, state, problem, common.style)),
+        lambda: common.here(report.status(run, state, problem, common.style, _loss(run))),
         lambda: report.status_json(run, state, problem),
     )
+
+
+def _loss(run: Run) -> Sequence[Row]:
+    """The end of the loss and advise's verdict on it, on a terminal only: scripts read --json."""
+    if not sys.stdout.isatty():
+        return ()
+    from ckptsurgeon.look.glance import glance
+    from ckptsurgeon.report.sparkline import sparkline
+
+    try:
+        seen = glance(run)
+    except (SurgeryError, OSError):  # a log that can't be read is no reason to show no status
+        return ()
+    return () if seen is None else sparkline(seen, run.steps(), _verdict(seen))
+
+
+def _verdict(seen: Glance) -> str:
+    """That of advise on these points. NumPy is loaded only where the loss does not end calmly."""
+    if seen.calm:
+        return f"the loss is at its best level of the last {len(seen.steps)} points"
+    from ckptsurgeon.logs.curves import of_rows
+    from ckptsurgeon.look.advise import judge
+    from ckptsurgeon.report.advice import verdict
+
+    points = zip(seen.steps, seen.values, strict=True)
+    told = judge(of_rows([(step, {"loss": value}, math.nan) for step, value in points], Path()))
+    return f"{verdict(told)}: ckptsurgeon advise" if told.spike is not None else verdict(told)
 
 
 def show(

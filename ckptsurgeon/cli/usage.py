@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +23,17 @@ def from_click(error: Any, words: Sequence[str]) -> UsageError:
         what = f"{negative[0]} is negative, and `{path}` takes no negative number"
         if path == "ckptsurgeon set-lr":
             what = f"{negative[0]}: the learning rate can't be negative"
-            next = f"{path} {negative[0].removeprefix('-')}"
+            next = f"{path}{_run_of(words)} {negative[0].removeprefix('-')}"
     elif "should be a valid integer" in what:
         parameter = error.param
         argument = parameter.param_type_name == "argument"
         what = f"'{parameter.metavar if argument else parameter.opts[0]}' must be a whole number"
     return UsageError(what[:1].lower() + what[1:], next=next)
+
+
+def _run_of(words: Sequence[str]) -> str:
+    """The -C that was typed: what Click refuses never gets as far as `Common`."""
+    for word, value in zip(words, [*words[1:], ""], strict=True):
+        if word in ("-C", "--run"):
+            return f" -C {shlex.quote(value)}"
+    return ""

@@ -152,10 +152,6 @@ class BaseCheckpoint(ABC):
         """In the groups of every optimizer."""
         return [place for each in self.state_dicts() for place in each.group.get(key, ())]
 
-    def in_group(self, key: str, place: Place, value: Any) -> Any:
-        """The value: most trainers give each group the same, or take it from the groups."""
-        return value
-
     def group_of(self, place: Place) -> int:
         """As torch's `state_dict` has it: `…, param_groups, number, key`."""
         return int(place.path[-2])
@@ -163,6 +159,10 @@ class BaseCheckpoint(ABC):
     def beside(self, place: Place, key: str) -> tuple[Key, ...]:
         """Beside it."""
         return (*place.path[:-1], key)
+
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """The value: most trainers give each group the same, or take it from the groups."""
+        return value
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """Refused: a format that knows the names in its param groups overrides it."""

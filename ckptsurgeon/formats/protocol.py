@@ -208,17 +208,17 @@ class Checkpoint(Protocol):
         """Every place of `key` in the param groups."""
         ...
 
-    def in_group(self, key: str, place: Place, value: Any) -> Any:
-        """What `value` of `key`, given for all param groups, becomes in the one of `place`: the
-        value itself, but where the trainer makes the groups' values from one."""
-        ...
-
     def group_of(self, place: Place) -> int:
         """The number of the param group that a place of one of its keys is in."""
         ...
 
     def beside(self, place: Place, key: str) -> tuple[Key, ...]:
         """The path of another key in the param group of `place`."""
+        ...
+
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """What `value` of `key`, given for all param groups, becomes in the one of `place`: the
+        value itself, but where the trainer makes the groups' values from one."""
         ...
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:

@@ -10,6 +10,8 @@ from ckptsurgeon import look
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.look.advise import DIVERGED, judge
+from ckptsurgeon.look.logged import own
 from ckptsurgeon.operations.replicas import drifted
 from ckptsurgeon.run.run import Run
 
@@ -47,11 +49,24 @@ def diagnose(run: Run) -> list[Diagnosis]:
             )
         )
     out += [Diagnosis(*hazard) for hazard in run.format.hazards(run.root)]
+    out += _loss(run)
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
         checkpoint = run.checkpoint(verification.step)
         out += _adam_step(run, checkpoint)
         out += _replicas(checkpoint)
     return out
+
+
+def _loss(run: Run) -> list[Diagnosis]:
+    """A loss that left its course and is not back; nothing where the logs do not say."""
+    try:
+        told = judge(own(run, {}))
+    except (SurgeryError, OSError):
+        return []
+    if told.verdict != DIVERGED or told.spike is None:
+        return []
+    next = "ckptsurgeon advise    where to go back to, and what others did"
+    return [Diagnosis(f"the loss diverged at step {told.spike.first}", next)]
 
 
 def _remedy(finding: str) -> str | None:

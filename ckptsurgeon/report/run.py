@@ -39,8 +39,15 @@ LABEL = 12
 """The longest name of an optimizer that is the label of its row."""
 
 
-def status(run: Run, state: State | None, problem: SurgeryError | None, style: Style) -> str:
-    """The run on one screen. `problem` is why the latest checkpoint can't be read."""
+def status(
+    run: Run,
+    state: State | None,
+    problem: SurgeryError | None,
+    style: Style,
+    loss: Sequence[Row] = (),
+) -> str:
+    """The run on one screen. `problem` is why the latest checkpoint can't be read, `loss` what
+    `sparkline` made of the logs."""
     at = f"at step {state.step}   {state.dialect}" if state else run.format.name
     surgery, unfinished = _surgery(run), run.under_way() or run.interrupted()
     rows = surgery if unfinished else []
@@ -51,6 +58,7 @@ def status(run: Run, state: State | None, problem: SurgeryError | None, style: S
         rows += [Row("next", hint) for hint in problem.next]
     if state is not None:
         rows += _hyperparameters(state)
+    rows += loss
     rows += [*_events(run), *([] if unfinished else surgery), *_live(run)]
     return "\n".join([*hanging(f"{clean(run.name)}   ", at, style), "", *table(rows, style)])
 

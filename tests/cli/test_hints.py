@@ -282,3 +282,12 @@ def test_what_can_not_be_made_or_started_is_named(
     assert told.exit_code == 1
     assert "error: the trainer can't be started: nosuchprog: No such file" in told.stderr
     assert f"next: correct relaunch.command in {root}/ckptsurgeon.yaml\n" in told.stderr
+
+
+def test_a_rate_without_its_minus_is_typed_for_the_same_run(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = away(trained, monkeypatch)
+    for words in (["-C", root.name, "set-lr", "-5e-4"], ["set-lr", "-5e-4", "--run", root.name]):
+        (hint,) = hints(surgeon(*words).stderr)
+        assert surgeon(*hint, "--dry-run").stdout.startswith("a run   set lr=0.0005\n")

@@ -145,5 +145,6 @@ def test_no_other_line_gets_into_the_head(trained: Trained, option: str) -> None
 
 
 def test_nodes_that_can_not_share_the_ranks_are_refused(trained: Trained) -> None:
-    with pytest.raises(UsageError, match="2 ranks saved the shards; 3 nodes"):
+    with pytest.raises(UsageError, match="saved by 2 ranks, which 3 nodes can't share") as caught:
         job(Run.open(trained(ranks=2)), None, (), 3, ())
+    assert caught.value.next == ("ckptsurgeon relaunch --slurm --nodes 1",)

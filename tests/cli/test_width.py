@@ -14,6 +14,7 @@ from ckptsurgeon.report.style import Row, Style, packed, table
 from ckptsurgeon.run.run import Run
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
+from tests.support.tiny_run import make_run
 
 WIDTHS = ("50", "80", "200")
 WHY = "loss 6.4 → 14 between 7000 and 7010; back to the last good step, lower peak, skip the data"
@@ -80,6 +81,15 @@ def test_trouble_fits_and_its_commands_stay_whole(surgeon: Surgeon, here: Path, 
     told = lines(narrow(surgeon, "status", width=width))
     assert told[2].split() == ["surgery", "interrupted:", "set", "lr=0.0005", *told[2].split()[4:]]
     assert any(line.endswith("ckptsurgeon recover") for line in told[2:4])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_run_of_another_trainer_fits(
+    surgeon: Surgeon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: str
+) -> None:
+    monkeypatch.chdir(make_run(tmp_path))
+    for words in (["status"], ["show"], ["set", "lr=2e-3", "beta1=0.8", "--dry-run"]):
+        narrow(surgeon, *words, width=width)
 
 
 def test_a_note_that_does_not_fit_stands_below_its_text() -> None:

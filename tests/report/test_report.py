@@ -140,8 +140,12 @@ def test_a_short_event_line_stays_one_line() -> None:
 def test_nothing_to_do_says_so_and_keeps_the_warnings() -> None:
     plan = replace(PLAN, changes=(), edits=())
     assert report.plan(plan, "tr8-104B", LOOK) == (
-        "nothing to do: tr8-104B is already as asked (rollback 7200 → 6210)\n"
+        "nothing to do: tr8-104B is already at step 6210\n"
         "  note  latest_universal is not changed: it names a converted checkpoint"
+    )
+    more = replace(plan, title="set lr=3e-05", recipe={"set": {"lr": 3e-5}}, warnings=())
+    assert report.plan(more, "tr8-104B", LOOK) == (
+        "nothing to do: tr8-104B is already as asked (set lr=3e-05)"
     )
 
 
