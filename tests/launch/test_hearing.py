@@ -75,7 +75,7 @@ def test_a_line_that_breaks_the_promise_stops_the_trainer(trained: Trained) -> N
     assert error.value.exit_code == 4
     assert " ".join(text.split()) in error.value.what
     assert "was stopped" in error.value.untouched
-    assert error.value.next[-1].startswith("ckptsurgeon show")  # no surgery made it
+    assert error.value.next[-1].startswith("ckptsurgeon undo")
 
 
 def test_check_stops_a_trainer_whose_first_updates_agree(trained: Trained) -> None:
