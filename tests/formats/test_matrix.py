@@ -36,7 +36,7 @@ def test_each_yes_is_done_verified_and_undone(tmp_path: Path, name: str) -> None
         if not isinstance(found, Plan) or found.empty:
             continue
         surgery.apply(Run.open(root), found)
-        assert look.verify(Run.open(root), level=3).findings == (), operation
+        assert look.verify(Run.open(root), level=4).findings == (), operation
         surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
         assert snapshot(root) == before, operation
         done += 1
