@@ -45,8 +45,8 @@ def computed(formula: Computed, terms: list[bytes], dtypes: list[str]) -> bytes:
     """The elements that `formula` makes of a slice of each term, of which `dtypes` are the types.
 
     A product is taken in float32, as torch takes that of a float32 tensor and a number; a mean is
-    summed up in float64, term after term, and rounded once, as is what is shrunk. Raises KeyError for a dtype that is
-    no float, ValueError for a rule that is not known."""
+    summed up in float64, term after term, and rounded once, as is what is shrunk. Raises KeyError
+    for a dtype that is no float, ValueError for a rule that is not known."""
     import numpy
 
     if formula.rule == "copy" and dtypes[0] == formula.dtype:
