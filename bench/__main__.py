@@ -25,12 +25,14 @@ from bench import (
     host,
     kernels,
     layers,
+    picture,
     shards,
     signals,
     small_tensors,
     startup,
     training,
     verification,
+    vitals,
 )
 from bench.process import REPO
 from bench.row import Row, table
@@ -40,6 +42,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "bloom": bloom.measure,
     "verification": verification.measure,
     "average": average.measure,
+    "vitals": vitals.measure,
     "small_tensors": small_tensors.measure,
     "shards": shards.measure,
     "layers": layers.measure,
@@ -48,6 +51,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "host": host.measure,
     "signals": signals.measure,
     "gpu": gpu.measure,
+    "picture": picture.measure,
     "event_files": event_files.measure,  # last: it makes this process larger
 }
 

@@ -72,6 +72,10 @@ BEFORE = (
         "Say if and when the loss diverged, where to go back to, and what others did.",
         (*LOOKS, 5),
     ),
+    Command(
+        "report", "picture:picture", "Draw the run: what was kept, what was left, and why.",
+        (*LOOKS, 5),
+    ),
     Command("plan", "recipes:plan", "Show what a recipe would change, and change nothing.", PLANS),
     Command("apply", "recipes:apply", "Carry out a recipe or a saved plan.", EDITS),
     Command("undo", "recipes:undo", "Restore the bytes from before a surgery.", EDITS),

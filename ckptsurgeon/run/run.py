@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Fingerprint, Receipt, relative
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
-from ckptsurgeon.formats import Checkpoint, Format
+from ckptsurgeon.formats import Checkpoint, Format, State
 from ckptsurgeon.formats.detect import SIGNS, detect, named
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.run import writers
@@ -180,12 +181,16 @@ class Run:
         steps = self.steps()
         if step not in steps:
             near = sorted(steps, key=lambda other: (abs(other - step), other))[:2]
-            hints = [f"step {other} is saved" for other in sorted(near)]
+            hints = [
+                f"the same command with {other} for {step}    step {other} is saved"
+                for other in sorted(near)
+            ]
             raise UsageError(
                 f"step {step} is not saved in {self.root}",
                 next=[*hints, "ckptsurgeon status    list all steps"],
             )
-        missing = self.format.missing(self.root, step)
+        with _damage_at(step):
+            missing = self.format.missing(self.root, step)
         if missing:
             complete = [other for other in steps if other < step and self.complete(other)]
             back = [
@@ -198,7 +203,16 @@ class Run:
                 f"step {step} is incomplete: missing: {names}",
                 next=[*back, "ckptsurgeon status    list the complete steps"],
             )
-        return self.format.open(self.root, step)
+        with _damage_at(step):
+            return self.format.open(self.root, step)
+
+    def state(self, step: int) -> State:
+        """`step` as its trainer would see it, with what the surgeries here said of its values."""
+        return self.told(self.checkpoint(step).state())
+
+    def told(self, state: State) -> State:
+        """`state` with what the surgeries here said of its values."""
+        return replace(state, promise=receipts.told(self.receipts(), state.promise))
 
     def pointers(self) -> dict[str, int | None]:
         """Pointer file → the step it names, or None when it is missing or names nothing."""
@@ -251,8 +265,12 @@ class Run:
     # --- surgeries -------------------------------------------------------------------------------
 
     def receipts(self) -> list[Receipt]:
-        """The surgeries done so far, oldest first."""
+        """The surgeries done so far, oldest first, without those of `damaged_receipts`."""
         return receipts.read(self.root)
+
+    def damaged_receipts(self) -> dict[str, str]:
+        """Id → what is wrong with the receipt, of each surgery that can't be undone for that."""
+        return receipts.damaged(self.root)
 
     def under_way(self) -> str | None:
         """What a surgery that is alive does, where and since when; or whose lock is not removed."""
@@ -271,10 +289,10 @@ class Run:
     def refuse_busy(self) -> None:
         """Raise when a surgery waits for `recover`, or a trainer is alive in this run."""
         self.refuse_interrupted()
-        alive = self.writers()
-        if alive:
+        alive = self.trainer()
+        if alive is not None:
             raise SurgeryError(
-                f"a trainer is alive in this run: {alive[0]}",
+                alive,
                 next="stop the trainer, wait until it is gone, then repeat the command",
             )
 
@@ -284,6 +302,11 @@ class Run:
     def logs(self) -> LogFolders:
         """Its event files."""
         return LogFolders(self.root, self.format, self.settings)
+
+    def trainer(self) -> str | None:
+        """That a trainer is alive in this run, with the first evidence of it; None without any."""
+        alive = self.writers()
+        return f"a trainer is alive in this run: {alive[0]}" if alive else None
 
     def writers(self) -> list[str]:
         """Evidence of trainers that are alive and write to this run, see `run.writers`."""
@@ -318,3 +341,13 @@ def _below(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [path for path in sorted(inner + deeper)[:WIDTH] if detect(path) is not None]
+
+
+@contextmanager
+def _damage_at(step: int) -> Iterator[None]:
+    """Damage that is met here is looked up at `step`, which need not be the latest."""
+    try:
+        yield
+    except DamagedFile as error:
+        error.next = (f"ckptsurgeon verify {step}    list every damaged file",)
+        raise

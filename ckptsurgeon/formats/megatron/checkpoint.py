@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.megatron import arguments, flags, identity, soundness
@@ -83,7 +82,7 @@ class MegatronCheckpoint(MegatronShards):
         megatron.check(new, names.value(new, "max_lr"), names.value(new, "min_lr"))
         unsaved = arguments.unsaved(self.args())
         for place in self.locate("lr"):
-            group = dict(get(self.trees[place.file], place.path[:-1]))
+            group = dict(self.group_around(place))
             before = self.rate(group)
             plain = megatron.learning_rate(schedule, group, unsaved)
             for field, (old, value) in own.items():
