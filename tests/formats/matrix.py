@@ -167,6 +167,7 @@ OPERATIONS: dict[str, Mapping[str, Any]] = {
     "average --moments average": {"average": {"last": 2, "moments": "average"}},
     "graft moments": {"graft": {"step": "FIRST"}},
     "graft moments --params": {"graft": {"step": "FIRST", "params": "weight"}},
+    "clip_moments": {"clip_moments": {"above": 2}},
     "scale": {"scale": {"params": "weight", "by": 0.9}},
     "scale --moments scale": {"scale": {"params": "weight", "by": 0.9, "moments": "scale"}},
 }
