@@ -10,7 +10,7 @@ import pytest
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.launch.relaunch import compare
-from ckptsurgeon.recipe.file import load
+from ckptsurgeon.recipe.file import from_data, load
 from tests.conftest import Trained
 from tests.support.launch import REPO, first_line
 from tests.support.snapshot import snapshot
@@ -80,6 +80,30 @@ def operate_and_resume(root: Path, name: str, ranks: int) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_trainer_uses_what_the_plan_promised(trained: Trained, name: str, ranks: int) -> None:
     operate_and_resume(trained(ranks=ranks), name, ranks)
+
+
+@pytest.mark.witness(
+    "bundled trainer",
+    "rollback", "set-lr", "set betas", "set eps", "set weight_decay", "set clip_grad", "set seed",
+    "set consumed_samples", "reset moments", "skip",
+    by="deepspeed",
+)  # fmt: skip
+def test_the_trainer_uses_all_fields_of_one_surgery(trained: Trained) -> None:
+    root = trained()
+    values = {"lr": 5e-4, "beta1": 0.8, "eps": 1e-6, "weight_decay": 0.3, "clip_grad": 0.5}
+    data = {
+        "rollback": {"to": 4}, "reset": ["moments"], "skip": ["7-8"],
+        "set": {**values, "seed": 7, "consumed_samples": 40},
+    }  # fmt: skip
+    run = Run.open(root)
+    wanted = plan(run, from_data(data))
+    assert wanted.promise is not None
+    surgery.apply(run, wanted)
+    line = first_line(root)
+    assert compare(wanted.promise, line) == []
+    told = json.loads(line)
+    assert (told["step"], told["eps"], told["clip_grad"], told["seed"]) == (5, 1e-6, 0.5, 7)
+    assert (told["consumed_samples"], told["skip"], told["adam_step"]) == (40, [[7, 8]], 0)
 
 
 @pytest.mark.parametrize(

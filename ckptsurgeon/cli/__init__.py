@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ckptsurgeon.cli.commands import commands, exit_codes
-from ckptsurgeon.cli.usage import from_click
+from ckptsurgeon.cli.usage import from_click, in_full
 from ckptsurgeon.cli.values import taking_plain
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.version import VERSION
@@ -49,6 +49,7 @@ class Surgeon(TyperGroup):
         try:
             status = super().main(words or ["--help"], prog_name="ckptsurgeon", **extra)
         except SurgeryError as error:
+            error.next = tuple(in_full(hint, words) for hint in error.next)
             sys.exit(_fail(error, words))
         except Exception as error:
             # Click's own errors; their class is public neither in Click's nor in Typer's package.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,7 +144,7 @@ def _confirm_by_name(run: Run, what: str, common: Common) -> None:
     if common.yes or common.as_json or not sys.stdin.isatty():
         raise SurgeryError(
             f"{what}: this can't be undone, and nobody confirmed it for this run",
-            next=f"the same command with --yes --run {run.root}",
+            next=f"the same command with --yes --run {shlex.quote(str(run.root))}",
         )
     print(f"{what}: type the name of the run ({run.name}) to remove: ", end="", file=sys.stderr)
     sys.stderr.flush()

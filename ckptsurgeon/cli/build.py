@@ -30,7 +30,7 @@ def _carry_out(function: Callable[..., None], given: Mapping[str, Any]) -> None:
     try:
         function(**given)
     except KeyboardInterrupt:
-        raise Cancelled("stopped by Ctrl-C", next="run the same command again") from None
+        raise Cancelled("stopped by Ctrl-C", next="the same command again") from None
     except OSError as error:
         if error.errno == errno.EPIPE:  # the reader of stdout has gone: Typer ends with 1, silently
             raise

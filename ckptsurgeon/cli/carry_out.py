@@ -133,7 +133,7 @@ def _stopped(run: Run, plan: Plan) -> SurgeryError:
             untouched="every byte from before the surgery is kept",
             next=("ckptsurgeon verify", f"ckptsurgeon undo {plan.id}"),
         )
-    return Cancelled(f"{plan.title}: stopped by Ctrl-C", next="run the same command again")
+    return Cancelled(f"{plan.title}: stopped by Ctrl-C", next="the same command again")
 
 
 def _confirm(plan: Plan, common: Common) -> None:

@@ -168,8 +168,7 @@ def verify(
 
     Examples:
     ckptsurgeon verify
-    ckptsurgeon verify 6 --level 4
-    ckptsurgeon verify 8 --against 6
+    ckptsurgeon verify 8 --level 4 --against 6
     ckptsurgeon verify --log slurm-4711.out
     """
     from ckptsurgeon import look
@@ -179,9 +178,13 @@ def verify(
     quiet = common.quiet or common.as_json or (level < 3 and against is None)
     with report.Progress(sys.stderr, quiet=quiet) as progress:
         result = look.verify(run, step, level=level, against=against, jobs=jobs, progress=progress)
+    remedy = "ckptsurgeon doctor    what helps"
+    if step is not None:
+        older = [other for other in run.steps() if other < step]
+        remedy = f"ckptsurgeon verify {older[-1]}    the step before it" if older else ""
     word = None if log is tb is None else listen(run, step, log=log, folder=tb)
     common.answer(
-        lambda: common.here(report.verification(result, common.style, word, helps=step is None)),
+        lambda: common.here(report.verification(result, common.style, word, remedy=remedy)),
         lambda: report.verification_json(result, word),
     )
     if result.findings or (word is not None and word.differs):

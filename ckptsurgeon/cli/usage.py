@@ -1,4 +1,4 @@
-"""Click's errors in our three lines, with the command that was meant where it can be told."""
+"""What was typed, in an error: the command that was meant, or the same one with more to it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,23 @@ from typing import Any
 from ckptsurgeon.errors import UsageError
 
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
+
+
+AGAIN = re.compile(
+    r"the same command (?:again|with (?P<new>\d+) for (?P<old>\d+)|with (?P<more>-.*?))"
+    r"(?P<comment>    .*)?"
+)
+
+
+def in_full(hint: str, words: Sequence[str]) -> str:
+    """`hint`, with the command that was typed where it says `the same command`."""
+    match = AGAIN.fullmatch(hint)
+    if match is None or (match["old"] and list(words).count(match["old"]) != 1):
+        return hint
+    end = list(words).index("--") if "--" in words else len(words)
+    typed = [match["new"] if word == match["old"] else word for word in words]
+    typed[end:end] = shlex.split(match["more"] or "")
+    return shlex.join(["ckptsurgeon", *typed]) + (match["comment"] or "")
 
 
 def from_click(error: Any, words: Sequence[str]) -> UsageError:

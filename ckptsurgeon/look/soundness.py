@@ -27,7 +27,7 @@ from ckptsurgeon.progress import Progress
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
 CHUNK = 1 << 19
 """Bytes that are read at once: what `jobs` threads hold in memory is a small multiple of them."""
-TORCH = (".pt", ".pth", ".bin")
+TORCH = (".pt", ".pth", ".bin", ".ckpt")
 """How the names of torch files end."""
 ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 """What a tree that no trainer saved makes of the code that expects one."""
@@ -86,7 +86,8 @@ def check(
     out = Soundness([], len(files))
     out.findings += _guarded(folder, lambda: _names(format, run, step))
     out.checkpoint = _opened(format, run, step)
-    shards = [Shard(path) for path in files if path.suffix in TORCH]
+    read = out.checkpoint.archives if out.checkpoint is not None else {}
+    shards = [Shard(path) for path in files if path.suffix in TORCH or path in read]
     if out.checkpoint is not None:
         for shard in shards:
             shard.archive = out.checkpoint.archives.get(shard.path)

@@ -192,10 +192,10 @@ def _places(field: str, places: list[Place]) -> list[Row]:
 
 
 def verification(
-    result: Verification, style: Style, word: Word | None = None, *, helps: bool = False
+    result: Verification, style: Style, word: Word | None = None, *, remedy: str = ""
 ) -> str:
     """Sound, or every finding; the level it was read to, and what no CRC could prove. With `word`
-    also what the trainer said. `helps`: doctor has a remedy, as it looks at this step too."""
+    also what the trainer said. Findings end with the `remedy`."""
     head = (
         f"step {result.step}: {count(result.files, 'file')}, {result.format}, level {result.level}"
     )
@@ -205,7 +205,7 @@ def verification(
         label = style.paint("damaged:", RED)
         lines = [f"{label} {head}, {count(len(result.findings), 'finding')}"]
         lines += [f"  {clean(finding)}" for finding in result.findings]
-        lines += ["      next: ckptsurgeon doctor    what helps"] if helps else []
+        lines += [f"      next: {remedy}"] if remedy else []
     if result.no_crc:
         lines.append(f"  no CRC: damage in {size(result.no_crc)} of this step can't be detected")
     for name, moment in (result.moments or {}).items():

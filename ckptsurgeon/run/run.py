@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Fingerprint, Receipt, relative
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats import Checkpoint, Format
@@ -180,12 +181,16 @@ class Run:
         steps = self.steps()
         if step not in steps:
             near = sorted(steps, key=lambda other: (abs(other - step), other))[:2]
-            hints = [f"step {other} is saved" for other in sorted(near)]
+            hints = [
+                f"the same command with {other} for {step}    step {other} is saved"
+                for other in sorted(near)
+            ]
             raise UsageError(
                 f"step {step} is not saved in {self.root}",
                 next=[*hints, "ckptsurgeon status    list all steps"],
             )
-        missing = self.format.missing(self.root, step)
+        with _damage_at(step):
+            missing = self.format.missing(self.root, step)
         if missing:
             complete = [other for other in steps if other < step and self.complete(other)]
             back = [
@@ -198,7 +203,8 @@ class Run:
                 f"step {step} is incomplete: missing: {names}",
                 next=[*back, "ckptsurgeon status    list the complete steps"],
             )
-        return self.format.open(self.root, step)
+        with _damage_at(step):
+            return self.format.open(self.root, step)
 
     def pointers(self) -> dict[str, int | None]:
         """Pointer file → the step it names, or None when it is missing or names nothing."""
@@ -318,3 +324,13 @@ def _below(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [path for path in sorted(inner + deeper)[:WIDTH] if detect(path) is not None]
+
+
+@contextmanager
+def _damage_at(step: int) -> Iterator[None]:
+    """Damage that is met here is looked up at `step`, which need not be the latest."""
+    try:
+        yield
+    except DamagedFile as error:
+        error.next = (f"ckptsurgeon verify {step}    list every damaged file",)
+        raise

@@ -84,7 +84,7 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
         raise UsageError(
             f"{run.root} is a log directory without checkpoints: {', '.join(other)} has nothing to "
             "work on",
-            next="the same command with -C RUN, the folder that holds the checkpoints",
+            next="the same command with -C RUN    RUN is the folder that holds the checkpoints",
         )
     sections = [section for section in operations.in_order(recipe) if section.on_logs]
     changes: list[AnyChange] = []

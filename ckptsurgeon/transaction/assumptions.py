@@ -25,7 +25,7 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError
 
-AGAIN = "plan again: the same command does, unless it applies a plan that was saved"
+AGAIN = "the same command again    a plan that was saved is stale: plan again first"
 RIGHTS = "run as the user who owns the run, or change its rights"
 MARGIN = 1.05
 """Free space and inodes that a plan asks for: 5 % more than it counts."""

@@ -158,9 +158,7 @@ def _take(home: Path, mine: Holder) -> None:
         except FileNotFoundError:
             pass  # the last holder removed its empty home, or tidied our private file away
         time.sleep(PAUSE_S)
-    raise SurgeryError(
-        f"{lock}: too many surgeries start at once", next="run the same command again"
-    )
+    raise SurgeryError(f"{lock}: too many surgeries start at once", next="the same command again")
 
 
 def _release(home: Path, mine: Holder, root_time: int | None) -> None:

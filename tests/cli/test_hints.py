@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckptsurgeon.cli.commands import commands
+from ckptsurgeon.cli.usage import in_full
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.support.launch import REPO
@@ -291,3 +292,63 @@ def test_a_rate_without_its_minus_is_typed_for_the_same_run(
     for words in (["-C", root.name, "set-lr", "-5e-4"], ["set-lr", "-5e-4", "--run", root.name]):
         (hint,) = hints(surgeon(*words).stderr)
         assert surgeon(*hint, "--dry-run").stdout.startswith("a run   set lr=0.0005\n")
+
+
+def test_the_same_command_is_printed_in_full(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = away(trained, monkeypatch)
+    look, do = hints(surgeon("rollback", "4", "--why", "a spike", "-C", root.name).stderr)
+    typed = ["rollback", "4", "--why", "a spike", "-C", "a run"]
+    assert (look, do) == ([*typed, "--dry-run"], [*typed, "--yes"])
+    assert surgeon(*do).exit_code == 0
+    monkeypatch.chdir(root)
+    (prune,) = hints(surgeon("prune", "--keep", "0", "--yes").stderr)
+    assert surgeon(*prune).exit_code == 0
+
+
+def test_what_comes_after_two_dashes_stays_last() -> None:
+    words = ["relaunch", "--json", "--", "train_iters=10"]
+    assert in_full("the same command with --yes    do it", words) == (
+        "ckptsurgeon relaunch --json --yes -- train_iters=10    do it"
+    )
+    assert in_full("the same command without --relaunch", words).startswith("the same")
+
+
+@pytest.mark.parametrize("words", [["rollback", "--to", "5"], ["show", "5"], ["verify", "5"]])
+def test_a_step_that_is_not_saved_is_typed_again_with_one_that_is(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    root = away(trained, monkeypatch)
+    told = surgeon(*words, "-n", "-C", root.name, "--json")
+    assert told.exit_code == 2
+    error = json.loads(told.stderr)
+    assert error["comment"] == ["step 4 is saved", "step 6 is saved", "list all steps"]
+    for command in error["next"]:
+        again = surgeon(*shlex.split(command)[1:])
+        assert again.exit_code == 0, again.stderr
+    assert "4" in shlex.split(error["next"][0])
+
+
+def test_in_a_recipe_the_step_is_named(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("rollback: {to: 5}")
+    told = surgeon("apply", recipe, "--yes", "-C", trained())
+    assert "next: the same command with 4 for 5    step 4 is saved\n" in told.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["rollback", "--to", "6"], ["show", "6"], ["fork", "b", "--step", "6"]]
+)
+def test_damage_at_an_older_step_is_looked_up_there(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    root = away(trained, monkeypatch)
+    (root / "global_step6" / "mp_rank_00_model_states.pt").write_bytes(b"")
+    (look,) = hints(surgeon(*words, "-C", root.name).stderr)
+    assert look[2:] == ["verify", "6"]
+    told = surgeon(*look)
+    assert told.exit_code == 4
+    (before,) = hints(told.stdout)
+    assert before[2:] == ["verify", "4"]
+    assert surgeon(*before).exit_code == 0

@@ -120,6 +120,19 @@ def test_a_composer_run_goes_back_is_edited_and_is_undone(tmp_path: Path) -> Non
     assert snapshot(root) == before
 
 
+def test_level_4_reads_what_a_page_describes(tmp_path: Path) -> None:
+    root = composer(tmp_path / "run")
+    file = root / "ep0-ba6-rank0.pt"
+    saved = torch.load(file, weights_only=False)
+    saved["best"] = torch.tensor(float("inf"))
+    torch.save(saved, file)
+    assert look.verify(Run.open(root), level=4).findings == ()
+    saved["state"]["model"]["0.weight"][0, 0] = float("nan")
+    torch.save(saved, file)
+    (finding,) = look.verify(Run.open(root), level=4).findings
+    assert "has NaN or Inf: 1 of 8 elements" in finding
+
+
 def test_counters_that_a_page_names_are_set(tmp_path: Path) -> None:
     root = composer(tmp_path / "run")
     operate(Run.open(root), set={"consumed_samples": 100, "tokens": 1000})

@@ -156,3 +156,18 @@ def test_weights_are_exported(root: Path) -> None:
     run = Run.open(root / "checkpoints")
     names = {weight.name: weight.shape for weight in run.checkpoint(8).weights()}
     assert names == {"layer.weight": (2, 4), "layer.bias": (2,)}
+
+
+def test_level_4_reads_the_moments_and_no_score(root: Path) -> None:
+    """The saver's own state has kth_value, which is Inf."""
+    run = Run.open(root / "checkpoints")
+    checked = look.verify(run, level=4)
+    assert checked.findings == ()
+    assert checked.moments["exp_avg"].max > 0
+    assert not any("Adam's bound" in text for text in checked.not_compared)
+    file = root / "checkpoints" / "epoch=0-step=8.ckpt"
+    saved = torch.load(file, weights_only=False)
+    saved["optimizer_states"][0]["state"][0]["exp_avg"][0, 1] = float("nan")
+    torch.save(saved, file)
+    (finding,) = look.verify(Run.open(root / "checkpoints"), level=4).findings
+    assert "epoch=0-step=8.ckpt" in finding and "(exp_avg) has NaN or Inf: 1 of 8" in finding

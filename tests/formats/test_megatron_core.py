@@ -81,6 +81,56 @@ def by(library: str) -> list[str]:
     return ["--newest"] if library == "newest" else []
 
 
+@pytest.mark.witness(
+    "Megatron-LM legacy",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="megatron-core",
+)
+@pytest.mark.witness(
+    "Megatron-LM torch_dist",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="megatron-core",
+)
+@pytest.mark.witness(
+    "Megatron-LM legacy",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="newest megatron-core",
+)
+@pytest.mark.witness(
+    "Megatron-LM torch_dist",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="newest megatron-core",
+)
+@pytest.mark.witness(
+    "Megatron-LM torch_dcp",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="newest megatron-core",
+)
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_set_is_what_megatron_uses(

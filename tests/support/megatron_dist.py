@@ -72,7 +72,10 @@ def save(
             torch.save([common], state[COMMON])
         for name in ("param", "exp_avg", "exp_avg_sq"):
             for weight in ("up", "down"):
-                state[f"optimizer.state.{name}.{weight}.weight"] = torch.rand(64, 4) + 0.1
+                # Small enough beside exp_avg_sq for gradients to lead to it.
+                scale = 0.2 if name == "exp_avg" else 1.0
+                tensor = (torch.rand(64, 4) + 0.1) * scale
+                state[f"optimizer.state.{name}.{weight}.weight"] = tensor
         with warnings.catch_warnings():  # torch warns that there is no process group
             warnings.simplefilter("ignore")
             dcp.save(state, checkpoint_id=folder, planner=Planner(), no_dist=True)

@@ -15,12 +15,12 @@ from pathlib import Path
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.dcp import Saved, Values
-from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
-from ckptsurgeon.formats.protocol import Place, StateDict
+from ckptsurgeon.formats.protocol import Place, StateDict, Strip
 
 CONFIG = "metadata.json"
 """Written last: a folder without it is not complete."""
@@ -74,6 +74,31 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
             for key, places in own.items():
                 state.setdefault(key, []).extend(places)
         return [StateDict(self.saved.path, state, {}) for state in alike.values()]
+
+    def strips(self) -> Iterator[Strip]:
+        """With the weights where both are cut alike. Flat buckets hold padding that no name gives
+        the length of, and are left out."""
+        for strip in super().strips():
+            places = [place for place, _ in strip.tensors.values()]
+            if not places or ".bucket_idx_" in str(places[0].path[0]):
+                continue
+            weight = self._weight(strip, places[0])
+            if weight is None or "master" not in strip.tensors:
+                yield strip
+            else:
+                yield strip._replace(tensors={**strip.tensors, "weights": (weight, 0)})
+
+    def _weight(self, strip: Strip, place: Place) -> Place | None:
+        """The chunk of the weight of this name that has the same elements as one of a state."""
+        items = self.saved.items.get(strip.parameter, ())
+        mine = self.saved.of(place.path)
+        for chunk, item in enumerate(items):
+            if item.offset == mine.offset is not None:
+                path = (strip.parameter, chunk)
+                tensor = get(self.trees[self.saved.path], path)
+                if isinstance(tensor, Tensor) and tensor.size == place.value.size:
+                    return Place(self.saved.path, path, tensor)
+        return None
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

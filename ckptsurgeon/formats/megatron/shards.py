@@ -22,7 +22,7 @@ from ckptsurgeon.formats.megatron import arguments
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.formats.protocol import Place, StateDict
+from ckptsurgeon.formats.protocol import Place, StateDict, Strip
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
@@ -260,6 +260,21 @@ class MegatronShards(BaseCheckpoint):
                 state.setdefault(str(path[-1]), []).append(Place(file, plain, tensor))
             out.append(StateDict(file, state, {}))
         return out
+
+    def strips(self) -> Iterator[Strip]:
+        """Of a flat bucket without the padding at its end, which is saved as memory had it."""
+        for strip in super().strips():
+            place = next((place for place, _ in strip.tensors.values()), None)
+            if place is None:
+                yield strip
+                continue
+            try:
+                beside = get(self.trees[place.file], place.path[:-1])
+            except KeyError:
+                beside = {}
+            numel = beside.get("numel_unpadded") if isinstance(beside, Mapping) else None
+            whole = not isinstance(numel, int) or not 0 < numel < strip.numel
+            yield strip if whole else strip._replace(numel=int(numel or 0), shape=None)
 
     def moments(self, name: str) -> list[Place]:
         """Every tensor of one moment, in any shard; in `distrib_optim.pt` a key is a pair of

@@ -78,14 +78,14 @@ class NanotronCheckpoint(TorchCheckpoint):
         if samples < 0:
             raise SurgeryError(
                 f"sample {total} was read in an earlier stage of the data than {stage['name']}",
-                next="ckptsurgeon rollback    to a step of that stage",
+                next="ckptsurgeon status    roll back to a step of that stage",
             )
         folders = stage.get("consumed_tokens_per_dataset_folder") or {}
         if len(folders) > 1:
             raise SurgeryError(
                 f"the data is a blend of {len(folders)} folders, and how many samples of each "
                 f"come before sample {total} is not known",
-                next="ckptsurgeon rollback    to a step before the data",
+                next="ckptsurgeon status    roll back to a step before the data",
             )
         path, length = (*STAGES, number), int(stage.get("sequence_length") or 0)
         yield from self._set(file, (*path, "consumed_train_samples"), samples)

@@ -81,6 +81,9 @@ def _observe(
     numpy.add(root, eps, out=root)
     numpy.divide(first, root, out=ratio)
     pair.updates += float(numpy.dot(ratio, ratio)) * up * up
+    blank = first == 0
+    if blank.any():
+        pair.blank += int(numpy.count_nonzero(blank & (second > 0)))
     if float(second.min()) == 0:
         pair.still += int(numpy.count_nonzero(second == 0))
     if shape is not None and len(shape) > 1:
@@ -135,13 +138,13 @@ def compare(out: Reading, master: Any, weight: Any, kept: Any, dtype: str, at: i
             differs = master.astype(weight.dtype, copy=False) != weight
         if not differs.any():
             return
-        # 0 and -0 are the same weight, and so are two NaN.
+        # 0 and -0 are the same weight; what is not finite is a finding of its own.
         values = master.astype("f2" if dtype == "float16" else "f4").astype("f4")
         if dtype == "bfloat16":
             values = (rounded << 16).astype("u4").view("f4")
         elif dtype == "float64":
             values = master
-        differs &= (values != weight) & ~(numpy.isnan(values) & numpy.isnan(weight))
+        differs &= (values != weight) & numpy.isfinite(master) & numpy.isfinite(weight)
         count = int(numpy.count_nonzero(differs))
         if count and out.first_stale < 0:
             out.first_stale = at + int(differs.argmax())
