@@ -113,7 +113,8 @@ class BaseCheckpoint(ABC):
         """The promise of this checkpoint. Raises Disagreement with the files that differ."""
         if self._state is None:
             with understood(self.path):
-                self._state = self.read_state()
+                state = self.read_state()
+            self._state = replace(state, promise=state.promise.told(state.notes))
         return self._state
 
     def rates(self) -> list[float]:

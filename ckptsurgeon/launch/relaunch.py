@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -159,7 +158,7 @@ def relaunch(
                 out.flush()
                 if compared:
                     continue
-                if bundled or _is_report(promise, line):
+                if bundled or _is_report(line):
                     differing = compare(promise, line)
                     if differing:
                         raise _broken(run, differing, bundled)
@@ -218,7 +217,7 @@ def _started(
         ) from None
 
 
-def _is_report(promise: Promise, line: str) -> bool:
+def _is_report(line: str) -> bool:
     """Whether a line of the user's own trainer is a JSON object of what it uses."""
     if not line.startswith("{"):
         return False
@@ -226,7 +225,7 @@ def _is_report(promise: Promise, line: str) -> bool:
         report = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(report, dict) and any(item.name in report for item in fields(promise))
+    return isinstance(report, dict) and any(name in report for name in Promise.values())
 
 
 def _untouched(run: Run) -> str:
@@ -253,16 +252,16 @@ def compare(promise: Promise, line: str) -> list[str]:
     if not isinstance(used, dict):
         return [f"its first line is not the JSON object of what it uses: {line.strip()[:80]!r}"]
     differing = []
-    for item in fields(promise):
-        promised = getattr(promise, item.name)
-        if promised is None:
+    for name in Promise.values():
+        promised = getattr(promise, name)
+        if promised is None or name in promise.not_known:
             continue
-        if item.name not in used and item.name in ("optimizer", "groups", "settings"):
+        if name not in used and name in ("optimizer", "groups", "settings"):
             continue  # which no trainer prints yet
-        if item.name not in used:
-            differing.append(f"{item.name}: promised {_plain(promised)}, not reported")
-        elif not _same(_plain(promised), used[item.name]):
-            differing.append(f"{item.name}: promised {_plain(promised)}, uses {used[item.name]}")
+        if name not in used:
+            differing.append(f"{name}: promised {_plain(promised)}, not reported")
+        elif not _same(_plain(promised), used[name]):
+            differing.append(f"{name}: promised {_plain(promised)}, uses {used[name]}")
     return differing
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ckptsurgeon.edits import Caveat
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
 from ckptsurgeon.formats.protocol import Decay, Place, Setting
@@ -206,9 +207,11 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
         """What the config takes out of the checkpoint's hands, and what the trainer removes."""
         notes = super().notes()
         if not self._module:
-            notes.append("the lr of the next step is not known: the step has no config.json")
+            text = "the lr of the next step is not known: the step has no config.json"
+            notes.append(Caveat(text, "lr", known=False))
         elif self._schedule and self.next_rate() is None:
-            notes.append("the lr of the next step is not known: its scheduler is none known here")
+            text = "the lr of the next step is not known: its scheduler is none known here"
+            notes.append(Caveat(text, "lr", known=False))
         elif self._schedule:
             notes.append(
                 f"the lr is computed from {self.options['lr']} and {self.options['warmup']} of "

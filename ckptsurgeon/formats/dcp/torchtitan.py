@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ckptsurgeon.edits import Caveat
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
 from ckptsurgeon.formats.protocol import Decay, Place, Setting
@@ -55,9 +56,12 @@ class TorchtitanCheckpoint(DcpCheckpoint):
         if bases:
             return settings, []
         return settings, [
-            f"this version of {self.trainer} saves no base_lrs: the next step uses the new lr, "
-            f"and from the one after it only {self.options['lr']} {new:g} does (where its config "
-            "has optimizer.param_groups: the lr there)"
+            Caveat(
+                f"this version of {self.trainer} saves no base_lrs: the next step uses the new lr, "
+                f"and from the one after it only {self.options['lr']} {new:g} does (where its "
+                "config has optimizer.param_groups: the lr there)",
+                "lr",
+            )
         ]
 
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptsurgeon.edits import Key
+from ckptsurgeon.edits import Caveat, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.protocol import Decay, Place, Setting
@@ -104,7 +104,8 @@ class FairseqCheckpoint(TorchCheckpoint):
     def notes(self) -> Iterator[str]:
         """The lr is not the checkpoint's; nor is what a flag of the saved run replaces."""
         if not self.keeps_lr():
-            yield "lr is what the saved run used next; the flags of the relaunch decide (--lr)"
+            text = "lr is what the saved run used next; the flags of the relaunch decide (--lr)"
+            yield Caveat(text, "lr", known=False)
         if self.argument("checkpoint", "reset_optimizer"):
             yield (
                 "the run was started with --reset-optimizer: relaunch without it, or nothing of "

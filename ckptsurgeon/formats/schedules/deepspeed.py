@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.edits import Caveat
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.protocol import Checkpoint, Decay, Setting
 from ckptsurgeon.formats.sane import refuse_rates
 from ckptsurgeon.formats.schedules.check import refuse_early_decay
@@ -40,6 +41,22 @@ def peak(config: Mapping[str, Any]) -> float | None:
     """The rate after warm-up by the saved config, or None where that does not tell."""
     params = _params(config, _section(config, "scheduler").get("type"))
     return params.get("lr")
+
+
+def notes(schedule: Any, config: Mapping[str, Any]) -> list[str]:
+    """What a reader of a promise must know: OneCycle writes both betas after each step."""
+    section = _section(config, "scheduler")
+    cycles = _section(section, "params").get("cycle_momentum", True)
+    if not is_deepspeed(schedule) or section.get("type") != "OneCycle" or not cycles:
+        return []
+    return [
+        Caveat(
+            "OneCycle cycles the betas: the scheduler writes both anew after each step, unless the "
+            'relaunch has "cycle_momentum": false in "scheduler": {"params": …} of its DeepSpeed '
+            "config",
+            "betas",
+        )
+    ]
 
 
 def reschedule(
@@ -74,6 +91,12 @@ def reschedule(
         raise SurgeryError(
             "param groups have different learning rates, and the config tells one",
             next='set "optimizer": {"params": {"lr": …}} in the relaunch\'s DeepSpeed config',
+        )
+    if values.get("warmup", 1) < 1:
+        raise UsageError(
+            f"{name} has a warm-up of at least 1 step: DeepSpeed refuses to start with "
+            f"warmup_num_steps {values['warmup']}",
+            next="ckptsurgeon set warmup=1    no warm-up, to it",
         )
     params |= values
     positions = checkpoint.locate("position")
@@ -123,7 +146,7 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
     )
 
 
-def _advice(name: str, values: Mapping[str, Any]) -> str:
+def _advice(name: str, values: Mapping[str, Any]) -> Caveat:
     parts = []
     if name == COSINE and "lr" in values:
         parts.append(f'"optimizer": {{"params": {{"lr": {values["lr"]!r}}}}}')
@@ -131,9 +154,10 @@ def _advice(name: str, values: Mapping[str, Any]) -> str:
     if keys:
         inner = ", ".join(f'"{param}": {values[key]!r}' for key, param in keys.items())
         parts.append(f'"scheduler": {{"params": {{{inner}}}}}')
-    return (
+    return Caveat(
         f"{name} saves only its position: relaunch with {' and '.join(parts)} in the DeepSpeed "
-        "config, or the second step goes back to the old schedule"
+        "config, or the second step goes back to the old schedule",
+        "lr",
     )
 
 

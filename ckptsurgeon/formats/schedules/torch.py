@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptsurgeon.edits import Key
+from ckptsurgeon.edits import Caveat, Key
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.protocol import Checkpoint, Decay, Place, Setting
 from ckptsurgeon.formats.sane import refuse_rates
+from ckptsurgeon.formats.schedules import plateau
 from ckptsurgeon.formats.schedules.check import refuse_low_peak
 from ckptsurgeon.formats.schedules.shapes import as_lambda
 
@@ -38,12 +39,28 @@ KINDS: Mapping[str, frozenset[str]] = {
     "ConstantLR": frozenset({"factor", "total_iters"}),
     "LinearLR": frozenset({"start_factor", "end_factor", "total_iters"}),
     "PolynomialLR": frozenset({"total_iters", "power"}),
+    "CyclicLR": frozenset(
+        {
+            "max_lrs",
+            "total_size",
+            "step_ratio",
+            "mode",
+            "gamma",
+            "scale_mode",
+            "cycle_momentum",
+            "_scale_fn_custom",
+        }
+    ),
 }
-"""Class → what its state has beside COMMON. LambdaLR and SequentialLR are told by one key."""
+"""Class → what its state has beside COMMON and MOMENTUM. LambdaLR and SequentialLR are told by one
+key, ReduceLROnPlateau by `plateau`."""
+MOMENTUM = frozenset({"use_beta1", "base_momentums", "max_momentums"})
+"""What a scheduler that cycles the momentum too may have."""
 KEPT: Mapping[str, frozenset[str]] = {
     "CosineAnnealingLR": frozenset({"lr", "min_lr", "decay", "position"}),
     "CosineAnnealingWarmRestarts": frozenset({"lr", "min_lr"}),
     "OneCycleLR": frozenset({"lr", "min_lr", "warmup", "decay", "decay_style", "position"}),
+    "CyclicLR": frozenset({"lr"}),
 }
 """Recipe keys that a state can express; all others `lr` and `position`."""
 NAMES = {
@@ -72,13 +89,16 @@ def kind(schedule: Any) -> str:
         return ""
     if "_schedulers" in schedule:
         inner = [kind(item) for item in schedule["_schedulers"]]
-        plain = "_milestones" in schedule and all(inner) and "OneCycleLR" not in inner
+        cyclic = {"OneCycleLR", "CyclicLR", plateau.NAME} & set(inner)
+        plain = "_milestones" in schedule and all(inner) and not cyclic
         return "SequentialLR" if plain else ""
+    if plateau.is_plateau(schedule):
+        return plateau.NAME
     if not {"base_lrs", "last_epoch"} <= schedule.keys():
         return ""
     if "lr_lambdas" in schedule:
         return "LambdaLR"
-    own = schedule.keys() - COMMON - {"use_beta1"}
+    own = schedule.keys() - COMMON - MOMENTUM
     return next((name for name, keys in KINDS.items() if keys == own), "")
 
 
@@ -89,6 +109,8 @@ def is_torch(schedule: Any) -> bool:
 
 def words(schedule: Mapping[str, Any]) -> str:
     """The schedule as a person would say it."""
+    if kind(schedule) == plateau.NAME:
+        return plateau.words(schedule)
     text = f"{kind(schedule)}, step {schedule['last_epoch']}"
     end = schedule.get("T_max", schedule.get("total_steps"))
     return text if end is None else f"{text} of {end}"
@@ -103,7 +125,13 @@ def peak(checkpoint: Checkpoint) -> float:
 def notes(schedule: Mapping[str, Any]) -> list[str]:
     """What a reader of a promise must know."""
     if schedule.get("cycle_momentum"):
-        return ["OneCycleLR cycles beta1: the scheduler sets it anew after each step"]
+        name = "beta1" if schedule.get("use_beta1", True) else "momentum"
+        return [
+            Caveat(
+                f"{kind(schedule)} cycles {name}: the scheduler sets it anew after each step",
+                "betas" if name == "beta1" else name,
+            )
+        ]
     return []
 
 
@@ -118,6 +146,8 @@ def reschedule(
     places = checkpoint.locate("scheduler")
     state = places[0].value
     name = kind(state)
+    if name == plateau.NAME:
+        return plateau.reschedule(checkpoint, values)
     lacking = sorted(values.keys() - _kept(state))
     if lacking:
         raise SurgeryError(
@@ -264,6 +294,8 @@ def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, An
         if "T_max" in state:
             changed["T_max",] = end
     else:
+        if "max_lrs" in state:
+            changed["max_lrs",] = [float(rate) * factor for rate in state["max_lrs"]]
         moved = _share(state, now) if "position" in values else None
         rates = [float(rate) * factor for rate in state["_last_lr"]]
         if moved is not None:
@@ -389,6 +421,10 @@ def _kept(state: Mapping[str, Any]) -> frozenset[str]:
 def _peaks(state: Mapping[str, Any], groups: Sequence[Mapping[str, float]]) -> list[float]:
     if kind(state) == "OneCycleLR":
         return [group["max_lr"] for group in groups]
+    if kind(state) == plateau.NAME:
+        return [group["lr"] for group in groups]
+    if kind(state) == "CyclicLR":
+        return [float(rate) for rate in state["max_lrs"]]
     if kind(state) == "SequentialLR":
         return [rate for inner in state["_schedulers"] for rate in _peaks(inner, groups)]
     return [float(rate) for rate in state["base_lrs"]]
@@ -421,11 +457,14 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _warnings(state: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    out = []
+    out: list[str] = []
     if "position" in values and kind(state) == "LambdaLR":
         out.append(
-            "what the lambda gives at the new position is in code: the next step keeps the rate "
-            "that it has, and the one after it has the lambda's"
+            Caveat(
+                "what the lambda gives at the new position is in code: the next step keeps the "
+                "rate that it has, and the one after it has the lambda's",
+                "lr",
+            )
         )
     if values.keys() & {"warmup", "decay"}:
         out.append(f"warmup and decay of {kind(state)} count the scheduler's steps, not samples")
