@@ -24,7 +24,9 @@ from bench import (
     host,
     kernels,
     layers,
+    picture,
     shards,
+    signals,
     small_tensors,
     startup,
     training,
@@ -45,7 +47,9 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "training": training.measure,
     "kernels": kernels.measure,
     "host": host.measure,
+    "signals": signals.measure,
     "gpu": gpu.measure,
+    "picture": picture.measure,
     "event_files": event_files.measure,  # last: it makes this process larger
 }
 

@@ -20,7 +20,7 @@ import numpy
 import torch
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from ckptsurgeon.files.archives import crc32
+from ckptsurgeon import crc32
 from ckptsurgeon.files.archives.archive import Archive
 
 DESCRIPTOR_CRC, ENTRY_CRC = 4, 16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 
@@ -10,8 +12,17 @@ from .loader import MicroBatch, Part
 from .training import Training
 
 
-def run_batch(training: Training, size: int) -> tuple[float, float]:
-    """Train on the next `size` samples; returns their mean loss and the gradient norm."""
+class Outcome(NamedTuple):
+    """What a global batch was like: its mean loss, the norm of its gradients before clipping, and
+    that of the last layer's activations (`ActivationNorm`)."""
+
+    loss: float
+    grad_norm: float
+    activation_norm: float
+
+
+def run_batch(training: Training, size: int) -> Outcome:
+    """Train on the next `size` samples."""
     if training.grid.pipeline_size > 1:
         return _in_pipeline(training, size)
     engine, progress = training.engine, training.progress
@@ -28,20 +39,26 @@ def run_batch(training: Training, size: int) -> tuple[float, float]:
         loss += micro_loss.detach().float() / count
         tokens_after = progress.tokens + size * training.length()
         norm = training.step.take(increment=size, token_num=tokens_after)
-    dist.all_reduce(loss)
-    return float(loss) / distributed.world_size(), norm
+    sums = torch.stack([loss, training.activations.take() / count])
+    dist.all_reduce(sums)
+    mean_loss, activation = (total / distributed.world_size() for total in sums.tolist())
+    return Outcome(mean_loss, norm, activation)
 
 
-def _in_pipeline(training: Training, size: int) -> tuple[float, float]:
+def _in_pipeline(training: Training, size: int) -> Outcome:
     count = training.sizes.micro_batches(size)
     if training.course.curriculum is not None:
         training.engine.reset_activation_shape()  # what the stages send each other has changed
-    return training.step.run_pipeline(
+    loss, norm = training.step.run_pipeline(
         (_micro_batch(training, number, size) for number in range(count)),
         lambda number: _seed_dropout(training, number),
         increment=size,
         token_num=training.progress.tokens + size * training.length(),
     )
+    activation = training.activations.take() / count
+    dist.all_reduce(activation)  # only the last stages have any
+    stages = training.grid.pipeline_size
+    return Outcome(loss, norm, float(activation) * stages / distributed.world_size())
 
 
 def _seed_dropout(training: Training, micro_batch: int) -> None:

@@ -18,8 +18,9 @@ from .errors import UsageError
 RUN_CONFIG = "train.yaml"
 PATHS = ("save", "data", "kill_switch_path")
 HEADER = "# The resolved config of the run in this folder; the folder of this file is its `save`.\n"
-DECAY_STYLES = ("linear", "cosine", "constant")
-OPTIMIZERS = ("adamw", "sgdw", "lamb")
+DECAY_STYLES = ("linear", "cosine", "1-sqrt", "WSD", "constant")
+WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
+OPTIMIZERS = ("adamw", "sgdw", "lamb", "adamw8bit")
 FUSED = ("auto", "always", "never")  # of the optimizer, and of the layers' kernels
 DTYPES = ("fp32", "bf16", "fp16")
 GRADIENT_DTYPES = ("auto", "fp32", "bf16")
@@ -28,9 +29,10 @@ ATTENTIONS = ("sdpa", "plain", "stable")
 POSITION_INITS = ("gaussian", "sinusoidal")
 POSITIONS = ("learned_absolute", "alibi", "rope")
 NORMALIZATIONS = ("LayerNorm", "RMSNorm")
-INIT_FORMULAS = {"small_init": (2, 5), "mt_nlg": (1, 3)}
+INIT_FORMULAS = {"small_init": (2, 5), "mt_nlg": (1, 3), "fan_in": (1, 1)}
 """Name → (a, b) of the standard deviation sqrt(a / (b hidden_size)): Nguyen & Salazar 2019
-("Transformers without Tears"); Smith et al. 2022 (Megatron-Turing NLG 530B)."""
+("Transformers without Tears"); Smith et al. 2022 (Megatron-Turing NLG 530B); with fan_in each
+matrix has the width of its own input in place of hidden_size (LeCun et al. 1998)."""
 
 
 @dataclass
@@ -49,7 +51,7 @@ class Config:
     make_vocab_size_divisible_by: int = 128
     untie_embeddings: bool = False
     ffn_hidden_size: Optional[int] = None  # default 4 hidden_size  # noqa: UP045
-    # Or mt_nlg, or a number; the configs of older runs hold null, which is small_init.
+    # Or mt_nlg, fan_in, or a number; the configs of older runs hold null, which is small_init.
     init_method_std: Optional[Union[float, str]] = "small_init"  # noqa: UP007, UP045
     position_init: str = "gaussian"  # of the learned positions; or sinusoidal
     position_embedding_type: str = "learned_absolute"  # or alibi, rope
@@ -68,12 +70,17 @@ class Config:
     attention_dropout: float = 0.0
     embedding_dropout: Optional[float] = None  # null: hidden_dropout  # noqa: UP045
     tokenizer_type: str = "byte"
+    eod_token: Optional[int] = None  # ends a document; of the byte tokenizer 0  # noqa: UP045
+    reset_attention_mask: bool = False  # no token sees another document
+    reset_position_ids: bool = False  # learned positions begin anew with each document
 
     lr: float = 1e-3
     min_lr: float = 0.0
     lr_decay_style: str = "linear"
     lr_warmup_samples: int = 0
     lr_decay_samples: Optional[int] = None  # default train_iters x global_batch_size  # noqa: UP045
+    lr_wsd_decay_samples: Optional[int] = None  # of WSD, the last ones  # noqa: UP045
+    lr_wsd_decay_style: str = "exponential"  # of WSD
     optimizer: str = "adamw"
     fused_optimizer: str = "auto"  # adamw in one pass: `auto`: where the kernels are native
     sgd_momentum: float = 0.9  # of sgdw
@@ -90,6 +97,7 @@ class Config:
 
     train_iters: int = 100
     save_interval: int = 50
+    async_save: bool = False  # write checkpoints beside training
     keep_last: Optional[int] = None  # checkpoints of this branch; null keeps all  # noqa: UP045
     log_interval: int = 1
     log_throughput: bool = False
@@ -148,6 +156,10 @@ class Config:
             a, b = INIT_FORMULAS[std]
             return math.sqrt(a / (b * self.hidden_size))
         return std
+
+    def init_std_of(self, width: int) -> float:
+        """Of a matrix whose input is so wide."""
+        return width**-0.5 if self.init_method_std == "fan_in" else self.init_std
 
     @property
     def ffn_size(self) -> int:
@@ -285,6 +297,7 @@ def validate(config: Config) -> None:
     if c.lr_decay_style != "constant":
         _check(c.lr_warmup_samples < c.decay_samples, "lr_warmup_samples", c.lr_warmup_samples,
                f"below lr_decay_samples {c.decay_samples}")  # fmt: skip
+    _check_wsd(c)
     for index, pair in enumerate(c.skip_train_iteration_range):
         _check_range(f"skip_train_iteration_range[{index}]", pair)
     for key in ("poison", "profile"):
@@ -296,6 +309,17 @@ def validate(config: Config) -> None:
     if c.curriculum is not None:
         check_curriculum(c.curriculum, c.seq_length)
     _check_validation(c)
+
+
+def _check_wsd(c: Config) -> None:
+    length, stable = c.lr_wsd_decay_samples, c.decay_samples - c.lr_warmup_samples
+    _check(c.lr_wsd_decay_style in WSD_STYLES, "lr_wsd_decay_style", c.lr_wsd_decay_style,
+           WSD_STYLES)  # fmt: skip
+    _check((length is None) == (c.lr_decay_style != "WSD"), "lr_wsd_decay_samples",
+           f"{length} with lr_decay_style {c.lr_decay_style}",
+           "set with WSD, and only with it")  # fmt: skip
+    _check(length is None or 1 <= length <= stable, "lr_wsd_decay_samples", length,
+           f"in 1 … {stable}, the samples from the warm-up to lr_decay_samples")  # fmt: skip
 
 
 def _check_validation(c: Config) -> None:
@@ -322,6 +346,15 @@ def _check_parallel(c: Config) -> None:
     for key in ("num_attention_heads", "query_groups", "padded_vocab_size", "ffn_size"):
         _check(getattr(c, key) % tensor == 0, key, getattr(c, key),
                f"a multiple of tensor_model_parallel_size {tensor}")  # fmt: skip
+    for key in ("reset_attention_mask", "reset_position_ids"):
+        if getattr(c, key):
+            _check(pipeline == 1, key, True, "false with pipeline_model_parallel_size "
+                   f"{pipeline}, whose later stages see no tokens")  # fmt: skip
+            _check(c.eod_token is not None, "eod_token", None,
+                   f"the token that ends a document with {key}")  # fmt: skip
+    learned = c.position_embedding_type == "learned_absolute"
+    _check(learned or not c.reset_position_ids, "reset_position_ids", True,
+           f"false with {c.position_embedding_type}, which knows distances only")  # fmt: skip
     _check(pipeline <= c.num_layers, "pipeline_model_parallel_size", pipeline,
            f"at most num_layers {c.num_layers}")  # fmt: skip
     _check(tensor == 1 or not c.normformer, "normformer", True,

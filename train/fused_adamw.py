@@ -12,15 +12,23 @@ from torch import Tensor
 from .feed import Feed
 from .kernels import adamw_flat_
 
+ZEROS = 5
+"""Where `adamw_flat_` returns the number of gradients that are 0."""
+
 
 @dataclass(frozen=True)
 class Statistics:
-    """Adam's variance v, the weights p and their last change, over all parameters stepped."""
+    """Adam's variance v, the weights p and their last change, over all parameters stepped.
+
+    `update_rms` is the root mean square of Adam's m / (sqrt(v) + eps), before rate and decay;
+    `zeros` is how many elements of the gradients are 0."""
 
     variance_l1: float
     variance_max: float
     weight_l2: float
     update_l2: float
+    update_rms: float
+    zeros: int
 
 
 class FusedAdamW(torch.optim.AdamW):
@@ -71,9 +79,9 @@ class FusedAdamW(torch.optim.AdamW):
         self.grad_mul = 1.0
 
     def take_sums(self) -> Tensor:
-        """[|v|_1, max v, |p|^2, |change of p|^2] of this process's parameters, float64, over all
-        that was stepped since the last call: ZeRO 3 steps a group of them at a time."""
-        total = merge(self._sums) if self._sums else torch.zeros(4, dtype=torch.float64)
+        """What `adamw_flat_` returns, of this process's parameters, over all that was stepped since
+        the last call: ZeRO 3 steps a group of them at a time."""
+        total = merge(self._sums) if self._sums else torch.zeros(6, dtype=torch.float64)
         self._sums = []
         return total
 
@@ -119,6 +127,14 @@ def merge(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def statistics(sums: Tensor) -> Statistics:
-    variance_l1, variance_max, weight_sq, update_sq = sums.tolist()
-    return Statistics(variance_l1, variance_max, weight_sq**0.5, update_sq**0.5)
+def statistics(sums: Tensor, elements: int) -> Statistics:
+    """The sums over so many elements, under their names."""
+    variance_l1, variance_max, weight_sq, change_sq, update_sq, zeros = sums.tolist()
+    return Statistics(
+        variance_l1,
+        variance_max,
+        weight_sq**0.5,
+        change_sq**0.5,
+        (update_sq / elements) ** 0.5,
+        int(zeros),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from .progress import Progress
 class Report:
     """The figures of one trained iteration. `seconds` is the time it took, `curriculum_seqlen` its
     tokens a sample under a curriculum; `statistics` are of its step, None when it was left out or
-    the optimizer is not fused. Of a whole log interval see `mean`."""
+    the optimizer is not fused; `clipped` is the share of the run's updates so far whose gradients
+    were clipped, None without clipping. Of a whole log interval see `mean`."""
 
     loss: float
     lr: float
@@ -28,6 +29,8 @@ class Report:
     curriculum_seqlen: int | None = None
     nan: int = 0
     statistics: Statistics | None = None
+    activation_norm: float | None = None
+    clipped: float | None = None
 
 
 def mean(reports: Sequence[Report]) -> Report:
@@ -50,6 +53,12 @@ def loss_line(report: Report, progress: Progress, train_iters: int) -> str:
         if report.curriculum_seqlen is None
         else f" curriculum seqlen: {report.curriculum_seqlen:5d} |"
     )
+    found = report.statistics
+    counted = (
+        ""
+        if found is None
+        else f" num zeros: {found.zeros:.1f} | params norm: {found.weight_l2:.3f} |"
+    )
     line = (
         f" iteration {progress.iteration:8d}/{train_iters:8d} |"
         f" consumed samples: {progress.samples:12d} |"
@@ -58,13 +67,18 @@ def loss_line(report: Report, progress: Progress, train_iters: int) -> str:
         f" global batch size: {report.batch_size:5d} |"
         f" lm loss: {report.loss:.6E} |"
         f" loss scale: {report.loss_scale:.1f} |"
-        f" grad norm: {report.grad_norm:.3f} |{curriculum}"
+        f" grad norm: {report.grad_norm:.3f} |{counted}{curriculum}"
         f" number of skipped iterations: {report.skipped:3d} |"
         f" number of nan iterations: {report.nan:3d} |"
     )
-    if report.statistics is not None:
-        line += f" adam variance l1 norm: {report.statistics.variance_l1:.4E} |"
-        line += f" adam variance max: {report.statistics.variance_max:.4E} |"
+    if report.activation_norm is not None:
+        line += f" activation norm: {report.activation_norm:.3f} |"
+    if report.clipped is not None:
+        line += f" clipped steps: {report.clipped:.4f} |"
+    if found is not None:
+        line += f" adam variance l1 norm: {found.variance_l1:.4E} |"
+        line += f" adam variance max: {found.variance_max:.4E} |"
+        line += f" update rms: {found.update_rms:.4f} |"
     return line
 
 
@@ -90,6 +104,23 @@ def skipped_line(report: Report, iteration: int) -> str:
     return f" iteration {iteration:8d}: {why}: its update is left out"
 
 
+def _signals(report: Report) -> Iterator[tuple[str, float, str]]:
+    """Tag, value and axes beside the iteration of what is not known of each step."""
+    found = report.statistics
+    if found is not None:
+        yield "num-zeros/num-zeros", found.zeros, "samples tokens"
+        yield "params-norm/params-norm", found.weight_l2, "samples tokens"
+        yield "optimizer/variance_l1", found.variance_l1, "tokens"
+        yield "optimizer/variance_abs_max", found.variance_max, "tokens"
+        yield "optimizer/weight_l2", found.weight_l2, "tokens"
+        yield "optimizer/update_l2", found.update_l2, "tokens"
+        yield "optimizer/update_rms", found.update_rms, "tokens"
+    if report.activation_norm is not None:
+        yield "activation-norm/activation-norm", report.activation_norm, "samples tokens"
+    if report.clipped is not None:
+        yield "clipped-steps/clipped-steps", report.clipped, "samples tokens"
+
+
 class EventLog:
     """Scalars in <save>/tensorboard on four x axes: iteration, samples, tokens, gigaflos."""
 
@@ -105,19 +136,8 @@ class EventLog:
 
     def iteration(self, report: Report, progress: Progress) -> None:
         """All scalars of one trained iteration, at the counters after it."""
-        found = report.statistics
-        optimizer: tuple[tuple[str, float, str], ...] = (
-            ()
-            if found is None
-            else (
-                ("optimizer/variance_l1", found.variance_l1, "tokens"),
-                ("optimizer/variance_abs_max", found.variance_max, "tokens"),
-                ("optimizer/weight_l2", found.weight_l2, "tokens"),
-                ("optimizer/update_l2", found.update_l2, "tokens"),
-            )
-        )
         for tag, value, axes in (
-            *optimizer,
+            *_signals(report),
             ("lm-loss-training/lm loss", report.loss, "samples tokens gigaflos"),
             ("learning-rate/learning-rate", report.lr, "samples tokens"),
             ("batch-size/batch-size", report.batch_size, "samples"),

@@ -92,6 +92,12 @@ def build_pipeline(config: Config, grid: Grid) -> PipelineModule:
     return module
 
 
+def final_norm(stage: Any, grid: Grid) -> Any:
+    """The norm behind the last layer, None on a stage that has it not."""
+    last = grid.pipeline_rank == grid.pipeline_size - 1
+    return stage.forward_funcs[-2] if last else None  # before the output matrix
+
+
 def saved_layers(num_layers: int, untied: bool) -> range:
     """The numbers of the layers that have a file; a tied head is saved once, as layer 0."""
     return range(num_layers + 3 + untied)

@@ -14,10 +14,11 @@ from torch import Tensor
 from . import pipeline
 from .config import Config
 from .errors import TrainError
-from .fused_adamw import FusedAdamW, Statistics, merge, statistics
+from .fused_adamw import ZEROS, FusedAdamW, Statistics, merge, statistics
 from .grad_norm import raw_grad_norm
 from .grid import Grid
 from .optimizer import live_loss_scale, live_optimizer
+from .padding import padding
 
 
 class Step:
@@ -124,18 +125,21 @@ class Step:
         inner.step = limited
 
 
-def take_statistics(engine: Any, grid: Grid) -> Statistics | None:
-    """Of the last step over all ranks, which must all call it. None for another optimizer, and with
-    ZeRO 3 on tensor ranks: its flat slices do not tell which weights another rank holds too."""
+def take_statistics(engine: Any, grid: Grid, parameters: int) -> Statistics | None:
+    """Of the last step over all ranks of a model of so many parameters; all must call it. None for
+    another optimizer, and with ZeRO 3 on tensor ranks: its flat slices do not tell which weights
+    another rank holds too."""
     optimizer = live_optimizer(engine)
     if not isinstance(optimizer, FusedAdamW):
         return None
     sums = optimizer.take_sums().to(engine.device)
-    if engine.zero_optimization_stage() == 3 and grid.tensor_size > 1:
-        return None
+    if engine.zero_optimization_stage() == 3:
+        if grid.tensor_size > 1:
+            return None
+        sums[ZEROS] -= padding(engine)
     group = dist.group.WORLD if engine.zero_optimization_stage() else grid.model_group
     if group is not None and dist.get_world_size(group) > 1:
         rows = [torch.empty_like(sums) for _ in range(dist.get_world_size(group))]
         dist.all_gather(rows, sums, group=group)
         sums = merge(rows)
-    return statistics(sums)
+    return statistics(sums, parameters)

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from . import distributed
+from .activation_norm import ActivationNorm
 from .batch import run_batch
 from .blend import open_streams
-from .checkpoint import LAUNCH, load_checkpoint, read_client_state, restore_rng, save_checkpoint
+from .checkpoint import LAUNCH, load_checkpoint, read_client_state, restore_rng
 from .config import Config
 from .course import course_of, saved_course
 from .errors import TrainError
@@ -34,13 +35,14 @@ from .optimizer import (
     live_scaler,
     set_clip_grad,
 )
+from .padding import clear_padding
 from .parameter_count import count, counted_line, shape_warnings
-from .pipeline import build_pipeline
+from .pipeline import build_pipeline, final_norm
 from .precision import gradient_dtype, saved_dtype
 from .progress import Progress, skip_range
 from .progress_bar import ProgressBar
-from .retention import remove_old
 from .rewarm import factor, rewarmed
+from .saves import Saves
 from .step import Step, take_statistics
 from .stop import StopRequest
 from .throughput import throughput_line
@@ -67,6 +69,7 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     torch.manual_seed(config.seed)
     model = build_pipeline(config, grid) if grid.pipeline_size > 1 else GPT(config, grid)
     parameters, without_embeddings = count(model, grid)
+    norm = final_norm(model, grid) if grid.pipeline_size > 1 else model.final_layernorm
     describe(model, config)
     if config.compile:
         # The forward alone: DeepSpeed's hooks around it are not for tracing.
@@ -89,15 +92,19 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
             tokens=int(state["tokens"]),
             gigaflos=float(args.gigaflos_no_embeds),
             valid_samples=int(args.consumed_valid_samples),
+            updates=int(state.get("updates", 0)),  # older ones lack both
+            clipped_updates=int(state.get("clipped_updates", 0)),
         )
+    if config.zero_stage == 3:
+        clear_padding(engine)
     stream, held_out = open_streams(
         config.data, config.seq_length, course.seed, config.vocab_size, config.shares,
         held_out=config.eval_interval is not None,
     )  # fmt: skip
     return Training(
-        config, grid, engine, Step(engine, config, grid), device, stream, Loader(stream, device),
-        held_out, sizes, progress, course, 6 * without_embeddings, parameters,
-        None if state is None else state["args"],
+        config, grid, engine, Step(engine, config, grid), ActivationNorm(norm, device), device,
+        stream, Loader(stream, device), held_out, sizes, progress, course,
+        6 * without_embeddings, parameters, None if state is None else state["args"],
     )  # fmt: skip
 
 
@@ -132,6 +139,8 @@ def differences(training: Training) -> list[str]:
         ("lr_decay_style", config.lr_decay_style, schedule.decay_style),
         ("lr_warmup_samples", config.lr_warmup_samples, schedule.warmup_steps),
         ("lr_decay_samples", config.decay_samples, schedule.decay_steps),
+        ("lr_wsd_decay_samples", config.lr_wsd_decay_samples, schedule.wsd_decay_steps),
+        ("lr_wsd_decay_style", config.lr_wsd_decay_style, schedule.lr_wsd_decay_style),
         ("sgd_momentum", config.sgd_momentum, groups[0].get("momentum", config.sgd_momentum)),
         ("adam_beta1", config.adam_beta1, betas[0]),
         ("adam_beta2", config.adam_beta2, betas[1]),
@@ -187,7 +196,7 @@ def train(training: Training, say: Callable[[str], None]) -> None:
         training.config.train_iters,
     )
     stop.listen()
-    watchdog = Watchdog(training.config.watchdog)
+    watchdog = Watchdog(training.config.watchdog, Path(training.config.save))
     watchdog.start()
     try:
         if events is not None:
@@ -209,7 +218,7 @@ def _iterate(
     watchdog: Watchdog,
 ) -> None:
     config, progress, course = training.config, training.progress, training.course
-    started = saved = progress.iteration
+    saved, saves = progress.iteration, Saves(training)
     announced: object = None
     interval: list[Report] = []
     traced = config.profile if distributed.rank() == 0 else None
@@ -219,6 +228,7 @@ def _iterate(
         say(f" re-warm ({kind}) from sample {start} to {end} of the schedule")
     while progress.iteration < config.train_iters:
         watchdog.alive()
+        saves.poll()
         reason = stop.agreed()
         if reason is not None:
             say(f" {reason}: stopping after iteration {progress.iteration}")
@@ -249,11 +259,12 @@ def _iterate(
                 _validate(training, say, events)
             bar.draw(progress.iteration, report.loss)
         if progress.iteration % config.save_interval == 0:
-            _save(training, events, started)
+            saves.save(events)
             saved = progress.iteration
     trace.close()
     if saved != progress.iteration:
-        _save(training, events, started)
+        saves.save(events)
+    saves.finish()
 
 
 def _end_rewarm(training: Training, say: Callable[[str], None]) -> None:
@@ -281,30 +292,26 @@ def iteration(training: Training, size: int) -> Report:
     skipped_before = engine.skipped_steps
     length = training.length()
     with rewarmed(engine, window):
-        loss, norm = run_batch(training, size)
+        outcome = run_batch(training, size)
     progress.advance(size, length, training.flops_per_token)
     skipped = engine.skipped_steps - skipped_before
-    statistics = take_statistics(engine, training.grid)
+    statistics = take_statistics(engine, training.grid, training.parameters)
+    clip_grad = live_clip_grad(engine)
+    if not skipped:
+        progress.updated(outcome.grad_norm, clip_grad)
     return Report(
-        loss=loss,
+        loss=outcome.loss,
         lr=lr,
         batch_size=size,
-        grad_norm=norm,
+        grad_norm=outcome.grad_norm,
         loss_scale=live_loss_scale(engine),
         skipped=skipped,
         seconds=time.perf_counter() - began,
         curriculum_seqlen=None if training.course.curriculum is None else length,
         statistics=None if skipped else statistics,
+        activation_norm=outcome.activation_norm,
+        clipped=progress.clipped_share() if clip_grad else None,
     )
-
-
-def _save(training: Training, events: EventLog | None, started: int) -> None:
-    config, progress = training.config, training.progress
-    if events is not None:
-        events.flush()
-    save_checkpoint(training.engine, config, training.grid, progress, training.course)
-    if config.keep_last is not None and distributed.rank() == 0:
-        remove_old(Path(config.save), progress.iteration, config.keep_last, spare=(started,))
 
 
 def warn(lines: list[str]) -> None:

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
+from .activation_norm import ActivationNorm
 from .blend import BlendedStream
 from .config import Config
 from .course import Course
@@ -25,6 +26,7 @@ class Training:
     grid: Grid
     engine: Any
     step: Step
+    activations: ActivationNorm
     device: Any
     stream: SampleStream | BlendedStream
     loader: Loader

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ckptsurgeon.cli.commands import commands, exit_codes
-from ckptsurgeon.cli.usage import from_click
+from ckptsurgeon.cli.usage import from_click, in_full
 from ckptsurgeon.cli.values import taking_plain
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.version import VERSION
@@ -49,6 +49,7 @@ class Surgeon(TyperGroup):
         try:
             status = super().main(words or ["--help"], prog_name="ckptsurgeon", **extra)
         except SurgeryError as error:
+            error.next = tuple(in_full(hint, words) for hint in error.next)
             sys.exit(_fail(error, words))
         except Exception as error:
             # Click's own errors; their class is public neither in Click's nor in Typer's package.
@@ -86,6 +87,10 @@ def ckptsurgeon(
             help="The run to work on (same as -C on any command).",
         ),
     ] = None,
+    format_name: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="What describes the files of the run."),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -94,8 +99,10 @@ def ckptsurgeon(
 
     The value you set is the value the next step uses, and if anything goes wrong the run is exactly
     as it was."""
-    if run_dir is not None:
-        ctx.default_map = {name: {"run_dir": run_dir} for name in commands()}
+    given = {"run_dir": run_dir, "format_name": format_name}
+    defaults = {name: value for name, value in given.items() if value is not None}
+    if defaults:
+        ctx.default_map = {name: dict(defaults) for name in commands()}
 
 
 def main() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.carry_out import carry_out
+from ckptsurgeon.cli.carry_out import carry_out, open_for
 from ckptsurgeon.cli.options import Common, Declined, Editing
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.completion import saved_steps
@@ -34,7 +35,7 @@ def compact(step: Step = None, *, common: Editing) -> None:
     """
     from ckptsurgeon import surgery
 
-    run = common.open_run()
+    run = open_for(common)
     carry_out(run, surgery.plan_compact(run, step, allow_globals=common.allow_global or ()), common)
 
 
@@ -49,7 +50,7 @@ def shrink(step: Step = None, *, common: Editing) -> None:
     """
     from ckptsurgeon import surgery
 
-    run = common.open_run()
+    run = open_for(common)
     carry_out(run, surgery.plan_shrink(run, step, allow_globals=common.allow_global or ()), common)
 
 
@@ -143,7 +144,7 @@ def _confirm_by_name(run: Run, what: str, common: Common) -> None:
     if common.yes or common.as_json or not sys.stdin.isatty():
         raise SurgeryError(
             f"{what}: this can't be undone, and nobody confirmed it for this run",
-            next=f"the same command with --yes --run {run.root}",
+            next=f"the same command with --yes --run {shlex.quote(str(run.root))}",
         )
     print(f"{what}: type the name of the run ({run.name}) to remove: ", end="", file=sys.stderr)
     sys.stderr.flush()

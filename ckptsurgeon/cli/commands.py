@@ -67,11 +67,20 @@ BEFORE = (
         "Compare two steps or two runs, or a run before and after a surgery.",
         LOOKS_FOR_CHANGES,
     ),
+    Command(
+        "advise", "advise:advise",
+        "Say if and when the loss diverged, where to go back to, and what others did.",
+        (*LOOKS, 5),
+    ),
+    Command(
+        "report", "picture:picture", "Draw the run: what was kept, what was left, and why.",
+        (*LOOKS, 5),
+    ),
     Command("plan", "recipes:plan", "Show what a recipe would change, and change nothing.", PLANS),
     Command("apply", "recipes:apply", "Carry out a recipe or a saved plan.", EDITS),
     Command("undo", "recipes:undo", "Restore the bytes from before a surgery.", EDITS),
     Command("recover", "recipes:recover", "Finish or discard an interrupted surgery.", EDITS),
-)
+)  # fmt: skip
 AFTER = (
     Command(
         "relaunch", "launch:relaunch", "Start the trainer and check its first line.",
@@ -79,6 +88,10 @@ AFTER = (
     ),
     Command("fork", "fork:fork", "Make a new run from one step, in a directory of its own.", EDITS),
     Command("export", "export:export", "Write the weights of one step as safetensors.", WRITES),
+    Command(
+        "check-format", "check_format:check_format",
+        "Try a description of a trainer on a copy of its latest step.", (*LOOKS, 4, 130),
+    ),
     Command("compact", "attic:compact", "Rewrite edited shards without dead bytes.", EDITS),
     Command("shrink", "attic:shrink", "Rewrite shards that were saved with unused bytes.", EDITS),
     Command("prune", "attic:prune", "Delete what past surgeries keep in the attic.", WRITES),

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Common
-from ckptsurgeon.errors import SurgeryError, VerificationFailed
+from ckptsurgeon.errors import DamagedFile, SurgeryError, VerificationFailed
 from ckptsurgeon.operations.completion import saved_steps
+
+if TYPE_CHECKING:
+    from ckptsurgeon.look.glance import Glance
+    from ckptsurgeon.report.style import Row
+    from ckptsurgeon.run.run import Run
 
 
 def status(*, common: Common) -> None:
@@ -25,14 +32,43 @@ def status(*, common: Common) -> None:
     run = common.open_run()
     state, problem = None, None
     try:
-        state = None if run.bare else run.checkpoint(run.latest()).state()
+        state = None if run.bare else run.state(run.latest())
     except SurgeryError as error:
         problem = error
+        if isinstance(error, DamagedFile):
+            problem.next = ("ckptsurgeon doctor    what is damaged, and the way back",)
         problem.next = tuple(common.here(hint) for hint in problem.next)
     common.answer(
-        lambda: common.here(report.status(run, state, problem, common.style)),
+        lambda: common.here(report.status(run, state, problem, common.style, _loss(run))),
         lambda: report.status_json(run, state, problem),
     )
+
+
+def _loss(run: Run) -> Sequence[Row]:
+    """The end of the loss and advise's verdict on it, on a terminal only: scripts read --json."""
+    if not sys.stdout.isatty():
+        return ()
+    from ckptsurgeon.look.glance import glance
+    from ckptsurgeon.report.sparkline import sparkline
+
+    try:
+        seen = glance(run)
+    except (SurgeryError, OSError):  # a log that can't be read is no reason to show no status
+        return ()
+    return () if seen is None else sparkline(seen, run.steps(), _verdict(seen))
+
+
+def _verdict(seen: Glance) -> str:
+    """That of advise on these points. NumPy is loaded only where the loss does not end calmly."""
+    if seen.calm:
+        return f"the loss is at its best level of the last {len(seen.steps)} points"
+    from ckptsurgeon.logs.curves import of_rows
+    from ckptsurgeon.look.advise import judge
+    from ckptsurgeon.report.advice import verdict
+
+    points = zip(seen.steps, seen.values, strict=True)
+    told = judge(of_rows([(step, {"loss": value}, math.nan) for step, value in points], Path()))
+    return f"{verdict(told)}: ckptsurgeon advise" if told.spike is not None else verdict(told)
 
 
 def show(
@@ -65,8 +101,15 @@ def log(*, common: Common) -> None:
     Examples:
     ckptsurgeon log
     """
-    receipts = common.open_run().receipts()
-    common.answer(lambda: report.log(receipts, common.style), lambda: report.log_json(receipts))
+    from ckptsurgeon.run.attic import pruned
+
+    run = common.open_run()
+    receipts, damaged = run.receipts(), run.damaged_receipts()
+    gone = {item.id for item in receipts if (run.root / pruned(item.id)).exists()}
+    common.answer(
+        lambda: report.log(receipts, common.style, pruned=gone, damaged=damaged),
+        lambda: report.log_json(receipts, pruned=gone, damaged=damaged),
+    )
 
 
 def verify(
@@ -135,9 +178,13 @@ def verify(
     quiet = common.quiet or common.as_json or (level < 3 and against is None)
     with report.Progress(sys.stderr, quiet=quiet) as progress:
         result = look.verify(run, step, level=level, against=against, jobs=jobs, progress=progress)
+    remedy = "ckptsurgeon doctor    what helps"
+    if step is not None:
+        older = [other for other in run.steps() if other < step]
+        remedy = f"ckptsurgeon verify {older[-1]}    the step before it" if older else ""
     word = None if log is tb is None else listen(run, step, log=log, folder=tb)
     common.answer(
-        lambda: common.here(report.verification(result, common.style, word)),
+        lambda: common.here(report.verification(result, common.style, word, remedy=remedy)),
         lambda: report.verification_json(result, word),
     )
     if result.findings or (word is not None and word.differs):

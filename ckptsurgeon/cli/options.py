@@ -68,13 +68,19 @@ class Common:
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document (docs/json.md).")] = (
         False
     )
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--format", metavar="FORMAT", help="What describes the files (docs/described.md)."
+        ),
+    ] = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False
 
     def open_run(self) -> Run:
         """The run that -C, or the working directory, lies in."""
         from ckptsurgeon.run.run import Run
 
-        return Run.open(self.run_dir or Path())
+        return Run.open(self.run_dir or Path(), self.format_name or "")
 
     def step(self, text: str | None) -> int | None:
         """The step that was typed: a number, or the name of a folder of the run, or `latest`."""
@@ -94,10 +100,13 @@ class Common:
         return None if named is None or named.resolve() == Path.cwd() else named
 
     def here(self, text: str) -> str:
-        """`text` with -C in each of its commands, where it is needed: a hint is typed as it is."""
-        if self.where is None:
+        """`text` with -C and --format in each of its commands, where they are needed: a hint is
+        typed as it is."""
+        given = [("-C", self.where), ("--format", self.format_name)]
+        options = [f"{name} {shlex.quote(str(value))} " for name, value in given if value]
+        if not options:
             return text
-        named = f"ckptsurgeon -C {shlex.quote(str(self.where))} "
+        named = f"ckptsurgeon {''.join(options)}"
         return re.sub(r"\bckptsurgeon (?=[a-z])", lambda _: named, text)
 
     def answer(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]]) -> None:

@@ -72,7 +72,7 @@ class Saved:
         if size > MAX_BYTES:
             raise DamagedFile(str(path), 0, f"it has {size} bytes, more than {MAX_BYTES}")
         with collector_paused():
-            scanned = scan(path.read_bytes(), where=str(path))
+            scanned = scan(path.read_bytes(), where=str(path), dense=True)
             tree, globals = read_with_globals(scanned)
             try:
                 items = _items(tree.state["storage_data"])

@@ -14,6 +14,7 @@ from ckptsurgeon.edits import (
     AnyChange,
     Append,
     Change,
+    Computed,
     Content,
     Elements,
     Epsilon,
@@ -24,6 +25,8 @@ from ckptsurgeon.edits import (
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import append, compact
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
+from ckptsurgeon.files.archives.storage_edit import contiguous
+from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats import strips
 from ckptsurgeon.formats.fields import FIELDS
@@ -31,8 +34,10 @@ from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.protocol import (
     Blob,
+    Decay,
     Disagreement,
     Fragment,
+    Part,
     Place,
     Replica,
     Setting,
@@ -108,7 +113,8 @@ class BaseCheckpoint(ABC):
         """The promise of this checkpoint. Raises Disagreement with the files that differ."""
         if self._state is None:
             with understood(self.path):
-                self._state = self.read_state()
+                state = self.read_state()
+            self._state = replace(state, promise=state.promise.told(state.notes))
         return self._state
 
     def rates(self) -> list[float]:
@@ -122,6 +128,7 @@ class BaseCheckpoint(ABC):
         decays, adam = self.agreed("weight_decay"), self.agreed("adam_step")
         scale, clip = self.agreed("loss_scale"), self.agreed("clip_grad")
         samples, seed, skip = (self.agreed(n) for n in ("consumed_samples", "seed", "skip"))
+        epoch, batches = self.agreed("data_epoch"), self.agreed("data_batches")
         ranges = skip[0] if skip else None
         return Promise(
             step=step + 1,
@@ -138,6 +145,8 @@ class BaseCheckpoint(ABC):
             optimizer=_named(headers) or None,
             groups=_differing(betas, eps),
             settings=_numbers(headers) or None,
+            data_epoch=int(epoch[0]) if epoch else None,
+            data_batches=int(batches[0]) if batches else None,
         )
 
     def headers(self) -> list[StateDict]:
@@ -147,6 +156,18 @@ class BaseCheckpoint(ABC):
     def settings(self, key: str) -> list[Place]:
         """In the groups of every optimizer."""
         return [place for each in self.state_dicts() for place in each.group.get(key, ())]
+
+    def group_of(self, place: Place) -> int:
+        """As torch's `state_dict` has it: `…, param_groups, number, key`."""
+        return int(place.path[-2])
+
+    def beside(self, place: Place, key: str) -> tuple[Key, ...]:
+        """Beside it."""
+        return (*place.path[:-1], key)
+
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """The value: most trainers give each group the same, or take it from the groups."""
+        return value
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """Refused: a format that knows the names in its param groups overrides it."""
@@ -167,9 +188,20 @@ class BaseCheckpoint(ABC):
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """See `protocol.Checkpoint.reschedule`."""
 
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """Refused: a family that knows its schedulers overrides it."""
+        raise SurgeryError(
+            f"what makes the rate of {self.path.name} decay is not known here",
+            next="set the schedule where the trainer makes it",
+        )
+
     @abstractmethod
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """See `protocol.Checkpoint.scaler_start`."""
+
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
+        """The number itself in every place."""
+        return [Setting(counter, place, value) for place in self.locate(counter)], []
 
     def rescale(self, scale: float) -> list[Setting]:
         """The scale in every place, and the counters of `growth` beside each at their start."""
@@ -227,6 +259,28 @@ class BaseCheckpoint(ABC):
             f"which parameters of {self.path.name} are whole on every rank is not known here",
             next="ckptsurgeon verify    what can be checked here",
         )
+
+    def parts(self) -> list[Part]:
+        """Refused: a format that knows whose each tensor is overrides it."""
+        raise SurgeryError(
+            f"{self.path.name} does not say which of its tensors are one parameter's weights, "
+            "master and moments",
+            next="reset and graft work on the moments of all parameters",
+        )
+
+    def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
+        """In the archive that has the tensor."""
+        archive, tensor = self.holder(place), place.value
+        if not contiguous(tensor) or archive.byte_order() != "<":
+            raise SurgeryError(
+                f"{archive.where}: a tensor's elements do not lie little-endian in the order of "
+                "its shape",
+                next="save the checkpoint again with contiguous tensors",
+            )
+        archive.storage(tensor)
+        item = ITEM_BYTES[tensor.dtype]
+        base = archive.start + archive.payload(f"data/{tensor.storage}") + tensor.offset * item
+        return archive.path, base + start * item, base + end * item
 
     def read(self, paths: Iterable[Path]) -> None:
         """Read the trees of further shards, which only some operations need."""
@@ -292,7 +346,7 @@ class BaseCheckpoint(ABC):
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By shard, every `module.name` that a load imports."""
-        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.trees}
+        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.archives}
 
     def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
         """The trees with `changes` laid over them."""
@@ -302,7 +356,7 @@ class BaseCheckpoint(ABC):
         files = {name: root / name for name in names if root / name in self.trees}
         for change in changes:
             if isinstance(change, Change) and (file := files.get(change.file)) is not None:
-                if isinstance(change.new, (Fill, Elements)):
+                if isinstance(change.new, (Fill, Elements, Computed)):
                     continue
                 new = 0 if change.new == ZEROS else change.new
                 if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):

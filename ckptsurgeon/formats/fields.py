@@ -35,6 +35,9 @@ FIELDS: Mapping[str, str] = {
     "skipped_steps": "The updates that an overflow has kept from being made.",
     "consumed_samples": "The samples that were trained on: where the data goes on.",
     "tokens": "The tokens that were trained on.",
+    "data_epoch": "The pass through the data, from 1, as its loader counts.",
+    "data_batches": "The batches of this epoch that its loader has given out.",
+    "data_tokens": "The tokens in those batches.",
     "skip": "The ranges of iterations whose data is passed over, both ends included.",
     "seed": "What the random numbers begin with.",
 }

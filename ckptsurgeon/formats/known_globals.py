@@ -88,6 +88,7 @@ CLASSES: Mapping[str, Collection[str]] = {
         "OptimizerConfig", "AttnBackend",
         "AttnMaskType", "AttnType", "LayerType", "ModelType", "PositionEmbeddingType",
     },
+    "olmo_core": {"_StorageInfo"},
     "torch": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "SavePlan",
         "StorageMeta", "TensorProperties", "TensorStorageMetadata", "TensorWriteData", "WriteItem",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckptsurgeon.formats.protocol import Checkpoint, Hazard, State
+from ckptsurgeon.formats.protocol import Checkpoint, Hazard, Rival, State
 
 
 class BaseFormat:
@@ -40,6 +40,18 @@ class BaseFormat:
         """No file but those of `pointers` names a step."""
         return []
 
+    def log_folders(self, run: Path) -> Sequence[str]:
+        """The run itself, at any depth."""
+        return (".",)
+
+    def idle_paths(self, run: Path, step: int) -> list[str]:
+        """No page describes it."""
+        return []
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """Most trainers load from one place."""
+        return []
+
     def hazards(self, run: Path) -> list[Hazard]:
         """No such thing is known of most trainers."""
         return []
@@ -54,7 +66,9 @@ class BaseFormat:
         """Most trainers have no flag for it."""
         return "ckptsurgeon status    the steps to go back to; this trainer can't skip data"
 
-    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
         """By hand: a small rate, and the usual one at a later checkpoint."""
         return (
             "ckptsurgeon reset moments    without re-warm",

@@ -39,6 +39,20 @@ class Fragment(NamedTuple):
     end: int
 
 
+class Part(NamedTuple):
+    """A stretch of one parameter: the elements [start, end) of the tensor at `place` are those from
+    `first` on of its `kind` (weights, master, exp_avg, exp_avg_sq). `cut` tells apart what several
+    ranks each hold a piece or a copy of."""
+
+    parameter: str
+    cut: str
+    kind: str
+    place: Place
+    start: int
+    end: int
+    first: int
+
+
 class Weight(NamedTuple):
     """One weight of the model: its bytes are those of `spans` (file, start, end), in order."""
 
@@ -131,11 +145,32 @@ class Setting(NamedTuple):
     value: Any
 
 
+class Decay(NamedTuple):
+    """A cooldown: the rate goes from what the next step would use to `to` in `steps` updates along
+    `shape` (linear, 1-sqrt, cosine). `samples` is how many these take, where that is known."""
+
+    steps: int
+    samples: int | None
+    shape: str
+    to: float
+
+
 class Hazard(NamedTuple):
     """What is wrong with a run although its files are sound, and the launch that helps."""
 
     what: str
     next: str
+
+
+class Rival(NamedTuple):
+    """A checkpoint outside the run's own steps that the trainer would load in place of one of them:
+    its step and `what` it is. A surgery moves `paths` aside; where there are none it lies outside
+    the run, and `remedy` is what to do by hand."""
+
+    step: int
+    what: str
+    paths: tuple[Path, ...]
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,7 +180,9 @@ class State:
     `schedule` has Megatron's AnnealingLR keys (steps are samples) or None. Of another family,
     `scheduler` says it in words, and `peak_lr` is what `lr` of a recipe sets and scales. `tokens`,
     `gigaflos` and `saved_at` (Unix time of the newest file) are what event files are matched with;
-    `batch_size` and `rampup` (start, increment, samples) give the samples of an iteration."""
+    `batch_size`, `rampup` (start, increment, samples) and `sizes` (the sample from which each
+    holds, and a batch size) give the samples of an iteration. `data` says why the consumed samples
+    do not decide which data comes next, where they do not."""
 
     step: int
     promise: Promise
@@ -162,6 +199,8 @@ class State:
     rampup: tuple[int, int, int] | None = None
     peak_lr: float | None = None
     scheduler: str = ""
+    sizes: tuple[tuple[int, int], ...] = ()
+    data: str = ""
 
 
 class Checkpoint(Protocol):
@@ -193,6 +232,19 @@ class Checkpoint(Protocol):
         """Every place of `key` in the param groups."""
         ...
 
+    def group_of(self, place: Place) -> int:
+        """The number of the param group that a place of one of its keys is in."""
+        ...
+
+    def beside(self, place: Place, key: str) -> tuple[Key, ...]:
+        """The path of another key in the param group of `place`."""
+        ...
+
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """What `value` of `key`, given for all param groups, becomes in the one of `place`: the
+        value itself, but where the trainer makes the groups' values from one."""
+        ...
+
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """Every place of `key` in the param groups, with the names of the group's parameters.
         Raises SurgeryError where the format does not say which those are."""
@@ -216,12 +268,34 @@ class Checkpoint(Protocol):
         exp_avg_sq). Raises SurgeryError where the format does not say."""
         ...
 
+    def parts(self) -> list[Part]:
+        """Every stretch of every parameter's weights, masters and moments that the trainer loads.
+        Raises SurgeryError where the format does not say whose they are."""
+        ...
+
+    def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
+        """Where the elements [start, end) of the tensor at `place` are: file, first byte, end.
+        Raises SurgeryError for a tensor whose elements don't lie in the order of its shape."""
+        ...
+
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """What to write so that the schedule has `values` (recipe keys lr, min_lr, warmup, decay,
         decay_style) from the next step on, and what to warn of.
 
         Raises UsageError for a schedule that can't be, SurgeryError for one that is kept
         elsewhere, with the trainer's flag to use instead."""
+        ...
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """What to write so that the rate decays from the next step on, and what to warn of.
+
+        Raises SurgeryError where the saved scheduler can't hold it, with the exact options that
+        make the trainer's own do it."""
+        ...
+
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
+        """What to write so that the counter `counter` of `fields.FIELDS` is `value`, with those
+        that a load computes from it, and what to warn of; nothing where it is kept nowhere."""
         ...
 
     def rescale(self, scale: float) -> list[Setting]:
@@ -339,6 +413,19 @@ class Format(Protocol):
         `step`, with what to leave out of the relaunch."""
         ...
 
+    def log_folders(self, run: Path) -> Sequence[str]:
+        """Where event files are looked for, from the run, if its settings do not say."""
+        ...
+
+    def idle_paths(self, run: Path, step: int) -> list[str]:
+        """Key paths of the page that describes the format which lead nowhere in this step."""
+        ...
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """What the trainer would load in place of `step` although every pointer names that, by the
+        command line that its checkpoints keep."""
+        ...
+
     def hazards(self, run: Path) -> list[Hazard]:
         """What leads a relaunch astray although every file is sound."""
         ...
@@ -352,9 +439,11 @@ class Format(Protocol):
         """A sentence: how this trainer is made to pass over ranges of iterations, ends included."""
         ...
 
-    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
-        """What to do in this trainer in place of a re-warm window of `kind` that is over once
-        `until` samples are consumed, a line for each step."""
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
+        """What to do in this trainer in place of a re-warm window of `kind` that is over after
+        `iterations`, once `until` samples are consumed, a line for each step."""
         ...
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:

@@ -9,8 +9,11 @@ def batch_size(state: State, consumed: int) -> int:
     """The size of the batch that begins at sample `consumed`.
 
     Ramp-up as in `megatron/microbatches.py`: sizes grow by the increment at equal distances over
-    the given samples, and what is consumed is never rounded."""
+    the given samples, and what is consumed is never rounded. `sizes` as in `megatron/core/
+    num_microbatches_calculator.py` of Megatron-LM: the last one that has begun."""
     assert state.batch_size is not None
+    if state.sizes:
+        return [size for start, size in state.sizes if consumed >= start][-1]
     if state.rampup is None:
         return state.batch_size
     start, increment, samples = state.rampup

@@ -26,7 +26,10 @@ NUMBERS = {
     "max_lr", "min_lr", "initial_lr", "weight_decay", "loss_scale", "clip_grad",
     "warmup", "decay", "adam_step",
 }  # fmt: skip
-COUNTS = {"consumed_samples", "seed", "iteration", "global_steps", "tokens", "global_batch_size"}
+COUNTS = {
+    "consumed_samples", "seed", "iteration", "global_steps", "tokens", "global_batch_size",
+    "data_epoch", "data_batches", "data_tokens",
+}  # fmt: skip
 
 
 def problem(field: str, value: Any) -> str:

@@ -10,6 +10,7 @@ from ckptsurgeon.logs.printed import points
 from ckptsurgeon.logs.printed.families import Listener, families
 from ckptsurgeon.logs.printed.word import Word
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.receipts import standing
 
 INTERVAL_S = 10.0
 """Between two looks at the logs, while the lines have not said the rates."""
@@ -63,7 +64,11 @@ class Hearing:
 
     def _refuse(self, word: Word) -> None:
         if word.differs:
-            raise broken(word)
+            raise VerificationFailed(
+                f"the trainer does not use what was promised: {'; '.join(word.differs)}",
+                untouched="the trainer was stopped; what it had saved is kept",
+                next=[*word.expected.remedy, way_back(self._run)],
+            )
 
     def _close(self) -> bool:
         for sentence in self._word.sentences():
@@ -71,10 +76,8 @@ class Hearing:
         return True
 
 
-def broken(word: Word) -> VerificationFailed:
-    """The error for a trainer that does not do what was promised."""
-    return VerificationFailed(
-        f"the trainer does not use what was promised: {'; '.join(word.differs)}",
-        untouched="the trainer was stopped; what it had saved is kept",
-        next=[*word.expected.remedy, "ckptsurgeon undo    take the surgery back"],
-    )
+def way_back(run: Run) -> str:
+    """What helps when the trainer breaks the promise: undo, if a surgery is in force."""
+    if standing(run.receipts()):
+        return "ckptsurgeon undo    take the surgery back"
+    return "ckptsurgeon show    which place of each value wins"

@@ -5,26 +5,29 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files import plain_yaml
-from ckptsurgeon.launch.hearing import Hearing
+from ckptsurgeon.launch.hearing import Hearing, way_back
 from ckptsurgeon.launch.slurm import Job
 from ckptsurgeon.logs.printed.word import Word
 from ckptsurgeon.operations.relaunch import Relaunch
-from ckptsurgeon.run.run import CONFIG, Run
+from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
+from ckptsurgeon.transaction.receipts import standing
 
 LIBRARIES = ("torch", "deepspeed", "tensorboard")
 """What the extra `train` installs."""
-STANDS = "the surgery stands; the trainer has trained no step"
+HUNG = "hung"
+"""The file that the bundled trainer's watchdog leaves in the run: torchrun makes 1 of its code."""
+STOPPED = "the trainer has trained no step"
 TOLERANCE = 1e-12
 """Relative: two implementations of one formula may differ in the last bit, and in no more."""
 
@@ -55,8 +58,9 @@ def command(
         ranks = section.nproc_per_node * (nodes or 1)
     if ranks % (nodes or 1):
         raise UsageError(
-            f"{ranks} ranks saved the shards; {nodes} nodes can't share them evenly",
-            next=f"--nodes N, where N divides {ranks}",
+            f"the checkpoint was saved by {ranks} rank{'s' if ranks > 1 else ''}, which {nodes} "
+            "nodes can't share evenly",
+            next=f"ckptsurgeon relaunch --slurm --nodes {math.gcd(ranks, nodes or 1)}",
         )
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     launcher = [sys.executable]
@@ -86,7 +90,7 @@ def refuse_unknown_launch(run: Run) -> None:
                 "ckptsurgeon.yaml: `relaunch.command` must be a list of arguments",
                 next="relaunch: {command: [torchrun, --nproc_per_node, '8', train.py]}",
             )
-    elif not (run.root / CONFIG).is_file():
+    elif not run.launchable:
         raise SurgeryError(
             f"how this run was started is not known: no {CONFIG} and no ckptsurgeon.yaml",
             next="write `relaunch: {command: [...]}` to ckptsurgeon.yaml in the run",
@@ -94,24 +98,32 @@ def refuse_unknown_launch(run: Run) -> None:
 
 
 def job(
-    run: Run, section: Relaunch | None, extra: Sequence[str], nodes: int, options: Sequence[str]
+    run: Run,
+    section: Relaunch | None,
+    extra: Sequence[str],
+    nodes: int,
+    options: Sequence[str],
+    requeues: int = 0,
 ) -> Job:
-    """The SLURM job that starts the trainer on `nodes` nodes and compares its first line.
+    """The SLURM job that starts the trainer on `nodes` nodes and compares its first line; one whose
+    trainer hung is requeued at most `requeues` times.
 
     The bundled trainer gets a kill-switch file, which is how the job makes it save before its
     nodes are taken away; for another one `ckptsurgeon.yaml` names it (`relaunch.kill_switch`)."""
     own = run.settings.get("relaunch")
     argv = command(run, section, extra, nodes)
+    hung = None
     if isinstance(own, dict):
         switch = own.get("kill_switch")
     else:
+        hung = run.root / HUNG
         switch = plain_yaml.read(run.root / CONFIG).get("kill_switch_path")
         if switch is None:
             switch = run.root / "kill-switch"
             argv.append(f"kill_switch_path={switch}")
     surgeon = [sys.executable, "-m", "ckptsurgeon", "relaunch", "-C", str(run.root), "--exec", "--"]
     stop = None if switch is None else run.root / str(switch)
-    return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options)
+    return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options, hung, requeues)
 
 
 def relaunch(
@@ -138,14 +150,7 @@ def relaunch(
     hearing = None if bundled or word is None else Hearing(run, word)
     # Python keeps lines back where its output is a pipe: they would be heard when it is too late.
     environment = None if hearing is None else {"PYTHONUNBUFFERED": "1", **os.environ}
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-        errors="backslashreplace",  # no byte that a trainer prints is worth its run
-    ) as trainer:
+    with _started(run, argv, environment) as trainer:
         assert trainer.stdin is not None and trainer.stdout is not None
         try:
             for line in trainer.stdout:
@@ -153,10 +158,10 @@ def relaunch(
                 out.flush()
                 if compared:
                     continue
-                if bundled or _is_report(promise, line):
+                if bundled or _is_report(line):
                     differing = compare(promise, line)
                     if differing:
-                        raise _broken(differing, bundled)
+                        raise _broken(run, differing, bundled)
                     compared = True
                 elif hearing is not None:
                     compared = hearing.hear(line)
@@ -179,7 +184,7 @@ def relaunch(
     if not compared and (bundled or check):
         raise SurgeryError(
             f"the trainer ended with status {status} before its first line",
-            untouched=STANDS,
+            untouched=_untouched(run),
             next="read its messages above; then ckptsurgeon relaunch",
         )
     if not compared:
@@ -191,7 +196,28 @@ def relaunch(
     return 0 if check and not bundled else status
 
 
-def _is_report(promise: Promise, line: str) -> bool:
+def _started(
+    run: Run, argv: Sequence[str], environment: Mapping[str, str] | None
+) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+            errors="backslashreplace",  # no byte that a trainer prints is worth its run
+        )
+    except OSError as error:
+        raise SurgeryError(
+            f"the trainer can't be started: {argv[0]}: {error.strerror}",
+            next=f"correct relaunch.command in {run.root / SETTINGS}"
+            if run.settings.get("relaunch")
+            else "name a program that is there",
+        ) from None
+
+
+def _is_report(line: str) -> bool:
     """Whether a line of the user's own trainer is a JSON object of what it uses."""
     if not line.startswith("{"):
         return False
@@ -199,15 +225,19 @@ def _is_report(promise: Promise, line: str) -> bool:
         report = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(report, dict) and any(item.name in report for item in fields(promise))
+    return isinstance(report, dict) and any(name in report for name in Promise.values())
 
 
-def _broken(differing: Sequence[str], bundled: bool) -> VerificationFailed:
-    stopped = STANDS if bundled else "the trainer was stopped; what it had saved is kept"
+def _untouched(run: Run) -> str:
+    return f"the surgery stands; {STOPPED}" if standing(run.receipts()) else STOPPED
+
+
+def _broken(run: Run, differing: Sequence[str], bundled: bool) -> VerificationFailed:
+    stopped = _untouched(run) if bundled else "the trainer was stopped; what it had saved is kept"
     return VerificationFailed(
         f"the trainer does not use what was promised: {'; '.join(differing)}",
         untouched=stopped,
-        next="ckptsurgeon undo    take the surgery back",
+        next=way_back(run),
     )
 
 
@@ -222,16 +252,16 @@ def compare(promise: Promise, line: str) -> list[str]:
     if not isinstance(used, dict):
         return [f"its first line is not the JSON object of what it uses: {line.strip()[:80]!r}"]
     differing = []
-    for item in fields(promise):
-        promised = getattr(promise, item.name)
-        if promised is None:
+    for name in Promise.values():
+        promised = getattr(promise, name)
+        if promised is None or name in promise.not_known:
             continue
-        if item.name not in used and item.name in ("optimizer", "groups", "settings"):
+        if name not in used and name in ("optimizer", "groups", "settings"):
             continue  # which no trainer prints yet
-        if item.name not in used:
-            differing.append(f"{item.name}: promised {_plain(promised)}, not reported")
-        elif not _same(_plain(promised), used[item.name]):
-            differing.append(f"{item.name}: promised {_plain(promised)}, uses {used[item.name]}")
+        if name not in used:
+            differing.append(f"{name}: promised {_plain(promised)}, not reported")
+        elif not _same(_plain(promised), used[name]):
+            differing.append(f"{name}: promised {_plain(promised)}, uses {used[name]}")
     return differing
 
 

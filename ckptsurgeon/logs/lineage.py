@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs.axis import ITERATION, LOOSE, TRAINING
+from ckptsurgeon.logs.axis import axis as axis_of
 from ckptsurgeon.logs.history import History, read
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.segment import (
@@ -94,6 +95,23 @@ def trace(
         if flags.any() and index.kinds[0] == FILE_VERSION:
             flags[0] = True
     return result
+
+
+def newest(files: Sequence[Index], tag: str) -> Marks | None:
+    """The last step that `tag` was logged at, and when: where the history ends as it stands. None
+    where no file has it over iterations."""
+    import numpy as np
+
+    ends = []
+    for index in files:
+        numbers = [i for i, group in enumerate(index.names) if tag in group]
+        rows = np.flatnonzero(np.isin(np.asarray(index.tags, np.int32), numbers))
+        if len(rows) and axis_of(tag, {}) == ITERATION:
+            ends.append((float(index.walls[int(rows[-1])]), int(index.steps[int(rows[-1])])))
+    if not ends:
+        return None
+    wall, step = max(ends)
+    return Marks(step, saved_at=wall)
 
 
 def _training(group: Sequence[int], known: Sequence[Events], history: History) -> Training:

@@ -10,6 +10,8 @@ from ckptsurgeon import look
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.look.advise import DIVERGED, judge
+from ckptsurgeon.look.logged import own
 from ckptsurgeon.operations.replicas import drifted
 from ckptsurgeon.run.run import Run
 
@@ -47,6 +49,7 @@ def diagnose(run: Run) -> list[Diagnosis]:
             )
         )
     out += [Diagnosis(*hazard) for hazard in run.format.hazards(run.root)]
+    out += _loss(run)
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
         checkpoint = run.checkpoint(verification.step)
         out += _adam_step(run, checkpoint)
@@ -54,8 +57,26 @@ def diagnose(run: Run) -> list[Diagnosis]:
     return out
 
 
+def _loss(run: Run) -> list[Diagnosis]:
+    """A loss that left its course and is not back; nothing where the logs do not say."""
+    try:
+        told = judge(own(run, {}))
+    except (SurgeryError, OSError):
+        return []
+    if told.verdict != DIVERGED or told.spike is None:
+        return []
+    next = "ckptsurgeon advise    where to go back to, and what others did"
+    return [Diagnosis(f"the loss diverged at step {told.spike.first}", next)]
+
+
 def _remedy(finding: str) -> str | None:
     """What helps against a finding; None where the step itself is damaged."""
+    receipt, damaged, _ = finding.partition("receipt.json is damaged")
+    if damaged:
+        return (
+            f"mv {receipt}receipt.json {receipt}receipt.damaged    go on without it, or restore it "
+            "from a copy: its surgery stays in force and can't be undone"
+        )
     if "names step" in finding or "names no step" in finding or "pointers disagree" in finding:
         return "ckptsurgeon repair-latest"
     if "promised" in finding:

@@ -39,7 +39,8 @@ def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
     given = _schedule(surgeries) if _in_config(checkpoint) else {}
     samples = state.promise.consumed_samples
     size = state.batch_size
-    if size is not None and state.rampup is not None:
+    varies = state.rampup is not None or bool(state.sizes)
+    if size is not None and varies:
         size = None if samples is None else rampup.batch_size(state, samples)
     return Expected(
         promise=state.promise,
@@ -47,10 +48,10 @@ def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
         decides_lr=decides,
         before=next((r.before.lr for r in surgeries if r.before is not None), None),
         batch_size=size,
-        steady=state.rampup is None or size == state.batch_size,
+        steady=not varies or size == state.batch_size,
         epoch_steps=_epoch_steps(document),
         skipped=next((p.value for p in _places(checkpoint, "skipped_steps")), None),
-        steady_betas=not any(_cycles(state) for state in _schedulers(checkpoint)),
+        steady_betas="betas" not in state.promise.one_step,
         remedy=tuple(_remedy(run, checkpoint, state, surgeries)),
     )
 
@@ -123,11 +124,6 @@ def _places(checkpoint: Checkpoint, name: str) -> list[Place]:
 
 def _schedulers(checkpoint: Checkpoint) -> list[Any]:
     return [place.value for place in _places(checkpoint, "scheduler")]
-
-
-def _cycles(scheduler: Any) -> bool:
-    """Whether it sets the momentum too."""
-    return isinstance(scheduler, Mapping) and bool(scheduler.get("cycle_momentum"))
 
 
 def _in_config(checkpoint: Checkpoint) -> bool:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckptsurgeon import crc32
 from ckptsurgeon.edits import Receipt
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import integrity
-from ckptsurgeon.files.archives import crc32
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
 from ckptsurgeon.files.pickles.tree import tensors
@@ -27,7 +27,7 @@ from ckptsurgeon.progress import Progress
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
 CHUNK = 1 << 19
 """Bytes that are read at once: what `jobs` threads hold in memory is a small multiple of them."""
-TORCH = (".pt", ".pth", ".bin")
+TORCH = (".pt", ".pth", ".bin", ".ckpt")
 """How the names of torch files end."""
 ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 """What a tree that no trainer saved makes of the code that expects one."""
@@ -86,7 +86,8 @@ def check(
     out = Soundness([], len(files))
     out.findings += _guarded(folder, lambda: _names(format, run, step))
     out.checkpoint = _opened(format, run, step)
-    shards = [Shard(path) for path in files if path.suffix in TORCH]
+    read = out.checkpoint.archives if out.checkpoint is not None else {}
+    shards = [Shard(path) for path in files if path.suffix in TORCH or path in read]
     if out.checkpoint is not None:
         for shard in shards:
             shard.archive = out.checkpoint.archives.get(shard.path)
@@ -109,6 +110,7 @@ def check(
         out.findings += _guarded(folder, out.checkpoint.contradictions)
     if level >= CRC and out.checkpoint is not None:
         out.findings += [text for item in out.checkpoint.digests().items() for text in _sha(*item)]
+    out.findings = list(dict.fromkeys(out.findings))  # two readers may meet the same damage
     if level >= VALUES:
         sources = [
             Source(shard.open(), "" if shard.blob is None else shard.blob.kind)

@@ -11,7 +11,7 @@ from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.operations.section import Changes
 from ckptsurgeon.run.run import Run
 
-COUNTERS = ("consumed_samples", "tokens", "iteration")
+COUNTERS = ("consumed_samples", "tokens", "iteration", "data_epoch", "data_batches")
 
 
 def counter_changes(
@@ -23,16 +23,20 @@ def counter_changes(
     `moved` says that the same recipe sets the schedule's, too."""
     changes: list[AnyChange] = []
     warnings: list[str] = []
+    data = checkpoint.state().data if "consumed_samples" in counters else ""
+    if data:
+        raise SurgeryError(data, next="ckptsurgeon show    what is kept of the data")
     for key, value in counters.items():
-        places = checkpoint.locate(key)
-        if not places:
+        settings, notes = checkpoint.recount(key, value)
+        if not settings:
             raise SurgeryError(
                 f"{checkpoint.path.name} keeps no {key}: its trainer counts it elsewhere",
                 next="ckptsurgeon show    what it keeps",
             )
+        warnings += [note for note in notes if note not in warnings]
         changes += [
-            Change(run.relative(place.file), key, place.value, value, place.path)
-            for place in places
+            Change(run.relative(place.file), name, place.value, new, place.path)
+            for name, place, new in settings
         ]
     schedule = checkpoint.state().schedule or {}
     if "consumed_samples" in counters and "num_steps" in schedule and not moved:

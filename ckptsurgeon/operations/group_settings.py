@@ -123,8 +123,9 @@ def _new(
     if key != "lr":
         yield place, value
         return
-    index = place.path[-2]
-    before = checkpoint.value(place.file, (*place.path[:-1], "initial_lr"))
+    index = checkpoint.group_of(place)
+    beside = checkpoint.beside(place, "initial_lr")
+    before = checkpoint.value(place.file, beside)
     schedulers = [p for p in checkpoint.locate("scheduler") if isinstance(p.value, Mapping)]
     if schedulers and not all("lr_lambdas" in p.value for p in schedulers):
         raise SurgeryError(
@@ -136,7 +137,7 @@ def _new(
         yield place, value
         return
     yield place, place.value * (value / peak)
-    yield Place(place.file, (*place.path[:-1], "initial_lr"), before), value
+    yield Place(place.file, beside, before), value
     for scheduler in schedulers:
         for name, factor in (("base_lrs", None), ("_last_lr", value / peak)):
             path = (*scheduler.path, name, index)

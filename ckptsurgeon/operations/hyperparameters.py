@@ -31,7 +31,8 @@ class Hyperparameters(Section):
 
     `lr` is the peak of the schedule (Megatron's max_lr); `warmup` and `decay` count samples;
     `consumed_samples`, `tokens` and `iteration` are the counters that the data position, the logs
-    and the next step's number come from. `position` is where the schedule stands: in samples with
+    and the next step's number come from; a loader that counts batches goes on with batch
+    `data_batches` of pass `data_epoch`. `position` is where the schedule stands: in samples with
     Megatron's AnnealingLR, in steps of the scheduler with others. `settings` are the other numbers
     that the param groups of the run's optimizer hold, by their names there (momentum, alpha)."""
 
@@ -64,6 +65,8 @@ class Hyperparameters(Section):
     consumed_samples: int | None = None
     tokens: int | None = None
     iteration: int | None = None
+    data_epoch: int | None = None
+    data_batches: int | None = None
     position: int | None = None
     settings: dict[str, float | str] = dataclasses.field(default_factory=dict)
 
@@ -211,7 +214,7 @@ class _Setter(PlaceChanges):
                     next="set the weight decay in the trainer, which knows its parameters",
                 )
         for place in places:
-            self.put(key, place, value)
+            self.put(key, place, self.checkpoint.in_group(key, place, value))
 
     def setting(self, key: str, value: float) -> None:
         """A number that the param groups hold under a name of its own, or as the n-th of several:
@@ -320,12 +323,20 @@ def set_lr(
         str | None,
         typer.Option("--decay-style", metavar="STYLE", help="constant, linear or cosine."),
     ] = None,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart",
+            help="Start the schedule again: --warmup and --decay then count iterations from here.",
+        ),
+    ] = False,
 ) -> dict[str, Any]:
     """Change the learning-rate schedule.
 
     Examples:
     ckptsurgeon set-lr 3e-5
     ckptsurgeon set-lr --scale 0.5 --min-lr 1e-6
+    ckptsurgeon set-lr 3e-4 --restart --warmup 500 --decay 20000
     """
     if lr is not None and scale is not None:
         raise UsageError("both LR and --scale were given", next="ckptsurgeon set-lr --scale 0.5")
@@ -336,6 +347,15 @@ def set_lr(
         "decay": decay,
         "decay_style": decay_style,
     }
+    if restart:
+        if None in (lr, warmup, decay):
+            raise UsageError(
+                "a schedule that starts again needs its peak, warm-up and decay",
+                next="ckptsurgeon set-lr 3e-4 --restart --warmup 500 --decay 20000",
+            )
+        names = {"lr": "to", "decay_style": "shape"}
+        settings = {f"rewarm_schedule.{names.get(k, k)}": v for k, v in settings.items()}
+        return lay({}, [f"{key}={value}" for key, value in settings.items() if value is not None])
     pairs = [f"set.{key}={value}" for key, value in settings.items() if value is not None]
     if not pairs:
         raise UsageError("no learning rate was given", next="ckptsurgeon set-lr 3e-5")
@@ -355,8 +375,9 @@ def set_values(
     """Change hyperparameters in every place that keeps them.
 
     KEY is lr min_lr warmup decay decay_style beta1 beta2 eps weight_decay clip_grad seed
-    loss_scale, a counter (consumed_samples tokens iteration position), or what the param groups of
-    the run's optimizer hold (momentum alpha beta3). A VALUE such as 0.5x scales the present one.
+    loss_scale, a counter (consumed_samples tokens iteration position data_epoch data_batches), or
+    what the param groups of the run's optimizer hold (momentum alpha beta3). A VALUE such as 0.5x
+    scales the present one.
 
     Examples:
     ckptsurgeon set beta2=0.95 eps=1e-8

@@ -75,7 +75,8 @@ def samples_of(iterations: int, state: State, sample: int, skip: Sequence[tuple[
     """The samples that `iterations` trained iterations after the step of `state` take, the first
     one from `sample` on. Skipped ones move the batch-size ramp-up, and are not counted."""
     full, step, trained = state.batch_size or 0, state.step, 0
-    while iterations and 0 < (size := batch_size(state, sample)) < full:
+    last = state.sizes[-1][0] if state.sizes else 0
+    while iterations and (0 < (size := batch_size(state, sample)) < full or sample < last):
         step += 1
         sample += size
         if not any(first <= step <= last for first, last in skip):
@@ -106,7 +107,7 @@ def _kept_nowhere(run: Run, name: str, state: State, section: Rewarm) -> Surgery
         until = str(consumed + samples_of(section.iterations, state, consumed, ()))
     return SurgeryError(
         f"{name} keeps no re-warm window: only the bundled trainer does",
-        next=run.format.advise_rewarm(state, section.kind, until),
+        next=run.format.advise_rewarm(state, section.kind, until, section.iterations),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -38,11 +38,12 @@ class Skip(Section):
         ranges(self.skip)
         if self.skip_by_counters and not self.skip:
             raise UsageError("`skip_by_counters` needs a range", next="skip: [A-B]")
-        if self.skip_by_counters and recipe[Hyperparameters].consumed_samples is not None:
-            raise UsageError(
-                "both skip_by_counters and set.consumed_samples were given",
-                next="drop one of them: each sets where the data continues",
-            )
+        for counter in ("consumed_samples", "data_batches"):
+            if self.skip_by_counters and recipe[Hyperparameters].given().get(counter) is not None:
+                raise UsageError(
+                    f"both skip_by_counters and set.{counter} were given",
+                    next="drop one of them: each sets where the data continues",
+                )
 
     def title(self, run: Run, step: int) -> list[str]:
         cleared = ["clear skip"] if self.clear_skip else []
@@ -55,13 +56,13 @@ class Skip(Section):
         warnings: list[str] = []
         done = recipe[Hyperparameters].iteration_after(checkpoint.state())
         if self.skip_by_counters:
-            samples = _advanced(run, self, checkpoint.state())
+            counter = _counter(checkpoint.state())
+            position = _advanced(run, self, checkpoint.state())
             moved = recipe[Hyperparameters].position is not None
-            changes, warnings = counter_changes(
-                run, checkpoint, {"consumed_samples": samples}, moved
-            )
+            changes, warnings = counter_changes(run, checkpoint, {counter: position}, moved)
+            unit = "sample" if counter == "consumed_samples" else "batch"
             warnings.append(
-                f"iteration {done + 1} trains on sample {samples}: iteration numbers are not "
+                f"iteration {done + 1} trains on {unit} {position}: iteration numbers are not "
                 "skipped, so the next skip counts from there"
             )
         new_ranges = [] if self.skip_by_counters else ranges(self.skip)
@@ -91,14 +92,14 @@ class Skip(Section):
                 next="ckptsurgeon show    what the checkpoint keeps",
             )
         state = checkpoint.state()
-        counted = state.promise.consumed_samples is not None and state.batch_size is not None
+        counted = _movable(state)
         follows = merge(new_ranges)[0][0] <= state.step + 1
         typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
         return SurgeryError(
             f"{name} keeps no skip ranges: its trainer takes them from a flag",
             next=(
                 run.format.advise_skip(new_ranges),
-                *([f"{typed}    advance its samples instead"] if counted and follows else []),
+                *([f"{typed}    advance its position instead"] if counted and follows else []),
             ),
         )
 
@@ -109,7 +110,7 @@ class Skip(Section):
 
     def consumed_after(self, run: Run, settings: Hyperparameters, state: State) -> int:
         """The sample at which the data goes on after the surgery."""
-        if self.skip_by_counters:
+        if self.skip_by_counters and _counter(state) == "consumed_samples":
             return _advanced(run, self, state)
         if settings.consumed_samples is not None:
             return settings.consumed_samples
@@ -177,13 +178,28 @@ def merge(items: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 # --- by counters ---------------------------------------------------------------------------------
 
 
+def _counter(state: State) -> str:
+    """What says where the data goes on: samples, or the batches that a loader counts."""
+    return "consumed_samples" if state.promise.data_batches is None else "data_batches"
+
+
+def _movable(state: State) -> bool:
+    """Whether counters say where the data goes on, and how far an iteration moves it."""
+    samples = state.promise.consumed_samples is not None and state.batch_size is not None
+    return samples or state.promise.data_batches is not None
+
+
 def _advanced(run: Run, section: Skip, state: State) -> int:
-    """The samples consumed once these iterations are passed over.
+    """The samples consumed, or the batches given out, once these iterations are passed over.
 
     They must follow the checkpoint's step without a gap. The same skip, applied before and not
     undone, is done already."""
-    at = state.promise.consumed_samples
-    if at is None or state.batch_size is None:
+    if state.data:
+        raise SurgeryError(state.data, next=run.format.advise_skip(ranges(section.skip)))
+    counter = _counter(state)
+    by_samples = counter == "consumed_samples"
+    at: int | None = getattr(state.promise, counter)
+    if at is None or not _movable(state):
         raise SurgeryError(
             "the checkpoint keeps no consumed samples or no batch size to advance them by",
             next=run.format.advise_skip(ranges(section.skip)),
@@ -197,8 +213,11 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
                 next=_reachable(run, begin, end, last + 1),
             )
         last = max(last, end)
-    if any(_same_skip(receipt, section, at, first) for receipt in standing(run.receipts())):
+    before = {"step": first, counter: at}
+    if any(_same_skip(receipt, section, before) for receipt in standing(run.receipts())):
         return at
+    if not by_samples:
+        return at + last - state.step
     for _ in range(first, last + 1):
         at += batch_size(state, at)
     return at
@@ -208,21 +227,24 @@ def _reachable(run: Run, begin: int, end: int, following: int) -> str:
     """The command that passes over these iterations by counters."""
     if begin - 1 in run.steps() and run.complete(begin - 1):
         return f"ckptsurgeon rollback --to {begin - 1}    and skip from there"
-    if end < following:
-        return (
-            f"ckptsurgeon status    step {begin - 1} is not saved, so nothing can begin at {begin}"
-        )
-    typed = f"ckptsurgeon skip {_range(following, end)} --by-counters"
-    return f"{typed}    from the next iteration on; step {begin - 1} is not saved"
+    if end >= following:
+        typed = f"ckptsurgeon skip {_range(following, end)} --by-counters"
+        return f"{typed}    from the next iteration on; step {begin - 1} is not saved"
+    older = [step for step in run.steps() if step < begin and run.complete(step)]
+    if not older:
+        return "ckptsurgeon status    the steps that are saved: none is before it"
+    then = f"skip {_range(older[-1] + 1, end)} --by-counters"
+    return f"ckptsurgeon rollback --to {older[-1]}    then {then}"
 
 
-def _same_skip(receipt: Receipt, section: Skip, at: int, first: int) -> bool:
+def _same_skip(receipt: Receipt, section: Skip, before: Mapping[str, int]) -> bool:
+    """Whether `receipt` is of this skip and promised these fields."""
     recipe, promise = receipt.recipe, receipt.promise
     return (
         bool(recipe.get("skip_by_counters"))
         and list(recipe.get("skip", ())) == section.skip
         and promise is not None
-        and (promise.consumed_samples, promise.step) == (at, first)
+        and all(getattr(promise, name) == value for name, value in before.items())
     )
 
 

@@ -17,6 +17,7 @@ from ckptsurgeon.report.document import (
     status_json,
     verification_json,
 )
+from ckptsurgeon.report.format_check import format_check, format_check_json
 from ckptsurgeon.report.plan import done, error, log, plan, recipe, recovery
 from ckptsurgeon.report.progress import Progress
 from ckptsurgeon.report.run import checkpoint, diagnoses, status, verification
@@ -43,6 +44,8 @@ __all__ = [
     "flags_json",
     "fork",
     "fork_json",
+    "format_check",
+    "format_check_json",
     "log",
     "log_json",
     "plan",

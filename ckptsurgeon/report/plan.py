@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.edits import (
     ABSENT,
@@ -33,6 +33,7 @@ from ckptsurgeon.report.style import (
     arrow,
     clean,
     count,
+    hanging,
     names,
     packed,
     size,
@@ -45,73 +46,95 @@ if TYPE_CHECKING:
     from ckptsurgeon.transaction.journal import Recovery
 
 
+HOLD = "hold"
+"""The kind of a re-warm window in which the weights stay."""
+ONE_STEP = " (for this step only)"
+LABELS = {
+    "betas": "beta", "adam_step": "adam step", "weight_decay": "weight decay",
+    "loss_scale": "loss scale", "clip_grad": "clip", "consumed_samples": "next sample",
+    "data_batches": "next batch", "data_epoch": "epoch",
+}  # fmt: skip
+"""Fields of a promise that people call otherwise."""
+
+
 def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> str:
     """What is about to change, what the next step will use, what it costs.
 
     `undone` is the receipt that an undo takes back: its changes are shown the other way round."""
     if plan.empty:
         why = f"{clean(name)} is already as asked ({plan.title})"
+        if plan.promise is not None and plan.recipe.keys() - {"why", "name"} == {"rollback"}:
+            why = f"{clean(name)} is already at step {plan.promise.step - 1}"
         if plan.title == "nothing":
             why = "the recipe asks for nothing"
-        return "\n".join([f"nothing to do: {why}", *_notes(plan, style)])
+        return "\n".join([*hanging("nothing to do: ", why, style), *_notes(plan, style)])
     rows = changes(plan.changes)
-    head = f"{clean(name)}   {clean(plan.title)}"
+    head = hanging(f"{clean(name)}   ", clean(plan.title), style)
     if undone is not None:
-        head = f"receipt {undone.id}   {undone.title}   by {undone.user}, {undone.when}"
+        about = f"{clean(undone.title)}   by {clean(undone.user)}, {undone.when}"
+        head = hanging(f"receipt {undone.id}   ", about, style)
         rows = [*changes(undone.changes, back=True), *rows]
     label = f"  step {plan.promise.step} will use   " if plan.promise else "  cost   "
-    lines = [head, "", *table(rows, style), ""]
+    lines = [*head, "", *table(rows, style), ""]
     if plan.promise is not None:
         lines += packed(label, promise(plan.promise), style)
     undo = "" if plan.undoes else ", undo kept"
-    lines.append(f"{'  cost':<{len(label)}}{cost(plan.edits)}{undo}")
+    lines += hanging(f"{'  cost':<{len(label)}}", f"{cost(plan.edits)}{undo}", style)
     return "\n".join([*lines, *_notes(plan, style)])
 
 
 def _notes(plan: Plan, style: Style) -> list[str]:
-    wrapped = (
-        textwrap.wrap(clean(text), style.width - 8, break_on_hyphens=False)
-        for text in plan.warnings
-    )
-    return [f"{'        ' if i else '  note  '}{line}" for w in wrapped for i, line in enumerate(w)]
+    return [line for text in plan.warnings for line in hanging("  note  ", clean(text), style)]
 
 
 def changes(items: Sequence[AnyChange], *, back: bool = False) -> list[Row]:
-    """Rows of changes; equal changes of one field are one row, which counts its places.
+    """Rows of changes; equal changes of one field are one row, which counts its places, and so are
+    equal changes of many parameters.
 
     With `back`, the rows of taking them back."""
-    rows: list[Row] = []
-    for field in dict.fromkeys(item.field for item in items):
-        mine = [item for item in items if item.field == field]
-        rows += _changed(field, [item for item in mine if isinstance(item, Change)], back)
+    rows = []
+    labels = _labels(items)
+    for label in dict.fromkeys(labels):
+        mine = [item for item, own in zip(items, labels, strict=True) if own == label]
+        rows += _changed(label, [item for item in mine if isinstance(item, Change)], back)
         files = [item for item in mine if not isinstance(item, Change)]
-        if field == "checkpoint":
+        if label == "checkpoint":
             rows += _asides([item.file for item in files], back)
         elif files:
-            rows += _rewritten(field, files, back)
+            rows += _rewritten(label, files, back)
     return rows
 
 
-def _changed(field: str, items: Sequence[Change], back: bool) -> list[Row]:
+def _labels(items: Sequence[AnyChange]) -> list[str]:
+    """The field of each change, without its parameter where there are many of its kind."""
+    kinds = {item.field: item.field.partition(" of ")[0] for item in items}
+    many = {kind for kind, number in Counter(kinds.values()).items() if number > MANY}
+    return [kinds[item.field] if kinds[item.field] in many else item.field for item in items]
+
+
+def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
     groups: dict[tuple[str, str, str], list[Change]] = {}
     for item in items:
-        place = str(item.path[-1]) if item.path else item.file
-        groups.setdefault((place, repr(item.old), repr(item.new)), []).append(item)
-    several = len({place for place, _, _ in groups}) > 1
+        # A key of torch.distributed.checkpoint has the whole way in it, and the parameter's name.
+        name = str(item.path[-1]).rpartition(".")[2] if item.path else PurePosixPath(item.file).name
+        groups.setdefault((name, repr(item.old), repr(item.new)), []).append(item)
+    several = len({name for name, _, _ in groups}) > 1
     rows = []
-    for (place, _, _), group in groups.items():
+    for (name, _, _), group in groups.items():
         ends = (group[0].old, group[0].new)
         old, new = reversed(ends) if back else ends
-        sign, text = "~", arrow(field, old, new)
+        sign, text = "~", arrow(label, old, new)
         if old in (None, ABSENT, [], (), ""):
-            sign, text = "+", value(field, new)
+            sign, text = "+", value(label, new)
+        files = len({item.file for item in group})
         if group[0].path:
-            shards = len({item.file for item in group})
-            note = f"{count(len(group), 'place')} in {count(shards, 'shard')}"
-            note += f" ({clean(place)})" if several else ""
+            note = f"{count(len(group), 'place')} in {count(files, 'shard')}"
+            note += f" ({clean(name)})" if several else ""
+        elif files > 1:
+            note = f"{count(files, 'file')} called {clean(name)}"
         else:
-            note = "" if place == field else clean(place)
-        rows.append(Row(field, text, note, sign))
+            note = "" if group[0].file == label else clean(group[0].file)
+        rows.append(Row(label, text, note, sign))
     return rows
 
 
@@ -121,53 +144,100 @@ def _asides(files: Sequence[str], back: bool) -> list[Row]:
     return [Row("checkpoints", names(short), where, "<" if back else ">")] if short else []
 
 
-def _rewritten(field: str, items: Sequence[AnyChange], back: bool) -> list[Row]:
-    notes: dict[str, list[str]] = {}
+def _rewritten(label: str, items: Sequence[AnyChange], back: bool) -> list[Row]:
+    groups: dict[tuple[str, str], list[str]] = {}
     for item in items:
-        sign, note = _about(item, back)
-        notes.setdefault(sign, []).append(note)
+        sign, where, note = _about(item, back)
+        groups.setdefault((sign, where), []).append(note)
     parts = []
-    for sign, texts in notes.items():
-        if len(set(texts)) > 1 and len(texts) <= MANY:
-            parts += [(sign, f"1 file{note}") for note in texts]
+    for (sign, where), notes in groups.items():
+        files = f"{count(len(notes), 'file')}{where}"
+        if len(set(notes)) == 1:
+            parts.append((sign, files + notes[0]))
+        elif where:
+            parts.append((sign, files + _summed(notes)))
+        elif len(notes) <= MANY:
+            parts += [(sign, f"1 file{note}") for note in notes]
         else:
-            more = "" if len(set(texts)) == 1 else ", the first"
-            parts.append((sign, f"{count(len(texts), 'file')}{more}{texts[0]}"))
-    label = "events" if field == "tensorboard" else field
+            parts.append((sign, f"{files}, the first{notes[0]}"))
+    label = "events" if label == "tensorboard" else label
     line = ", ".join([parts[0][1], *(f"{sign} {text}" for sign, text in parts[1:])])
     if len(line) <= 64:
         return [Row(label, line, sign=parts[0][0])]
     return [Row(label, text, sign=sign) for sign, text in parts]
 
 
-def _about(item: AnyChange, back: bool) -> tuple[str, str]:
-    """Sign of an event file's change, and what follows `1 file`."""
+def _summed(notes: Sequence[str]) -> str:
+    """The notes of several files that say the same of different numbers of events, as one."""
+    said = [re.fullmatch(r"(.*?)(\d+) events", note) for note in notes]
+    words = {match[1] for match in said if match}
+    if len(words) == 1 and all(said):
+        return f"{words.pop()}{sum(int(match[2]) for match in said if match)} events"
+    return f", the first{notes[0]}"
+
+
+def _about(item: AnyChange, back: bool) -> tuple[str, str, str]:
+    """Sign of an event file's change, the folder that it is made in, and what is said about it."""
     if isinstance(item, Rewrite) and item.new_file:
-        folder = clean(PurePosixPath(item.file).parent.name) or "."
-        return (">", " to the attic") if back else ("+", f" in {folder}/: {clean(item.note)}")
+        if back:
+            return ">", "", " to the attic"
+        return "+", f" in {clean(str(PurePosixPath(item.file).parent))}/", f": {clean(item.note)}"
     if isinstance(item, Rewrite):
-        return ("~", " as before") if back else ("~", f": {clean(item.note)}")
-    return ("<", " from the attic") if back else (">", " to the attic")
+        return "~", "", " as before" if back else f": {clean(item.note)}"
+    return ("<", "", " from the attic") if back else (">", "", " to the attic")
 
 
 def promise(promise: Promise) -> list[str]:
     """What the trainer will use, one item a field, without those that the format does not keep."""
+    return [item for _, item in fields(promise)]
+
+
+def fields(promise: Promise) -> list[tuple[str, str]]:
+    """The same, each with the name of its field."""
     settings = promise.settings or ()
-    items = {
+    labels = dict(LABELS)
+    if "adam" not in (promise.optimizer or "adam").lower():
+        labels["adam_step"] = "optimizer step"
+    values = {
         "lr": promise.lr,
-        "beta": promise.betas,
-        "adam step": promise.adam_step,
+        "betas": promise.betas,
+        "adam_step": promise.adam_step,
         "eps": promise.eps,
         **{key: values if len(set(values)) > 1 else values[0] for key, values in settings},
-        "weight decay": promise.weight_decay,
-        "loss scale": promise.loss_scale,
-        "clip": promise.clip_grad,
+        "weight_decay": promise.weight_decay,
+        "loss_scale": promise.loss_scale,
+        "clip_grad": promise.clip_grad,
         "seed": promise.seed,
-        "next sample": promise.consumed_samples,
+        "consumed_samples": promise.consumed_samples,
+        "data_batches": promise.data_batches,
+        "data_epoch": promise.data_epoch,
         "skip": promise.skip,
         "rewarm": promise.rewarm or None,
     }
-    return [f"{name} {value(name, item)}" for name, item in items.items() if item is not None]
+    return [
+        (name, _reach(promise, name, f"{labels.get(name, name)} {_of_groups(promise, name, item)}"))
+        for name, item in values.items()
+        if item is not None
+    ]
+
+
+def _of_groups(promise: Promise, name: str, item: Any) -> str:
+    """A value, or that of each param group where they differ."""
+    index = ("betas", "eps").index(name) if name in ("betas", "eps") else None
+    if index is None or promise.groups is None:
+        return value(name, item)
+    each = [value(name, group[index]) for group in promise.groups]
+    different = list(dict.fromkeys(each))
+    if len(different) == 1:
+        return different[0]
+    return f"{' | '.join(each if len(each) <= MANY else different)} (by group)"
+
+
+def _reach(promise: Promise, name: str, item: str) -> str:
+    """How far a value is sure."""
+    if name in promise.not_known:
+        return f"{item} (as saved; the trainer decides)"
+    return f"{item}{ONE_STEP}" if name in promise.one_step else item
 
 
 def cost(edits: Sequence[Edit]) -> str:
@@ -185,36 +255,74 @@ def cost(edits: Sequence[Edit]) -> str:
     return f"{size(written)} written, {shards}"
 
 
-def done(receipt: Receipt, style: Style, *, resumes: bool = True) -> str:
-    """What was done, and the two commands that come next; bare logs are not resumed."""
+def done(receipt: Receipt, style: Style, *, resume: str = "ckptsurgeon relaunch") -> str:
+    """What was done, and the two commands that come next; `resume` is empty for bare logs."""
     text = f"receipt {receipt.id}"
     if receipt.undoes is not None:
         what = "the run is" if receipt.steps else "what it changed is"
         text += f"; {what} byte for byte what it was before {receipt.undoes}"
+    lines = []
     if receipt.promise is not None:
-        no_update = receipt.promise.lr == 0 and (receipt.promise.rewarm or ("",))[0] == "hold"
-        uses = "holds the weights (lr 0)" if no_update else f"uses {promise(receipt.promise)[0]}"
-        text += f"; verified: step {receipt.promise.step} {uses}"
-    lines = [f"{style.paint('done:', GREEN)} {text}"]
+        named = {"lr", *(change.field for change in receipt.changes)}
+        text += f"; {_verdict(receipt.promise, named)}"
+        lines = reasons(receipt.promise, style, named)
+    lines.insert(0, f"{style.paint('done:', GREEN)} {text}")
     if receipt.undoes is None:
         lines.append(f"  undo     ckptsurgeon undo {receipt.id}")
-    if resumes:
-        lines.append("  resume   ckptsurgeon relaunch")
+    if resume:
+        lines.append(f"  resume   {resume}")
     return "\n".join(lines)
 
 
-def log(receipts: Sequence[Receipt], style: Style) -> str:
-    """The surgeries, newest first, each with its reason."""
+def _verdict(values: Promise, named: Collection[str]) -> str:
+    """What was read back from the disk of the fields in `named`, as far as a trainer is bound."""
+    if values.lr == 0 and (values.rewarm or ("",))[0] == HOLD:
+        _, start, end = values.rewarm or ("", 0, 0)
+        until = f" until the schedule is at sample {end}, from {start}"
+        if values.then is not None:
+            step, rate = values.then
+            until = f"; lr {value('lr', rate)} from step {step}"
+        return f"verified: step {values.step} holds the weights{until}"
+    if "lr" in values.not_known:
+        return f"verified on disk; what lr step {values.step} uses is not known here"
+    (_, first), *others = fields(values)
+    brief = [item for name, item in others if name in named and item.endswith(ONE_STEP)]
+    return f"verified: step {values.step} uses {', '.join([first, *brief])}"
+
+
+def reasons(promise: Promise, style: Style, named: Collection[str] = ("lr",)) -> list[str]:
+    """Why a value of `named` holds for one step only or is not known, and what helps."""
+    known = {**promise.one_step, **promise.not_known}
+    sentences = dict.fromkeys(why for name, why in known.items() if name in named)
+    return [line for why in sentences for line in hanging("  but      ", clean(why), style)]
+
+
+def log(
+    receipts: Sequence[Receipt],
+    style: Style,
+    *,
+    pruned: Collection[str] = (),
+    damaged: Mapping[str, str] | None = None,
+) -> str:
+    """The surgeries, newest first, each with its reason; the attics of those in `pruned` are gone,
+    and the receipts of those in `damaged` can't be read."""
     undone = {item.undoes: item.id for item in receipts if item.undoes is not None}
+    known = {item.id: item for item in receipts}
+    wrong = damaged or {}
     lines = []
-    for item in reversed(receipts):
-        after = f"   (undone by {undone[item.id]})" if item.id in undone else ""
-        lines.append(f"{item.id}   {item.title}{after}")
-        lines.append(f"       {item.when}   {clean(item.user)}@{clean(item.host)}")
-        for line in textwrap.wrap(clean(item.why), style.width - 12):
-            lines.append(
-                f"       why: {line}" if "why:" not in lines[-1] else f"            {line}"
-            )
+    for id in sorted({*known, *wrong}, key=int, reverse=True):
+        after = f"   (undone by {undone[id]})" if id in undone else ""
+        if id not in known:
+            after = after or "   (can't be undone)"
+            lines += hanging(f"{id}   ", f"{clean(wrong[id])}{after}", style)
+            continue
+        item = known[id]
+        after += "   (pruned: no undo)" if item.id in pruned else ""
+        lines += hanging(f"{item.id}   ", f"{clean(item.title)}{after}", style)
+        who = f"{item.when}   {clean(item.user)}@{clean(item.host)}"
+        lines += hanging("       ", who, style)
+        if item.why:
+            lines += hanging("       why: ", clean(item.why), style)
     return "\n".join(lines) or "no surgery yet"
 
 

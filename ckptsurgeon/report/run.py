@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.report.fields import SHOWN
-from ckptsurgeon.report.plan import promise
+from ckptsurgeon.report.plan import fields, promise, reasons
 from ckptsurgeon.report.style import (
     GREEN,
     RED,
@@ -16,6 +17,7 @@ from ckptsurgeon.report.style import (
     Style,
     clean,
     count,
+    hanging,
     names,
     number,
     size,
@@ -33,29 +35,46 @@ if TYPE_CHECKING:
     from ckptsurgeon.run.run import Run
 
 
-def status(run: Run, state: State | None, problem: SurgeryError | None, style: Style) -> str:
-    """The run on one screen. `problem` is why the latest checkpoint can't be read."""
-    if run.bare:
-        return "\n".join([f"{clean(run.name)}   logs", "", *table(_logs(run), style)])
+LABEL = 12
+"""The longest name of an optimizer that is the label of its row."""
+
+
+def status(
+    run: Run,
+    state: State | None,
+    problem: SurgeryError | None,
+    style: Style,
+    loss: Sequence[Row] = (),
+) -> str:
+    """The run on one screen. `problem` is why the latest checkpoint can't be read, `loss` what
+    `sparkline` made of the logs."""
     at = f"at step {state.step}   {state.dialect}" if state else run.format.name
-    rows = [_steps(run), *_pointers(run)]
+    surgery, unfinished = _surgery(run), run.under_way() or run.interrupted()
+    rows = surgery if unfinished else []
+    if not run.bare:
+        rows = [*rows, _steps(run), *_pointers(run)]
     if problem is not None:
         rows += [Row("problem", clean(line)) for line in problem.what.splitlines()]
         rows += [Row("next", hint) for hint in problem.next]
     if state is not None:
         rows += _hyperparameters(state)
-    return "\n".join([f"{clean(run.name)}   {at}", "", *table([*rows, *_logs(run)], style)])
+    rows += loss
+    rows += [*_events(run), *([] if unfinished else surgery), *_live(run)]
+    return "\n".join([*hanging(f"{clean(run.name)}   ", at, style), "", *table(rows, style)])
 
 
-def _logs(run: Run) -> list[Row]:
-    live = [Row("live", clean(line)) for line in run.writers()]
-    return [*_events(run), *_surgery(run), *live]
+def _live(run: Run) -> list[Row]:
+    return [Row("live", clean(line)) for line in run.writers()]
 
 
 def _steps(run: Run) -> Row:
     steps = run.steps()
-    broken = [str(step) for step in steps if not run.complete(step)]
-    note = f"incomplete: {names(broken)}" if broken else "all complete"
+    conditions: dict[str, list[str]] = {}
+    for step in steps:
+        conditions.setdefault(run.condition(step), []).append(str(step))
+    conditions.pop("complete", None)
+    note = "   ".join(f"{what}: {names(which)}" for what, which in conditions.items())
+    note = note or "all complete"
     return Row("steps", names([str(step) for step in steps]) or "none", note if steps else "")
 
 
@@ -84,13 +103,17 @@ def _named(run: Run, step: int | None) -> str:
 
 def _hyperparameters(state: State) -> list[Row]:
     values = state.promise
-    rows = [Row("lr", "not kept" if values.lr is None else f"{values.lr:.3e}", schedule(state))]
-    adam = [item for item in promise(values) if item.startswith(("beta", "eps", "adam"))]
-    if adam:
-        label = (
-            values.optimizer if values.optimizer and len(values.optimizer) <= 12 else "optimizer"
-        )
-        rows.append(Row(label, "   ".join(item.removeprefix("adam ") for item in adam)))
+    rows = [Row("lr", "not known" if values.lr is None else f"{values.lr:.3e}", schedule(state))]
+    own = {"betas", "adam_step", "eps", *dict(values.settings or ())}
+    own_items = [
+        re.sub(r"^\w+ (?=step)", "", item) for field, item in fields(values) if field in own
+    ]
+    label = values.optimizer or "optimizer"
+    if len(label) > LABEL:
+        rows.append(Row("optimizer", label))
+        label = "optimizer"
+    if own_items:
+        rows.append(Row(label, "   ".join(own_items)))
     if values.weight_decay is not None:
         rows.append(Row("weight decay", value("", values.weight_decay), "one per param group"))
     if values.loss_scale is not None:
@@ -138,11 +161,12 @@ def _surgery(run: Run) -> list[Row]:
         return [Row("surgery", f"under way: {clean(busy)}")]
     if waiting is not None:
         return [Row("surgery", f"interrupted: {waiting}", "ckptsurgeon recover")]
-    receipts = run.receipts()
+    receipts, damaged = run.receipts(), run.damaged_receipts()
+    rows = [Row("surgery", f"{id}  {clean(wrong)}") for id, wrong in damaged.items()]
     if not receipts:
-        return [Row("surgery", "none yet")]
+        return rows or [Row("surgery", "none yet")]
     last = receipts[-1]
-    rows = [Row("surgery", f"{last.id}  {last.title}", last.when)]
+    rows.insert(0, Row("surgery", f"{last.id}  {last.title}", last.when))
     if len(receipts) > 1:
         rows.append(Row("surgery", f"{len(receipts) - 1} more: ckptsurgeon log"))
     return rows
@@ -150,7 +174,7 @@ def _surgery(run: Run) -> list[Row]:
 
 def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     """One step: what comes next, and every place of each field with the place that wins."""
-    state = checkpoint.state()
+    state = run.told(checkpoint.state())
     rows = [Row("dialect", state.dialect), Row("schedule", schedule(state))]
     if state.promise.optimizer:
         rows.insert(1, Row("optimizer", state.promise.optimizer))
@@ -177,18 +201,21 @@ def _places(field: str, places: list[Place]) -> list[Row]:
     return rows
 
 
-def verification(result: Verification, style: Style, word: Word | None = None) -> str:
+def verification(
+    result: Verification, style: Style, word: Word | None = None, *, remedy: str = ""
+) -> str:
     """Sound, or every finding; the level it was read to, and what no CRC could prove. With `word`
-    also what the trainer said."""
+    also what the trainer said. Findings end with the `remedy`."""
     head = (
         f"step {result.step}: {count(result.files, 'file')}, {result.format}, level {result.level}"
     )
     if not result.findings:
-        lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(result.promise)]
+        lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(result.promise, style)]
     else:
         label = style.paint("damaged:", RED)
         lines = [f"{label} {head}, {count(len(result.findings), 'finding')}"]
         lines += [f"  {clean(finding)}" for finding in result.findings]
+        lines += [f"      next: {remedy}"] if remedy else []
     if result.no_crc:
         lines.append(f"  no CRC: damage in {size(result.no_crc)} of this step can't be detected")
     for name, moment in (result.moments or {}).items():
@@ -224,10 +251,14 @@ def _word(word: Word, style: Style) -> list[str]:
     return lines
 
 
-def _next(values: Promise | None) -> list[str]:
+def _next(values: Promise | None, style: Style) -> list[str]:
     if values is None:
         return []
-    return [f"  step {values.step} uses {'   '.join(promise(values)[:3])}"]
+    name = f"{values.optimizer}: " if values.optimizer else ""
+    return [
+        f"  step {values.step} uses {name}{'   '.join(promise(values)[:3])}",
+        *reasons(values, style),
+    ]
 
 
 def diagnoses(
@@ -241,4 +272,6 @@ def diagnoses(
         lines = [f"{style.paint('problems:', RED)} {head}"]
     for item in findings:
         lines += [f"  {clean(item.what)}", f"      next: {item.next}"]
+    if (alive := run.trainer()) is not None:
+        lines.append(f"  {clean(alive)}; what it saves just now is not finished yet")
     return "\n".join(lines if seen is None else [*lines, *signs(seen)])

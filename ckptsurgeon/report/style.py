@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -30,7 +31,7 @@ class Style:
             color = True
         if os.environ.get("NO_COLOR"):
             color = False
-        return cls(max(60, shutil.get_terminal_size((100, 24)).columns), color)
+        return cls(max(32, shutil.get_terminal_size((100, 24)).columns), color)
 
     def paint(self, text: str, code: str) -> str:
         """`text` in the colour `code`, or as it is."""
@@ -48,30 +49,70 @@ class Row:
 
 
 def table(rows: Iterable[Row], style: Style) -> list[str]:
-    """Aligned lines; a label is printed once for the rows that follow each other under it."""
+    """Aligned lines; a label is printed once for the rows that follow each other under it.
+
+    A note that does not fit beside its text stands below it. No line is wider than the style, but
+    for a command: who copies half of it runs half of it."""
     rows = list(rows)
     label = max((len(row.label) for row in rows), default=0) + 2
     signed = any(row.sign for row in rows)
-    column = max((len(row.text) for row in rows if row.note and len(row.text) <= 44), default=0)
+    room = max(style.width - 2 - label - 2 * signed, 16)
+    beside = [row for row in rows if row.note and len(row.text) + 3 + len(row.note) <= room]
+    column = max((len(row.text) for row in beside if len(row.text) <= 44), default=0)
     lines, last = [], ""
     for row in rows:
         name = "" if row.label == last else row.label
-        last = row.label
-        sign = f"{row.sign or ' '} " if signed else ""
-        text = f"{row.text:<{column}}   {row.note}" if row.note else row.text
-        color = YELLOW if row.sign in ("<", ">") else ""
-        lines.append(style.paint(f"  {name:<{label}}{sign}{text}", color))
+        last, sign = row.label, row.sign
+        color = YELLOW if sign in ("<", ">") else ""
+        for part in _parts(row, column, room):
+            start = f"  {name:<{label}}" + (f"{sign or ' '} " if signed else "")
+            lines.append(style.paint(f"{start}{part}", color))
+            name = sign = ""
     return lines
+
+
+def _parts(row: Row, column: int, room: int) -> list[str]:
+    """What stands right of a label: one line, or as many as it takes."""
+    for width in (column, 0):
+        beside = f"{row.text:<{width}}   {row.note}" if row.note else row.text
+        if len(beside) <= room:
+            return [beside]
+    below = [f"  {line}" for line in wrapped(row.note, room - 2)] if row.note else []
+    return [*wrapped(row.text, room), *below]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """`text` in lines of at most `width`; a command stays whole, and what is said about it goes
+    below it."""
+    command, gap, comment = text.partition("    ")
+    if len(text) <= width or not command.startswith("ckptsurgeon "):
+        return _packed(text.split("   "), width)
+    return [command, *(f"  {line}" for line in _lines(comment, width - 2) if gap)]
+
+
+def _lines(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 8), break_on_hyphens=False) or [""]
+
+
+def hanging(start: str, text: str, style: Style) -> list[str]:
+    """`start` and `text`; further lines stand below the text."""
+    lines = _lines(text, style.width - len(start))
+    return [f"{' ' * len(start) if i else start}{line}" for i, line in enumerate(lines)]
 
 
 def packed(label: str, items: Sequence[str], style: Style) -> list[str]:
     """`label`, then as many items a line as fit, the rest below the first item."""
-    lines, line = [], label
-    for item in items:
-        if line.strip() and line != label and len(line) + 3 + len(item) > style.width:
+    lines = _packed(items, style.width - len(label))
+    return [f"{' ' * len(label) if i else label}{line}" for i, line in enumerate(lines)]
+
+
+def _packed(items: Sequence[str], width: int) -> list[str]:
+    lines, line = [], ""
+    for piece in (piece for item in items for piece in _lines(item, width)):
+        if line and len(line) + 3 + len(piece) > width:
             lines.append(line)
-            line = " " * len(label)
-        line += item if line.isspace() or line == label else f"   {item}"
+            line = ""
+        line += f"   {piece}" if line else piece
     return [*lines, line]
 
 
@@ -88,7 +129,12 @@ def value(field: str, item: Any) -> str:
     if field == "rewarm" and isinstance(item, (list, tuple)) and len(item) == 3:
         return clean(f"{item[0]} to sample {item[2]}, from {item[1]}")
     if isinstance(item, (list, tuple)):
-        return ", ".join(value(field, inner) for inner in item) or "none"
+        texts = [value(field, inner) for inner in item]
+        if len(texts) > MANY and len(set(texts)) == 1:
+            return f"{texts[0]}  (all {len(texts)})"
+        if len(texts) > MANY:
+            return f"{', '.join(texts[:3])} … {texts[-1]}  ({len(texts)})"
+        return ", ".join(texts) or "none"
     if isinstance(item, float):
         return f"{item:.3e}" if field in RATES else number(item)
     text = clean(str(item))

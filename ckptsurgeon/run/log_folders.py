@@ -30,7 +30,7 @@ class LogFolders:
     def roots(self) -> list[Path]:
         """Where they are looked for: the folders of the settings, links among them resolved, or
         the root."""
-        named = self.settings.get("tensorboard", ".")
+        named = self.settings.get("tensorboard", list(self.format.log_folders(self.root)))
         names = named if isinstance(named, list) else [named]
         return [Path(os.path.realpath(self.root / str(item))) for item in names]
 

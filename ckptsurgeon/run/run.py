@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Fingerprint, Receipt, relative
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
-from ckptsurgeon.formats import Checkpoint, Format
-from ckptsurgeon.formats.detect import SIGNS, detect
+from ckptsurgeon.formats import Checkpoint, Format, State
+from ckptsurgeon.formats.detect import SIGNS, detect, named
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.run import writers
 from ckptsurgeon.run.log_folders import LogFolders
@@ -22,6 +23,8 @@ from ckptsurgeon.transaction.home import HOME
 
 SETTINGS = "ckptsurgeon.yaml"
 """What the user says about a run: its name, its log folders, how its trainer is started."""
+WIDTH = 100
+"""Folders that are looked into for a run below one that is none."""
 CONFIG = "train.yaml"
 """The config that the bundled trainer leaves in its run."""
 
@@ -31,28 +34,39 @@ class Run:
     """The run rooted at `root`, the folder of its checkpoints. Reads only; finds, never guesses.
 
     `settings` is the content of `ckptsurgeon.yaml` (name, tensorboard: [DIR], relaunch:
-    {command: [ARG]}), or empty."""
+    {command: [ARG]}, format: NAME or FILE), or empty."""
 
     root: Path
     format: Format
     settings: Mapping[str, Any]
 
     @classmethod
-    def open(cls, start: Path) -> Run:
-        """The run at `start` or in the nearest folder above it, as git finds a repository."""
+    def open(cls, start: Path, format: str = "") -> Run:
+        """The run at `start` or in the nearest folder above it, as git finds a repository. With
+        `format` (see `detect.named`), or a `format` in the settings, the nearest one that this
+        recognizes."""
         here = start.resolve()
         if not here.is_dir():
             raise UsageError(f"{start} is not a directory", next="ckptsurgeon -C RUN status")
         for folder in (here, *here.parents):
-            format = detect(folder)
-            if format is not None:
-                file = folder / SETTINGS
-                return cls(folder, format, _settings(file) if file.is_file() else {})
-            if (folder / HOME / "receipts").is_dir():
+            file = folder / SETTINGS
+            settings = _settings(file) if file.is_file() else {}
+            given = format or _own(settings, folder)
+            found = _recognized(folder, given) if given else detect(folder)
+            if found is not None:
+                return cls(folder, found, settings)
+            if not format and (folder / HOME / "receipts").is_dir():
                 return cls(folder, Logs(), {})
+        if format:
+            raise UsageError(
+                f"no file in {here} or above matches {format}",
+                next="--format FORMAT    with paths from the run's folder",
+            )
+        below = _below(here)
         raise UsageError(
             f"no training run in {here} or above ({SIGNS})",
-            next="ckptsurgeon -C RUN status    RUN is the folder that holds the checkpoints",
+            next=[f"ckptsurgeon -C {folder} status" for folder in below[:3]]
+            or "ckptsurgeon -C RUN status    RUN is the folder that holds the checkpoints",
         )
 
     @classmethod
@@ -81,6 +95,11 @@ class Run:
     def name(self) -> str:
         """What the settings call it, else the folder's name."""
         return str(self.settings.get("name", self.root.name))
+
+    @property
+    def launchable(self) -> bool:
+        """Whether anything in the run says how its trainer is started."""
+        return self.settings.get("relaunch") is not None or (self.root / CONFIG).is_file()
 
     # --- paths -----------------------------------------------------------------------------------
 
@@ -147,22 +166,31 @@ class Run:
 
     def complete(self, step: int) -> bool:
         """Whether every shard of `step` is there (names and world sizes, not contents)."""
+        return self.condition(step) == "complete"
+
+    def condition(self, step: int) -> str:
+        """`complete`, `incomplete`, `symlinked`, or `damaged`: what says how many shards there are
+        can't be read."""
         try:
-            return not self.format.missing(self.root, step)
+            return "incomplete" if self.format.missing(self.root, step) else "complete"
         except SurgeryError:
-            return False
+            return "symlinked" if self.directory(step).is_symlink() else "damaged"
 
     def checkpoint(self, step: int) -> Checkpoint:
         """Open `step`. Raises when it is not saved or lacks a shard, and names what is near."""
         steps = self.steps()
         if step not in steps:
             near = sorted(steps, key=lambda other: (abs(other - step), other))[:2]
-            hints = [f"step {other} is saved" for other in sorted(near)]
+            hints = [
+                f"the same command with {other} for {step}    step {other} is saved"
+                for other in sorted(near)
+            ]
             raise UsageError(
                 f"step {step} is not saved in {self.root}",
                 next=[*hints, "ckptsurgeon status    list all steps"],
             )
-        missing = self.format.missing(self.root, step)
+        with _damage_at(step):
+            missing = self.format.missing(self.root, step)
         if missing:
             complete = [other for other in steps if other < step and self.complete(other)]
             back = [
@@ -175,7 +203,16 @@ class Run:
                 f"step {step} is incomplete: missing: {names}",
                 next=[*back, "ckptsurgeon status    list the complete steps"],
             )
-        return self.format.open(self.root, step)
+        with _damage_at(step):
+            return self.format.open(self.root, step)
+
+    def state(self, step: int) -> State:
+        """`step` as its trainer would see it, with what the surgeries here said of its values."""
+        return self.told(self.checkpoint(step).state())
+
+    def told(self, state: State) -> State:
+        """`state` with what the surgeries here said of its values."""
+        return replace(state, promise=receipts.told(self.receipts(), state.promise))
 
     def pointers(self) -> dict[str, int | None]:
         """Pointer file → the step it names, or None when it is missing or names nothing."""
@@ -228,8 +265,12 @@ class Run:
     # --- surgeries -------------------------------------------------------------------------------
 
     def receipts(self) -> list[Receipt]:
-        """The surgeries done so far, oldest first."""
+        """The surgeries done so far, oldest first, without those of `damaged_receipts`."""
         return receipts.read(self.root)
+
+    def damaged_receipts(self) -> dict[str, str]:
+        """Id → what is wrong with the receipt, of each surgery that can't be undone for that."""
+        return receipts.damaged(self.root)
 
     def under_way(self) -> str | None:
         """What a surgery that is alive does, where and since when; or whose lock is not removed."""
@@ -248,10 +289,10 @@ class Run:
     def refuse_busy(self) -> None:
         """Raise when a surgery waits for `recover`, or a trainer is alive in this run."""
         self.refuse_interrupted()
-        alive = self.writers()
-        if alive:
+        alive = self.trainer()
+        if alive is not None:
             raise SurgeryError(
-                f"a trainer is alive in this run: {alive[0]}",
+                alive,
                 next="stop the trainer, wait until it is gone, then repeat the command",
             )
 
@@ -262,6 +303,11 @@ class Run:
         """Its event files."""
         return LogFolders(self.root, self.format, self.settings)
 
+    def trainer(self) -> str | None:
+        """That a trainer is alive in this run, with the first evidence of it; None without any."""
+        alive = self.writers()
+        return f"a trainer is alive in this run: {alive[0]}" if alive else None
+
     def writers(self) -> list[str]:
         """Evidence of trainers that are alive and write to this run, see `run.writers`."""
         return writers.evidence(self.root, self.format, self.logs.files(), self.pointers())
@@ -269,7 +315,39 @@ class Run:
 
 def _settings(file: Path) -> dict[str, Any]:
     data = plain_yaml.read(file)
+    known = ("name", "tensorboard", "relaunch", "format")
     for key in data:
-        if key not in ("name", "tensorboard", "relaunch"):
-            raise unknown_key(key, ("name", "tensorboard", "relaunch"), str(file))
+        if key not in known:
+            raise unknown_key(key, known, str(file))
     return data
+
+
+def _own(settings: Mapping[str, Any], folder: Path) -> str:
+    """The format that the settings name; a page lies beside them."""
+    format = str(settings.get("format", ""))
+    return str(folder / format) if format.endswith((".yaml", ".yml")) else format
+
+
+def _recognized(folder: Path, format: str) -> Format | None:
+    page = named(format)
+    return page if page.recognizes(folder) else None
+
+
+def _below(folder: Path) -> list[Path]:
+    """Runs one or two levels deeper, among the first folders there."""
+    try:
+        inner = [path for path in folder.iterdir() if path.is_dir() and path.name != HOME]
+        deeper = [p for path in inner[:WIDTH] for p in path.iterdir() if p.is_dir()]
+    except OSError:
+        return []
+    return [path for path in sorted(inner + deeper)[:WIDTH] if detect(path) is not None]
+
+
+@contextmanager
+def _damage_at(step: int) -> Iterator[None]:
+    """Damage that is met here is looked up at `step`, which need not be the latest."""
+    try:
+        yield
+    except DamagedFile as error:
+        error.next = (f"ckptsurgeon verify {step}    list every damaged file",)
+        raise

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon import disk
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import safetensors_header
 from ckptsurgeon.files.dtypes import SAFETENSORS
 from ckptsurgeon.formats import Weight
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.surgery.fork import refuse_taken
+from ckptsurgeon.surgery.fork import make_partial, refuse_taken
 
 SHARD_BYTES = 5_000_000_000
 """Of one file, unless a single tensor is larger."""
@@ -52,13 +51,7 @@ def export(
     refuse_taken(folder)
     weights = list(run.checkpoint(step).weights())
     files = _distributed(weights, shard_bytes)
-    partial = folder.with_name(f"{folder.name}.partial")
-    if partial.exists():
-        raise UsageError(
-            f"{partial} exists: an export was cut off there, or is still running",
-            next=f"rm -r {shlex.quote(str(partial))}    if no export is running",
-        )
-    disk.make_directory(partial)
+    partial = make_partial(folder, "export")
     try:
         written = _write(partial, files, progress)
         disk.fsync_directory(partial)

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import shlex
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsurgeon import disk, surgery
@@ -57,17 +57,11 @@ def fork(
             f"{folder} lies inside the run, which would take the logs of its branch for its own",
             next=f"name a directory outside of {run.root}",
         )
-    partial = folder.with_name(f"{folder.name}.partial")
-    if partial.exists():
-        raise UsageError(
-            f"{partial} exists: a fork was cut off there, or is still running",
-            next=f"rm -r {shlex.quote(str(partial))}    if no fork is running",
-        )
     run.checkpoint(step)
-    disk.make_directory(partial)
+    partial = make_partial(folder, "fork")
     try:
         files = _fill(run, step, partial, how)
-        branch = Run.open(partial)
+        branch = replace(run, root=partial)
         receipt = None
         if to_data(recipe):
             plan = surgery.plan(branch, recipe, allow_globals=allow_globals)
@@ -75,7 +69,7 @@ def fork(
         disk.rename(partial, folder)
     except BaseException:
         with contextlib.suppress(OSError):
-            _remove(partial)
+            remove(partial)
         raise
     disk.fsync_directory(folder.parent)
     return Fork(folder, step, len(files), sum(path.stat().st_size for path in files), receipt)
@@ -87,6 +81,25 @@ def refuse_taken(folder: Path) -> None:
         raise UsageError(f"{folder} already exists", next="choose a new directory")
     if not folder.parent.is_dir():
         raise UsageError(f"{folder.parent} is not a directory", next="make it first")
+
+
+def make_partial(folder: Path, what: str) -> Path:
+    """The directory that is filled before it gets the name `folder`. Raises UsageError when an
+    earlier fork or export (`what`) has left one, SurgeryError when it can't be made."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    if partial.exists():
+        raise UsageError(
+            f"{partial} exists: an earlier {what} was cut off there, or is still running",
+            next=f"rm -r {shlex.quote(str(partial))}    if no {what} is running",
+        )
+    try:
+        disk.make_directory(partial)
+    except OSError as error:
+        raise SurgeryError(
+            f"{folder} can't be made: {error.strerror}",
+            next="name a DIR in a folder that this user may write to",
+        ) from None
+    return partial
 
 
 def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:
@@ -138,7 +151,8 @@ def _share(source: Path, target: Path, how: str) -> None:
     disk.set_times(target, source.stat().st_mtime_ns)
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
+    """Remove a branch with all that is in it."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
             disk.remove_directory(path)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from ckptsurgeon import operations
 from ckptsurgeon.edits import AnyChange, Aside, Change, Plan
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats.known_globals import refuse_unknown
 from ckptsurgeon.operations.section import Recipe, Section
@@ -18,19 +18,23 @@ from ckptsurgeon.transaction import receipts
 
 @collector_paused()
 def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Plan:
-    """What `recipe` would do to `run`, byte for byte. Reads only.
+    """What `recipe` would do to `run`, byte for byte. Reads only, also while a trainer is alive
+    there: `apply` refuses then.
 
     A checkpoint that names a global outside `known_globals` and `allow_globals` is not edited, and
     no pointer is set to it.
 
     Raises SurgeryError when it can't be done in every shard, and names what to do instead."""
-    run.refuse_busy()
+    run.refuse_interrupted()
+    receipts.refuse_damaged(run.root)
     id = receipts.next_id(run.root)
     if run.bare:
         return _plan_logs(run, recipe, id)
     step = _target(run, recipe)
     # Before the first byte is read: what is changed from here on is found at the commit.
     files = run.format.files(run.root, step) if step in run.steps() else []
+    for section in recipe.given.values():
+        files += (file for file in section.reads(run, step) if file not in files)
     seen = {file: run.fingerprint(file) for file in map(run.relative, files)}
     checkpoint = run.checkpoint(step)
     before = checkpoint.state()
@@ -42,6 +46,8 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         new_changes, sentences = section.changes(run, recipe, checkpoint)
         changes += [change for change in new_changes if not _idle(change)]
         warnings += sentences
+    if recipe.leaves_newer or any(change.field != "tensorboard" for change in changes):
+        changes += _rivals(run, recipe, step)
     if any(isinstance(change, Change) or change.field == "latest" for change in changes):
         refuse_unknown(checkpoint.globals(), allow_globals)
     after = checkpoint.after(changes, run.root).state()
@@ -66,7 +72,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         changes=tuple(changes),
         edits=tuple(edits),
         assumes=tuple(seen.get(file) or run.fingerprint(file) for file in assumed),
-        promise=after.promise,
+        promise=receipts.told(run.receipts(), after.promise.told(warnings)),
         before=before.promise,
         warnings=(*after.notes, *warnings),
         step=step if edited else None,
@@ -82,7 +88,7 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
         raise UsageError(
             f"{run.root} is a log directory without checkpoints: {', '.join(other)} has nothing to "
             "work on",
-            next="the same command with -C RUN, the folder that holds the checkpoints",
+            next="the same command with -C RUN    RUN is the folder that holds the checkpoints",
         )
     sections = [section for section in operations.in_order(recipe) if section.on_logs]
     changes: list[AnyChange] = []
@@ -106,6 +112,20 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
         promise=None,
         warnings=tuple(warnings),
     )
+
+
+def _rivals(run: Run, recipe: Recipe, step: int) -> list[AnyChange]:
+    """What the trainer would load in place of `step` goes aside. Raises SurgeryError where it lies
+    outside the run, or is newer and no section says that newer steps leave."""
+    changes: list[AnyChange] = []
+    for rival in run.format.rivals(run.root, step):
+        if not rival.paths or (rival.step > step and not recipe.leaves_newer):
+            raise SurgeryError(
+                f"{rival.what}, and the trainer loads it in place of step {step}",
+                next=rival.remedy or f"ckptsurgeon rollback --to {step}    moves it aside",
+            )
+        changes += [Aside(run.relative(path), "checkpoint") for path in rival.paths]
+    return changes
 
 
 def _target(run: Run, recipe: Recipe) -> int:

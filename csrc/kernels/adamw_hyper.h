@@ -15,6 +15,7 @@ struct Hyper {
   float beta2_new;     // 1 - beta2
   float v_correction;  // 1 / sqrt(1 - beta2^step)
   float step_size;     // lr / (1 - beta1^step)
+  float m_correction;  // 1 / (1 - beta1^step)
   float eps;
 };
 
@@ -29,6 +30,7 @@ inline Hyper hyper_of(double lr, double beta1, double beta2, double eps, double 
       static_cast<float>(1 - beta2),
       static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, passed))),
       static_cast<float>(lr / (1 - std::pow(beta1, passed))),
+      static_cast<float>(1 / (1 - std::pow(beta1, passed))),
       static_cast<float>(eps),
   };
 }

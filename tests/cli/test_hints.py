@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import shlex
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ckptsurgeon.cli.commands import commands
+from ckptsurgeon.cli.usage import in_full
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.support.launch import REPO
@@ -194,3 +197,158 @@ def test_a_skip_by_counters_says_where_it_can_begin(
     assert told.exit_code == 2
     (next_one,) = hints(told.stderr)
     assert surgeon(*next_one, "--yes").exit_code == 0
+
+
+def test_a_run_whose_launch_is_not_known_is_not_sent_to_relaunch(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    root = trained()
+    assert "  resume   ckptsurgeon " in surgeon("set-lr", "5e-4", "--yes", "-C", root).stdout
+    (root / "train.yaml").unlink()
+    done = surgeon("set-lr", "4e-4", "--yes", "-C", root).stdout
+    assert "  resume   start its trainer as before; then ckptsurgeon" in done
+    assert " relaunch" not in done
+
+
+def test_the_undo_of_a_rollback_says_how_a_lost_pointer_comes_back(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    root = trained()
+    before = snapshot(root)
+    surgeon("rollback", "4", "--yes", "-C", root)
+    (root / "latest").unlink()
+    told = surgeon("undo", "--yes", "-C", root)
+    assert (told.exit_code, told.stdout) == (1, "")
+    assert "error: latest, which receipt 0001 changed, no longer exists\n" in told.stderr
+    remedy = told.stderr.split("next: ")[1].split("    ")[0]
+    subprocess.run(["sh", "-c", remedy], check=True)
+    assert surgeon("undo", "--yes", "-C", root).exit_code == 0
+    assert snapshot(root) == before
+
+
+def test_a_damaged_latest_step_leads_from_status_to_the_way_back(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    root = trained()
+    (root / "global_step8" / "mp_rank_00_model_states.pt").write_bytes(b"")
+    for words in (["status"], ["verify"]):
+        (doctor,) = hints(surgeon(*words, "-C", root).stdout)
+        assert doctor[2:] == ["doctor"]
+    (back,) = hints(surgeon(*doctor).stdout)
+    assert surgeon(*back, "--yes").exit_code == 0
+    assert surgeon("doctor", "-C", root).exit_code == 0
+
+
+def test_status_tells_damage_from_links_and_from_missing_files(
+    surgeon: Surgeon, trained: Trained, tmp_path: Path
+) -> None:
+    root = trained()
+    (root / "global_step2" / "mp_rank_00_model_states.pt").write_bytes(b"")
+    (root / "global_step4").rename(tmp_path / "elsewhere")
+    (root / "global_step4").symlink_to(tmp_path / "elsewhere")
+    next((root / "global_step6").glob("*optim_states.pt")).unlink()
+    told = surgeon("status", "-C", root).stdout
+    assert "damaged: 2   symlinked: 4   incomplete: 6\n" in told
+
+
+def test_the_log_marks_what_can_not_be_undone(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    surgeon("rollback", "6", "--yes", "-C", root)
+    surgeon("rollback", "4", "--yes", "-C", root)
+    surgeon("prune", "--keep", 1, "--yes", "-C", root)
+    log = surgeon("log", "-C", root).stdout.splitlines()
+    assert (log[0], log[2]) == (
+        "0002   rollback 6 → 4",
+        "0001   rollback 8 → 6   (pruned: no undo)",
+    )
+    document = json.loads(surgeon("log", "--json", "-C", root).stdout)
+    assert [item["pruned"] for item in document["receipts"]] == [False, True]
+
+
+def test_where_the_run_stands_already_is_said_in_words(surgeon: Surgeon, trained: Trained) -> None:
+    told = surgeon("rollback", "8", "--dry-run", "-C", trained()).stdout
+    assert told == "nothing to do: run is already at step 8\n"
+
+
+def test_what_can_not_be_made_or_started_is_named(
+    surgeon: Surgeon, trained: Trained, tmp_path: Path
+) -> None:
+    root = trained()
+    for words in (["export", "8", "-o", "/proc/weights"], ["fork", "/proc/branch", "--copy"]):
+        told = surgeon(*words, "-C", root)
+        assert (told.exit_code, "can't be made: " in told.stderr) == (1, True)
+        assert ".partial" not in told.stderr
+    (root / "ckptsurgeon.yaml").write_text("relaunch: {command: [nosuchprog]}")
+    told = surgeon("relaunch", "-C", root)
+    assert told.exit_code == 1
+    assert "error: the trainer can't be started: nosuchprog: No such file" in told.stderr
+    assert f"next: correct relaunch.command in {root}/ckptsurgeon.yaml\n" in told.stderr
+
+
+def test_a_rate_without_its_minus_is_typed_for_the_same_run(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = away(trained, monkeypatch)
+    for words in (["-C", root.name, "set-lr", "-5e-4"], ["set-lr", "-5e-4", "--run", root.name]):
+        (hint,) = hints(surgeon(*words).stderr)
+        assert surgeon(*hint, "--dry-run").stdout.startswith("a run   set lr=0.0005\n")
+
+
+def test_the_same_command_is_printed_in_full(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = away(trained, monkeypatch)
+    look, do = hints(surgeon("rollback", "4", "--why", "a spike", "-C", root.name).stderr)
+    typed = ["rollback", "4", "--why", "a spike", "-C", "a run"]
+    assert (look, do) == ([*typed, "--dry-run"], [*typed, "--yes"])
+    assert surgeon(*do).exit_code == 0
+    monkeypatch.chdir(root)
+    (prune,) = hints(surgeon("prune", "--keep", "0", "--yes").stderr)
+    assert surgeon(*prune).exit_code == 0
+
+
+def test_what_comes_after_two_dashes_stays_last() -> None:
+    words = ["relaunch", "--json", "--", "train_iters=10"]
+    assert in_full("the same command with --yes    do it", words) == (
+        "ckptsurgeon relaunch --json --yes -- train_iters=10    do it"
+    )
+    assert in_full("the same command without --relaunch", words).startswith("the same")
+
+
+@pytest.mark.parametrize("words", [["rollback", "--to", "5"], ["show", "5"], ["verify", "5"]])
+def test_a_step_that_is_not_saved_is_typed_again_with_one_that_is(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    root = away(trained, monkeypatch)
+    told = surgeon(*words, "-n", "-C", root.name, "--json")
+    assert told.exit_code == 2
+    error = json.loads(told.stderr)
+    assert error["comment"] == ["step 4 is saved", "step 6 is saved", "list all steps"]
+    for command in error["next"]:
+        again = surgeon(*shlex.split(command)[1:])
+        assert again.exit_code == 0, again.stderr
+    assert "4" in shlex.split(error["next"][0])
+
+
+def test_in_a_recipe_the_step_is_named(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("rollback: {to: 5}")
+    told = surgeon("apply", recipe, "--yes", "-C", trained())
+    assert "next: the same command with 4 for 5    step 4 is saved\n" in told.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["rollback", "--to", "6"], ["show", "6"], ["fork", "b", "--step", "6"]]
+)
+def test_damage_at_an_older_step_is_looked_up_there(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    root = away(trained, monkeypatch)
+    (root / "global_step6" / "mp_rank_00_model_states.pt").write_bytes(b"")
+    (look,) = hints(surgeon(*words, "-C", root.name).stderr)
+    assert look[2:] == ["verify", "6"]
+    told = surgeon(*look)
+    assert told.exit_code == 4
+    (before,) = hints(told.stdout)
+    assert before[2:] == ["verify", "4"]
+    assert surgeon(*before).exit_code == 0

@@ -26,6 +26,9 @@ def documented() -> dict[str, list[str]]:
     return keys
 
 
+OPTIMIZERS = "torch:global_step{step}/*_optim_states.pt=optimizer_state_dict.base_optimizer_state"
+
+
 @pytest.fixture
 def printed(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> dict[str, dict[str, Any]]:
     """Heading → the document that the command prints."""
@@ -51,6 +54,7 @@ def printed(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> dict[str, dic
         "unlock": told("unlock"),
         "export": told("export", 4, "-o", tmp_path / "weights"),
         "fork": told("fork", tmp_path / "branch", "--step", 4, "--copy", "--set", "seed=7"),
+        "check-format": told("check-format", OPTIMIZERS),
         "error": told("show", 5),
     }
     applied = told("apply", recipe, "--yes")

@@ -40,7 +40,37 @@ def test_a_trainer_that_breaks_the_promise_is_exit_4(surgeon: Surgeon, trained: 
     result = surgeon("relaunch", "-C", root)
     assert result.exit_code == 4
     assert "lr: promised" in result.stderr
+    assert f"next: ckptsurgeon -C {root} show    which place of each value wins" in result.stderr
+    assert "surgery" not in result.stderr
+    assert surgeon("set", "beta1=0.8", "--yes", "-C", root).exit_code == 0
+    result = surgeon("relaunch", "-C", root)
+    assert result.exit_code == 4
     assert f"next: ckptsurgeon -C {root} undo" in result.stderr
+
+
+def test_a_trainer_that_dies_early_leaves_no_surgery_that_stands(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    root = trained()
+    _names_its_own(root, sys.executable, "-c", "raise SystemExit(3)")
+    told = surgeon("relaunch", "--check", "-C", root)
+    assert told.exit_code == 1
+    assert "untouched: the trainer has trained no step\n" in told.stderr
+    surgeon("set", "beta1=0.8", "--yes", "-C", root)
+    told = surgeon("relaunch", "--check", "-C", root)
+    assert "untouched: the surgery stands; the trainer has trained no step\n" in told.stderr
+
+
+def test_a_check_says_its_verdict(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    promise = json.loads(surgeon("show", 8, "--json", "-C", root).stdout)["promise"]
+    _names_its_own(
+        root, sys.executable, "-c", "import sys; print(sys.argv[1])", json.dumps(promise)
+    )
+    told = surgeon("relaunch", "--check", "-C", root)
+    assert (told.exit_code, told.stdout) == (0, f"{json.dumps(promise)}\n")
+    assert "kept: the trainer agrees with the promise of step 9\n" in told.stderr
+    assert "kept:" not in surgeon("relaunch", "--check", "-q", "-C", root).stderr
 
 
 def test_the_status_of_the_trainer_is_the_exit_code(surgeon: Surgeon, trained: Trained) -> None:

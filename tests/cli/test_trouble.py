@@ -93,6 +93,17 @@ def test_damage_is_exit_4(surgeon: Surgeon, trained: Trained) -> None:
     assert shown.stderr.startswith("error: ")
 
 
+def test_one_damage_is_one_finding(surgeon: Surgeon, trained: Trained) -> None:
+    """Two readers meet it: the one that looks for missing shards, and level 1."""
+    root = trained()
+    shard = root / "global_step8" / "mp_rank_00_model_states.pt"
+    for content in (shard.read_bytes()[:5000], b""):
+        shard.write_bytes(content)
+        assert "level 2, 1 finding\n" in surgeon("verify", "-C", root).stdout
+        assert surgeon("doctor", "-C", root).stdout.count(shard.name) == 1
+        assert len(json.loads(surgeon("verify", "--json", "-C", root).stdout)["findings"]) == 1
+
+
 def test_a_rate_below_its_floor_is_refused(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
     before = snapshot(root)

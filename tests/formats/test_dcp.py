@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from typer.testing import CliRunner
 
 from ckptsurgeon import look, surgery
 from ckptsurgeon.cli import app
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from tests.support.dcp_trainers import Trainer, _titan_state, olmo, resumed_titan, torchtitan
@@ -213,6 +223,24 @@ def test_hostile_metadata_is_refused(tmp_path: Path) -> None:
     path.write_bytes(good[:-40])
     with pytest.raises(SurgeryError):
         Run.open(root).checkpoint(6)
+
+
+def test_a_metadata_of_a_hundred_thousand_chunks_is_read(tmp_path: Path) -> None:
+    """As FSDP on 256 ranks saves 100 tensors with their moments: one opcode for every two bytes."""
+    described, stored = {}, {}
+    for tensor in range(390):
+        name, size = f"layers.{tensor}.weight", torch.Size([4, 8])
+        offsets = [torch.Size([4 * rank, 0]) for rank in range(256)]
+        chunks = [ChunkStorageMetadata(offset, size) for offset in offsets]
+        described[name] = TensorStorageMetadata(TensorProperties(), torch.Size([1024, 8]), chunks)
+        for rank, offset in enumerate(offsets):
+            info = _StorageInfo(f"__{rank}_0.distcp", 1200 * tensor, 1200)
+            stored[MetadataIndex(name, offset, rank)] = info
+    saved = Metadata(described, storage_data=stored)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(saved))
+    items = Saved.open(tmp_path).items
+    assert sum(map(len, items.values())) == 99_840
+    assert items["layers.7.weight"][255][1:5] == ("__255_0.distcp", 8400, 1200, (1020, 0))
 
 
 def test_a_linked_folder_and_skips_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,7 +47,9 @@ class Words(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return {"input_ids": tokens, "labels": tokens}
 
 
-def trainer(output: Path, steps: int, scheduler: str = "linear", seen: Any = None) -> Any:
+def trainer(
+    output: Path, steps: int, scheduler: str = "linear", seen: Any = None, batches: Any = None
+) -> Any:
     """A real Trainer of a tiny GPT-2 with random weights; it saves every 2 of 8 steps."""
     from transformers import (
         GPT2Config,
@@ -78,7 +81,14 @@ def trainer(output: Path, steps: int, scheduler: str = "linear", seen: Any = Non
         per_device_train_batch_size=4, learning_rate=PEAK, lr_scheduler_type=scheduler,
         report_to=[], disable_tqdm=True, use_cpu=True, weight_decay=0.1, logging_strategy="no",
     )  # fmt: skip
-    return Trainer(
+
+    class Watched(Trainer):
+        def training_step(self, model: Any, inputs: Any, *more: Any) -> Any:
+            if batches is not None:
+                batches[self.state.global_step] = inputs["input_ids"].clone()
+            return super().training_step(model, inputs, *more)
+
+    return Watched(
         model=GPT2LMHeadModel(config), args=arguments, train_dataset=Words(), callbacks=[Watch()]
     )
 
@@ -121,6 +131,11 @@ def test_status_and_verify_of_what_the_trainer_saved(run: Callable[[str], Path])
     assert state.peak_lr == PEAK
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "set-lr",
+    by="transformers",
+)
 @pytest.mark.parametrize("scheduler", ["linear", "cosine", "constant"])
 def test_a_resume_uses_the_new_rate_at_once_and_after(
     run: Callable[[str], Path], tmp_path: Path, scheduler: str
@@ -137,6 +152,13 @@ def test_a_resume_uses_the_new_rate_at_once_and_after(
     take_back(root, before)
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    by="transformers",
+)
 def test_a_resume_uses_the_other_hyperparameters(run: Callable[[str], Path]) -> None:
     root = run("linear")
     values = {"beta1": 0.8, "beta2": 0.98, "eps": 1e-6, "weight_decay": 0.3}
@@ -146,6 +168,11 @@ def test_a_resume_uses_the_other_hyperparameters(run: Callable[[str], Path]) -> 
         assert (item["betas"], item["eps"], item["weight_decay"]) == ((0.8, 0.98), 1e-6, 0.3)
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "reset moments",
+    by="transformers",
+)
 def test_a_resume_begins_with_moments_of_zero(run: Callable[[str], Path]) -> None:
     root = run("linear")
     before = snapshot(root)
@@ -157,6 +184,11 @@ def test_a_resume_begins_with_moments_of_zero(run: Callable[[str], Path]) -> Non
     take_back(root, before)
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "rollback",
+    by="transformers",
+)
 def test_a_resume_after_a_rollback_goes_on_from_there(run: Callable[[str], Path]) -> None:
     root = run("linear")
     before = snapshot(root)
@@ -173,11 +205,37 @@ def test_what_the_trainer_takes_from_its_arguments_is_refused(run: Callable[[str
     for recipe, flag in (
         ({"set": {"clip_grad": 0.5}}, "--max_grad_norm 0.5"),
         ({"set": {"seed": 3}}, "--seed 3"),
-        ({"skip": ["7-8"]}, "can't skip data"),
+        ({"skip": ["7-8"]}, "ckptsurgeon set iteration=8"),
     ):
         with pytest.raises(SurgeryError) as error:
             surgery.plan(opened, from_data(recipe))
         assert flag in " ".join(error.value.next)
+
+
+@pytest.mark.witness(
+    "Hugging Face",
+    "set iteration",
+    by="transformers",
+)
+def test_the_step_in_the_trainers_state_decides_the_batches_that_are_passed_over(
+    run: Callable[[str], Path],
+) -> None:
+    root = run("linear")
+    before = snapshot(root)
+    batches: dict[int, Any] = {}
+    trainer(root.parent / "other", 8, batches=batches).train()
+    plan = operate(root, {"rollback": {"to": 4}, "set": {"iteration": 6}})
+    assert plan.promise is not None and plan.promise.step == 7
+    assert any("batches of 6 updates" in line for line in plan.warnings)
+    state = json.loads((root / "checkpoint-4" / "trainer_state.json").read_text())
+    assert state["global_step"] == 6
+    copy = Path(shutil.copytree(root, root.parent / "resumed"))
+    resumed_batches: dict[int, Any] = {}
+    trainer(copy, 8, batches=resumed_batches).train(str(copy / "checkpoint-4"))
+    assert sorted(resumed_batches) == [6, 7]
+    for step in (6, 7):
+        assert torch.equal(resumed_batches[step], batches[step])
+    take_back(root, before)
 
 
 @pytest.mark.parametrize("lost", ["optimizer.pt", "scheduler.pt"])
@@ -260,6 +318,50 @@ def test_an_accelerator_loads_what_was_operated_on(tmp_path: Path, name: str) ->
     schedule.step()
     assert group["lr"] == pytest.approx(5e-4 * 0.9**3)
     take_back(root, before)
+
+
+def loaded(workers: int = 0) -> tuple[Any, Any]:
+    """A real Accelerator with a loader that saves where it stands."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    torch.manual_seed(0)
+    config = DataLoaderConfiguration(
+        use_stateful_dataloader=True, use_seedable_sampler=True, data_seed=3
+    )
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    data = torch.utils.data.TensorDataset(torch.arange(64))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, num_workers=workers)
+    model = torch.nn.Linear(2, 2)
+    adam = torch.optim.AdamW(model.parameters(), lr=PEAK)
+    return accelerator, accelerator.prepare(loader, model, adam)[0]
+
+
+def test_a_loader_that_saves_its_position_is_moved(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    accelerator, loader = loaded()
+    order = []
+    for number, (batch,) in enumerate(loader, 1):
+        order.append(batch.tolist())
+        if number == 3:
+            accelerator.save_state(str(root / "step_3"))
+    before = snapshot(root)
+    plan = operate(root, {"skip": ["4-6"], "skip_by_counters": True})
+    assert plan.promise is not None and plan.promise.data_batches == 6
+    accelerator, loader = loaded()
+    accelerator.load_state(str(root / "step_3"))
+    assert [batch.tolist() for (batch,) in loader] == order[6:]
+    take_back(root, before)
+
+
+def test_a_loader_with_workers_keeps_its_own_state(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    accelerator, loader = loaded(workers=1)
+    for _ in loader:
+        accelerator.save_state(str(root / "step_1"))
+        break
+    with pytest.raises(SurgeryError, match="keeps no data_batches"):
+        surgery.plan(Run.open(root), from_data({"set": {"data_batches": 5}}))
 
 
 @pytest.mark.parametrize(("name", "factor", "step"), [("14500", 0.75, 2), ("29000", 2.0, 4)])

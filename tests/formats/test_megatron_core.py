@@ -23,6 +23,7 @@ from ckptsurgeon.formats.schedules import megatron as megatron_scheduler
 from ckptsurgeon.look.listen import listen
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
+from tests.support import newest_megatron
 from tests.support.launch import REPO
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
@@ -30,13 +31,16 @@ from tests.support.surgeries import operate, take_back
 pytestmark = pytest.mark.formats
 pytest.importorskip("megatron.core")
 
+NEWEST = newest_megatron.FOLDER
 KINDS = {
     "legacy": ["--sharding", "legacy"],
     "legacy-plain": ["--sharding", "legacy", "--no-distributed"],
     "legacy-fp16": ["--sharding", "legacy", "--fp16"],
     "fully": ["--sharding", "fully_reshardable", "--verify-integrity"],
     "buckets": ["--sharding", "dp_reshardable"],
+    "torch_dcp": ["--sharding", "torch_dcp", "--no-distributed", "--fp16"],
 }
+LIBRARIES = ["installed", "newest"]
 RECIPE: dict[str, Any] = {
     "rollback": {"to": 4},
     "set": {"lr": 3e-4, "min_lr": 3e-5, "beta2": 0.99, "eps": 1e-7, "weight_decay": 0.05},
@@ -57,43 +61,132 @@ def megatron(what: str, root: Path, *flags: str, status: int = 0) -> str:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    made: dict[tuple[str, ...], Path] = {}
 
-    def make(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = tmp_path_factory.mktemp(kind) / "run"
-            megatron("save", made[kind], *KINDS[kind])
-        return made[kind]
+    def make(kind: str, *more: str) -> Path:
+        key = (kind, *more)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(kind) / "run"
+            megatron("save", made[key], *KINDS[kind], *more)
+        return made[key]
 
     return make
 
 
+def by(library: str) -> list[str]:
+    """The arguments by which the program takes this megatron-core."""
+    if library == "newest" and not NEWEST.is_dir():
+        pytest.skip("make test-formats installs the newest megatron-core")
+    return ["--newest"] if library == "newest" else []
+
+
+@pytest.mark.witness(
+    "Megatron-LM legacy",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="megatron-core",
+)
+@pytest.mark.witness(
+    "Megatron-LM torch_dist",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="megatron-core",
+)
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_set_is_what_megatron_uses(
-    kind: str, saved: Callable[[str], Path], tmp_path: Path
+    kind: str, library: str, saved: Callable[..., Path], tmp_path: Path
 ) -> None:
     root = tmp_path / "run"
-    shutil.copytree(saved(kind), root)
+    shutil.copytree(saved(kind, *by(library)), root)
+    if kind in ("fully", "buckets"):
+        assert (root / "iter_0000004" / "common.pt").exists() == (library == "installed")
     before = snapshot(root)
     recipe = json.loads(json.dumps(RECIPE))
-    if kind == "legacy-fp16":
+    if "--fp16" in KINDS[kind]:
         recipe["set"]["loss_scale"] = 64
     promise = operate(root, recipe).promise
     assert promise is not None
-    told = json.loads(megatron("load", root, *KINDS[kind], *FLAGS))
+    told = json.loads(megatron("load", root, *KINDS[kind], *FLAGS, *by(library)))
     assert told["iteration"] == promise.step - 1 == 4
     assert told["lr"] == [promise.lr, promise.lr]
     assert told["betas"] == [list(promise.betas or ())] * 2 == [[0.9, 0.99]] * 2
     assert told["eps"] == [promise.eps] * 2 == [1e-7] * 2
     assert tuple(told["weight_decay"]) == promise.weight_decay == (0.05, 0.0)
-    assert told["adam_step"] == [promise.adam_step] * 2 == [0, 0]
+    assert told["adam_step"] == [0, 0]
+    assert promise.adam_step == (None if kind == "torch_dcp" else 0)
     assert told["exp_avg"] == told["exp_avg_sq"] == 0
     assert told["weights"] > 0
     assert told["consumed_samples"] == promise.consumed_samples == 32
     assert told["loss_scale"] == promise.loss_scale
     assert told["then"]["adam_step"] == [1, 1]
     take_back(root, before)
+
+
+@pytest.mark.parametrize("kind", ["legacy-plain", "legacy-fp16", "fully"])
+def test_the_groups_of_mup_are_found_with_the_flags_of_the_plan(
+    kind: str, saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Hidden layers have rates and an eps of 1 / width; the loader finds a group by its rates."""
+    mup = ["--mup-width", "3", *by("newest")]
+    root = tmp_path / "run"
+    shutil.copytree(saved(kind, *mup), root)
+    before = snapshot(root)
+    values = {"lr": 7.123456789e-4, "min_lr": 1.23456789e-5, "eps": 3e-7, "beta2": 0.99}
+    plan = operate(root, {"rollback": {"to": 4}, "set": values})
+    assert plan.promise is not None
+    (text,) = [text for text in plan.warnings if text.startswith("relaunch with")]
+    flags = text.removeprefix("relaunch with ").partition(":")[0].split()
+    assert flags == ["--lr", "0.0007123456789", "--min-lr", "1.23456789e-05"]
+    told = json.loads(megatron("load", root, *KINDS[kind], *mup, *flags))
+    hidden, main = told["lr"]
+    assert main == plan.promise.lr and hidden == pytest.approx(main / 3, rel=1e-12)
+    assert told["eps"] == [3e-7 * (1 / 3), 3e-7] and plan.promise.eps == 3e-7
+    assert told["betas"] == [[0.9, 0.99]] * 2
+    assert plan.promise.groups is not None
+    assert [eps for _, eps in plan.promise.groups] == told["eps"]
+    lost = megatron("load", root, *KINDS[kind], *mup, status=1)
+    assert "Could not find parameter group with key" in lost or "KeyError" in lost
+    take_back(root, before)
+
+
+def test_the_weight_decay_of_the_first_update_is_the_command_lines(
+    saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Megatron-LM steps its scheduler before it reads the decay that was saved."""
+    newest = by("newest")
+    root = tmp_path / "run"
+    shutil.copytree(saved("legacy", *newest), root)
+    plan = operate(root, {"set": {"weight_decay": 0.05}})
+    (text,) = [text for text in plan.warnings if text.startswith("relaunch with")]
+    assert text.startswith("relaunch with --weight-decay 0.05:")
+    assert "--lr, --min-lr and --weight-decay all the same" in text
+    told = json.loads(megatron("load", root, *newest, "--weight-decay", "0.05"))
+    assert told["weight_decay"][0] == told["then"]["weight_decay"][0] == 0.05
+    told = json.loads(megatron("load", root, *newest, "--use-checkpoint"))
+    assert told["weight_decay"][0] == 0.1 and told["then"]["weight_decay"][0] == 0.05
+
+
+def test_torch_dcp_loses_adams_step_and_the_plan_says_so(
+    saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Its loader asks for what a new optimizer has, and FusedAdam's groups get a step later."""
+    more = by("newest")
+    root = tmp_path / "run"
+    shutil.copytree(saved("torch_dcp", *more), root)
+    plan = operate(root, {"set": {"beta2": 0.99}})
+    assert any("Adam's step is not loaded" in text for text in plan.warnings)
+    told = json.loads(megatron("load", root, *KINDS["torch_dcp"], *more))
+    assert told["adam_step"] == [0, 0] and told["exp_avg"] > 0
 
 
 def test_the_untouched_state_is_what_megatron_uses(saved: Callable[[str], Path]) -> None:
@@ -167,7 +260,7 @@ def test_the_word_of_megatron_is_kept(
     root = tmp_path / "run"
     shutil.copytree(saved(kind), root)
     recipe = json.loads(json.dumps(RECIPE))
-    if kind == "legacy-fp16":
+    if "--fp16" in KINDS[kind]:
         recipe["set"]["loss_scale"] = 64
     operate(root, recipe)
     told = json.loads(megatron("load", root, *KINDS[kind], *FLAGS))

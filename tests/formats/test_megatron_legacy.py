@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import torch
 from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Disagreement
+from ckptsurgeon.formats.megatron import arguments
 from ckptsurgeon.formats.schedules import megatron
+from ckptsurgeon.launch.flags import launch_flags
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
+from tests.support import newest_megatron
 from tests.support.megatron_legacy import SCHEDULE, cosine, megatron_enums, save
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
@@ -145,18 +149,6 @@ def test_a_rewarm_names_no_flag_that_megatron_lm_lacks(tmp_path: Path) -> None:
     assert "--" not in " ".join(error.value.next) and "set-lr" in " ".join(error.value.next)
 
 
-@pytest.mark.parametrize("name", ["latest_train_state.pt", "iter_0000030/train_state.pt"])
-def test_a_run_of_megatron_bridge_is_not_taken_for_one_of_megatron_lm(
-    tmp_path: Path, name: str
-) -> None:
-    """It keeps Megatron-LM's tracker too, and does not read it: a rollback would do nothing."""
-    root = save(tmp_path)
-    torch.save({"step": torch.tensor(30)}, root / name)
-    for recipe in ({"set": {"eps": 1e-6}}, {"rollback": {"to": 30}}):
-        with pytest.raises(SurgeryError, match="saved by Megatron-Bridge"):
-            surgery.plan(Run.open(root), from_data(recipe))
-
-
 def test_the_schedule_moves_to_another_position(tmp_path: Path) -> None:
     root = save(tmp_path)
     promise = operate(root, {"set": {"position": 8000}}).promise
@@ -173,10 +165,86 @@ def test_data_is_skipped_by_counters(tmp_path: Path) -> None:
     assert {state["args"].consumed_train_samples for state, _ in loaded(root, 30)} == {640}
 
 
-def test_batches_of_a_schedule_of_sizes_are_not_counted(tmp_path: Path) -> None:
-    root = save(tmp_path, step_batch_size_schedule="0:8 1000:16")
+BY_COUNTERS: dict[str, Any] = {"skip": ["31-40"], "skip_by_counters": True}
+
+
+@pytest.mark.parametrize(
+    ("line", "samples"),
+    [
+        ({"step_batch_size_schedule": "0:8 500:16"}, 480 + 3 * 8 + 7 * 16),
+        ({"step_batch_size_schedule": "0:8 1K:16", "seq_length": 2}, 480 + 3 * 8 + 7 * 16),
+        ({"step_batch_size_schedule": None, "rampup_batch_size": [4, 4, 8000]}, 640),
+        ({"rampup_batch_size": [4, 4, 8000]}, 480 + 10 * 4),
+    ],
+)
+def test_batches_are_counted_by_the_schedule_of_their_sizes(
+    tmp_path: Path, line: dict[str, Any], samples: int
+) -> None:
+    """A version that has the newer schedule ignores --rampup-batch-size."""
+    promise = operate(save(tmp_path, **line), BY_COUNTERS).promise
+    assert promise is not None and promise.consumed_samples == samples
+
+
+def test_a_schedule_of_sizes_that_can_not_be_read_is_not_counted(tmp_path: Path) -> None:
+    root = save(tmp_path, step_batch_size_schedule="0:8 twice:16")
     with pytest.raises(SurgeryError, match="no batch size"):
-        surgery.plan(Run.open(root), from_data({"skip": ["31-40"], "skip_by_counters": True}))
+        surgery.plan(Run.open(root), from_data(BY_COUNTERS))
+
+
+@pytest.mark.formats
+@pytest.mark.parametrize("length", [None, 512])
+@pytest.mark.parametrize("text", ["0:768 250M:1536 .5B:3072", "0:8,1K:16", "0:4K 7K:2K"])
+def test_the_sizes_are_megatrons(text: str, length: int | None) -> None:
+    path = newest_megatron.FOLDER / "megatron" / "core" / "num_microbatches_calculator.py"
+    if not path.is_file():
+        pytest.skip("make test-formats installs the newest megatron-core")
+    spec = importlib.util.spec_from_file_location("calculator", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    theirs = module.StepBatchsizeNumMicroBatchesCalculator(1, 1, False, 1, text, length)
+    ours = arguments.sizes({"step_batch_size_schedule": text, "seq_length": length})
+    assert list(ours) == theirs.schedule and len(ours) > 1
+
+
+@pytest.mark.parametrize("recipe", [BY_COUNTERS, {"set": {"consumed_samples": 640}}])
+def test_data_that_is_not_positioned_by_samples_is_not_moved_by_them(
+    tmp_path: Path, recipe: dict[str, Any]
+) -> None:
+    root = save(tmp_path / "energon", dataloader_save="/data/loader")
+    with pytest.raises(SurgeryError, match=r"saved in /data/loader \(--dataloader-save\)"):
+        surgery.plan(Run.open(root), from_data(recipe))
+    root = save(tmp_path / "rerun", rerun=30)
+    with pytest.raises(SurgeryError, match="iteration 30 is to be run again"):
+        surgery.plan(Run.open(root), from_data(recipe))
+    assert "--rerun-mode disabled" in warned(root, {"set": {"eps": 1e-6}})
+    assert "rerun" not in warned(save(tmp_path / "at rest", rerun=0), {"set": {"eps": 1e-6}})
+
+
+def test_samples_that_were_passed_over_and_the_weight_decays_length_are_told(
+    tmp_path: Path,
+) -> None:
+    root = save(tmp_path, skipped_train_samples=320, train_samples=20_000, lr_decay_samples=16_000)
+    told = warned(root, {"set": {"eps": 1e-6}})
+    assert "320 samples were passed over" in told
+    assert "relaunch with --use-checkpoint-opt_param-scheduler:" in told
+
+
+@pytest.mark.parametrize(
+    ("line", "flags"),
+    [
+        (IN_ITERATIONS, "--lr-warmup-iters 10 --lr-decay-iters 1000"),
+        (IN_FRACTIONS, "--lr-decay-iters 1000"),
+        ({}, "--lr-warmup-samples 160 --lr-decay-samples 16000"),
+    ],
+)
+def test_the_flags_of_a_relaunch_are_in_the_runs_own_unit(
+    tmp_path: Path, line: dict[str, Any], flags: str
+) -> None:
+    """The trainer asserts 'expected iteration-based learning rate decay'."""
+    printed = " ".join(launch_flags(Run.open(save(tmp_path, **line))))
+    assert flags in printed and printed.count("--lr-warmup") == flags.count("--lr-warmup")
+    assert ("-samples" in printed) == ("-samples" in flags)
 
 
 def test_the_loss_scale_goes_back_to_the_saved_flags(tmp_path: Path) -> None:
@@ -212,7 +280,9 @@ def test_missing_ranks_and_contradictions_are_told(tmp_path: Path) -> None:
 def test_a_checkpoint_that_is_not_persistent_is_loaded_when_newer(tmp_path: Path) -> None:
     root = save(tmp_path)
     other = root / "non_persistent"
-    shutil.copytree(save(tmp_path / "other", (40,)) / "iter_0000040", other / "iter_0000040")
+    kind = {"non_persistent_ckpt_type": "global"}
+    made = save(tmp_path / "other", (40,), **kind)
+    shutil.copytree(made / "iter_0000040", other / "iter_0000040")
     shutil.rmtree(tmp_path / "other")
     (other / TRACKER).write_text("40")
     before = snapshot(root)
@@ -264,3 +334,66 @@ def test_the_rate_of_the_embedding_has_a_flag_of_its_own(tmp_path: Path) -> None
     text = warned(root, {"set": {"lr": 3e-5}})
     assert "--lr 3e-05 --decoupled-lr 0.00012" in text
     assert "--decoupled-lr" not in warned(root, {"set": {"beta2": 0.99}})
+
+
+def test_an_eps_of_mup_keeps_its_proportion(tmp_path: Path) -> None:
+    hidden = {"max_lr": 6e-5 * (1 / 3), "min_lr": 6e-6 * (1 / 3), "eps": 1e-8 * (1 / 3)}
+    root = save(tmp_path, tensor=1, pipeline=1, peaks=(6e-5, 6e-5, 2e-5), third=hidden)
+    operate(root, {"set": {"eps": 2e-8}})
+    ((state, _),) = loaded(root, 30)
+    eps = [group["eps"] for group in state["optimizer"]["optimizer"]["param_groups"]]
+    assert eps == [2e-8, 2e-8, 2e-8 * (1 / 3)]
+
+
+def test_two_groups_that_would_become_one_are_refused(tmp_path: Path) -> None:
+    """Of a third group only its own weight decay is different, and `set` makes it the same."""
+    root = save(
+        tmp_path, tensor=1, pipeline=1, peaks=(6e-5,) * 3, third={"start_wd": 0.2, "end_wd": 0.2},
+        first={"start_wd": 0.1, "end_wd": 0.1},
+    )  # fmt: skip
+    with pytest.raises(SurgeryError, match=r"groups 0 and 2 .* same start_wd, end_wd, by which"):
+        surgery.plan(Run.open(root), from_data({"set": {"weight_decay": 0.05}}))
+    operate(root, {"set": {"lr": 3e-5}})
+
+
+def test_groups_that_the_trainer_mixes_up_are_told(tmp_path: Path) -> None:
+    """Decoupled rates beside µP: eps is not among the keys by which a group is found."""
+    root = save(tmp_path, tensor=1, pipeline=1, peaks=(6e-5,) * 3, third={"eps": 1e-9})
+    assert "param groups 0 and 2 differ in eps alone" in warned(root, {"set": {"beta2": 0.99}})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8])
+def test_each_rank_of_a_layer_wise_optimizer_has_its_file(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """`LayerWiseDistributedOptimizer` saves whole parameters: those of each data rank in a file.
+    Transformer Engine's moments of 8 and 16 bits have no scale there, and 0 is 0 in each."""
+    root = save(tmp_path, (30,), tensor=1, pipeline=1, use_layer_wise_distributed_optimizer=True)
+    rank = root / "iter_0000030" / "mp_rank_00"
+    (rank / "distrib_optim.pt").unlink()
+    with megatron_enums():
+        tree = torch.load(rank / "model_optim_rng.pt", weights_only=False)
+        groups = tree.pop("optimizer")["optimizer"]["param_groups"]
+        torch.save(tree, rank / "model_optim_rng.pt")
+    for data in range(2):
+        moments = {key: torch.full((4, 4), 0.1) for key in ("exp_avg", "exp_avg_sq")}
+        moments = {key: (tensor * 255).to(dtype) for key, tensor in moments.items()}
+        inner = {"state": {data: moments}, "param_groups": groups}
+        torch.save({"optimizer": inner}, rank / f"layer_wise_optimizer_{data}.pt")
+    before = snapshot(root)
+    assert Run.open(root).complete(30)
+    operate(root, {"set": {"lr": 3e-5}, "reset": ["moments"]})
+    for data in range(2):
+        state = torch.load(rank / f"layer_wise_optimizer_{data}.pt", weights_only=True)["optimizer"]
+        assert {group["max_lr"] for group in state["param_groups"]} == {3e-5}
+        assert not any(tensor.any() for tensor in state["state"][data].values())
+    take_back(root, before)
+    name = "layer_wise_optimizer_1.pt"
+    scaled = torch.load(rank / name, weights_only=True)
+    scaled["optimizer"]["state"][1]["exp_avg_scale"] = torch.ones(1)
+    torch.save(scaled, rank / name)
+    with pytest.raises(SurgeryError, match=r"no known optimizer keeps exp_avg_scale \(of 1\)"):
+        surgery.plan(Run.open(root), from_data({"reset": ["moments"]}))
+    (rank / name).unlink()
+    missing = look.verify(Run.open(root)).findings
+    assert any("mp_rank_00/layer_wise_optimizer_1.pt" in text for text in missing)

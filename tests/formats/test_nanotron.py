@@ -5,6 +5,7 @@ does, with torch's own AdamW and LambdaLR, and are loaded in its order."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,17 @@ from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
-from tests.support.nanotron_files import PEAK, RANKS, built, decayed, make, scheduler, shard
+from tests.support.nanotron_files import (
+    BATCH,
+    LENGTH,
+    PEAK,
+    RANKS,
+    built,
+    decayed,
+    make,
+    scheduler,
+    shard,
+)
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -77,6 +88,45 @@ def test_moments_of_one_parameter_are_reset_by_its_name(run: Path) -> None:
         matrix, bias = (resumed(run, rank).state_dict()["state"][i] for i in range(2))
         assert matrix["exp_avg"].all() and not bias["exp_avg"].any()
     take_back(run, before)
+
+
+def consistent(metadata: Path) -> dict[str, Any]:
+    """The metadata of a load, which asserts that its sums agree."""
+    metas = json.loads(metadata.read_text())["metas"]
+    stages = metas["data_stages"]
+    samples = [stage["consumed_train_samples"] for stage in stages]
+    assert metas["consumed_train_samples"] == sum(samples) and min(samples) >= 0
+    for stage in stages:
+        tokens = sum(stage["consumed_tokens_per_dataset_folder"].values())
+        assert tokens == stage["consumed_train_samples"] * stage["sequence_length"]
+    assert metas["consumed_tokens_total"] == sum(samples) * LENGTH
+    return dict(metas)
+
+
+def test_where_the_data_goes_on_is_in_its_metadata(run: Path) -> None:
+    before, metadata = snapshot(run), run / "6" / "checkpoint_metadata.json"
+    text = metadata.read_text()
+    plan = operate(run, {"skip": ["7-9"], "skip_by_counters": True})
+    assert plan.promise is not None and plan.promise.consumed_samples == 9 * BATCH
+    metas = consistent(metadata)
+    assert [s["consumed_train_samples"] for s in metas["data_stages"]] == [3 * BATCH, 6 * BATCH]
+    assert metas["last_train_step"] == 6
+    assert len(set(metadata.read_text().split()) - set(text.split())) <= 6  # nothing else moved
+    take_back(run, before)
+    operate(run, {"set": {"consumed_samples": 4 * BATCH, "iteration": 4}})
+    assert consistent(metadata)["last_train_step"] == 4
+    with pytest.raises(SurgeryError, match="earlier stage"):
+        surgery.plan(Run.open(run), from_data({"set": {"consumed_samples": 2 * BATCH}}))
+
+
+def test_metadata_that_no_nanotron_saves_is_refused(run: Path) -> None:
+    metadata = run / "6" / "checkpoint_metadata.json"
+    text = metadata.read_text()
+    for broken in (text[:-9], text.replace(": 24,", ": -24,"), text.replace(": 24,", ": NaN,")):
+        assert broken != text
+        metadata.write_text(broken)
+        with pytest.raises(SurgeryError, match="checkpoint_metadata"):
+            look.inspect(Run.open(run), 6)
 
 
 def test_a_missing_shard_and_what_the_config_decides_are_told(run: Path) -> None:

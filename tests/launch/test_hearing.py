@@ -15,6 +15,7 @@ from ckptsurgeon.launch.relaunch import command, relaunch
 from ckptsurgeon.logs.printed.word import Word
 from ckptsurgeon.look.expected import expected
 from tests.conftest import Trained
+from tests.support.surgeries import operate
 from train.log import Report, loss_line
 from train.progress import Progress
 
@@ -65,6 +66,7 @@ def test_lines_that_keep_the_promise_are_said_to(
 
 def test_a_line_that_breaks_the_promise_stops_the_trainer(trained: Trained) -> None:
     root = trained()
+    operate(root, {"set": {"eps": 1e-6}})
     (text,) = lines(Run.open(root), factor=2.0, count=1)
     later = f"import time, pathlib; time.sleep(10); pathlib.Path({str(root / 'later')!r}).touch()"
     with pytest.raises(VerificationFailed, match="lr of update 10: promised") as error:

@@ -73,7 +73,8 @@ def told(said: Stated | None) -> dict[str, object]:
 def test_megatron_says_the_counters_after_an_update_and_the_rate_of_the_next() -> None:
     assert told(megatron.read(MEGATRON)) == {
         "step": 6901, "next_lr": "1.000000E-05", "consumed_samples": "251824",
-        "batch_size": "512", "loss_scale": "4096.0", "skipped": 1,
+        "batch_size": "512", "loss": "2.712345E+00", "grad_norm": "1.234", "loss_scale": "4096.0",
+        "skipped": 1,
     }  # fmt: skip
     assert megatron.read(" validation loss at iteration 6901 | lm loss value: 2.7E+00 |") is None
     assert megatron.read("iteration 9") is None
@@ -84,7 +85,7 @@ def test_the_bundled_trainers_own_line_has_the_rate_of_its_update() -> None:
     line = loss_line(report, Progress(iteration=9, samples=144, tokens=0, gigaflos=0.0), 20)
     assert told(bundled.read(line)) == {
         "step": 9, "lr": "3.210E-04", "consumed_samples": "144", "batch_size": "16",
-        "loss_scale": "1.0", "skipped": 0,
+        "loss": "2.500000E+00", "grad_norm": "1.500", "loss_scale": "1.0", "skipped": 0,
     }  # fmt: skip
     assert families("deepspeed", own=True)[0].read(line) == bundled.read(line)
 
@@ -122,7 +123,9 @@ def test_the_state_of_hugging_face_says_steps() -> None:
 
 def test_torchtitan_says_its_step_in_any_colour() -> None:
     line = "[titan] 2026-08-21 - root - INFO - \x1b[31mstep: 11  \x1b[32mloss:  6.90733  \x1b[39m"
-    assert told(torchtitan.read(line)) == {"step": 11}
+    assert told(torchtitan.read(line)) == {"step": 11, "loss": "6.90733"}
+    with_norm = told(torchtitan.read(f"{line}\x1b[34mgrad_norm:  1.2500"))
+    assert with_norm == {"step": 11, "loss": "6.90733", "grad_norm": "1.2500"}
     assert torchtitan.read("INFO - validate step: 11  loss:  6.90733") is None
 
 
@@ -149,7 +152,9 @@ def test_nanotron_says_the_next_rate_in_three_digits() -> None:
         " global_batch_size: 256 | lm_loss: 5.51 | lr: 9.99e-05 | eta: 0:00:10"
     )
     said = nanotron.read(line)
-    assert said is not None and told(said) == {"step": 7, "next_lr": "9.99e-05"}
+    assert said is not None and told(said) == {
+        "step": 7, "next_lr": "9.99e-05", "loss": "5.51",
+    }  # fmt: skip
     assert said.next_lr is not None and said.next_lr.agrees(9.994e-5)
     assert not said.next_lr.agrees(9.984e-5)
 
@@ -159,7 +164,7 @@ def test_metaseq_says_the_next_rate(tag: str) -> None:
     stats = {"epoch": 1, "lr": "5.99e-05", "num_updates": "24001", "loss_scale": "4", "loss": "2.6"}
     line = f"2022-01-01 00:00:00 | INFO | {tag} | {json.dumps(stats)}"
     assert told(metaseq.read(line)) == {
-        "step": 24001, "next_lr": "5.99e-05", "loss_scale": "4",
+        "step": 24001, "next_lr": "5.99e-05", "loss": "2.6", "loss_scale": "4",
     }  # fmt: skip
     assert metaseq.read(line.replace(f"| {tag} |", "| valid/combined |")) is None
     assert metaseq.read(f"x | INFO | {tag} | {{}}") is None

@@ -101,7 +101,7 @@ tr8-104B   rollback 7200 → 6210
                ~ 5.370e-05 → 2.685e-05   4 places in 2 shards (lr)
   skip         + 6900-7010               1 place in 1 shard
   events       ~ 1 file: cut at 6210
-               + 1 file in glitch/: 9 events
+               + 1 file in tb/glitch/: 9 events
                > 3 files to the attic
 
   step 6211 will use   lr 2.685e-05   beta 0.9, 0.999   adam step 6210   eps 1e-08
@@ -140,14 +140,25 @@ def test_a_short_event_line_stays_one_line() -> None:
 def test_nothing_to_do_says_so_and_keeps_the_warnings() -> None:
     plan = replace(PLAN, changes=(), edits=())
     assert report.plan(plan, "tr8-104B", LOOK) == (
-        "nothing to do: tr8-104B is already as asked (rollback 7200 → 6210)\n"
+        "nothing to do: tr8-104B is already at step 6210\n"
         "  note  latest_universal is not changed: it names a converted checkpoint"
+    )
+    more = replace(plan, title="set lr=3e-05", recipe={"set": {"lr": 3e-5}}, warnings=())
+    assert report.plan(more, "tr8-104B", LOOK) == (
+        "nothing to do: tr8-104B is already as asked (set lr=3e-05)"
     )
 
 
 def test_a_surgery_that_holds_the_weights_does_not_promise_a_rate_of_0() -> None:
     held = replace(RECEIPT, promise=replace(PROMISE, lr=0.0, rewarm=("hold", 10, 20)))
-    assert "verified: step 6211 holds the weights (lr 0)" in report.done(held, LOOK)
+    assert (
+        "verified: step 6211 holds the weights until the schedule is at sample 20, from 10"
+        in report.done(held, LOOK)
+    )
+    followed = replace(held, promise=replace(held.promise, then=(6216, 4.9e-4)))
+    assert "verified: step 6211 holds the weights; lr 4.900e-04 from step 6216" in report.done(
+        followed, LOOK
+    )
     ended = replace(RECEIPT, promise=replace(PROMISE, lr=1e-3, rewarm=("hold", 10, 20)))
     assert "verified: step 6211 uses lr 1.000e-03" in report.done(ended, LOOK)
 
@@ -239,6 +250,42 @@ def test_many_checkpoints_take_one_line() -> None:
     steps = [Aside(f"global_step{step}", "checkpoint") for step in range(100, 2100, 100)]
     text = report.plan(replace(PLAN, changes=tuple(steps)), "x", LOOK)
     assert "> 100 200 300 … 2000  (20)   to the attic" in text
+
+
+def test_equal_changes_of_many_files_take_one_line() -> None:
+    step = [Change(f"g_universal/zero/{i}.weight/step.pt", "adam step", 6, 0) for i in range(1000)]
+    text = report.plan(replace(PLAN, changes=tuple(step)), "x", LOOK)
+    assert "  adam step  ~ 6 → 0   1000 files called step.pt\n" in text
+
+
+def test_equal_changes_of_many_keys_and_parameters_take_one_line() -> None:
+    keys = [(f"optimizer.param_groups.layers.{i}.weight.lr",) for i in range(1000)]
+    rates = tuple(Change(".metadata", "lr", 1e-3, 5e-4, key) for key in keys)
+    text = report.plan(replace(PLAN, changes=rates), "x", LOOK)
+    assert "  lr  ~ 1.000e-03 → 5.000e-04   1000 places in 1 shard\n" in text
+    zeros = tuple(
+        Change(f"rank{i % 4}.pt", f"exp_avg of layers.{i}.weight", "values", ZEROS, ("exp_avg",))
+        for i in range(1000)
+    )
+    text = report.plan(replace(PLAN, changes=zeros), "x", LOOK)
+    assert "  exp_avg  ~ values → zeros   1000 places in 4 shards\n" in text
+    assert len(text.splitlines()) < 12
+    few = report.plan(replace(PLAN, changes=zeros[:2]), "x", LOOK)
+    assert "exp_avg of layers.1.weight  ~ values → zeros" in few
+
+
+def test_new_files_of_one_folder_are_counted_together() -> None:
+    cut = [
+        Rewrite(f"tb/cut/e{i}", "tensorboard", Content((b"",)), f"the cut branch, {i} events", True)
+        for i in (5, 6, 7)
+    ]
+    text = report.plan(replace(PLAN, changes=tuple(cut)), "x", LOOK)
+    assert "  events  + 3 files in tb/cut/: the cut branch, 18 events\n" in text
+
+
+def test_a_number_for_each_of_many_groups_is_not_listed() -> None:
+    assert value("weight_decay", [0.1] * 900) == "0.1  (all 900)"
+    assert value("weight_decay", [0.1, 0.0] * 450) == "0.1, 0, 0.1 … 0  (900)"
 
 
 def test_an_absent_value_is_added() -> None:

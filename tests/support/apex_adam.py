@@ -25,8 +25,9 @@ class FusedAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         adam_w_mode: bool = True,
         bias_correction: bool = True,
+        capturable: bool = False,
     ) -> None:
-        assert adam_w_mode
+        assert adam_w_mode and not capturable
         defaults = {
             "lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps,
             "weight_decay": weight_decay,

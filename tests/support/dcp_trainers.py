@@ -98,7 +98,20 @@ def resumed_titan(root: Path, *, old: bool = True, lr: float = 1e-3) -> Trainer:
     return trainer
 
 
-def olmo(root: Path, *, ranks: int = 2) -> Path:
+CONFIG: dict[str, Any] = {
+    "train_module": {
+        "optim": {"lr": 1e-3, "fixed_fields": ["initial_lr"]},
+        "scheduler": {
+            "_CLASS_": "olmo_core.optim.scheduler.CosWithWarmup", "warmup": 2, "units": "steps",
+        },
+    },
+    "data_loader": {"global_batch_size": 512},
+    "trainer": {"max_duration": {"value": 20, "unit": "steps"}},
+}  # fmt: skip
+"""What OLMo-core's ConfigSaverCallback keeps of a run with a schedule."""
+
+
+def olmo(root: Path, *, ranks: int = 2, config: dict[str, Any] | None = CONFIG) -> Path:
     trainer = Trainer()
     for step in range(1, STEPS[-1] + 1):
         trainer.update()
@@ -110,8 +123,14 @@ def olmo(root: Path, *, ranks: int = 2) -> Path:
             for rank in range(ranks):
                 counters = {
                     "global_step": step, "global_train_tokens_seen": step * 512, "epoch": 1,
-                    "world_size": ranks, "data_loader": {"batches_processed": step},
+                    "world_size": ranks, "max_steps": 20,
+                    "data_loader": {
+                        "batches_processed": step, "tokens_processed": step * 512, "epoch": 1,
+                        "seed": 7, "dataset_type": "fsl",
+                    },
                 }  # fmt: skip
                 torch.save(counters, folder / "train" / f"rank{rank}.pt")
             (folder / ".metadata.json").write_text(json.dumps({"version": "2.4.0"}))
+            if config is not None:
+                (folder / "config.json").write_text(json.dumps(config))
     return root

@@ -10,7 +10,7 @@ import contextlib
 import enum
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,17 @@ OLD_NAMES = {
 
 @contextlib.contextmanager
 def megatron_enums() -> Iterator[Any]:
-    """`megatron.core.enums.ModelType` for the time of a save or a load."""
+    """`megatron.core.enums.ModelType` for the time of a save or a load; `RerunState` beside it."""
     kind = enum.Enum("ModelType", ["encoder_or_decoder"], module="megatron.core.enums")
-    names = ("megatron", "megatron.core", "megatron.core.enums")
+    machine = "megatron.core.rerun_state_machine"
+    states = {"NOT_RUNNING_YET": 0, "WILL_RERUN_FROM_CHECKPOINT": 3}
+    names = ("megatron", "megatron.core", machine, "megatron.core.enums")
     before = {name: sys.modules.get(name) for name in names}
     for name in names:
         sys.modules[name] = types.ModuleType(name)
     sys.modules[names[-1]].ModelType = kind  # type: ignore[attr-defined]
+    states_enum = enum.Enum("RerunState", states, module=machine)  # type: ignore[misc]
+    sys.modules[machine].RerunState = states_enum  # type: ignore[attr-defined]
     try:
         yield kind
     finally:
@@ -68,9 +72,15 @@ def save(
     chained: int = 1,
     old: bool = False,
     peaks: tuple[float, ...] = (6e-5, 6e-5),
+    first: Mapping[str, Any] | None = None,
+    third: Mapping[str, Any] | None = None,
+    rerun: int | None = None,
     **command_line: Any,
 ) -> Path:
-    """A run with these steps; its tracker names the last one."""
+    """A run with these steps; its tracker names the last one. `first` and `third` are what those
+    param groups have else; `rerun` is the iteration that is to be run again, and 0 says that none
+    is."""
+    own = (first or {}, {}, third or {})
     args = argparse.Namespace(
         tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline,
         expert_model_parallel_size=1, data_parallel_size=2, use_distributed_optimizer=True,
@@ -90,16 +100,25 @@ def save(
                 args.iteration = step
                 with megatron_enums() as kind:
                     args.model_type = kind.encoder_or_decoder
-                    torch.save(
-                        _state(args, step, chained, old, peaks), folder / "model_optim_rng.pt"
-                    )
+                    state = _state(args, step, chained, old, peaks, own)
+                    if rerun is not None:
+                        states = sys.modules["megatron.core.rerun_state_machine"].RerunState
+                        state["rerun_state_machine"] = {
+                            "state": states(3 if rerun else 0), "current_iteration": rerun,
+                        }  # fmt: skip
+                    torch.save(state, folder / "model_optim_rng.pt")
                 torch.save(_moments(chained, t + p), folder / "distrib_optim.pt")
     (root / "latest_checkpointed_iteration.txt").write_text(str(steps[-1]))
     return root
 
 
 def _state(
-    args: argparse.Namespace, step: int, chained: int, old: bool, peaks: tuple[float, ...]
+    args: argparse.Namespace,
+    step: int,
+    chained: int,
+    old: bool,
+    peaks: tuple[float, ...],
+    own: tuple[Mapping[str, Any], ...],
 ) -> dict[str, Any]:
     schedule: dict[str, Any] = {**SCHEDULE, "num_steps": step * BATCH}
     lr = cosine(schedule, step * BATCH)
@@ -109,8 +128,9 @@ def _state(
             "lr": lr * (peak / 6e-5), "bias_correction": True, "betas": (0.9, 0.95), "eps": 1e-8,
             "weight_decay": 0.1 * mult, "step": step,
             **({} if old else {"default_config": True, "max_lr": peak, "min_lr": peak / 10}),
+            **more,
         }
-        for mult, peak in zip((1.0, 0.0, 1.0), peaks, strict=False)
+        for mult, peak, more in zip((1.0, 0.0, 1.0), peaks, own, strict=False)
     ]  # fmt: skip
     chain = [
         {

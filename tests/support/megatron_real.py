@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
 from torch.overrides import TorchFunctionMode
 
-from tests.support import apex_adam
+from tests.support import apex_adam, newest_megatron
 
 BATCH = 8
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -65,24 +66,23 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     from megatron.core.transformer import TransformerConfig
 
     torch.manual_seed(args.seed)
-    config = TransformerConfig(
+    transformer = TransformerConfig(
         num_layers=1, hidden_size=8, num_attention_heads=2, use_cpu_initialization=True,
         fp16=args.fp16,
     )  # fmt: skip
     model = Model().half() if args.fp16 else Model()
     distributed = args.use_distributed_optimizer
     ddp = DistributedDataParallel(
-        config, DistributedDataParallelConfig(use_distributed_optimizer=distributed), model
+        transformer, DistributedDataParallelConfig(use_distributed_optimizer=distributed), model
     )
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam", lr=args.lr, min_lr=args.min_lr, weight_decay=args.weight_decay,
-            adam_beta1=0.9, adam_beta2=0.95, use_distributed_optimizer=distributed, clip_grad=1.0,
-            fp16=args.fp16, params_dtype=torch.float16 if args.fp16 else torch.float32,
-            initial_loss_scale=args.initial_loss_scale,
-        ),
-        [ddp],
+    config = OptimizerConfig(
+        optimizer="adam", lr=args.lr, min_lr=args.min_lr, weight_decay=args.weight_decay,
+        adam_beta1=0.9, adam_beta2=0.95, use_distributed_optimizer=distributed, clip_grad=1.0,
+        fp16=args.fp16, params_dtype=torch.float16 if args.fp16 else torch.float32,
+        initial_loss_scale=args.initial_loss_scale,
     )  # fmt: skip
+    overrides = _mup(config, args.mup_width) if args.mup_width else {}
+    optimizer = get_megatron_optimizer(config, [ddp], **overrides)
     scheduler = OptimizerParamScheduler(
         optimizer, init_lr=0.0, max_lr=args.lr, min_lr=args.min_lr,
         lr_warmup_steps=args.lr_warmup_samples, lr_decay_steps=args.lr_decay_samples,
@@ -92,6 +92,14 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
         override_opt_param_scheduler=args.override,
     )  # fmt: skip
     return ddp, optimizer, scheduler
+
+
+def _mup(config: Any, width: float) -> dict[str, Any]:
+    """As `setup_model_and_optimizer` does for --use-mup."""
+    from megatron.core.optimizer import get_mup_config_overrides, get_standard_config_overrides
+
+    mup = get_mup_config_overrides(config, width, config.optimizer)
+    return {"config_overrides": {**get_standard_config_overrides(config), **mup}}
 
 
 def update(ddp: Any, optimizer: Any, scheduler: Any, number: int) -> None:
@@ -118,9 +126,8 @@ def save(root: Path, args: argparse.Namespace) -> None:
                 "opt_param_scheduler": scheduler.state_dict(),
                 "num_floating_point_operations_so_far": 0,
             }  # fmt: skip
-            (_save_legacy if args.sharding == "legacy" else _save_dist)(
-                folder, state, ddp.module, optimizer, args
-            )
+            how = {"legacy": _save_legacy, "torch_dcp": _save_flat}.get(args.sharding, _save_dist)
+            how(folder, state, ddp.module, optimizer, args)
             (root / TRACKER).write_text(str(iteration))
 
 
@@ -133,6 +140,13 @@ def _save_legacy(
         optimizer.save_parameter_state(str(rank / "distrib_optim.pt"))
     state = {**state, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(state, rank / "model_optim_rng.pt")
+
+
+def _save_flat(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, args: Any) -> None:
+    folder.mkdir(parents=True)
+    state = {**state, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    writer = torch.distributed.checkpoint.FileSystemWriter(folder)
+    torch.distributed.checkpoint.save(state_dict=state, storage_writer=writer)
 
 
 def _save_dist(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, args: Any) -> None:
@@ -154,7 +168,7 @@ def load(root: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Load through the tracker, as Megatron-LM does, and tell what the next step uses."""
     ddp, optimizer, scheduler = build(args)
     with torch.no_grad():
-        state = resume(root, args, ddp, optimizer)
+        state = resume(root, args, ddp, optimizer, scheduler)
         scheduler.load_state_dict(state["opt_param_scheduler"])
     told = {
         "iteration": state["iteration"],
@@ -168,7 +182,9 @@ def load(root: Path, args: argparse.Namespace) -> dict[str, Any]:
     return {**told, "then": then}
 
 
-def resume(root: Path, args: argparse.Namespace, ddp: Any, optimizer: Any) -> dict[str, Any]:
+def resume(
+    root: Path, args: argparse.Namespace, ddp: Any, optimizer: Any, scheduler: Any
+) -> dict[str, Any]:
     """Weights and optimizer of the step that the tracker names; the whole state is returned."""
     folder = root / f"iter_{int((root / TRACKER).read_text()):07d}"
     if args.sharding == "legacy":
@@ -179,6 +195,18 @@ def resume(root: Path, args: argparse.Namespace, ddp: Any, optimizer: Any) -> di
         if args.use_distributed_optimizer:
             optimizer.load_parameter_state(str(rank / "distrib_optim.pt"))
         return state
+    if args.sharding == "torch_dcp":
+        held: dict[str, Any] = {
+            "model": ddp.module.state_dict(), "args": None, "iteration": 1,
+            "optimizer": optimizer.chained_optimizers[0].state_dict(is_loading=True),
+            "checkpoint_version": None, "opt_param_scheduler": scheduler.state_dict(),
+            "num_floating_point_operations_so_far": 0,
+        }  # fmt: skip
+        reader = torch.distributed.checkpoint.FileSystemReader(folder)
+        torch.distributed.checkpoint.load(state_dict=held, storage_reader=reader)
+        ddp.module.load_state_dict(held["model"])
+        optimizer.load_state_dict(held["optimizer"])
+        return held
     from megatron.core import dist_checkpointing
 
     common = dist_checkpointing.load_common_state_dict(str(folder))
@@ -204,7 +232,7 @@ def _told(optimizer: Any) -> dict[str, Any]:
         "weight_decay": [group["weight_decay"] for group in groups],
         "betas": [list(group["betas"]) for group in groups],
         "eps": [group["eps"] for group in groups],
-        "adam_step": [group["step"] for group in groups],
+        "adam_step": [group.get("step", 0) for group in groups],
         "exp_avg": _norm(state["exp_avg"] for state in states),
         "exp_avg_sq": _norm(state["exp_avg_sq"] for state in states),
     }
@@ -225,6 +253,8 @@ def main() -> None:
     parser.add_argument("--use-checkpoint", action="store_true")
     parser.add_argument("--override", action="store_true")
     parser.add_argument("--fp16", action="store_true")
+    parser.add_argument("--newest", action="store_true")
+    parser.add_argument("--mup-width", type=float)
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--min-lr", type=float, default=1e-4)
@@ -234,14 +264,17 @@ def main() -> None:
     parser.add_argument("--lr-warmup-samples", type=int, default=16)
     parser.add_argument("--lr-decay-samples", type=int, default=200)
     args = parser.parse_args()
+    if args.newest:
+        newest_megatron.put_first()
     what, root = args.what, args.root
-    del args.what, args.root
+    del args.what, args.root, args.newest
     args.tensor_model_parallel_size = args.pipeline_model_parallel_size = 1
     args.expert_model_parallel_size = args.data_parallel_size = 1
     args.global_batch_size, args.clip_grad, args.hysteresis = BATCH, 1.0, 2
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     apex_adam.install()
     from megatron.core import parallel_state

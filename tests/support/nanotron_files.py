@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
 PEAK, RANKS = 1e-3, 2
+BATCH, LENGTH = 4, 16
+CONFIG = """\
+parallelism: {dp: 2, pp: 1, tp: 1}
+tokens: {batch_accumulation_per_replica: 1, micro_batch_size: 2, sequence_length: 16}
+"""
 
 
 def decayed(step: int) -> float:
@@ -56,10 +62,31 @@ def make(root: Path) -> Path:
             (root / str(step) / "optimizer" / "optimizer_config.json").write_text(
                 json.dumps(config)
             )
-            metas = {"metas": {"last_train_step": step, "consumed_train_samples": 4 * step}}
-            (root / str(step) / "checkpoint_metadata.json").write_text(json.dumps(metas))
+            metadata = root / str(step) / "checkpoint_metadata.json"
+            metadata.write_text(json.dumps(metas(step), indent=2, sort_keys=True))
+            (root / str(step) / "config.yaml").write_text(CONFIG)
     (root / "latest.txt").write_text("6")
     return root
+
+
+def metas(step: int) -> dict[str, Any]:
+    """As `nanotron/serialize/metadata.py` saves it: two stages of data, the first one over."""
+    stages = [("warm", 1, 3 * BATCH), ("stable", 4, BATCH * step - 3 * BATCH)]
+    return {
+        "version": "1.4", "tp": 1, "dp": RANKS, "cp": 1, "custom_metas": None,
+        "metas": {
+            "last_train_step": step, "consumed_train_samples": BATCH * step,
+            "consumed_tokens_total": BATCH * step * LENGTH, "last_stage_idx": 1,
+            "data_stages": [
+                {
+                    "name": name, "start_training_step": first, "sequence_length": LENGTH,
+                    "consumed_train_samples": samples,
+                    "consumed_tokens_per_dataset_folder": {"data/a": samples * LENGTH},
+                }
+                for name, first, samples in stages
+            ],
+        },
+    }  # fmt: skip
 
 
 def shard(root: Path, step: int, rank: int) -> Path:

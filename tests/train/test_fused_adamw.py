@@ -28,6 +28,14 @@ STAGES = [
     ["zero_stage=0", "dtype=bf16"], ["zero_stage=1", "dtype=bf16"], ["zero_stage=1", "dtype=fp16"],
     ["zero_stage=2", "dtype=bf16"], ["zero_stage=1", "dtype=bf16", "grad_accum_dtype=bf16"],
 ]  # fmt: skip
+TOKENS = {"": 1, " vs tokens": 256}
+SIGNALS = {
+    "num-zeros": {"num-zeros": TOKENS | {" vs samples": 8}},
+    "params-norm": {"params-norm": TOKENS | {" vs samples": 8}},
+    "optimizer": dict.fromkeys(
+        ("variance_l1", "variance_abs_max", "weight_l2", "update_l2", "update_rms"), TOKENS
+    ),
+}
 DIGITS = 5e-6  # half a unit of the fifth digit
 # One weight that is rounded the other way changes by 2^-8 of itself, or by 2^-11: that moved these
 # losses by up to 7e-5 of themselves.
@@ -153,11 +161,13 @@ def test_the_statistics_are_those_of_weights_and_moments() -> None:
     v = torch.cat([optimizer.state[p]["exp_avg_sq"].flatten() for p in parameters])
     p = torch.cat([p.detach().flatten() for p in parameters])
     change = p - torch.cat([p.flatten() for p in before])
-    told = statistics(optimizer.take_sums())
+    told = statistics(optimizer.take_sums(), p.numel())
     assert told.variance_l1 == pytest.approx(float(v.sum()), rel=1e-5)
     assert told.variance_max == pytest.approx(float(v.max()), rel=1e-6)
     assert told.weight_l2 == pytest.approx(float(p.norm()), rel=1e-5)
     assert told.update_l2 == pytest.approx(float(change.norm()), rel=1e-5)
+    assert told.update_rms == pytest.approx(1.0, rel=1e-5)  # each first step goes by 1
+    assert told.zeros == 0
 
 
 @pytest.mark.parametrize("overrides", [*STAGES, ["zero_stage=3"]], ids=" ".join)
@@ -173,16 +183,27 @@ def test_the_statistics_of_a_step_are_logged(
     p = torch.cat([p.detach().flatten() for p in training.engine.module.parameters()])
     states = training.engine.optimizer.state.values()
     v = torch.cat([state["exp_avg_sq"].flatten() for state in states])
-    in_process.train(tmp_path / "run", *overrides, FUSED, "train_iters=2", "lr_warmup_samples=0")
+    words = [*overrides, FUSED, "lr_warmup_samples=0"]
+    training = in_process.prepare(tmp_path / "run", *words, "train_iters=1")
+    trainer.train(training, in_process.said.append)
+    own = [state["exp_avg"] for state in live_optimizer(training.engine).state.values()]
+    padding = sum(moment.numel() for moment in own) - training.parameters
+    in_process.train(tmp_path / "run", *words, "train_iters=2")
     values = EventAccumulator(str(tmp_path / "run" / "tensorboard"), {"tensors": 0})
     values.Reload()
-    found = {}
-    for tag in ("variance_l1", "variance_abs_max", "weight_l2", "update_l2"):
-        for axis, unit in (("", 1), (" vs tokens", 256)):
-            events = values.Tensors(f"optimizer/{tag}{axis}")
-            assert [event.step for event in events] == [unit, 2 * unit]
-            found[tag] = events[0].tensor_proto.float_val[0]
+    found, last = {}, {}
+    for group, tags in SIGNALS.items():
+        for tag, axes in tags.items():
+            for axis, unit in axes.items():
+                events = values.Tensors(f"{group}/{tag}{axis}")
+                assert [event.step for event in events] == [unit, 2 * unit]
+                found[tag], last[tag] = (event.tensor_proto.float_val[0] for event in events)
+    m = torch.cat([state["exp_avg"].flatten() for state in states])
+    update = (m / (1 - 0.9)) / ((v / (1 - 0.95)).sqrt() + 1e-8)
     expected = {
+        "num-zeros": sum(int((moment == 0).sum()) for moment in own) - padding,
+        "params-norm": float(p.norm()),
+        "update_rms": float(update.square().mean().sqrt()),
         "variance_l1": float(v.sum()),
         "variance_abs_max": float(v.max()),
         "weight_l2": float(p.norm()),
@@ -190,12 +211,13 @@ def test_the_statistics_of_a_step_are_logged(
     }
     assert expected["variance_l1"] == pytest.approx(1 - 0.95, rel=1e-4)  # of a clipped gradient
     assert found == pytest.approx(expected, rel=3e-2 if len(overrides) > 1 else 1e-4)
-    line = re.search(
-        r"adam variance l1 norm: (\S+) \| adam variance max: (\S+) \|", "\n".join(in_process.said)
-    )
-    assert line is not None
-    told = [float(text) for text in line.groups()]
-    assert told == pytest.approx([found["variance_l1"], found["variance_abs_max"]], rel=1e-4)
+    for name, tag in (
+        ("num zeros", "num-zeros"), ("params norm", "params-norm"), ("update rms", "update_rms"),
+        ("adam variance l1 norm", "variance_l1"), ("adam variance max", "variance_abs_max"),
+    ):  # fmt: skip
+        line = re.search(rf"\| {name}: (\S+) \|", in_process.said[-1])
+        assert line is not None
+        assert float(line[1]) == pytest.approx(last[tag], rel=1e-3)
 
 
 def test_a_norm_over_no_gradients_is_zero_on_the_device_of_the_others() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import Trained
+from train.fused_adamw import Statistics
 from train.log import Report, loss_line, mean
 from train.progress import Progress
 
@@ -69,6 +70,19 @@ def test_the_loss_line_is_megatrons() -> None:
     )
     grown = loss_line(replace(report, curriculum_seqlen=24), progress, 400)
     assert "| grad norm: 1.234 | curriculum seqlen:    24 | number of skipped" in grown
+
+
+def test_the_signals_have_their_place_in_the_line() -> None:
+    report = Report(
+        loss=3.0, lr=0.05, batch_size=8, grad_norm=1.25, loss_scale=1.0, skipped=0, seconds=1.0,
+        statistics=Statistics(1.5, 0.25, 40.0, 0.5, 0.21, 7), activation_norm=5.5, clipped=0.125,
+    )  # fmt: skip
+    line = loss_line(report, Progress(), 400)
+    assert "| grad norm: 1.250 | num zeros: 7.0 | params norm: 40.000 | number of skipped" in line
+    assert line.endswith(
+        "| number of nan iterations:   0 | activation norm: 5.500 | clipped steps: 0.1250 |"
+        " adam variance l1 norm: 1.5000E+00 | adam variance max: 2.5000E-01 | update rms: 0.2100 |"
+    )
 
 
 def test_one_line_tells_of_all_iterations_since_the_last_one() -> None:

@@ -29,14 +29,16 @@ def _fallback(
     p.mul_(1 - lr * weight_decay)
     m.lerp_(grad, 1 - beta1)
     v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    denominator = (v.sqrt() / math.sqrt(1 - beta2**step)).add_(eps)
-    p.addcdiv_(m, denominator, value=-lr / (1 - beta1**step))
+    ratio = m / (v.sqrt() / math.sqrt(1 - beta2**step)).add_(eps)
+    p.sub_(ratio, alpha=lr / (1 - beta1**step))
     if out is not None:
         out.copy_(p.view_as(out))
     if p.numel() == 0:
-        return p.new_zeros(4, dtype=torch.float64)
+        return p.new_zeros(6, dtype=torch.float64)
     change = p - before
-    sums = (v.double().sum(), v.max().double(), _squared(p), _squared(change))
+    update = _squared(ratio) / (1 - beta1**step) ** 2
+    zeros = (g == 0).sum().double()
+    sums = (v.double().sum(), v.max().double(), _squared(p), _squared(change), update, zeros)
     return torch.stack(sums)
 
 
@@ -45,7 +47,7 @@ def _squared(x: Tensor) -> Tensor:
 
 
 def _fake(p: Tensor, *rest: object) -> Tensor:
-    return p.new_empty(4, dtype=torch.float64)
+    return p.new_empty(6, dtype=torch.float64)
 
 
 _op = define(
@@ -77,7 +79,9 @@ def adamw_flat_(
     1. p, m and v: contiguous float32 of one length; g: as long, float32 or 16-bit; out, if given,
     gets the new weights, in g's format or from a float32 g in any. grad_mul: one float32 on p's
     device, which unscales and clips at once. Returns float64 [|v|_1, max v, |p|^2, |change of
-    p|^2] after the step; the same for any number of threads on a CPU.
+    p|^2, |update|^2, zeros] after the step, the same for any number of threads on a CPU: the update
+    is Adam's m / (sqrt(v) + eps), both corrected, before rate and decay; zeros is how many elements
+    of g are 0.
     """
     stats: Tensor = _op(
         p, m, v, g, out, grad_mul, lr, betas[0], betas[1], eps, weight_decay, step

@@ -55,11 +55,13 @@ class Scan:
     (opcode offset, state). `alias` leads from each GET to the value it stands for; `puts` and
     `gets` are the offsets of these opcodes. `gaps` leads from the end of bytes that belong to no
     value (a FRAME, popped values) to their start. `native` is the same scan in the module
-    `_shards`, if that has made it: then the dicts ask it, one key at a time."""
+    `_shards`, if that has made it: then the dicts ask it, one key at a time. `dense` is whether
+    many short values were expected."""
 
     data: bytes
     where: str
     base: int
+    dense: bool = False
     protocol: int = 0
     root: int = 0
     stop: int = 0

@@ -53,7 +53,9 @@ MAX_LONG_KEYS = 1000
 collide, which costs time by its square."""
 
 
-def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) -> Scan:
+def scan(
+    data: bytes, *, where: str = "", base: int = 0, whole: bool = False, dense: bool = False
+) -> Scan:
     """Walk `data` from PROTO to STOP. `base` is the offset of `data` in the file `where`.
 
     Guarantees, for what the C unpickler then does with the same bytes: protocol 2 to 5; at most
@@ -62,9 +64,10 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     called or instantiated, and only on the spot; only containers that are still being built are
     filled; a dict key or set item costs at most MAX_KEY steps to hash, and few of them can be made
     to collide. So its memory is bounded by a constant times len(data), plus 64 MiB. With `whole`
-    the scan is done here, so that its dicts hold all that they can be asked for.
+    the scan is done here, so that its dicts hold all that they can be asked for; a `dense` pickle
+    may have two opcodes for every three bytes, and takes as much more memory.
     Raises DamagedFile with the offset of the opcode that breaks a rule."""
-    out = Scan(data, where, base)
+    out = Scan(data, where, base, dense=dense)
     if len(data) > MAX_BYTES:
         raise out.damaged(0, f"the pickle has {len(data)} bytes, more than {MAX_BYTES}")
     if len(data) < 2:
@@ -79,16 +82,16 @@ def scan(data: bytes, *, where: str = "", base: int = 0, whole: bool = False) ->
     return out
 
 
-def _most(data: bytes) -> int:
-    """How many opcodes `data` may have."""
-    return max(MAX_OPCODES, len(data) * 4 // 9)
+def _most(out: Scan) -> int:
+    """How many opcodes the pickle may have."""
+    return max(MAX_OPCODES, len(out.data) * 2 // 3 if out.dense else len(out.data) * 4 // 9)
 
 
 def _scan_natively(out: Scan) -> bool:
     """Have the native module scan; False if it refuses."""
     places = native.shards.scan(
         out.data,
-        opcodes=_most(out.data),
+        opcodes=_most(out),
         depth=MAX_DEPTH,
         integer=MAX_INTEGER,
         name=MAX_NAME,
@@ -120,7 +123,7 @@ def _walk(out: Scan) -> None:
     push = stack.append
     i = 2
     try:
-        for _ in repeat(None, _most(data)):
+        for _ in repeat(None, _most(out)):
             op = data[i]
             if size := push_size[op]:
                 push(i)
@@ -188,7 +191,7 @@ def _walk(out: Scan) -> None:
             else:
                 i = _rare(out, i, op, stack, marks)
         else:
-            raise out.damaged(i, f"the pickle has more than {_most(data)} opcodes")
+            raise out.damaged(i, f"the pickle has more than {_most(out)} opcodes")
     except struct.error:
         raise out.cut_short(i, "the pickle is cut short") from None
     except IndexError:

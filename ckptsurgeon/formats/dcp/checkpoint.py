@@ -1,4 +1,4 @@
-"""One saved step of torchtitan or OLMo-core: where each field is kept, and what it means.
+"""One saved step with an optimizer of torch in it: where each field is kept, and what it means.
 
 The optimizer is a flat dict, as torch flattens it: `<prefix>state.<parameter>.exp_avg`,
 `<prefix>param_groups.<parameter or number>.lr`. Checked against torch's own reader and optimizer.
@@ -7,35 +7,35 @@ The optimizer is a flat dict, as torch flattens it: `<prefix>state.<parameter>.e
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
-from ckptsurgeon.formats.dcp.shards import DcpShards
+from ckptsurgeon.formats.dcp import weights
+from ckptsurgeon.formats.dcp.shards import MOMENTS, DcpShards
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.protocol import Place, Setting, State, StateDict
+from ckptsurgeon.formats.protocol import Part, Place, State, StateDict
 
 GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
-COUNTERS = {
-    "iteration": ("train_state.step", "global_step"),
-    "tokens": ("train_state.ntokens_seen", "global_train_tokens_seen"),
-}
-"""Field → its name among torchtitan's values, and in OLMo-core's `train/rank<R>.pt`."""
 
 
 @dataclass
-class DcpCheckpoint(DcpShards):
+class DcpCheckpoint(DcpShards, ABC):
     """One step's folder. `options` are those of the trainer's config, by key of a recipe."""
 
     trainer: str = field(kw_only=True)
     prefix: str = field(kw_only=True)
     options: Mapping[str, str] = field(kw_only=True)
+
+    counters: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Counter → the path of its value; each trainer keeps them where it likes (`counted`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +50,7 @@ class DcpCheckpoint(DcpShards):
     def find(self, field: str) -> list[Place]:
         """Among the values of the optimizer, and the counters beside it."""
         if field in GROUP:
-            wins = field != "lr" or self.trainer != "olmo-core"
+            wins = self.wins(field)
             return [p for fqn in self._groups.get(field, ()) for p in self.scalar(fqn, wins)]
         if field == "adam_step":
             steps = re.compile(re.escape(self.prefix) + r"state\..+\.step")
@@ -60,11 +60,35 @@ class DcpCheckpoint(DcpShards):
             names = [field, "momentum"] if field == "momentum_buffer" else [field]  # Dion's Muon
             places = [place for each in names for place in self.moments(each)]
             return [place for place in places if str(place.path[0]).startswith(inside)]
-        if field in COUNTERS:
-            value, key = COUNTERS[field]
-            files = [place for file in self.archives for place in self.at(file, (key,))]
-            return [*self.scalar(value), *files]
-        return []
+        return self.counted(field) if field in self.counters else []
+
+    @abstractmethod
+    def counted(self, field: str) -> list[Place]:
+        """The places of one of `counters`."""
+
+    def wins(self, field: str) -> bool:
+        """Whether the next step uses what the param groups hold of `field`."""
+        return True
+
+    def _owner(self, name: str, key: str) -> str:
+        """What owns the setting `name`: a parameter, or the number of a group."""
+        return name.removeprefix(f"{self.prefix}param_groups.").removesuffix(f".{key}")
+
+    def _parameters(self, owner: str) -> tuple[str, ...]:
+        """The parameters of a group that is saved by its number; else the one that `owner` is."""
+        name = f"{self.prefix}param_groups.{owner}.params"
+        if name not in self.saved.items:
+            return (owner,)
+        return tuple(str(parameter) for parameter in self.trees[self.saved.path][name])
+
+    def group_of(self, place: Place) -> int:
+        """By the number in the name; the first of one that is saved by its parameters."""
+        owner = str(place.path[0]).removeprefix(f"{self.prefix}param_groups.").partition(".")[0]
+        return int(owner) if owner.isdigit() else 0
+
+    def beside(self, place: Place, key: str) -> tuple[Key, ...]:
+        """Another value."""
+        return (f"{str(place.path[0]).rpartition('.')[0]}.{key}",)
 
     def settings(self, key: str) -> list[Place]:
         """Of every parameter."""
@@ -78,12 +102,31 @@ class DcpCheckpoint(DcpShards):
                 f"{self.trainer} computes the rates of its groups from its config",
                 next=f"relaunch the trainer with another {self.options['lr']} for the group",
             )
-        inside = f"{self.prefix}param_groups."
         return [
-            ((name.removeprefix(inside).removesuffix(f".{key}"),), place)
+            (self._parameters(self._owner(name, key)), place)
             for name in self._groups.get(key, ())
             for place in self.scalar(name)
         ]
+
+    def parts(self) -> list[Part]:
+        """Each chunk of a tensor is a cut; the weights are their own masters."""
+        inside = f"{self.prefix}state."
+        out = []
+        for name, items in self.saved.items.items():
+            owner, _, kind = name.removeprefix(inside).rpartition(".")
+            if items[0].offset is None or (name.startswith(inside) and kind not in MOMENTS):
+                continue
+            if not name.startswith(inside):
+                if weights.STATE.match(name):
+                    continue
+                owner, kind = name.removeprefix("model."), "weights"
+            for chunk, item in enumerate(items):
+                place = Place(
+                    self.saved.path, (name, chunk), self.trees[self.saved.path][name][chunk]
+                )
+                size, cut = place.value.numel, ".".join(map(str, item.offset or ()))
+                out.append(Part(owner, cut, kind, place, 0, size, 0))
+        return out
 
     def state_dicts(self) -> list[StateDict]:
         """One for all parameters with the same keys, as several optimizers are one flat dict. Of a
@@ -114,8 +157,8 @@ class DcpCheckpoint(DcpShards):
         keys: dict[str, list[str]] = {owner: list(own_keys) for owner, own_keys in states.items()}
         for key, names in self._groups.items():
             for name in names:
-                owner = name.removeprefix(f"{self.prefix}param_groups.").removesuffix(f".{key}")
-                keys.setdefault(owner, []).append(f"group {key}")
+                for owner in self._parameters(self._owner(name, key)):
+                    keys.setdefault(owner, []).append(f"group {key}")
         out: dict[frozenset[str], list[str]] = {}
         for owner, own_keys in keys.items():
             out.setdefault(frozenset(own_keys), []).append(owner)
@@ -131,9 +174,11 @@ class DcpCheckpoint(DcpShards):
                 places = [Place(self.saved.path, path, get(values, path)) for path in paths]
                 state.setdefault(key, []).extend(places)
         group: dict[str, list[Place]] = {}
+        own = set(owners)
         for key, names in self._groups.items():
-            own = {f"{self.prefix}param_groups.{owner}.{key}" for owner in owners}
-            mine = [name for name in names if name in own]
+            if key == "params":
+                continue
+            mine = [n for n in names if not own.isdisjoint(self._parameters(self._owner(n, key)))]
             read = mine if key in COUNTED else mine[:1]
             places = [place for name in read for place in self.scalar(name)]
             if places:
@@ -144,56 +189,15 @@ class DcpCheckpoint(DcpShards):
         """Both train without a loss scale."""
         return []
 
-    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """The groups' lr, and the rates that a saved LambdaLR computes from, all by one factor.
-
-        Raises SurgeryError for what only the trainer's config decides: all of the schedule with
-        OLMo-core, all but lr with torchtitan."""
-        refused = [key for key in values if key != "lr" or self.trainer == "olmo-core"]
-        if refused:
-            flags = ", ".join(sorted({self.options[key] for key in refused}))
-            raise SurgeryError(
-                f"{self.trainer} computes the schedule from its own config at every step, so "
-                f"{', '.join(sorted(refused))} has no place in a checkpoint",
-                next=f"relaunch the trainer with {flags}",
-            )
-        new, peak = float(values["lr"]), self._peak()
-        if not peak:
-            raise SurgeryError(
-                "the learning rate that was saved is 0, so no factor leads to another",
-                next=f"relaunch the trainer with {self.options['lr']} {new:g}",
-            )
-        settings = [Setting("lr", p, p.value * (new / peak)) for p in self.locate("lr")]
-        settings += [
-            Setting("lr", p, _scaled(p.value, new / peak)) for p in self.locate("initial_lr")
-        ]
-        bases = self.scalar("lr_scheduler.base_lrs")
-        for place in (*bases, *self.scalar("lr_scheduler._last_lr")):
-            settings.append(Setting("lr", place, [_scaled(v, new / peak) for v in place.value]))
-        if bases:
-            return settings, []
-        return settings, [
-            f"this version of {self.trainer} saves no base_lrs: the next step uses the new lr, "
-            f"and from the one after it only {self.options['lr']} {new:g} does (where its config "
-            "has optimizer.param_groups: the lr there)"
-        ]
-
-    def _peak(self) -> float:
-        """What the schedule is a factor of."""
-        bases = self.scalar("lr_scheduler.base_lrs")
-        rates = [rate for place in bases for rate in place.value]
-        rates = rates or [place.value for place in self.locate("initial_lr")]
-        return float(max(rates or [place.value for place in self.locate("lr")]))
-
     # --- meaning ---------------------------------------------------------------------------------
 
     def contradictions(self) -> list[str]:
         """Counters that differ between ranks, or from the folder's name; impossible numbers."""
         out: list[str] = []
-        for name in (*GROUP, "adam_step", "iteration", "tokens"):
+        for name in (*GROUP, "adam_step", *self.counters):
             try:
                 places = self.locate(name)
-                if name in COUNTERS:
+                if name in self.counters:
                     agree(name, places)
                 if name == "iteration" and places:
                     out += self._of_another_step(places[0].value)
@@ -209,25 +213,35 @@ class DcpCheckpoint(DcpShards):
 
     def agreed(self, field: str) -> list[Any]:
         """Of the param groups, one for each parameter, every different value once."""
-        if field in COUNTERS:
+        if field in self.counters:
             return super().agreed(field)
         return list(dict.fromkeys(_key(place.value) for place in self.locate(field)))
 
+    @abstractmethod
+    def next_rate(self) -> float | None:
+        """The lr of the next update; None where it is not known."""
+
+    @abstractmethod
+    def peak(self) -> float | None:
+        """What `lr` of a recipe sets and scales; None where it sets none."""
+
+    @abstractmethod
+    def scheduler(self) -> str:
+        """The schedule in words."""
+
     def read_state(self) -> State:
         """The lr is that of the first parameter."""
-        rates = self.agreed("lr")
-        if not rates:
+        if not self.locate("lr"):
             raise SurgeryError(
                 f"{self.path.name} keeps no optimizer: it holds the model alone",
                 next="ckptsurgeon status    a step that has one",
             )
         iteration, tokens = self.agreed("iteration"), self.agreed("tokens")
         step = int(iteration[0]) if iteration else self.step
-        epochs = self.scalar("lr_scheduler.last_epoch")
         files = (path.stat().st_mtime for path in (self.saved.path, *self.archives))
         return State(
             step=step,
-            promise=self.promise(step, float(rates[0])),
+            promise=self.promise(step, self.next_rate()),
             schedule=None,
             dialect=f"{self.trainer} · torch dcp · {len(self.saved.items)} values",
             data_parallel=max(1, len(self.archives)),
@@ -236,24 +250,18 @@ class DcpCheckpoint(DcpShards):
             tokens=int(tokens[0]) if tokens else None,
             gigaflos=None,
             saved_at=max(files),
-            notes=tuple(self._notes(rates)),
-            peak_lr=self._peak(),
-            scheduler=f"at step {epochs[0].value} of a schedule in the config" if epochs else "",
+            notes=tuple(self.notes()),
+            peak_lr=self.peak(),
+            scheduler=self.scheduler(),
         )
 
-    def _notes(self, rates: list[Any]) -> list[str]:
-        notes = known_globals.notes({self.saved.path.name: self.saved.globals})
-        if self.trainer == "olmo-core":
-            notes.append(
-                f"lr is what the last step used: the trainer computes it anew from "
-                f"{self.options['lr']} before every step"
-            )
-        elif len(rates) > 1:
-            notes.append(f"parameters have different learning rates: {rates}")
-        return notes
+    def notes(self) -> list[str]:
+        """What a reader of the promise must know."""
+        return known_globals.notes({self.saved.path.name: self.saved.globals})
 
 
-def _scaled(value: Any, factor: float) -> Any:
+def scaled(value: Any, factor: float) -> Any:
+    """A number times `factor`; anything else as it is."""
     return value * factor if isinstance(value, (int, float)) else value
 
 

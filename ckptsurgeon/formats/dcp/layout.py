@@ -7,19 +7,26 @@ torchtitan's `components/checkpointer/dcp.py`, OLMo-core's `train/checkpoint.py`
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files import json_text
 from ckptsurgeon.files.archives.archive import PICKLE
 from ckptsurgeon.files.dcp import METADATA, Saved, Values
 from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
+from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
+from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
 from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.protocol import Rival, State
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.step_folders import files_below, refuse_link
+
+CONFIG = "config.json"
+"""What OLMo-core's ConfigSaverCallback leaves in each step."""
 
 
 class Torchtitan(BaseFormat):
@@ -28,7 +35,7 @@ class Torchtitan(BaseFormat):
     name = "torchtitan"
     options: Mapping[str, str] = {
         "clip_grad": "--training.max_norm",
-        "seed": "--debug.seed",
+        "seed": "--dataloader.seed",
         "lr": "--optimizer.lr",
         "min_lr": "--lr_scheduler.min_lr_factor (a factor of lr)",
         "warmup": "--lr_scheduler.warmup_steps (in steps)",
@@ -84,6 +91,20 @@ class Torchtitan(BaseFormat):
             and _marked(item)
         ]
 
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """Folders with a later step's number somewhere in their names: the trainer resumes the
+        highest, and `keep_latest_k` removes the lower ones first (`_purge_stale_checkpoints`)."""
+        return [
+            Rival(
+                int(match[1]), f"{item.name} is taken for step {match[1]} by the trainer", (item,)
+            )
+            for item in sorted(run.iterdir())
+            if (match := re.search(r"step-(\d{1,18})", item.name))
+            and not re.fullmatch(r"step-\d+", item.name)
+            and int(match[1]) > step
+            and item.is_dir()
+        ]
+
     def resumes(self, run: Path) -> int | None:
         """The highest step that the trainer takes for one: it does not look for the files."""
         return max((step for step in self.steps(run) if self.taken(run, step)), default=None)
@@ -94,24 +115,33 @@ class Torchtitan(BaseFormat):
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> DcpCheckpoint:
         """Read `.metadata` and the torch files beside it; values are read when asked for."""
+        return TorchtitanCheckpoint(**self.parts(run, step, without))
+
+    def parts(self, run: Path, step: int, without: Collection[Path]) -> dict[str, Any]:
+        """What every checkpoint of such a folder is made of."""
         folder = self.directory(run, step)
         saved = Saved.open(self._saved(run, step))
         beside = [path for path in self.torch_files(folder) if path not in without]
         trees, archives = read_shards(beside)
-        return DcpCheckpoint(
-            folder,
-            step,
-            {**trees, saved.path: Values(saved)},
-            archives,
-            saved=saved,
-            trainer=self.name,
-            prefix=self.optimizer,
-            options=self.options,
-        )
+        return {
+            "path": folder, "step": step, "trees": {**trees, saved.path: Values(saved)},
+            "archives": archives, "saved": saved, "trainer": self.name,
+            "prefix": self.optimizer, "options": self.options,
+        }  # fmt: skip
 
     def torch_files(self, folder: Path) -> list[Path]:
         """No torch file lies beside the `.distcp` files."""
         return []
+
+    def advise(self, key: str, value: object) -> str:
+        """The order of the data has a seed of its own, and the saved loader goes on with it."""
+        if key == "seed":
+            return (
+                f"relaunch the trainer with --dataloader.seed {value} (of interleaved data; other "
+                "orders have no seed) and --checkpoint.exclude_from_loading dataloader, which "
+                "begins the data anew"
+            )
+        return super().advise(key, value)
 
 
 class OlmoCore(Torchtitan):
@@ -120,7 +150,7 @@ class OlmoCore(Torchtitan):
     name = "olmo-core"
     options: Mapping[str, str] = {
         "clip_grad": "train_module.max_grad_norm",
-        "seed": "init_seed",
+        "seed": "data_loader.seed",
         "lr": "train_module.optim.lr",
         "min_lr": "train_module.scheduler",
         "warmup": "train_module.scheduler",
@@ -153,6 +183,10 @@ class OlmoCore(Torchtitan):
         """No such name: a step's has nothing around it."""
         return []
 
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """For the same reason none."""
+        return []
+
     def taken(self, run: Path, step: int) -> bool:
         """By three files; a rank that lacks its own reads that of rank 0."""
         folder = self.directory(run, step)
@@ -162,6 +196,38 @@ class OlmoCore(Torchtitan):
     def torch_files(self, folder: Path) -> list[Path]:
         """The trainer state of each rank."""
         return sorted((folder / "train").glob("rank*.pt"))
+
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> OlmoCoreCheckpoint:
+        """Also `config.json` of the step, or of the run, and whether the step is ephemeral."""
+        folder = self.directory(run, step)
+        configs = [path for path in (folder / CONFIG, run / CONFIG) if path.is_file()]
+        saved = folder / ".metadata.json"
+        return OlmoCoreCheckpoint(
+            **self.parts(run, step, without),
+            config=json_text.mapping(configs[0]) if configs else {},
+            ephemeral=saved.is_file() and json_text.mapping(saved).get("ephemeral") is True,
+        )
+
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
+        """By the config where the run has a scheduler."""
+        return (
+            "ckptsurgeon reset moments    without re-warm",
+            f"and for {iterations} steps a small {self.options['lr']}; in a run without a "
+            "scheduler ckptsurgeon set-lr, and back at a later checkpoint",
+        )
+
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """Its ranges have their start and not their stop."""
+        pairs = ", ".join(f"{{start: {first}, stop: {last + 1}}}" for first, last in ranges)
+        return f"relaunch the trainer with --trainer.steps_to_skip='[{pairs}]'"
+
+    def advise(self, key: str, value: object) -> str:
+        """A rank without a loader's state takes the seed of its config."""
+        if key == "seed":
+            return f"relaunch the trainer with {self.options[key]} {value} (it has no saved loader)"
+        return super().advise(key, value)
 
 
 def _marked(folder: Path) -> bool:

@@ -119,15 +119,8 @@ class DcpShards(BaseCheckpoint):
         return {**out, **super().render(rest, root)}
 
     def blobs(self) -> list[Blob]:
-        """Each item's bytes once: equal zeros are shared."""
-        out: dict[tuple[str, int], Blob] = {}
-        for name, items in self.saved.items.items():
-            for item in items:
-                what = None if ".bucket_idx_" in name else kind(name)
-                blob = Blob(self.saved.folder / item.file, item.start, item.length, what)
-                if not item.transforms:
-                    out.setdefault((item.file, item.start), blob)
-        return list(out.values())
+        """See `blobs`."""
+        return blobs(self.saved)
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By file, every `module.name` that a load imports; tensors are loaded as such only."""
@@ -139,6 +132,18 @@ class DcpShards(BaseCheckpoint):
                 names = self.saved.archive(items[0]).globals()
                 files[path] = files.get(path, frozenset()) | names
         return {f"{path.parent.name}/{path.name}": names for path, names in files.items()}
+
+
+def blobs(saved: Saved) -> list[Blob]:
+    """Each item's bytes once: equal zeros are shared."""
+    out: dict[tuple[str, int], Blob] = {}
+    for name, items in saved.items.items():
+        for item in items:
+            what = None if ".bucket_idx_" in name else kind(name)
+            blob = Blob(saved.folder / item.file, item.start, item.length, what)
+            if not item.transforms:
+                out.setdefault((item.file, item.start), blob)
+    return list(out.values())
 
 
 def kind(name: str) -> str:

@@ -160,24 +160,42 @@ class DeepSpeed(BaseFormat):
         match = re.fullmatch(r"(?:global_step)?(\d{1,18})(?:_universal)?", named)
         return int(match[1]) if match else None
 
-    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
-        """Megatron-DeepSpeed's flag takes the ranges themselves."""
-        words = [f"{first}-{last}" for first, last in ranges]
-        return " ".join(["relaunch the trainer with --skip-train-iteration-range", *words])
+    def advise(self, key: str, value: object) -> str:
+        """Megatron-DeepSpeed's flag, and what a script on DeepSpeed alone has in its place."""
+        alone = {
+            "clip_grad": f'"gradient_clipping": {value} in the DeepSpeed config',
+            "seed": "the seed in the training script: DeepSpeed's config has none",
+        }.get(key)
+        if alone is None:
+            return super().advise(key, value)
+        return (
+            f"relaunch Megatron-DeepSpeed with {self.options[key]} {value}; of others, set {alone}"
+        )
 
-    def advise_rewarm(self, state: State, kind: str, until: str) -> tuple[str, ...]:
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """Megatron-DeepSpeed's flag takes the ranges themselves; DeepSpeed alone loads no data."""
+        words = " ".join(f"{first}-{last}" for first, last in ranges)
+        return (
+            f"relaunch Megatron-DeepSpeed with --skip-train-iteration-range {words}; of others, "
+            "pass over the batches in the training script: DeepSpeed's config has no such key"
+        )
+
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
         """Three launches where there is Megatron's scheduler; see `flags`."""
         if state.schedule is None:
-            return super().advise_rewarm(state, kind, until)
+            return super().advise_rewarm(state, kind, until, iterations)
         return flags.rewarm(state.schedule, kind, until)
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """Of a run of Megatron-DeepSpeed; DeepSpeed alone takes none, nor does the bundled
         trainer."""
-        bundled = isinstance(checkpoint, DeepSpeedCheckpoint) and checkpoint.bundled
-        if bundled or checkpoint.state().schedule is None:
+        if not isinstance(checkpoint, DeepSpeedCheckpoint) or checkpoint.bundled:
             return []
-        return flags.launch(run, checkpoint.state())
+        if checkpoint.state().schedule is None:
+            return []
+        return flags.launch(run, checkpoint.state(), checkpoint.args())
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> DeepSpeedCheckpoint:
         """Read every model and optimizer shard's tree (layer files hold weights only)."""

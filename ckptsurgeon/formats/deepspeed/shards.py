@@ -141,6 +141,12 @@ class DeepSpeedShards(BaseCheckpoint):
         """A command-line argument of the run that saved this, in each model file."""
         return self.in_models("args", name)
 
+    def args(self) -> Mapping[str, Any]:
+        """The command line that the first model file keeps; empty without one."""
+        places = self.at(self._models[0], ("args",))
+        values = getattr(places[0].value, "state", None) if places else None
+        return values if isinstance(values, dict) else {}
+
     def find(self, field: str) -> list[Place]:
         """By the tables of this module; the schedule and the optimizer by what was saved."""
         items = self._optimizers

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
-from ckptsurgeon.formats.megatron import arguments, flags, soundness
+from ckptsurgeon.formats.megatron import arguments, flags, identity, soundness
 from ckptsurgeon.formats.megatron.shards import MegatronShards
-from ckptsurgeon.formats.protocol import Place, Setting, State
+from ckptsurgeon.formats.protocol import Decay, Place, Setting, State
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron, names
+from ckptsurgeon.formats.schedules.annealing import present_rate
+from ckptsurgeon.formats.schedules.check import samples_of
 from ckptsurgeon.formats.schedules.megatron import in_proportion
 
+Self = TypeVar("Self", bound="MegatronCheckpoint")
+NOTHING: Mapping[str, Any] = {}
 SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style", "position")
 
 
@@ -47,7 +52,10 @@ class MegatronCheckpoint(MegatronShards):
         with understood(self.path):
             return self._reschedule(values)
 
-    def _reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+    def _reschedule(
+        self, values: Mapping[str, Any], last_decay: Mapping[str, Any] = NOTHING
+    ) -> tuple[list[Setting], list[str]]:
+        """`last_decay` are the parameters of a new WSD, which only the args keep."""
         schedule = self.schedule()
         if schedule is None:
             if set(values) != {"lr"}:
@@ -74,20 +82,73 @@ class MegatronCheckpoint(MegatronShards):
         megatron.check(new, names.value(new, "max_lr"), names.value(new, "min_lr"))
         unsaved = arguments.unsaved(self.args())
         for place in self.locate("lr"):
-            group = dict(get(self.trees[place.file], place.path[:-1]))
+            group = dict(self.group_around(place))
             before = self.rate(group)
             plain = megatron.learning_rate(schedule, group, unsaved)
             for field, (old, value) in own.items():
                 if field in group:
                     group[field] = in_proportion(group[field], old, value)
-            after = megatron.learning_rate(new, group, unsaved)
+            after = megatron.learning_rate(new, group, {**unsaved, **last_decay})
             settings.append(Setting("lr", place, after * (before / plain if plain else 1.0)))
         now, warmup = (names.value(new, key) for key in ("position", "warmup"))
         if now < warmup:
             warnings.append(f"still warming up: sample {now} of {warmup}")
         return settings, warnings
 
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """From here on in one of the scheduler's own styles; 1-sqrt is WSD's minus_sqrt, whose
+        length and style are on the command line. All groups keep their proportions."""
+        with understood(self.path):
+            present = self.state().schedule
+            if present is None:
+                raise SurgeryError(
+                    "the checkpoint keeps no scheduler, so it can't decay by what is in it",
+                    next="set the schedule on the trainer's command line",
+                )
+            now, samples = present["num_steps"], samples_of(decay)
+            rate = megatron.learning_rate(present, {}, arguments.unsaved(self.args()))
+            values = {
+                "lr": present_rate(rate, float(present["max_lr"])),
+                "min_lr": decay.to,
+                "decay": now + samples,
+                "decay_style": decay.shape,
+                "warmup": now,
+            }
+            if decay.shape != "1-sqrt":
+                return self.reschedule(values)
+            unit, count = arguments.last_decay(self.args(), samples)
+            values |= {"decay_style": "WSD", "warmup": min(now, present["warmup_steps"])}
+            saved = {"lr_wsd_decay_style": "minus_sqrt", f"lr_wsd_decay_{unit}": count}
+            new = {"lr_wsd_decay_style": "minus_sqrt", "wsd_decay_steps": samples}
+            settings, warnings = self._reschedule(values, new)
+            for name, value in saved.items():
+                settings += [Setting("decay", p, value) for p in self.in_roots("args", name)]
+            words = f"--lr-wsd-decay-style minus_sqrt --lr-wsd-decay-{unit} {count}"
+            return settings, [*warnings, f"relaunch also with {words}: only the flags say so"]
+
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """µP makes the eps of a hidden group from --adam-eps, as it makes its rate from --lr."""
+        if key != "eps":
+            return value
+        main = self.all_groups()[self.main()].get("eps")
+        return in_proportion(place.value, main, value) if isinstance(main, float) else value
+
     # --- meaning ---------------------------------------------------------------------------------
+
+    def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
+        """Raises SurgeryError where two param groups would become one to the loader."""
+        new = super().after(changes, root)
+        for before, item in zip(self._optimizers, new._optimizers, strict=True):
+            known = identity.twins(self.groups(before))
+            made = [pair for pair in identity.twins(new.groups(item)) if pair not in known]
+            if made:
+                raise SurgeryError(
+                    f"param groups {made[0][0]} and {made[0][1]} would have the same "
+                    f"{', '.join(identity.told(self.groups(before), made[0]))}, by which the "
+                    "trainer tells them apart: it would load both from the last one",
+                    next="ckptsurgeon show    the param groups: take a value that keeps them apart",
+                )
+        return new
 
     def contradictions(self) -> list[str]:
         """See `soundness`."""
@@ -96,7 +157,7 @@ class MegatronCheckpoint(MegatronShards):
     def read_state(self) -> State:
         """Of the main param group: the rates and weight decays that the scheduler will write."""
         schedule, args = self.schedule(), self.args()
-        groups = [group for item in self._optimizers for group in self.groups(item)]
+        groups = self.all_groups()
         if not groups:
             raise SurgeryError(
                 f"{self.path.name} keeps no optimizer (saved with --no-save-optim)",
@@ -108,15 +169,17 @@ class MegatronCheckpoint(MegatronShards):
         decays = [self._decay(group) for group in groups]
         iteration = self.agreed("iteration")
         step = int(iteration[0]) if iteration else self.step
-        main = next((i for i, g in enumerate(groups) if g.get("default_config")), 0)
-        # a list of sizes by samples is not understood here
+        main = self.main()
+        steps = arguments.sizes(args)
         size = None if args.get("step_batch_size_schedule") else args.get("global_batch_size")
+        size = steps[-1][1] if steps else size
         notes = known_globals.notes(self.shallow_globals())
         notes += flags.notes(self, main)
         promise = self.promise(step, rates[main])
+        eps = groups[main].get("eps", promise.eps)  # µP has others in hidden layers
         return State(
             step=step,
-            promise=replace(promise, weight_decay=tuple(decays) or None),
+            promise=replace(promise, weight_decay=tuple(decays) or None, eps=eps),
             schedule=None if schedule is None else arguments.plain(schedule, groups[main]),
             dialect=self.dialect(),
             data_parallel=int(args.get("data_parallel_size") or 1),
@@ -128,6 +191,8 @@ class MegatronCheckpoint(MegatronShards):
             notes=tuple(notes),
             batch_size=size if isinstance(size, int) else None,
             rampup=arguments.rampup(args),
+            sizes=steps,
+            data=arguments.data(args, self.pending()),
         )
 
     def dialect(self) -> str:

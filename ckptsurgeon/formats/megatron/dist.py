@@ -52,19 +52,28 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
                 yield Optimizer(self.saved.path, (name, 0), (scaler, 0))
 
     def buckets(self) -> list[StateDict]:
-        """The tensors among the values that are an optimizer's."""
-        state: dict[str, list[Place]] = {}
+        """The tensors among the values that are an optimizer's: one for all parameters, or buckets,
+        with the same keys, as several optimizers may be chained under one name (Muon and Adam)."""
+        owners: dict[str, dict[str, list[Place]]] = {}
         for name, items in self.saved.items.items():
             if items[0].offset is None or not (match := TENSOR.match(name)):
                 continue
-            key = name.rpartition(".")[2] if ".bucket_idx_" in name else match[1]
-            state.setdefault(key, []).extend(
+            owner, _, last = name.rpartition(".")
+            key = last if ".bucket_idx_" in name else match[1]
+            if ".bucket_idx_" not in name:
+                owner = f"{name[: match.start(1)]}{name[match.end() :]}"
+            owners.setdefault(owner, {}).setdefault(key, []).extend(
                 Place(
                     self.saved.path, (name, chunk), get(self.trees[self.saved.path], (name, chunk))
                 )
                 for chunk in range(len(items))
             )
-        return [StateDict(self.saved.path, state, {})] if state else []
+        alike: dict[frozenset[str], dict[str, list[Place]]] = {}
+        for own in owners.values():
+            state = alike.setdefault(frozenset(own), {})
+            for key, places in own.items():
+                state.setdefault(key, []).extend(places)
+        return [StateDict(self.saved.path, state, {}) for state in alike.values()]
 
     def strips(self) -> Iterator[Strip]:
         """With the weights where both are cut alike. Flat buckets hold padding that no name gives

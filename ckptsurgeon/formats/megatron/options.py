@@ -24,8 +24,19 @@ NEVER = (("finetune", "--finetune"), ("no_load_optim", "--no-load-optim"))
 """Saved argument → the option with which a load leaves a surgery out."""
 
 
-def values(state: State) -> list[str]:
-    """Every option that `state` has a value for, with the value."""
+def batch_of(args: Mapping[str, Any]) -> int | None:
+    """Samples of an iteration for a run that counts its schedule in iterations; None where it
+    counts samples. The trainer asserts that no option of the other unit is given."""
+    by_samples = any(args.get(f"{name}_samples") for name in ("train", "lr_decay", "lr_warmup"))
+    by_iterations = any(args.get(f"{name}_iters") for name in ("train", "lr_decay", "lr_warmup"))
+    size = args.get("global_batch_size")
+    return size if by_iterations and not by_samples and isinstance(size, int) and size else None
+
+
+def values(state: State, args: Mapping[str, Any]) -> list[str]:
+    """Every option that `state` has a value for, with the value; both counts of the schedule in the
+    unit of the saved command line `args`, or not at all where they are no whole number of it."""
+    size = batch_of(args)
     promise, schedule = state.promise, state.schedule or {}
     betas = promise.betas or (None, None)
     settings: dict[str, Any] = {
@@ -43,6 +54,12 @@ def values(state: State) -> list[str]:
     }
     out = []
     for key, value in settings.items():
+        option = OPTIONS[key]
+        if key == "warmup" and args.get("lr_warmup_fraction") is not None:
+            continue  # neither unit may stand beside it
+        if key in ("warmup", "decay") and size is not None and value is not None:
+            option = option.replace("-samples", "-iters")
+            value = int(value // size) if value % size == 0 else None
         if value is not None:
-            out += [OPTIONS[key], repr(value) if isinstance(value, float) else str(value)]
+            out += [option, repr(value) if isinstance(value, float) else str(value)]
     return out

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import get, tensors
+from ckptsurgeon.files.pickles.tree import Object, get, tensors
 from ckptsurgeon.formats import moments
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.megatron import arguments
 from ckptsurgeon.formats.moments import ALL
+from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
 from ckptsurgeon.formats.protocol import Place, StateDict, Strip
 from ckptsurgeon.formats.sane import understood
@@ -102,11 +103,26 @@ class MegatronShards(BaseCheckpoint):
             return []
         return [group for group in entries if isinstance(group, Mapping)]
 
+    def all_groups(self) -> list[Mapping[str, Any]]:
+        """The param groups of every optimizer, in order."""
+        return [group for item in self._optimizers for group in self.groups(item)]
+
+    def main(self) -> int:
+        """The number of the group whose rate is the command line's: what the trainer logs."""
+        marked = (i for i, group in enumerate(self.all_groups()) if group.get("default_config"))
+        return next(marked, 0)
+
     def in_roots(self, *path: Key, wins: bool = True) -> list[Place]:
         """`path` in every root."""
         return [p for file, prefix in self._roots for p in self.at(file, (*prefix, *path), wins)]
 
-    def _in_groups(self, name: str, wins: bool) -> list[Place]:
+    def group_around(self, place: Place) -> Mapping[str, Any]:
+        """The param group that a place of `in_groups` is in."""
+        group: Mapping[str, Any] = get(self.trees[place.file], place.path[:-1])
+        return group
+
+    def in_groups(self, name: str, wins: bool) -> list[Place]:
+        """`name` in every param group that has a value for it."""
         return [
             place
             for item in self._optimizers
@@ -148,6 +164,16 @@ class MegatronShards(BaseCheckpoint):
         values = getattr(places[0].value, "state", None) if places else None
         return values if isinstance(values, dict) else {}
 
+    def pending(self) -> int | None:
+        """The iteration that is to be run again, as its result was doubted; None without one."""
+        for place in self.in_roots("rerun_state_machine", "state"):
+            state = place.value.args[0] if isinstance(place.value, Object) else place.value
+            if state not in (0, None):
+                held = self.in_roots("rerun_state_machine", "current_iteration")
+                number = held[0].value if held else None
+                return number if isinstance(number, int) else self.step
+        return None
+
     def rate(self, group: Mapping[str, Any]) -> float:
         """The lr that the scheduler gives to a param group at the saved position.
 
@@ -167,17 +193,17 @@ class MegatronShards(BaseCheckpoint):
     def find(self, field: str) -> list[Place]:
         """In the groups, the scheduler's state, the args and the optimizers, as a load does."""
         if field in ("max_lr", "min_lr"):
-            own = self._in_groups(field, wins=True)
+            own = self.in_groups(field, wins=True)
             return own + self.schedule_places(field, wins=not own)
         if field in NAMES:
             return self.schedule_places(field)
         if field == "weight_decay":
-            in_groups = [self._in_groups(key, wins=True) for key in ("start_wd", "end_wd")]
+            in_groups = [self.in_groups(key, wins=True) for key in ("start_wd", "end_wd")]
             in_schedule = [p for key in ("start_wd", "end_wd") for p in self.schedule_places(key)]
-            copies = self._in_groups(field, wins=not in_schedule and not any(in_groups))
+            copies = self.in_groups(field, wins=not in_schedule and not any(in_groups))
             return [*in_schedule, *in_groups[0], *in_groups[1], *copies]
         if field in GROUP:
-            return self._in_groups(field, wins=field != "lr" or self.schedule() is None)
+            return self.in_groups(field, wins=field != "lr" or self.schedule() is None)
         if field == "adam_step":
             return self._steps()
         if field in ALL:
@@ -196,7 +222,11 @@ class MegatronShards(BaseCheckpoint):
         return [] if field in ("clip_grad", "seed") else super().deciding(field)
 
     def _steps(self) -> list[Place]:
-        out = self._in_groups("step", wins=True)
+        return self.in_groups("step", wins=True) + self.steps_in_state()
+
+    def steps_in_state(self) -> list[Place]:
+        """What the optimizers count for each parameter, or once for all."""
+        out: list[Place] = []
         for item in self._optimizers:
             try:
                 state = get(self.trees[item.file], (*item.base, "state"))
@@ -215,7 +245,7 @@ class MegatronShards(BaseCheckpoint):
                 state_dict(item.file, item.base, get(self.trees[item.file], item.base))
                 for item in self._optimizers
             ]
-            buckets = [each._replace(group=out[0].group) for each in self.buckets() if out]
+            buckets = [table.with_groups(each, out) for each in self.buckets() if out]
         return [*(each for each in out if each.state or not buckets), *buckets]
 
     def buckets(self) -> list[StateDict]:

@@ -14,10 +14,10 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals, optimizer_state
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.formats.protocol import Disagreement, Place, Setting, State, StateDict
+from ckptsurgeon.formats.protocol import Decay, Disagreement, Place, Setting, State, StateDict
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, torch
 
@@ -30,12 +30,12 @@ Located = tuple[Path, tuple[Key, ...]]
 
 
 @dataclass
-class TorchCheckpoint(BaseCheckpoint):
-    """One saved step. `optimizers` are (file, path of the state dict), `schedulers` files that hold
-    a scheduler's state and nothing else, `scales` (file, path of the loss scale)."""
+class TorchCheckpoint(JsonBeside):
+    """One saved step. `optimizers` are (file, path of the state dict), `schedulers` (file, path of
+    a scheduler's state), `scales` (file, path of the loss scale)."""
 
     optimizers: tuple[Located, ...]
-    schedulers: tuple[Path, ...] = ()
+    schedulers: tuple[Located, ...] = ()
     scales: tuple[Located, ...] = ()
     family: str = "torch"
     ranks: tuple[int, int] = (1, 1)
@@ -59,9 +59,12 @@ class TorchCheckpoint(BaseCheckpoint):
         if field == "adam_step":
             return [place for item in self.optimizers for place in self._steps(item)]
         if field == "scheduler":
-            return [Place(file, (), self.trees[file]) for file in self.schedulers]
+            return [
+                Place(file, path, get(self.trees[file], path)) for file, path in self.schedulers
+            ]
         if field == "position":
-            return [p for file in self.schedulers for p in self.at(file, ("last_epoch",))]
+            places = [self.at(file, (*path, "last_epoch")) for file, path in self.schedulers]
+            return [place for each in places for place in each]
         if field == "loss_scale":
             return [place for file, path in self.scales for place in self.at(file, path)]
         return []
@@ -114,7 +117,10 @@ class TorchCheckpoint(BaseCheckpoint):
 
     def schedule(self) -> Any:
         """The state of the first scheduler, or None."""
-        return self.trees[self.schedulers[0]] if self.schedulers else None
+        if not self.schedulers:
+            return None
+        file, path = self.schedulers[0]
+        return get(self.trees[file], path)
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """torch's GradScaler begins at 65536 and counts the steps since the last change."""
@@ -137,6 +143,13 @@ class TorchCheckpoint(BaseCheckpoint):
                 )
             return annealing.reschedule(self, values)
 
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the class of the saved scheduler."""
+        with understood(self.path):
+            if torch.is_torch(self.schedule()):
+                return torch.cooldown(self, decay)
+        return super().cooldown(decay)
+
     def contradictions(self) -> list[str]:
         """Fields that the optimizers of several files hold differently."""
         sentences = []
@@ -152,6 +165,10 @@ class TorchCheckpoint(BaseCheckpoint):
     def iteration(self) -> int:
         """The updates that were made."""
         return self.step
+
+    def batch_size(self) -> int | None:
+        """The samples of an iteration, where a file says it."""
+        return None
 
     def notes(self) -> Iterator[str]:
         """What a reader of the promise must know."""
@@ -189,8 +206,9 @@ class TorchCheckpoint(BaseCheckpoint):
             dynamic_loss_scale=bool(self.locate("loss_scale")),
             tokens=None,
             gigaflos=None,
-            saved_at=max(path.stat().st_mtime for path in self.trees),
+            saved_at=max(path.stat().st_mtime for path in self.archives),
             notes=tuple(notes),
             peak_lr=peak,
             scheduler=words,
+            batch_size=self.batch_size(),
         )

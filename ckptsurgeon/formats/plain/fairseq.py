@@ -15,7 +15,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.protocol import Checkpoint, State
 from ckptsurgeon.formats.sane import is_count, problem, understood
 
 SUFFIX = r"(?P<suffix>(?:-model_part-(?P<mp>\d+))?(?:-shard(?P<dp>\d+))?)\.pt"
@@ -141,6 +141,19 @@ class Fairseq(BaseFormat):
         """metaseq's flag takes ranges joined by commas."""
         joined = ",".join(f"{first}-{last}" for first, last in ranges)
         return f"relaunch the trainer with --skip-batches {joined}"
+
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
+        """metaseq's own: a rate of 0 up to a number of updates, and a rise over some more. Its
+        decay begins anew after them (`polynomial_decay_schedule.py`, b8924c0)."""
+        zero = state.step if kind == "ramp" else max(state.step + iterations - 1, 0)
+        rise = iterations if kind == "ramp" else 0
+        return (
+            "ckptsurgeon reset moments    without re-warm",
+            f"relaunch the trainer with --zero-lr-warmup-steps {zero} --warmup-updates {rise}",
+            "and --lr with the rate after that: it decays from there to --total-num-updates",
+        )
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """The file alone: its state has no value that a flag could repeat."""

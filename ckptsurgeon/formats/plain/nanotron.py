@@ -6,20 +6,22 @@ On a load the optimizer comes first, then the scheduler, which makes one step at
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
+from ckptsurgeon.formats import json_beside
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Fragment, Place
-from ckptsurgeon.formats.sane import problem, understood
+from ckptsurgeon.formats.protocol import Decay, Fragment, Place, Setting
+from ckptsurgeon.formats.sane import is_count, problem, understood
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
 
 LATEST = "latest.txt"
@@ -28,12 +30,74 @@ CONFIG = "optimizer_config.json"
 SHARD = re.compile(
     r"optimizer_pp-\d+-of-\d+(?:_dp-\d+-of-\d+)?_tp-\d+-of-\d+(?:_exp-\d+-of-\d+)?\.pt"
 )
-MAX_CONFIG = 64 << 20
+TOTAL, LAST = ("metas", "consumed_train_samples"), ("metas", "last_train_step")
+STAGES = ("metas", "data_stages")
 
 
 @dataclass
 class NanotronCheckpoint(TorchCheckpoint):
-    """The optimizer shards of all ranks, and the one scheduler."""
+    """The optimizer shards of all ranks, the one scheduler, and `checkpoint_metadata.json`."""
+
+    batch: int | None = field(kw_only=True, default=None)
+
+    def find(self, field: str) -> list[Place]:
+        """The counters are in the metadata."""
+        path = {"consumed_samples": TOTAL, "iteration": LAST}.get(field)
+        if path is None:
+            return super().find(field)
+        return [place for file in self.texts for place in self.at(file, path)]
+
+    def iteration(self) -> int:
+        """`last_train_step`: the loop goes on after it."""
+        steps = [place.value for place in self.locate("iteration")]
+        return int(steps[0]) if steps else self.step
+
+    def batch_size(self) -> int | None:
+        """By the saved config."""
+        return self.batch
+
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
+        """The samples of the current stage are what its sampler begins at; the total must be their
+        sum, or nanotron asserts (`serialize/metadata.py`, 1c377d1). Tokens follow."""
+        settings, notes = super().recount(counter, value)
+        if counter != "consumed_samples":
+            return settings, notes
+        with understood(self.path):
+            for file in self.texts:
+                settings += self._of_the_stage(file, value)
+        return settings, notes
+
+    def _of_the_stage(self, file: Path, total: int) -> Iterator[Setting]:
+        metas = self.trees[file]["metas"]
+        stages = metas.get("data_stages")
+        if not stages:
+            return
+        number = metas.get("last_stage_idx") or 0
+        stage, moved = stages[number], total - metas["consumed_train_samples"]
+        samples = stage["consumed_train_samples"] + moved
+        if samples < 0:
+            raise SurgeryError(
+                f"sample {total} was read in an earlier stage of the data than {stage['name']}",
+                next="ckptsurgeon status    roll back to a step of that stage",
+            )
+        folders = stage.get("consumed_tokens_per_dataset_folder") or {}
+        if len(folders) > 1:
+            raise SurgeryError(
+                f"the data is a blend of {len(folders)} folders, and how many samples of each "
+                f"come before sample {total} is not known",
+                next="ckptsurgeon status    roll back to a step before the data",
+            )
+        path, length = (*STAGES, number), int(stage.get("sequence_length") or 0)
+        yield from self._set(file, (*path, "consumed_train_samples"), samples)
+        for name in folders:
+            inner = (*path, "consumed_tokens_per_dataset_folder", name)
+            yield from self._set(file, inner, samples * length)
+        if length and metas.get("consumed_tokens_total") is not None:
+            tokens = metas["consumed_tokens_total"] + moved * length
+            yield from self._set(file, ("metas", "consumed_tokens_total"), tokens)
+
+    def _set(self, file: Path, path: tuple[Key, ...], new: int) -> Iterator[Setting]:
+        yield from (Setting("consumed_samples", place, new) for place in self.at(file, path))
 
     @property
     def groups_win(self) -> bool:
@@ -49,6 +113,22 @@ class NanotronCheckpoint(TorchCheckpoint):
                 "later, from the same base_lrs; with a min_decay_lr above 0 it decays to base_lr × "
                 "min_decay_lr / (the groups' lr at the load), as it divides by that lr"
             )
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """Refused with the keys of the config that do it: the load makes one step, so the decay
+        starts one later than the saved position. Source: `nanotron/helpers.py`,
+        lr_scheduler_builder."""
+        positions = [int(place.value) for place in self.locate("position")]
+        if not positions:
+            return super().cooldown(decay)
+        raise SurgeryError(
+            "nanotron decays by its config alone",
+            next=(
+                "relaunch with these under optimizer.learning_rate_scheduler, and learning_rate as "
+                f"it was: lr_decay_style: {decay.shape}, lr_decay_starting_step: "
+                f"{positions[0] + 1}, lr_decay_steps: {decay.steps}, min_decay_lr: {decay.to!r}"
+            ),
+        )
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """By `names` in each shard, which number the parameters of its groups."""
@@ -91,7 +171,7 @@ class Nanotron(StepFolders):
         inner = folder / "optimizer"
         if not (inner / CONFIG).is_file():
             return [f"optimizer/{CONFIG}"]
-        config = _json(inner / CONFIG)
+        config = json_text.mapping(inner / CONFIG)
         with understood(inner / CONFIG):
             sizes = {
                 kind: int(config["parallelism"].get(f"{kind}_size", 1))
@@ -144,22 +224,29 @@ class Nanotron(StepFolders):
         schedulers = [beside / name for name in listed(beside) if name.endswith(".pt")]
         files = [path for path in (*shards, *schedulers) if path not in without]
         trees, archives = read_shards(files)
+        values, texts = json_beside.read([folder / METADATA])
         return NanotronCheckpoint(
             path=folder,
             step=step,
-            trees=trees,
+            trees={**trees, **values},
             archives=archives,
+            texts=texts,
+            batch=_batch(folder / "config.yaml"),
             optimizers=tuple((path, ()) for path in shards if path in archives),
-            schedulers=tuple(path for path in schedulers if path in archives),
+            schedulers=tuple((path, ()) for path in schedulers if path in archives),
             family="nanotron",
             ranks=(max(len(shards), 1), 1),
         )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _batch(path: Path) -> int | None:
+    """The samples of an iteration by the saved config; None where it does not say."""
     try:
-        with path.open("rb") as file:
-            document = json.loads(file.read(MAX_CONFIG))
-    except (ValueError, RecursionError) as error:
-        raise SurgeryError(f"{path} is no JSON: {error}") from None
-    return document if isinstance(document, dict) else {}
+        config = plain_yaml.read(path) if path.is_file() else {}
+        tokens, parallel = config["tokens"], config["parallelism"]
+        sizes = (
+            tokens["micro_batch_size"], tokens["batch_accumulation_per_replica"], parallel["dp"]
+        )  # fmt: skip
+    except (SurgeryError, OSError, LookupError, TypeError):
+        return None
+    return math.prod(sizes) if all(is_count(size) and size for size in sizes) else None

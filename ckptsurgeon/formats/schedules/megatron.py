@@ -48,7 +48,7 @@ def learning_rate(
     elif style == "cosine":
         coefficient = 0.5 * (math.cos(math.pi * ratio) + 1.0)
     elif style == "WSD":
-        coefficient = _stable_then_decay(now, end, unsaved)
+        coefficient = stable_then_decay(now, end, unsaved)
     else:
         raise SurgeryError(
             f"Megatron-LM has no decay style {style!r}", next=f"one of {', '.join(STYLES)}"
@@ -56,7 +56,9 @@ def learning_rate(
     return floor + coefficient * (peak - floor)
 
 
-def _stable_then_decay(now: int, end: int, unsaved: Mapping[str, Any]) -> float:
+def stable_then_decay(now: int, end: int, unsaved: Mapping[str, Any]) -> float:
+    """The share of the way from floor to peak that WSD gives, by `wsd_decay_steps` and
+    `lr_wsd_decay_style` of `unsaved`. Raises SurgeryError where they lack."""
     length, style = unsaved.get("wsd_decay_steps"), unsaved.get("lr_wsd_decay_style")
     if not length:
         raise SurgeryError(

@@ -19,7 +19,7 @@ from ckptsurgeon.logs.printed import (
 from ckptsurgeon.logs.printed.stated import Stated
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """How one trainer speaks: `read` takes a printed line, `points` and `prefixes` say what a
     TensorBoard tag means, whose steps are `late` behind the update that they tell of."""
@@ -61,6 +61,12 @@ def families(format: str, own: bool = False) -> Sequence[Family]:
     return (BUNDLED,) if own else FAMILIES.get(format, ())
 
 
+def every() -> Sequence[Family]:
+    """All families, for a file that no run is known of: their lines are told apart by their form.
+    Megatron's is also the bundled trainer's."""
+    return list(dict.fromkeys(speaker for item in FAMILIES.values() for speaker in item))
+
+
 class Listener:
     """Reads printed lines one by one."""
 
@@ -72,8 +78,8 @@ class Listener:
         """The statements that `line` completes: one that is spread over lines may wait for more,
         with lines between that say nothing here."""
         statement = next((s for item in self._speakers if (s := item.read(line)) is not None), None)
-        if statement is None:
-            return []
+        if statement is None or (statement.continues and statement.lr is None):
+            return []  # a word is of rates: of what was measured, curves are made (logs/rows.py)
         begun, self._begun = self._begun, None
         if statement.continues:
             return [] if begun is None else [begun.joined(statement)]

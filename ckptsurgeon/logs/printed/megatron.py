@@ -18,6 +18,8 @@ RATE = re.compile(rf"\| learning rate: {NUMBER} \|")
 SAMPLES = re.compile(r"\| consumed samples: +(?P<value>\d+) \|")
 BATCH = re.compile(r"\| global batch size: +(?P<value>\d+) \|")
 SCALE = re.compile(rf"\| loss scale: {NUMBER} \|")
+LOSS = re.compile(rf"\| (?:lm )?loss: {NUMBER} \|")
+NORM = re.compile(rf"\| grad norm: {NUMBER} \|")
 SKIPPED = re.compile(r"\| number of skipped iterations: +(?P<value>\d+) \|")
 NAME = "Megatron"
 POINTS = {
@@ -45,6 +47,8 @@ def read(line: str) -> Stated | None:
         next_lr=_number(RATE, line),
         consumed_samples=_number(SAMPLES, line),
         batch_size=_number(BATCH, line),
+        loss=_number(LOSS, line),
+        grad_norm=_number(NORM, line),
         loss_scale=_number(SCALE, line),
         skipped=None if skipped is None else int(skipped.value),
     )

@@ -32,6 +32,8 @@ def read(line: str) -> Stated | None:
         quoted(line),
         step=step,
         next_lr=_number(stats.get("lr")),
+        loss=_number(stats.get("loss")),
+        grad_norm=_number(stats.get("gnorm")),
         loss_scale=_number(stats.get("loss_scale")),
     )
 

@@ -13,6 +13,8 @@ from ckptsurgeon.logs.printed.stated import COLORS, Stated, quoted, significant
 
 HEAD = re.compile(r"iteration: (?P<step>\d+) / \d+ \| ")
 RATE = re.compile(r"\| lr: (?P<lr>[-+0-9.e]+)(?= \||\s*$)")
+LOSS = re.compile(r"\| lm_loss: (?P<value>[-+0-9.e]+|nan|inf)(?= \||\s*$)")
+NORM = re.compile(r"\| grad_norm: (?P<value>[-+0-9.e]+|nan|inf)(?= \||\s*$)")
 NAME = "nanotron"
 POINTS: dict[str, str] = {}
 
@@ -24,4 +26,12 @@ def read(line: str) -> Stated | None:
     if head is None:
         return None
     number = None if rate is None else significant(rate["lr"], 3)
-    return Stated(NAME, quoted(line), step=int(head["step"]), next_lr=number)
+    loss, norm = LOSS.search(plain), NORM.search(plain)
+    return Stated(
+        NAME,
+        quoted(line),
+        step=int(head["step"]),
+        next_lr=number,
+        loss=None if loss is None else significant(loss["value"], 3),
+        grad_norm=None if norm is None else significant(norm["value"], 3),
+    )

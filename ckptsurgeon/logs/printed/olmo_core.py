@@ -13,6 +13,9 @@ from ckptsurgeon.logs.printed.stated import COLORS, Stated, quoted, rounded
 
 HEAD = re.compile(r"\[step=(?P<step>\d+)/[\d,?]+,epoch=\d+[^\]]*\]\s*$")
 RATE = re.compile(r"^\s+optim/LR \(group 0\)=(?P<lr>[-+0-9.,E]+)\s*$")
+METRIC = re.compile(
+    r"^\s+(?P<name>train/CE loss|optim/total grad norm)=(?P<value>[-+0-9.,E]+|nan|inf)\s*$"
+)
 NAME = "OLMo-core"
 POINTS = {"optim/LR (group 0)": "lr"}
 
@@ -24,4 +27,9 @@ def read(line: str) -> Stated | None:
         return Stated(NAME, quoted(line), step=int(head["step"]), begins=True)
     if rate := RATE.match(plain):
         return Stated(NAME, quoted(line), lr=rounded(rate["lr"]), continues=True)
+    if metric := METRIC.match(plain):
+        number = rounded(metric["value"])
+        if metric["name"].startswith("train"):
+            return Stated(NAME, quoted(line), loss=number, continues=True)
+        return Stated(NAME, quoted(line), grad_norm=number, continues=True)
     return None

@@ -61,7 +61,8 @@ class Stated:
     `step` is the number of the update that was just made: the promise of a checkpoint of step N is
     for N + 1. `lr` is the rate of that update, `next_lr` that of the one after it; trainers differ
     in which they print. `either_lr` is one of the two, where releases of one library differ.
-    `consumed_samples` counts that update's; `loss_scale` is what it left. `skipped` are updates
+    `consumed_samples` counts that update's;
+    `loss` and `grad_norm` are of its batch; `loss_scale` is what it left. `skipped` are updates
     since the line before that overflowed, `skipped_total` those of the whole run. Of a statement on
     several lines the first one `begins` it, and each other one `continues` it."""
 
@@ -74,6 +75,8 @@ class Stated:
     either_lr: Number | None = None
     consumed_samples: Number | None = None
     batch_size: Number | None = None
+    loss: Number | None = None
+    grad_norm: Number | None = None
     loss_scale: Number | None = None
     betas: tuple[Number, ...] | None = None
     skipped: int | None = None

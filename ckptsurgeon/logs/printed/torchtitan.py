@@ -1,4 +1,4 @@
-"""torchtitan's step line, which names no rate: that is in TensorBoard.
+"""torchtitan's step line: loss and gradient norm, no rate. That is in TensorBoard.
 
 Source: `MetricsProcessor.log` in `torchtitan/components/metrics.py` and `train_step` in
 `torchtitan/trainer.py` of pytorch/torchtitan at b5bcd76c. The rates are read before the update,
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import re
 
-from ckptsurgeon.logs.printed.stated import COLORS, Stated, quoted
+from ckptsurgeon.logs.printed.stated import COLORS, Stated, quoted, rounded
 
-LINE = re.compile(r"(?:^|- )step: +(?P<step>\d+)  loss: ")
+LINE = re.compile(
+    r"(?:^|- )step: +(?P<step>\d+)  loss: +(?P<loss>[-+.\deE]+|nan|inf)"
+    r"(?:  grad_norm: +(?P<norm>[-+.\deE]+|nan|inf))?"
+)
 NAME = "torchtitan"
 POINTS = {"lr": "lr"}
 PREFIXES = {"lr/": "lr"}
@@ -21,4 +24,13 @@ PREFIXES = {"lr/": "lr"}
 def read(line: str) -> Stated | None:
     """The step that was made; None for any other line."""
     match = LINE.search(COLORS.sub("", line))
-    return None if match is None else Stated(NAME, quoted(line), step=int(match["step"]))
+    if match is None:
+        return None
+    norm = match["norm"]
+    return Stated(
+        NAME,
+        quoted(line),
+        step=int(match["step"]),
+        loss=rounded(match["loss"]),
+        grad_norm=None if norm is None else rounded(norm),
+    )

@@ -23,11 +23,12 @@ LONGEST = 480
 MOST = 200
 """Updates that one line may be of; one of an epoch of so many steps says too little."""
 NEVER_SAID = ("lr", "betas", "eps", "weight_decay", "adam_step", "loss_scale", "clip_grad",
-              "consumed_samples", "skip", "seed")  # fmt: skip
+              "consumed_samples", "data_epoch", "data_batches", "skip", "seed")  # fmt: skip
 WORDS = {
     "weight_decay": "weight decay", "adam_step": "step of Adam", "loss_scale": "loss scale",
     "clip_grad": "gradient clipping", "consumed_samples": "consumed samples",
-    "batch_size": "global batch size", "skip": "skip ranges",
+    "batch_size": "global batch size", "skip": "skip ranges", "data_epoch": "epoch",
+    "data_batches": "position in the data",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.look.diff.leaves import Leaves, leaves
 
-TORCH = (".pt", ".pth", ".bin", ".pkl")
+TORCH = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 SMALL = 8 << 20
 """Bytes of the largest file of text that is read."""
 

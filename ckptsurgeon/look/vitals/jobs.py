@@ -172,12 +172,14 @@ class Planner:
         taken.append((item.first, item.first + numel))
 
     def rest(self, source: Source) -> None:
-        """What no strip has read: by tensor, then what no tensor shows."""
+        """What no strip has read: by tensor, then what no tensor shows. A number that is kept as a
+        tensor (a step, a best score, which may be Inf) is passed over."""
         if source.kind is None:
             return
         storages: dict[tuple[str, str], list[tuple[str, str, Tensor]]] = {}
         for path, tensor in tensors(source.archive.tree()):
-            if tensor.dtype in FLOATS:
+            number = not tensor.size and tensor.storage_numel == 1
+            if tensor.dtype in FLOATS and not number:
                 kind = str(path[-1]) if path and path[-1] in MOMENTS else ""
                 kind = kind if path else source.kind
                 named = (_name(path, source.archive), kind, tensor)

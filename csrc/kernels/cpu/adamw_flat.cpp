@@ -10,17 +10,20 @@ namespace {
 
 struct None {};  // no low-precision copy
 
-// `sums`: |v|_1, max v, |p|^2, |change of p|^2 of these elements.
+// `sums`: |v|_1, max v, |p|^2, |change of p|^2 and |m / sqrt(v)|^2 of these elements, where m is not
+// yet corrected, and how many of their gradients are 0.
 template <typename G, typename O>
 CKPT_INLINE void step_row(float* __restrict p, float* __restrict m, float* __restrict v,
                           const G* __restrict g, O* __restrict out, int64_t n, float grad_mul,
                           const Hyper& hyper, double* sums) {
   const Hyper h = hyper;
-  float v_sum = 0, p_sq = 0, change_sq = 0;
+  float v_sum = 0, p_sq = 0, change_sq = 0, ratio_sq = 0;
+  int32_t zeros = 0;
   int32_t v_max = 0;  // v is never negative, so its bits are in its order, and nan is above inf
-#pragma omp simd reduction(+ : v_sum, p_sq, change_sq) reduction(max : v_max)
+#pragma omp simd reduction(+ : v_sum, p_sq, change_sq, ratio_sq, zeros) reduction(max : v_max)
   for (int64_t i = 0; i < n; ++i) {
-    const float grad = to_float(g[i]) * grad_mul;
+    const float scaled = to_float(g[i]);
+    const float grad = scaled * grad_mul;
     const float old_p = p[i];
     // Not m + (1 - beta1)(grad - m): with beta1 = 0 that would keep a rounding error of m.
     const float new_m = h.beta1 * m[i] + h.beta1_new * grad;
@@ -37,11 +40,15 @@ CKPT_INLINE void step_row(float* __restrict p, float* __restrict m, float* __res
     v_max = v_bits > v_max ? v_bits : v_max;
     p_sq += new_p * new_p;
     change_sq += change * change;
+    ratio_sq += ratio * ratio;
+    zeros += scaled == 0 ? 1 : 0;
   }
   sums[0] = v_sum;
   sums[1] = bits_of<float>(v_max);
   sums[2] = p_sq;
   sums[3] = change_sq;
+  sums[4] = ratio_sq;
+  sums[5] = zeros;
 }
 
 // A cloned function can't be a template: one name per pair of formats.
@@ -79,7 +86,7 @@ Tensor adamw_flat_(Tensor p, Tensor m, Tensor v, const Tensor& g, std::optional<
   const Hyper hyper = hyper_of(lr, beta1, beta2, eps, weight_decay, step);
   const float mul = *static_cast<const float*>(grad_mul.const_data_ptr());
   const int64_t n = p.numel();
-  auto sums = block_sums<4>(n);
+  auto sums = block_sums<6>(n);
   auto* const ps = static_cast<float*>(p.mutable_data_ptr());
   auto* const ms = static_cast<float*>(m.mutable_data_ptr());
   auto* const vs = static_cast<float*>(v.mutable_data_ptr());
@@ -117,15 +124,18 @@ Tensor adamw_flat_(Tensor p, Tensor m, Tensor v, const Tensor& g, std::optional<
   } else {
     STD_TORCH_CHECK(false, "adamw_flat_: g and out must be float32, or of one 16-bit format");
   }
-  Tensor stats = new_doubles(p, 4);
+  Tensor stats = new_doubles(p, 6);
   auto* const total = static_cast<double*>(stats.mutable_data_ptr());
-  std::fill(total, total + 4, 0.0);
+  std::fill(total, total + 6, 0.0);
   for (const auto& sum : sums) {
     total[0] += sum[0];
     total[1] = sum[1] > total[1] || std::isnan(sum[1]) ? sum[1] : total[1];
     total[2] += sum[2];
     total[3] += sum[3];
+    total[4] += sum[4];
+    total[5] += sum[5];
   }
+  total[4] *= double{hyper.m_correction} * hyper.m_correction;
   return stats;
 }
 

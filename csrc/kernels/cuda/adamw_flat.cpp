@@ -37,7 +37,7 @@ Tensor adamw_flat_(Tensor p, Tensor m, Tensor v, const Tensor& g, std::optional<
   const int multiprocessors = device.multiprocessors();
   Tensor partials = torch::stable::new_empty(p, {partial_sums_of_adamw(p.numel(), multiprocessors)},
                                              ScalarType::Double);
-  Tensor stats = torch::stable::new_empty(p, {4}, ScalarType::Double);
+  Tensor stats = torch::stable::new_empty(p, {6}, ScalarType::Double);
   check(launch_adamw_flat(
       floats(p), floats(m), floats(v), g.const_data_ptr(), format_of(g, "adamw_flat_: g"),
       out ? out->mutable_data_ptr() : nullptr,

@@ -10,8 +10,11 @@ namespace {
 
 struct None {};  // no low-precision copy
 
+constexpr int kSums = 6;
+
 struct Sums {
-  float v_sum = 0, p_sq = 0, change_sq = 0;
+  float v_sum = 0, p_sq = 0, change_sq = 0, ratio_sq = 0;
+  int zeros = 0;
   int v_max = 0;  // v is never negative, so its bits are in its order, and nan is above inf
 };
 
@@ -28,6 +31,8 @@ __device__ __forceinline__ void step_one(float& p, float& m, float& v, float g, 
   sums.v_max = max(sums.v_max, __float_as_int(v) & 0x7fffffff);
   sums.p_sq += p * p;
   sums.change_sq += change * change;
+  sums.ratio_sq += ratio * ratio;
+  sums.zeros += g == 0 ? 1 : 0;
 }
 
 template <typename O>
@@ -75,27 +80,31 @@ __global__ void __launch_bounds__(kThreads)
   const double v_sum = block_sum(double{sums.v_sum});
   const double p_sq = block_sum(double{sums.p_sq});
   const double change_sq = block_sum(double{sums.change_sq});
+  const double ratio_sq = block_sum(double{sums.ratio_sq});
+  const double zeros = block_sum(static_cast<double>(sums.zeros));
   const int v_max = block_reduce(sums.v_max, [](int a, int b) { return max(a, b); });
   if (threadIdx.x == 0) {
-    double* const mine = partials + 4 * blockIdx.x;
+    double* const mine = partials + kSums * blockIdx.x;
     mine[0] = v_sum;
     mine[1] = double{__int_as_float(v_max)};
     mine[2] = p_sq;
     mine[3] = change_sq;
+    mine[4] = ratio_sq * h.m_correction * h.m_correction;
+    mine[5] = zeros;
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
     add_blocks(const double* __restrict__ partials, int blocks, double* stats) {
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kSums; ++i) {
     if (i == 1) continue;
-    const double sum = sum_of_blocks<4>(partials, blocks, i);
+    const double sum = sum_of_blocks<kSums>(partials, blocks, i);
     if (threadIdx.x == 0) stats[i] = sum;
   }
   // Doubles that are not negative are in the order of their bits, and nan is above inf.
   long long most = 0;
   for (int block = threadIdx.x; block < blocks; block += kThreads) {
-    most = max(most, __double_as_longlong(partials[4 * block + 1]));
+    most = max(most, __double_as_longlong(partials[kSums * block + 1]));
   }
   most = block_reduce(most, [](long long a, long long b) { return max(a, b); });
   if (threadIdx.x == 0) stats[1] = __longlong_as_double(most);
@@ -104,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 int64_t partial_sums_of_adamw(int64_t n, int multiprocessors) {
-  return 4 * int64_t{grid_size(n, 4, multiprocessors)};
+  return kSums * int64_t{grid_size(n, 4, multiprocessors)};
 }
 
 cudaError_t launch_adamw_flat(float* p, float* m, float* v, const void* g, Format g_format,

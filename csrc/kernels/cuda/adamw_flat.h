@@ -1,4 +1,4 @@
-// How the binding calls the CUDA kernel of adamw_flat_. `out` may be null; `stats` is four
+// How the binding calls the CUDA kernel of adamw_flat_. `out` may be null; `stats` is six
 // doubles, `partials` room for so many as the function below says; `grad_mul` lies on the device, so
 // that nobody waits for the gradient norm.
 #pragma once

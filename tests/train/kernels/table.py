@@ -39,7 +39,7 @@ def _adamw(shape: Shape, dtype: torch.dtype, seed: int) -> list[Any]:
 
 def _adamw_flat(p: Tensor, m: Tensor, v: Tensor, g: Tensor, out: None, mul: Tensor,
                 *hyper: Any) -> list[Tensor]:  # fmt: skip
-    """torch's own AdamW, in the state of `hyper`'s step."""
+    """torch's own AdamW, in the state of `hyper`'s step, and its update by the formula."""
     lr, beta1, beta2, eps, weight_decay, step = hyper
     before, parameter = p.clone(), torch.nn.Parameter(p)
     optimizer = torch.optim.AdamW([parameter], lr, (beta1, beta2), eps, weight_decay)
@@ -49,7 +49,10 @@ def _adamw_flat(p: Tensor, m: Tensor, v: Tensor, g: Tensor, out: None, mul: Tens
     parameter.grad = g * mul
     optimizer.step()
     largest = v.max() if v.numel() else torch.zeros(())
-    return [torch.stack([v.sum(), largest, p.square().sum(), (p - before).square().sum()])]
+    update = m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + eps)
+    change, zeros = p - before, (g == 0).sum()
+    squares = [x.square().sum() for x in (p, change, update)]
+    return [torch.stack([v.sum(), largest, *squares, zeros])]
 
 
 CASES = (

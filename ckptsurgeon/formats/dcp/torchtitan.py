@@ -1,0 +1,115 @@
+"""One saved step of torchtitan: its schedule, its counters, and where its data goes on.
+
+Source: torchtitan's `components/checkpointer/dcp.py`, `components/optimizer/lr_scheduler.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ckptsurgeon.edits import Caveat
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
+from ckptsurgeon.formats.protocol import Decay, Place, Setting
+
+
+@dataclass
+class TorchtitanCheckpoint(DcpCheckpoint):
+    """All is among the values of `.metadata`."""
+
+    counters: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "iteration": ("train_state.step",),
+        "tokens": ("train_state.ntokens_seen",),
+    }
+
+    def counted(self, field: str) -> list[Place]:
+        """Of the train state."""
+        return self.scalar(self.counters[field][0])
+
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """The groups' lr, and the rates that a saved LambdaLR computes from, all by one factor.
+
+        Raises SurgeryError for what only the trainer's config decides: all but lr."""
+        refused = [key for key in values if key != "lr"]
+        if refused:
+            flags = ", ".join(sorted({self.options[key] for key in refused}))
+            raise SurgeryError(
+                f"{self.trainer} computes the schedule from its own config at every step, so "
+                f"{', '.join(sorted(refused))} has no place in a checkpoint",
+                next=f"relaunch the trainer with {flags}",
+            )
+        new, peak = float(values["lr"]), self.peak()
+        if not peak:
+            raise SurgeryError(
+                "the learning rate that was saved is 0, so no factor leads to another",
+                next=f"relaunch the trainer with {self.options['lr']} {new:g}",
+            )
+        settings = [Setting("lr", p, p.value * (new / peak)) for p in self.locate("lr")]
+        settings += [
+            Setting("lr", p, scaled(p.value, new / peak)) for p in self.locate("initial_lr")
+        ]
+        bases = self.scalar("lr_scheduler.base_lrs")
+        for place in (*bases, *self.scalar("lr_scheduler._last_lr")):
+            settings.append(Setting("lr", place, [scaled(v, new / peak) for v in place.value]))
+        if bases:
+            return settings, []
+        return settings, [
+            Caveat(
+                f"this version of {self.trainer} saves no base_lrs: the next step uses the new lr, "
+                f"and from the one after it only {self.options['lr']} {new:g} does (where its "
+                "config has optimizer.param_groups: the lr there)",
+                "lr",
+            )
+        ]
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """The base rates of a saved LambdaLR become the rate of the next step; the shape is
+        refused, with the options that make the trainer's own schedule of it."""
+        rate = max((float(place.value) for place in self.locate("lr")), default=0.0)
+        if rate <= 0:
+            raise SurgeryError("the rate is 0 here, so nothing is left to decay")
+        total = self.state().step + decay.steps
+        shape = "sqrt" if decay.shape == "1-sqrt" else decay.shape
+        words = (
+            f"--training.steps {total} --lr_scheduler.decay_ratio {decay.steps / total!r} "
+            f"--lr_scheduler.decay_type {shape} --lr_scheduler.min_lr_factor {decay.to / rate!r} "
+            "--lr_scheduler.warmup_steps 0"
+        )
+        bases, share = self.scalar("lr_scheduler.base_lrs"), rate / self.peak()
+        if share == 1.0 or not bases:
+            words += "" if share == 1.0 else f" {self.options['lr']} {rate!r}"
+            raise SurgeryError(
+                f"{self.trainer} computes the schedule from its own config at every step",
+                next=f"relaunch the trainer with {words}",
+            )
+        rates = [list(place.value) for place in self.scalar("lr_scheduler._last_lr")]
+        settings = [
+            Setting("lr", place, rates[0] if rates else [scaled(v, share) for v in place.value])
+            for place in bases
+        ]
+        settings += [Setting("lr", p, scaled(p.value, share)) for p in self.locate("initial_lr")]
+        return settings, [f"relaunch with {words}: the shape of the decay is in its config"]
+
+    def peak(self) -> float:
+        """What the schedule is a factor of."""
+        bases = self.scalar("lr_scheduler.base_lrs")
+        rates = [rate for place in bases for rate in place.value]
+        rates = rates or [place.value for place in self.locate("initial_lr")]
+        return float(max(rates or [place.value for place in self.locate("lr")]))
+
+    def next_rate(self) -> float:
+        """The groups' own: a resume goes on with it before the schedule steps."""
+        return float(self.agreed("lr")[0])
+
+    def scheduler(self) -> str:
+        """Its position: all else is in the config."""
+        epochs = self.scalar("lr_scheduler.last_epoch")
+        return f"at step {epochs[0].value} of a schedule in the config" if epochs else ""
+
+    def notes(self) -> list[str]:
+        """Also rates that differ."""
+        rates = self.agreed("lr")
+        differ = [f"parameters have different learning rates: {rates}"] if len(rates) > 1 else []
+        return [*super().notes(), *differ]

@@ -1,0 +1,119 @@
+"""One saved step of a described trainer: torch files, and what its page says is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
+from ckptsurgeon.formats.plain.checkpoint import Located, TorchCheckpoint
+from ckptsurgeon.formats.protocol import Place, Setting, State, Weight
+
+
+@dataclass
+class DescribedCheckpoint(TorchCheckpoint):
+    """The files of one step, and those of a copy of it that a restart loads. `weights_at` and
+    `counters` are (file, key path)."""
+
+    loose: ClassVar[bool] = True
+
+    description: Description | None = None
+    weights_at: tuple[Located, ...] = ()
+    counters: Mapping[str, tuple[Located, ...]] | None = None
+
+    def find(self, field: str) -> list[Place]:
+        """What the page names, and what a torch optimizer and scheduler keep."""
+        if field in COUNTERS:
+            located = (self.counters or {}).get(field, ())
+            return [place for file, path in located for place in self.at(file, path)]
+        return super().find(field)
+
+    def iteration(self) -> int:
+        """What the page calls so, else the step."""
+        places = self.locate("iteration")
+        return int(places[0].value) if places else self.step
+
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """Refused for several optimizers in a file: a recipe has one lr."""
+        paths = {path for _, path in self.optimizers}
+        if len(paths) > 1:
+            raise SurgeryError(
+                f"{self.path.name} holds {len(paths)} optimizers, and a recipe has one lr",
+                next="ckptsurgeon show    their rates; set lr where the trainer makes them",
+            )
+        return super().reschedule(values)
+
+    def read_state(self) -> State:
+        """With the tokens, where the page names them."""
+        tokens = self.agreed("tokens")
+        return replace(super().read_state(), tokens=int(tokens[0]) if tokens else None)
+
+    def notes(self) -> Iterator[str]:
+        """Whether a loader was asked."""
+        yield from super().notes()
+        page = self.description
+        if page is not None and not page.witness:
+            yield (
+                f"{page.name} is known by its description alone: no loader of it has been asked "
+                "which values it takes"
+            )
+
+    def weights(self) -> Iterator[Weight]:
+        """Each tensor of one file whose rows lie one after the other. Raises SurgeryError where the
+        page names no weights."""
+        if not self.weights_at:
+            yield from super().weights()
+            return
+        first = self.weights_at[0][0]
+        for file, path in self.weights_at:
+            if file != first:
+                continue
+            for name, tensor in get(self.trees[file], path).items():
+                if isinstance(tensor, Tensor):
+                    yield _weight(self, file, str(name), tensor)
+
+
+def _weight(checkpoint: DescribedCheckpoint, file: Any, name: str, tensor: Tensor) -> Weight:
+    steps, width = [], 1
+    for size in reversed(tensor.size):
+        steps.append(width)
+        width *= size
+    if tensor.stride != tuple(reversed(steps)):
+        raise SurgeryError(f"{name} is not saved row after row, so it can't be joined")
+    archive = checkpoint.archives[file]
+    archive.storage(tensor)
+    item = ITEM_BYTES[tensor.dtype]
+    start = archive.payload(f"data/{tensor.storage}") + tensor.offset * item
+    return Weight(name, tensor.dtype, tensor.size, ((file, start, start + width * item),))
+
+
+def expanded(tree: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """The paths that `path` stands for in `tree`, each `*` filled in; none if it leads nowhere."""
+    for depth, key in enumerate(path):
+        if key == ANY:
+            if not isinstance(tree, (list, tuple, dict)):
+                return
+            for each in range(len(tree)) if isinstance(tree, (list, tuple)) else tree:
+                inner = expanded(tree[each], path[depth + 1 :])
+                yield from ((*path[:depth], each, *rest) for rest in inner)
+            return
+        keys = (key, int(key)) if isinstance(key, str) and key.isdecimal() else (key,)
+        here = next((each for each in keys if _has(tree, each)), None)
+        if here is None:
+            return
+        path = (*path[:depth], here, *path[depth + 1 :])
+        tree = get(tree, (here,))
+    yield path
+
+
+def _has(tree: Any, key: Key) -> bool:
+    try:
+        get(tree, (key,))
+    except KeyError:
+        return False
+    return True

@@ -1,0 +1,226 @@
+"""One page of YAML that describes a trainer's checkpoints, read strictly.
+
+What a page does not name can't be edited; a key that is not known here is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.files import plain_yaml
+from ckptsurgeon.files.plain_yaml import unknown_key
+
+KeyPath = tuple[Key, ...]
+ANY = "*"
+"""In a key path: each item of a list, each value of a dict. In a file pattern: any text."""
+COUNTERS = ("iteration", "consumed_samples", "tokens")
+"""What `fields` may name."""
+OPTIONS = ("clip_grad", "seed", "optimizer", "skip")
+"""What `options` may name: settings that the checkpoint does not decide."""
+
+
+@dataclass(frozen=True)
+class FilePattern:
+    """A file by its path from the run: `*` is any text, `{step}` the number of the step, `{rank}`
+    and `{world}` those of the ranks, any other `{name}` some number."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_parts", [re.compile(_regex(p)) for p in self.text.split("/")])
+
+    def entry(self, run: Path, file: Path) -> Path:
+        """What is the step and nothing else: the first folder on the way to `file` whose name has
+        {step}, or the file."""
+        names = self.text.split("/")
+        depth = next((i for i, name in enumerate(names) if "{step}" in name), len(names) - 1)
+        return run.joinpath(*file.relative_to(run).parts[: depth + 1])
+
+    def matches(self, run: Path) -> list[tuple[Path, dict[str, int]]]:
+        """Each file of this pattern below `run` with the numbers in its path, ascending by path."""
+        found: list[tuple[Path, dict[str, int]]] = [(run, {})]
+        parts: list[re.Pattern[str]] = self._parts  # type: ignore[attr-defined]
+        for depth, part in enumerate(parts):
+            last = depth == len(parts) - 1
+            deeper: list[tuple[Path, dict[str, int]]] = []
+            for folder, numbers in found:
+                for path in _listed(folder):
+                    match = part.fullmatch(path.name)
+                    if match is None or (path.is_dir() if last else not path.is_dir()):
+                        continue
+                    here = {name: int(text) for name, text in match.groupdict().items()}
+                    if all(numbers.get(name, number) == number for name, number in here.items()):
+                        deeper.append((path, numbers | here))
+            found = deeper
+        return found
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is in the files of one pattern, as key paths: `optimizers` lead to what torch's
+    `state_dict()` of an optimizer returned, and so on. `has` must be there."""
+
+    has: tuple[KeyPath, ...] = ()
+    optimizers: tuple[KeyPath, ...] = ()
+    schedulers: tuple[KeyPath, ...] = ()
+    scalers: tuple[KeyPath, ...] = ()
+    weights: tuple[KeyPath, ...] = ()
+    fields: Mapping[str, tuple[KeyPath, ...]] = field(default_factory=dict)
+    optional: bool = False
+
+    def paths(self) -> list[KeyPath]:
+        """All that lead to something that is edited or read."""
+        counters = [path for paths in self.fields.values() for path in paths]
+        return [*self.optimizers, *self.schedulers, *self.scalers, *self.weights, *counters]
+
+
+@dataclass(frozen=True)
+class Description:
+    """One trainer. `number` leads to the step in a file whose name has none; `last` are copies of a
+    step, or links to one, and what a restart loads; `pointer` is a text file that names a step.
+
+    `witness` names the library whose loader has resumed an edited checkpoint in a test; without it
+    every plan says that none was asked. `logs` says by the name of the run's folder where its event
+    files are."""
+
+    name: str
+    files: Mapping[FilePattern, Content]
+    source: str = ""
+    witness: str = ""
+    number: KeyPath = ()
+    last: tuple[FilePattern, ...] = ()
+    pointer: tuple[str, str] | None = None
+    logs: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Description:
+        """The page in a file. Raises UsageError with the key that is wrong, OSError."""
+        return cls.of(plain_yaml.read(path), str(path))
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], where: str, *, numbered: bool = True) -> Description:
+        """The page as plain data; `where` names it in an error. Unless `numbered`, what says no
+        step is step 0."""
+        page = _Page(where)
+        page.known(data, cls.__dataclass_fields__)
+        for key in ("name", "files"):
+            if not data.get(key):
+                raise page.wrong(key, "is missing: a description needs `name` and `files`")
+        files = page.mapping(data["files"], "files")
+        contents = {page.pattern(text): page.content(item, text) for text, item in files.items()}
+        number = page.path(data["number"], "number") if "number" in data else ()
+        unnumbered = [each.text for each in contents if "{step}" not in each.text]
+        if numbered and unnumbered and not number:
+            raise page.wrong(
+                "files",
+                f"has no {{step}} in {unnumbered[0]!r}, and `number` says not where the step is",
+            )
+        pointer = page.mapping(data.get("pointer", {}), "pointer")
+        if pointer and set(pointer) != {"file", "text"}:
+            raise page.wrong("pointer", "has `file` and `text`, with {step} in its text")
+        if pointer and "{step}" not in str(pointer["text"]):
+            raise page.wrong("pointer.text", "has no {step}")
+        options = page.mapping(data.get("options", {}), "options")
+        page.known(options, OPTIONS, "options.")
+        return cls(
+            name=str(data["name"]),
+            files=contents,
+            source=str(data.get("source", "")),
+            witness=str(data.get("witness", "")),
+            number=number,
+            last=tuple(page.pattern(text) for text in page.items(data.get("last", []), "last")),
+            pointer=(str(pointer["file"]), str(pointer["text"])) if pointer else None,
+            logs={k: str(v) for k, v in page.mapping(data.get("logs", {}), "logs").items()},
+            options={key: str(text) for key, text in options.items()},
+        )
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Reads values of a page and names the wrong one."""
+
+    where: str
+
+    def wrong(self, key: str, what: str) -> UsageError:
+        return UsageError(
+            f"{self.where}: `{key}` {what}", next="see docs/described.md for the keys of a page"
+        )
+
+    def known(self, data: Mapping[str, Any], keys: Sequence[str] | Any, inside: str = "") -> None:
+        for key in data:
+            if key not in keys:
+                names = [inside + name for name in keys]
+                raise unknown_key(inside + str(key), names, self.where)
+
+    def mapping(self, value: Any, key: str) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "is not a mapping")
+        return {str(name): item for name, item in value.items()}
+
+    def items(self, value: Any, key: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise self.wrong(key, "is not a list")
+        return value
+
+    def pattern(self, text: Any) -> FilePattern:
+        parts = str(text).split("/")
+        if not all(parts) or ".." in parts:
+            raise self.wrong("files", f"has {text!r}, which is no path inside the run")
+        return FilePattern(str(text))
+
+    def path(self, value: Any, key: str) -> KeyPath:
+        path = self.items(value, key)
+        if not all(isinstance(each, (str, int)) and not isinstance(each, bool) for each in path):
+            raise self.wrong(key, "is not a list of keys and numbers")
+        return tuple(path)
+
+    def paths(self, value: Any, key: str) -> tuple[KeyPath, ...]:
+        return tuple(self.path(each, key) for each in self.items(value, key))
+
+    def content(self, value: Any, pattern: str) -> Content:
+        data, inside = self.mapping(value, f"files.{pattern}"), f"files.{pattern}."
+        self.known(data, Content.__dataclass_fields__, inside)
+        fields = self.mapping(data.get("fields", {}), f"{inside}fields")
+        self.known(fields, COUNTERS, f"{inside}fields.")
+        optional = data.get("optional", False)
+        if not isinstance(optional, bool):
+            raise self.wrong(f"{inside}optional", "is neither true nor false")
+        return Content(
+            has=tuple((key,) for key in self.items(data.get("has", []), f"{inside}has")),
+            **{
+                key: self.paths(data.get(key, []), inside + key)
+                for key in ("optimizers", "schedulers", "scalers", "weights")
+            },
+            fields={key: self.paths(item, inside + key) for key, item in fields.items()},
+            optional=optional,
+        )
+
+
+def _regex(text: str) -> str:
+    """The regular expression of one name on a path. A number is written without leading zeros or
+    with them; a name that comes twice is one number."""
+    out, seen = "", set()
+    for part in re.split(r"(\{\w+\}|\*)", text):
+        if part == ANY:
+            out += r".*"
+        elif part.startswith("{") and part.endswith("}"):
+            name = part[1:-1]
+            out += rf"(?P={name})" if name in seen else rf"(?P<{name}>\d{{1,18}})"
+            seen.add(name)
+        else:
+            out += re.escape(part)
+    return out
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

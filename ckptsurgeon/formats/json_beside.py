@@ -1,0 +1,54 @@
+"""JSON files beside a checkpoint's shards: their fields are found and edited as a shard's are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Append, Change, Content
+from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files import json_text
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.protocol import Place
+from ckptsurgeon.formats.sane import problem
+
+
+@dataclass
+class JsonBeside(BaseCheckpoint):
+    """`texts` are the JSON files as they are; their values are among the trees."""
+
+    texts: Mapping[Path, str] = field(kw_only=True, default_factory=dict)
+
+    def check(
+        self,
+        name: str,
+        places: Sequence[Place],
+        problem: Callable[[str, Any], str] = problem,
+    ) -> None:
+        """As `BaseCheckpoint` does, for the values in JSON with the path in it."""
+        super().check(name, [place for place in places if place.file not in self.texts], problem)
+        for place in (place for place in places if place.file in self.texts):
+            if reason := problem(name, place.value):
+                where = ".".join(map(str, place.path))
+                raise DamagedFile(str(place.file), 0, f"{where}: {reason}")
+
+    def render(
+        self, changes: Mapping[str, Sequence[Change]], root: Path
+    ) -> dict[str, Append | Content]:
+        """The text of a JSON file with its new values; the shards as ever."""
+        mine = {file: edits for file, edits in changes.items() if root / file in self.texts}
+        rest = {file: edits for file, edits in changes.items() if file not in mine}
+        out: dict[str, Append | Content] = {}
+        for file, edits in mine.items():
+            values = {change.path: change.new for change in edits}
+            text = json_text.edited(self.texts[root / file], values)
+            out[file] = Content((text.encode(),))
+        return {**super().render(rest, root), **out}
+
+
+def read(paths: Sequence[Path]) -> tuple[dict[Path, Any], dict[Path, str]]:
+    """The value and the text of each JSON file. Raises SurgeryError for one that is none."""
+    texts = {path: json_text.text(path) for path in paths}
+    return {path: json_text.parsed(path, text) for path, text in texts.items()}, texts

@@ -1,0 +1,230 @@
+"""What a training logged, as curves: the history that leads to its newest step, and what was left.
+
+Of TensorBoard's files the lineage (lineage.py) says which events are which; in a file of rows or
+lines training went back where the step does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ckptsurgeon.logs import lineage, signals
+from ckptsurgeon.logs.axis import ITERATION, axis
+from ckptsurgeon.logs.signals import LOSS
+from ckptsurgeon.logs.tensorboard import event_file
+from ckptsurgeon.logs.tensorboard.event_file import DROPPED, Index
+from ckptsurgeon.logs.tensorboard.frame import Opened
+from ckptsurgeon.logs.tensorboard.scalars import column
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Ints: TypeAlias = "NDArray[np.int64]"
+Floats: TypeAlias = "NDArray[np.float64]"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One signal over the steps, which ascend. `walls` are the times at which it was logged, NaN
+    where the log has none."""
+
+    steps: Ints
+    values: Floats
+    walls: Floats
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def at(self, step: int) -> float | None:
+        """Its last value up to `step`."""
+        import numpy as np
+
+        k = int(np.searchsorted(self.steps, step, "right"))
+        return float(self.values[k - 1]) if k else None
+
+    def time(self, step: int) -> float | None:
+        """When its last point up to `step` was logged."""
+        import numpy as np
+
+        k = int(np.searchsorted(self.steps, step, "right"))
+        return float(self.walls[k - 1]) if k and math.isfinite(self.walls[k - 1]) else None
+
+
+Branch: TypeAlias = "Mapping[str, Curve]"
+"""The curves of one stretch of training, by signal."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """`kept` leads to the newest step; each of `left` was trained and left again, oldest first.
+    `notes` are sentences about what could not be read, `sources` the files or folders."""
+
+    kept: Branch
+    left: tuple[Branch, ...] = ()
+    notes: tuple[str, ...] = ()
+    sources: tuple[Path, ...] = ()
+
+
+# --- event files ---------------------------------------------------------------------------------
+
+
+@dataclass
+class _Log:
+    """The event files of one folder, and the tags of the signals in them."""
+
+    folder: Path
+    files: list[Index]
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    def span(self) -> tuple[float, float]:
+        """The times of the first and the last event."""
+        walls = [(index.walls[0], index.walls[-1]) for index in self.files if len(index)]
+        return min(a for a, _ in walls), max(b for _, b in walls)
+
+    def points(self) -> int:
+        """How many events give the loss."""
+        import numpy as np
+
+        count = 0
+        for index in self.files:
+            numbers = [i for i, group in enumerate(index.names) if self.tags.get(LOSS) in group]
+            count += int(np.isin(np.asarray(index.tags, np.int32), numbers).sum())
+        return count
+
+
+def of_folders(
+    folders: Sequence[Path],
+    own: Mapping[str, str],
+    *,
+    branch: Collection[str] = (),
+    order: str | None = None,
+) -> Curves:
+    """The curves in the event files directly in `folders`; damaged records are left out and named.
+
+    `own` gives the tags of signals that their names don't tell. Folders that follow one another in
+    time are one training; of those that were written at the same time the one with most points of
+    the loss is read. Raises SurgeryError when the lineage can't be proven (see `lineage`)."""
+    logs = []
+    for folder in folders:
+        files = [event_file.scan(path, salvage=True) for path in event_file.files(folder)]
+        files = [index for index in files if len(index)]
+        names = {tag for index in files for group in index.names for tag in group}
+        names = {tag for tag in names if axis(tag, {}) == ITERATION}
+        logs.append(_Log(folder, files, signals.found(names, own)))
+    having = [log for log in logs if LOSS in log.tags]
+    if not having:
+        return Curves({}, sources=tuple(folders))
+    notes = [
+        f"{index.path.name}: {end - start} damaged bytes at {start} are left out"
+        for log in having
+        for index in log.files
+        for start, end in index.dropped()
+    ]
+    in_time = sorted(having, key=_Log.span)
+    apart = all(a.span()[1] <= b.span()[0] for a, b in pairwise(in_time))
+    chosen = in_time if apart else [max(having, key=_Log.points)]
+    notes += [f"{log.folder} is not read: {chosen[0].folder} has more points"
+              for log in having if log not in chosen]  # fmt: skip
+    tags = {signal: tag for log in chosen for signal, tag in log.tags.items()}
+    indexes = [index for log in chosen for index in log.files]
+    marks = lineage.newest(indexes, tags[LOSS])
+    assert marks is not None
+    traced = lineage.trace(indexes, marks, branch=branch, order=order)
+    kept, left = _split(indexes, traced, tags)
+    return Curves(kept, left, (*notes, *traced.warnings), tuple(log.folder for log in chosen))
+
+
+def of_cut(paths: Sequence[Path], own: Mapping[str, str], after: int) -> Branch:
+    """The curves after step `after` in these event files, the last point of a step first asked:
+    what a surgery cut from them. Damaged records are left out."""
+    import numpy as np
+
+    indexes = [event_file.scan(path, salvage=True) for path in paths]
+    names = {tag for index in indexes for group in index.names for tag in group}
+    tags = signals.found({tag for tag in names if axis(tag, {}) == ITERATION}, own)
+    flags = [np.asarray(index.steps, np.int64) > after for index in indexes]
+    return _branch(indexes, flags, tags)
+
+
+def _split(
+    indexes: Sequence[Index], traced: lineage.Lineage, tags: Mapping[str, str]
+) -> tuple[Branch, tuple[Branch, ...]]:
+    kept = _branch(indexes, traced.flags, tags)
+    order = [i for training in traced.trainings for i in training.order]
+    left = [_branch([indexes[i]], [~traced.flags[i]], tags) for i in order]
+    return kept, tuple(item for item in left if LOSS in item)
+
+
+def _branch(indexes: Sequence[Index], flags: Sequence[Any], tags: Mapping[str, str]) -> Branch:
+    """The curves of the records with a flag."""
+    import numpy as np
+
+    parts: dict[str, list[tuple[Ints, Floats, Floats]]] = {}
+    for index, flag in zip(indexes, flags, strict=True):
+        numbers = np.asarray(index.tags, np.int32)
+        good = flag & (np.frombuffer(bytes(index.kinds), np.uint8) != DROPPED)
+        with Opened(index.path) as (data, _):
+            for signal, tag in tags.items():
+                series = [i for i, group in enumerate(index.names) if tag in group]
+                rows = np.flatnonzero(np.isin(numbers, series) & good)
+                if len(rows):
+                    values = column(index, data, tag, rows)
+                    steps = np.asarray(index.steps, np.int64)[rows]
+                    walls = np.asarray(index.walls, np.float64)[rows]
+                    parts.setdefault(signal, []).append((steps, values, walls))
+    return {signal: _curve(*map(np.concatenate, zip(*items, strict=True)))
+            for signal, items in parts.items()}  # fmt: skip
+
+
+def _curve(steps: Ints, values: Floats, walls: Floats) -> Curve:
+    """Points by step; of several at one step the last one."""
+    import numpy as np
+
+    order = np.argsort(steps, kind="stable")
+    last = np.append(np.diff(steps[order]) > 0, True)
+    chosen = order[last]
+    return Curve(steps[chosen], values[chosen], walls[chosen])
+
+
+# --- rows and lines ------------------------------------------------------------------------------
+
+Row: TypeAlias = "tuple[int, Mapping[str, float], float]"
+"""Step, numbers by signal, and the time or NaN."""
+
+
+def of_rows(rows: Iterable[Row], source: Path) -> Curves:
+    """The curves of rows in the order in which they were written. Where the step goes back, what
+    was logged from there on is left."""
+    stretches: list[list[Row]] = []
+    last = None
+    for row in rows:
+        if last is None or row[0] < last:
+            stretches.append([])
+        stretches[-1].append(row)
+        last = row[0]
+    kept: list[Row] = []
+    left: list[Branch] = []
+    for stretch in stretches:
+        first = stretch[0][0]
+        gone = [row for row in kept if row[0] >= first]
+        left += [_of(gone)] if gone else []
+        kept = [row for row in kept if row[0] < first] + stretch
+    return Curves(_of(kept), tuple(left), sources=(source,))
+
+
+def _of(rows: Sequence[Row]) -> Branch:
+    import numpy as np
+
+    names = dict.fromkeys(name for _, values, _ in rows for name in values)
+    out = {}
+    for name in names:
+        own = [(step, values[name], wall) for step, values, wall in rows if name in values]
+        steps, values, walls = zip(*own, strict=True)
+        out[name] = _curve(np.array(steps, np.int64), np.array(values, float), np.array(walls))
+    return out

@@ -1,0 +1,48 @@
+"""What a logged number is of a run: loss, gradient norm, loss scale, …, by the name it has in logs.
+
+Names are those of Megatron-LM and Megatron-DeepSpeed (`training_log`), torchtitan and OLMo-core
+(`printed/` names the files), transformers, nanotron, metaseq and fairseq, Lightning's examples, and
+DeepSpeed's monitor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+LOSS, GRAD_NORM, LOSS_SCALE, LR = "loss", "grad-norm", "loss-scale", "lr"
+BATCH_SIZE, SAMPLES, TOKENS = "batch-size", "samples", "tokens"
+NAMES: Mapping[str, tuple[str, ...]] = {
+    LOSS: (
+        "lm-loss-training/lm loss", "lm loss", "loss_metrics/global_avg_loss", "train/CE loss",
+        "train/loss", "train_loss", "training_loss", "lm_loss", "loss", "train/train_loss",
+        "Train/loss", "Loss/train", "train_loss_step",
+    ),
+    GRAD_NORM: (
+        "grad-norm/grad-norm", "grad-norm", "grad_norm", "optim/total grad norm",
+        "train/grad_norm", "gnorm", "gradient_norm", "train/grad-norm", "total_grad_norm",
+    ),
+    LOSS_SCALE: ("loss-scale/loss-scale", "loss-scale", "loss_scale", "train/loss_scale"),
+    LR: (
+        "learning-rate/learning-rate", "learning-rate", "lr", "optim/LR (group 0)",
+        "train/learning_rate", "learning_rate", "train/lr", "lr-AdamW", "lr-Adam",
+    ),
+    BATCH_SIZE: ("batch-size/batch-size", "batch-size", "batch_size", "global_batch_size"),
+    SAMPLES: ("steps-vs-samples/y=samples,x=steps", "consumed_samples", "consumed samples"),
+    TOKENS: (
+        "steps-vs-tokens/y=tokens,x=steps", "consumed_tokens", "throughput/total tokens",
+        "n_tokens_seen", "num_input_tokens_seen", "train/num_input_tokens_seen", "tokens",
+    ),
+}  # fmt: skip
+"""Signal → names, the one to take first."""
+STEPS = ("step", "iteration", "global_step", "num_updates", "iter", "steps")
+"""The column that counts updates, in CSV and JSON."""
+
+
+def found(names: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
+    """Signal → its name among `names`; `own` is the user's word and wins."""
+    chosen = {}
+    for signal, known in NAMES.items():
+        name = own.get(signal) or next((name for name in known if name in names), None)
+        if name is not None and name in names:
+            chosen[signal] = name
+    return chosen

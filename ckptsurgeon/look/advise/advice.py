@@ -1,0 +1,91 @@
+"""What to say of a run by its logs: the verdict, the evidence, and where to go back to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.logs.curves import Curves
+from ckptsurgeon.logs.signals import LOSS
+from ckptsurgeon.look import soundness
+from ckptsurgeon.look.advise.candidates import Candidate, back_to, candidates
+from ckptsurgeon.look.advise.remedies import Remedy, remedies
+from ckptsurgeon.look.advise.spikes import Spike, find, needed
+from ckptsurgeon.run.run import Run
+
+DIVERGED, RECOVERED, HEALTHY, OPEN, UNKNOWN = (
+    "diverged", "recovered", "healthy", "too early", "unknown"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The `verdict` is one of the five words above, `reason` why there is none. Of a run that has
+    `diverged`, `spike` is the one to undo, `back_to` the saved step to go back to, and `remedies`
+    are recipes that do it, the best first. `newest` is the last logged step."""
+
+    verdict: str
+    curves: Curves
+    spikes: tuple[Spike, ...] = ()
+    spike: Spike | None = None
+    newest: int | None = None
+    points: int = 0
+    candidates: tuple[Candidate, ...] = ()
+    back_to: int | None = None
+    remedies: tuple[Remedy, ...] = ()
+    reason: str = ""
+
+
+def advise(
+    curves: Curves,
+    run: Run | None = None,
+    *,
+    rule: str | None = None,
+    level: int = soundness.MEANING,
+    jobs: int = 8,
+) -> Advice:
+    """Judge the kept history of a run by `rule`, or by all rules that apply. Reads only.
+
+    Without a run, or for one without checkpoints, there are neither candidates nor recipes."""
+    told = judge(curves, rule)
+    if told.verdict != DIVERGED or told.spike is None or run is None or run.bare:
+        return told
+    first = told.spike.first
+    found = candidates(run, first, curves.kept, level, jobs)
+    to = back_to(found, told.spike)
+    recipes: Sequence[Remedy] = ()
+    if to is not None:
+        with contextlib.suppress(SurgeryError):  # a step that can't be opened is among the findings
+            recipes = remedies(told.spike, curves.kept, to, run.checkpoint(to).state())
+    return Advice(
+        told.verdict, curves, told.spikes, told.spike, told.newest, told.points,
+        tuple(found), to, tuple(recipes),
+    )  # fmt: skip
+
+
+def judge(curves: Curves, rule: str | None = None) -> Advice:
+    """The verdict alone, from the curves."""
+    import numpy as np
+
+    loss = curves.kept.get(LOSS)
+    if loss is None or not len(loss):
+        where = ", ".join(map(str, curves.sources)) or "the run's folders"
+        return Advice(UNKNOWN, curves, reason=f"no tag in {where} is known to be the loss")
+    newest, points = int(loss.steps[-1]), len(loss)
+    spikes = tuple(find(curves.kept, rule))
+    bad = [spike for spike in spikes if spike.last is None and spike.malignant]
+    least = needed(rule)
+    told: tuple[str, Spike | None, str]
+    if bad:
+        told = DIVERGED, bad[0], ""
+    elif int(np.isfinite(loss.values).sum()) < least:
+        why = f"the log has {points} points of the loss, and a rule needs {least}"
+        told = UNKNOWN, None, why
+    else:
+        waiting = [spike for spike in spikes if spike.last is None and spike.malignant is None]
+        was = [spike for spike in spikes if spike.malignant]
+        word = OPEN if waiting else RECOVERED if was else HEALTHY
+        told = word, waiting[0] if waiting else was[-1] if was else None, ""
+    return Advice(told[0], curves, spikes, told[1], newest, points, reason=told[2])

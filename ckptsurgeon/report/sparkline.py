@@ -1,0 +1,51 @@
+"""The end of the loss in one row of text, with the saved steps below it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ckptsurgeon.report.style import Row
+
+if TYPE_CHECKING:
+    from ckptsurgeon.look.glance import Glance
+
+WIDTH = 40
+BARS = "▁▂▃▄▅▆▇█"
+SAVED = "╵"
+NO_NUMBER = "×"
+
+
+def sparkline(seen: Glance, saved: Sequence[int], verdict: str) -> list[Row]:
+    """Rows of `status`: the loss in WIDTH columns, each the mean of its points (a column with a
+    loss that is no number is a cross), a tick under each saved step, and the verdict."""
+    first, last = seen.steps[0], seen.steps[-1]
+
+    def place(step: int) -> int:
+        return (step - first) * (WIDTH - 1) // max(1, last - first)
+
+    columns: list[list[float]] = [[] for _ in range(WIDTH)]
+    for step, value in zip(seen.steps, seen.values, strict=True):
+        columns[place(step)].append(value)
+    means = [sum(column) / len(column) if column else None for column in columns]
+    finite = [mean for mean in means if mean is not None and math.isfinite(mean)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    line = "".join(_bar(mean, low, high) for mean in means)
+    ticks = [" "] * WIDTH
+    for step in saved:
+        if first <= step <= last:
+            ticks[place(step)] = SAVED
+    rows = [Row("loss", line, f"{seen.values[-1]:.4g} at step {last}; {low:.4g} to {high:.4g}")]
+    if SAVED in ticks:
+        rows.append(Row("loss", "".join(ticks), "saved steps"))
+    return [*rows, Row("advise", verdict)]
+
+
+def _bar(mean: float | None, low: float, high: float) -> str:
+    if mean is None:
+        return " "
+    if not math.isfinite(mean):
+        return NO_NUMBER
+    share = (mean - low) / (high - low) if high > low else 0.0
+    return BARS[min(len(BARS) - 1, int(share * len(BARS)))]

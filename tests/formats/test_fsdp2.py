@@ -1,0 +1,183 @@
+"""FSDP2's shards: Accelerate and the Trainer write them on two ranks, and resume from edits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+
+from ckptsurgeon import look, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.export import export
+from tests.support.launch import run_module
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
+
+pytestmark = [
+    pytest.mark.formats,
+    pytest.mark.filterwarnings("ignore"),  # of the libraries' own making
+]
+NAMES = {"accelerate": "step_{}", "trainer": "checkpoint-{}"}
+FORMATS = {"accelerate": "accelerate", "trainer": "transformers"}
+BY_LIBRARY = pytest.mark.parametrize("library", NAMES)
+
+
+def train(library: str, root: Path, stop: int) -> dict[int, dict[str, Any]]:
+    """Two ranks to step `stop`, from where the library resumes: what each update used."""
+    environment = {"ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
+    done = run_module("tests.support.fsdp2", library, root, stop, ranks=2, environment=environment)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
+    return {int(step): used for step, used in json.loads(line).items()}
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def make(library: str) -> Path:
+        if library not in made:
+            made[library] = tmp_path_factory.mktemp(library) / "run"
+            train(library, made[library], 6)
+        return made[library]
+
+    return make
+
+
+@pytest.fixture
+def run(originals: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    def copy(library: str) -> Path:
+        return Path(shutil.copytree(originals(library), tmp_path / "run"))
+
+    return copy
+
+
+@pytest.mark.witness(
+    "FSDP2 (Accelerate, Trainer)",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="accelerate",
+)
+@pytest.mark.witness(
+    "FSDP2 (Accelerate, Trainer)",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="transformers",
+)
+@BY_LIBRARY
+def test_a_resume_uses_all_that_was_set(run: Callable[[str], Path], library: str) -> None:
+    root = run(library)
+    before = snapshot(root)
+    opened = Run.open(root)
+    assert (opened.format.name, opened.steps(), opened.latest()) == (
+        FORMATS[library], [2, 4, 6], 6,
+    )  # fmt: skip
+    assert look.verify(opened, level=4).findings == ()
+    untouched = Path(shutil.copytree(root, root.parent / "untouched"))
+    shutil.rmtree(untouched / NAMES[library].format(6))
+    old = train(library, untouched, 6)
+    values = {"lr": 5e-4, "beta2": 0.97, "eps": 1e-6, "weight_decay": 0.3}
+    plan = operate(root, {"rollback": {"to": 4}, "set": values, "reset": ["moments"]})
+    assert plan.promise is not None and plan.promise.step == 5
+    seen = train(library, Path(shutil.copytree(root, root.parent / "resumed")), 6)
+    assert sorted(seen) == sorted(old) == [5, 6]
+    assert seen[5]["lr"] == [plan.promise.lr] * 2
+    for step in (5, 6):
+        assert seen[step]["lr"] == pytest.approx([rate / 2 for rate in old[step]["lr"]])
+        assert seen[step]["betas"] == [[0.9, 0.97]] * 2 and seen[step]["eps"] == [1e-6] * 2
+        assert seen[step]["weight_decay"] == [0.3, 0.0]
+    assert (seen[5]["adam_step"], seen[5]["moments"]) == (0, 0)
+    assert seen[6]["adam_step"] == 1 and old[6]["adam_step"] == 5
+    take_back(root, before)
+
+
+@BY_LIBRARY
+def test_no_file_of_a_rank_is_touched(run: Callable[[str], Path], library: str) -> None:
+    root = run(library)
+    before = snapshot(root)
+    operate(root, {"reset": ["moments"], "moments": {"params": "^first"}, "set": {"eps": 1e-5}})
+    after = snapshot(root)
+    folder = f"{NAMES[library].format(6)}/optimizer_0"
+    assert {name for name in before if after[name] != before[name]} == {f"{folder}/.metadata"}
+    names = [f"{layer}.{kind}" for layer in ("first", "second") for kind in ("weight", "bias")]
+    metadata = dcp.FileSystemReader(root / folder).read_metadata().state_dict_metadata
+    wanted = {
+        (key := f"optimizer.state.{name}.exp_avg"): torch.ones(metadata[key].size) for name in names
+    }
+    dcp.load(wanted, checkpoint_id=root / folder, no_dist=True)
+    for name in names:
+        assert bool(wanted[f"optimizer.state.{name}.exp_avg"].any()) == name.startswith("second")
+    take_back(root, before)
+
+
+@BY_LIBRARY
+def test_groups_are_known_by_their_parameters(run: Callable[[str], Path], library: str) -> None:
+    root = run(library)
+    before = snapshot(root)
+    plan = operate(root, {"set_params": {"params": "bias$", "lr": 5e-4, "weight_decay": 0.2}})
+    assert plan.promise is not None
+    assert sorted(plan.promise.weight_decay or ()) == [0.1, 0.2]
+    seen = train(library, Path(shutil.copytree(root, root.parent / "resumed")), 8)
+    assert seen[7]["weight_decay"] == seen[8]["weight_decay"] == [0.1, 0.2]
+    for step in (7, 8):
+        weights, biases = seen[step]["lr"]
+        assert biases == pytest.approx(weights / 2)
+    take_back(root, before)
+
+
+@BY_LIBRARY
+def test_the_weights_of_the_model_are_exported_whole(
+    run: Callable[[str], Path], library: str
+) -> None:
+    root = run(library)
+    export(Run.open(root), 6, root.parent / "out")
+    (file,) = (root.parent / "out").glob("*.safetensors")
+    with safe_open(file, framework="pt") as reader:
+        shapes = {name: tuple(reader.get_tensor(name).shape) for name in list(reader.keys())}
+    assert shapes == {
+        "first.weight": (16, 8), "first.bias": (16,), "second.weight": (4, 16), "second.bias": (4,),
+    }  # fmt: skip
+
+
+@pytest.mark.witness(
+    "FSDP2 (Accelerate, Trainer)",
+    "set iteration",
+    by="transformers",
+)
+def test_the_trainers_step_moves_with_its_data(run: Callable[[str], Path]) -> None:
+    root = run("trainer")
+    operate(root, {"rollback": {"to": 4}, "set": {"iteration": 6}})
+    assert sorted(train("trainer", root, 8)) == [7, 8]
+
+
+@BY_LIBRARY
+def test_what_is_not_whole_or_not_alone_is_refused(
+    run: Callable[[str], Path], library: str
+) -> None:
+    root = run(library)
+    latest = root / NAMES[library].format(6)
+    shard = latest / "pytorch_model_fsdp_0" / "__1_0.distcp"
+    data = shard.read_bytes()
+    shard.unlink()
+    with pytest.raises(SurgeryError, match="step 6 is incomplete"):
+        Run.open(root).latest()
+    shard.write_bytes(data)
+    shutil.copytree(latest / "optimizer_0", latest / "optimizer_1")
+    with pytest.raises(SurgeryError, match="several optimizers"):
+        surgery.plan(Run.open(root), from_data({"set": {"eps": 1e-6}}))

@@ -1,0 +1,173 @@
+"""Lightning: its own Trainer writes plain `.ckpt` files, and resumes from the edited ones."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import Run, look, surgery
+from ckptsurgeon.recipe.file import from_data
+from tests.support.snapshot import snapshot
+
+pytestmark = [
+    pytest.mark.formats,
+    pytest.mark.filterwarnings("ignore"),  # of the library's own making
+]
+PEAK = 1e-3
+
+
+def fit(root: Path, steps: int, *, last: Any = True, resume: str | None = None) -> list[Any]:
+    """What the first optimizer holds before each update, made by a real Trainer that saves every 2
+    steps into `root/checkpoints`."""
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    seen: list[Any] = []
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.layer(batch).pow(2).mean()
+
+        def configure_optimizers(self) -> Any:
+            adam = torch.optim.AdamW(self.parameters(), lr=PEAK, weight_decay=0.1)
+            cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=40, eta_min=1e-5)
+            return {"optimizer": adam, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            group = optimizer.param_groups[0]
+            state = optimizer.state.get(group["params"][0], {})
+            seen.append(
+                {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+                | {"step": self.trainer.global_step}
+                | {"adam": int(state["step"]) if state else 0}
+                | {"moment": state["exp_avg"].abs().sum().item() if state else 0.0}
+            )
+
+    torch.manual_seed(0)
+    data = torch.rand(256, 4, generator=torch.Generator().manual_seed(1))
+    saver = ModelCheckpoint(
+        dirpath=root / "checkpoints", every_n_train_steps=2, save_top_k=-1, save_last=last
+    )
+    trainer = lightning.Trainer(
+        default_root_dir=root, max_steps=steps, accelerator="cpu", logger=False,
+        callbacks=[saver], enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=resume)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
+    made: dict[Any, Path] = {}
+
+    def make(last: Any) -> Path:
+        if last not in made:
+            made[last] = tmp_path_factory.mktemp("lightning") / "run"
+            fit(made[last], 8, last=last)
+        return made[last]
+
+    return make
+
+
+@pytest.fixture
+def root(original: Callable[[Any], Path], tmp_path: Path) -> Path:
+    return shutil.copytree(original(True), tmp_path / "run")
+
+
+def operate(folder: Path, **recipe: Any) -> Any:
+    run = Run.open(folder)
+    plan = surgery.plan(run, from_data(recipe))
+    surgery.apply(run, plan)
+    return plan.promise
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "nothing but the step": {},
+    "lr": {"set": {"lr": 3e-4}},
+    "the rest": {"set": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.02}},
+    "moments": {"reset": ["moments"]},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("last", [True, "link"])
+def test_the_trainer_resumes_at_the_promise(
+    original: Callable[[Any], Path], tmp_path: Path, name: str, last: Any
+) -> None:
+    root = shutil.copytree(original(last), tmp_path / "run", symlinks=True)
+    if last == "link":  # the library's links are absolute
+        link = root / "checkpoints" / "last.ckpt"
+        link.unlink()
+        link.symlink_to("epoch=0-step=8.ckpt")
+    before = snapshot(root)
+    promise = operate(root / "checkpoints", rollback={"to": 4}, **RECIPES[name])
+    assert look.verify(Run.open(root / "checkpoints"), level=3).findings == ()
+    resumed = fit(shutil.copytree(root, tmp_path / "resumed"), 6, last=last, resume="last")
+    first, second = resumed
+    assert (promise.step, first["step"] + 1) == (5, 5)
+    assert first["lr"] == pytest.approx(promise.lr, rel=1e-12)
+    assert (first["betas"], first["eps"]) == (promise.betas, promise.eps)
+    assert (first["weight_decay"],) == promise.weight_decay
+    assert first["adam"] == promise.adam_step == (0 if name == "moments" else 4)
+    assert (first["moment"] == 0) == (name == "moments")
+    twin = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4 if name == "lr" else PEAK)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(twin, T_max=40, eta_min=1e-5)
+    for _ in range(5):
+        twin.step()
+        cosine.step()
+    assert second["lr"] == pytest.approx(cosine.get_last_lr()[0], rel=1e-9)
+    run = Run.open(root / "checkpoints")
+    surgery.apply(run, surgery.plan_undo(run))
+    assert snapshot(root) == before
+
+
+def test_slurm_requeue_does_not_lead_back(root: Path, tmp_path: Path) -> None:
+    """Lightning loads the highest hpc_ckpt_<n> before any other; see `_hpc_resume_path`."""
+    from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
+
+    folder = root / "checkpoints"
+    shutil.copy(folder / "epoch=0-step=8.ckpt", folder / "hpc_ckpt_1.ckpt")
+    highest = _CheckpointConnector._CheckpointConnector__max_ckpt_version_in_folder  # type: ignore[attr-defined]
+    assert highest(folder) == 1
+    operate(folder, rollback={"to": 4})
+    kept = torch.load(folder / f"hpc_ckpt_{highest(folder)}.ckpt", weights_only=False)
+    assert kept["global_step"] == 4
+
+
+def test_the_saver_deletes_nothing_of_the_new_branch(root: Path) -> None:
+    """With save_top_k=-1 a relaunch keeps what is there and adds its own steps."""
+    folder = root / "checkpoints"
+    operate(folder, rollback={"to": 4})
+    fit(root, 8, resume="last")
+    assert Run.open(folder).steps() == [2, 4, 6, 8]
+    assert Run.open(folder).latest() == 8
+
+
+def test_weights_are_exported(root: Path) -> None:
+    run = Run.open(root / "checkpoints")
+    names = {weight.name: weight.shape for weight in run.checkpoint(8).weights()}
+    assert names == {"layer.weight": (2, 4), "layer.bias": (2,)}
+
+
+def test_level_4_reads_the_moments_and_no_score(root: Path) -> None:
+    """The saver's own state has kth_value, which is Inf."""
+    run = Run.open(root / "checkpoints")
+    checked = look.verify(run, level=4)
+    assert checked.findings == ()
+    assert checked.moments["exp_avg"].max > 0
+    assert not any("Adam's bound" in text for text in checked.not_compared)
+    file = root / "checkpoints" / "epoch=0-step=8.ckpt"
+    saved = torch.load(file, weights_only=False)
+    saved["optimizer_states"][0]["state"][0]["exp_avg"][0, 1] = float("nan")
+    torch.save(saved, file)
+    (finding,) = look.verify(Run.open(root / "checkpoints"), level=4).findings
+    assert "epoch=0-step=8.ckpt" in finding and "(exp_avg) has NaN or Inf: 1 of 8" in finding

@@ -1,0 +1,137 @@
+"""FSDP2 by Accelerate and by the Trainer, on CPU ranks that speak gloo.
+
+`python -m tests.support.fsdp2 LIBRARY RUN STOP`, once for each rank: trains to step STOP, saves
+every second step, resumes where something is saved, and prints as JSON what each update used.
+Accelerate gives a CPU no FSDP, so the kind of machine is set by hand; all else is the libraries'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+PEAK, EVERY = 1e-3, 2
+
+
+class Net(torch.nn.Module):
+    """Two layers; the biases do not decay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 16)
+        self.second = torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
+        loss = self.second(self.first(x)).pow(2).mean()
+        return {"loss": loss, "logits": loss.reshape(1, 1)}
+
+
+def groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    named = dict(model.named_parameters())
+    return [
+        {"params": [p for n, p in named.items() if "weight" in n], "weight_decay": 0.1},
+        {"params": [p for n, p in named.items() if "bias" in n], "weight_decay": 0.0},
+    ]
+
+
+def used(adam: Any) -> dict[str, Any]:
+    """What the next update uses, and the sums of this rank's moments."""
+    adam = getattr(adam, "optimizer", adam)
+    states = [state for state in adam.state.values() if state]
+    return {
+        **{key: [g[key] for g in adam.param_groups] for key in ("lr", "betas", "eps")},
+        "weight_decay": [g["weight_decay"] for g in adam.param_groups],
+        "adam_step": max((int(state["step"]) for state in states), default=0),
+        "moments": sum(float(s["exp_avg"].to_local().abs().sum()) for s in states),
+    }
+
+
+def as_gpu() -> None:
+    """FSDP is chosen for several GPUs only."""
+    state = PartialState()
+    state.distributed_type = DistributedType.MULTI_GPU
+
+
+def by_accelerate(root: Path, stop: int) -> dict[int, Any]:
+    PartialState(cpu=True)
+    as_gpu()
+    torch.manual_seed(0)
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    accelerator = Accelerator(fsdp_plugin=plugin)
+    model = Net()
+    adam: Any = torch.optim.AdamW(groups(model), lr=PEAK, betas=(0.9, 0.95))
+    model, adam = accelerator.prepare(model, adam)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam.optimizer, lambda step: 0.9**step)
+    schedule = accelerator.prepare(schedule)
+    saved = sorted(int(path.name.partition("_")[2]) for path in root.glob("step_*"))
+    if saved:
+        accelerator.load_state(str(root / f"step_{saved[-1]}"))
+    seen = {}
+    for step in range(saved[-1] if saved else 0, stop):
+        seen[step + 1] = used(adam)
+        accelerator.backward(model(torch.ones(2, 8) * (step + 1))["loss"])
+        adam.step()
+        schedule.step()
+        adam.zero_grad()
+        if (step + 1) % EVERY == 0:
+            accelerator.save_state(str(root / f"step_{step + 1}"))
+    return seen
+
+
+def by_trainer(root: Path, stop: int) -> dict[int, Any]:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    seen: dict[int, Any] = {}
+
+    class Watch(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **live: Any) -> None:
+            seen[state.global_step + 1] = used(live["optimizer"])
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **live: Any) -> None:
+            if state.global_step >= stop:
+                control.should_training_stop = True
+
+    class Data(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"x": torch.full((8,), index / 64), "labels": torch.zeros(())}
+
+    PartialState(cpu=True)
+    torch.manual_seed(0)
+    arguments = TrainingArguments(
+        output_dir=str(root), max_steps=12, save_steps=EVERY, save_strategy="steps",
+        per_device_train_batch_size=2, learning_rate=PEAK, warmup_steps=2, report_to=[],
+        disable_tqdm=True, use_cpu=True, weight_decay=0.1, logging_strategy="no",
+        fsdp="full_shard", fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT"},
+    )  # fmt: skip
+    as_gpu()
+    trainer = Trainer(model=Net(), args=arguments, train_dataset=Data(), callbacks=[Watch()])
+    trainer.train(resume_from_checkpoint=any(root.glob("checkpoint-*")))
+    return seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library", choices=("accelerate", "trainer"))
+    parser.add_argument("run", type=Path)
+    parser.add_argument("stop", type=int)
+    wanted = parser.parse_args()
+    torch.set_num_threads(1)
+    train = by_accelerate if wanted.library == "accelerate" else by_trainer
+    seen = train(wanted.run, wanted.stop)
+    if PartialState().is_main_process:
+        print(json.dumps(seen))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Which checkpoint Megatron-LM would load: `RUN --KEY VALUE …`, by its own functions.
+
+The run's tracker and the folders are looked at by `_load_base_checkpoint` of the newest
+`megatron.training`, and local checkpoints by NVIDIA's own `LocalCheckpointManager`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.support import newest_megatron
+from tests.support.megatron_real import OnCpu
+
+NVRX = Path(sys.prefix) / "nvrx"
+
+
+def picked(run: str, args: Any) -> int:
+    """The iteration that a launch with `args` goes on from."""
+    checkpointing = importlib.import_module("megatron.training.checkpointing")
+    context = {}
+    if args.non_persistent_ckpt_type == "local":
+        sys.path.insert(0, str(NVRX))
+        manager = importlib.import_module(
+            "nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager"
+        )
+        local = manager.LocalCheckpointManager(args.non_persistent_local_ckpt_dir)
+        context = {"local_checkpoint_manager": local}
+        found = checkpointing._get_non_persistent_iteration("", args, context)
+        tracker = checkpointing.get_checkpoint_tracker_filename(run)
+        named, _ = checkpointing.read_metadata(tracker)
+        return int(found if found >= named else named)
+    _, name, _, _ = checkpointing._load_base_checkpoint(run, args, rank0=True)
+    return int(re.search(r"iter_(\d+)", name)[1])  # type: ignore[index]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run")
+    parser.add_argument("--non-persistent-ckpt-type")
+    parser.add_argument("--non-persistent-global-ckpt-dir")
+    parser.add_argument("--non-persistent-local-ckpt-dir")
+    parser.add_argument("--ckpt-step", type=int)
+    given = parser.parse_args()
+    newest_megatron.put_first()
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with OnCpu():
+        print(picked(given.run, SimpleNamespace(**vars(given), exit_on_missing_checkpoint=True)))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

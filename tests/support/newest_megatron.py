@@ -1,0 +1,22 @@
+"""The newest megatron-core, with what its wheel leaves to Python 3.12.
+
+`make test-formats` installs it into a folder of its own (docs/decisions/0031): from 0.17 on it asks
+for Python 3.12, as `megatron.training` takes `override` from `typing`; its core runs on 3.11."""
+
+from __future__ import annotations
+
+import sys
+import typing
+from pathlib import Path
+
+import typing_extensions
+
+FOLDER = Path(sys.prefix) / "newest-megatron"
+
+
+def put_first() -> None:
+    """Import megatron from there, in a process that has not imported it."""
+    assert "megatron" not in sys.modules
+    sys.path.insert(0, str(FOLDER))
+    if not hasattr(typing, "override"):
+        typing.override = typing_extensions.override  # type: ignore[attr-defined]
