@@ -31,6 +31,7 @@ from bench import (
     startup,
     training,
     verification,
+    vitals,
 )
 from bench.process import REPO
 from bench.row import Row, table
@@ -39,6 +40,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "startup": startup.measure,
     "bloom": bloom.measure,
     "verification": verification.measure,
+    "vitals": vitals.measure,
     "small_tensors": small_tensors.measure,
     "shards": shards.measure,
     "layers": layers.measure,

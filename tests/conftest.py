@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ckptsurgeon import surgery
+from tests.support import claims
 from tests.support.engines import end_engines
 from tests.support.launch import REPO, launch
 
@@ -45,6 +47,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the modules of LONGEST first; the order is the same for every worker."""
     ranks = {str(REPO / "tests" / name): rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
+
+
+@pytest.fixture(autouse=True)
+def _claims_hold(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that is a witness carries out what it claims, and asks the library that it names."""
+    marks = list(request.node.iter_markers("witness"))
+    if not marks:
+        yield
+        return
+    applied: set[str] = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(surgery, "apply", claims.recorder(surgery.apply, applied))
+        yield
+    for mark in marks:
+        lacking = set(mark.args[1:]) - applied
+        assert not lacking, f"a witness of {sorted(lacking)}, which the test never applies"
+        assert claims.asks(request.path, mark.kwargs["by"]), mark
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -69,7 +69,7 @@ BEFORE = (
     ),
     Command(
         "advise", "advise:advise",
-        "Say if and when the loss diverged, where to go back to, and what others did.",
+        "Say if the loss diverged, where to go back to, and what others did.",
         (*LOOKS, 5),
     ),
     Command(

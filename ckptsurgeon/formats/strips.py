@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.archives.storage_edit import contiguous as contiguous
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.optimizers import adam
 from ckptsurgeon.formats.protocol import Adam, Checkpoint, Codes, Place, StateDict, Strip
@@ -159,16 +160,6 @@ def dense(tensor: Tensor) -> bool:
     """Whether its elements fill their part of the storage, in whichever order of the axes."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride, tensor.size, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def contiguous(tensor: Tensor) -> bool:
-    """Whether its elements lie in the order of its shape."""
-    expected = 1
-    for size, stride in zip(reversed(tensor.size), reversed(tensor.stride), strict=True):
         if size > 1 and stride != expected:
             return False
         expected *= size

@@ -12,6 +12,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
 from ckptsurgeon.formats import Checkpoint, Strip
+from ckptsurgeon.formats.strips import dense
 from ckptsurgeon.look.vitals.bound import Edited, limit
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -152,6 +153,8 @@ class Planner:
             kinds = {kind for _, kind, _ in members}
             shared = "" if len(kinds) > 1 else kinds.pop()
             for name, kind, tensor in sorted(members, key=lambda item: item[2].offset):
+                if not dense(tensor):  # one number for all elements, or a view of others
+                    continue
                 end = tensor.offset + tensor.numel
                 self._gaps(source.archive, tensor, name, shared and kind, tensor.offset, end)
             self._gaps(source.archive, members[0][2], "", shared, 0, members[0][2].storage_numel)
