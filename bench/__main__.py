@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from bench import (
+    average,
     bloom,
     event_files,
     gpu,
@@ -40,6 +41,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "startup": startup.measure,
     "bloom": bloom.measure,
     "verification": verification.measure,
+    "average": average.measure,
     "vitals": vitals.measure,
     "small_tensors": small_tensors.measure,
     "shards": shards.measure,

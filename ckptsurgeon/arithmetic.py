@@ -45,27 +45,39 @@ def computed(formula: Computed, terms: list[bytes], dtypes: list[str]) -> bytes:
     """The elements that `formula` makes of a slice of each term, of which `dtypes` are the types.
 
     A product is taken in float32, as torch takes that of a float32 tensor and a number; a mean is
-    summed up in float64, term after term, and rounded once. Raises KeyError for a dtype that is
-    no float, ValueError for a rule that is not known."""
+    summed up in float64, term after term, and rounded once, as is what is shrunk. Raises KeyError
+    for a dtype that is no float, ValueError for a rule that is not known."""
     import numpy
 
     if formula.rule == "copy" and dtypes[0] == formula.dtype:
         return terms[0]
-    first = floats(terms[0], dtypes[0])
-    if formula.rule == "copy":
-        values = first
-    elif formula.rule == "scale":
-        single = first if dtypes[0] == "float64" else first.astype("f4")
-        values = single * single.dtype.type(formula.numbers[0])
-    elif formula.rule == "ceiling":
-        values = numpy.minimum(first, first.dtype.type(formula.numbers[0]))
-    elif formula.rule == "mean":
-        values = first.astype("f8") * formula.numbers[0]
-        for data, dtype, weight in zip(terms[1:], dtypes[1:], formula.numbers[1:], strict=True):
-            values += floats(data, dtype).astype("f8") * weight
-        values /= sum(formula.numbers)
-    else:
-        raise ValueError(f"no rule is called {formula.rule!r}")
+    with numpy.errstate(all="ignore"):  # infinities and NaN are what torch makes of them too
+        values = _values(formula, terms, dtypes)
     if formula.via and formula.via != formula.dtype:
         values = floats(from_floats(values, formula.via), formula.via)
     return from_floats(values, formula.dtype)
+
+
+def _values(formula: Computed, terms: list[bytes], dtypes: list[str]) -> Any:
+    import numpy
+
+    first = floats(terms[0], dtypes[0])
+    if formula.rule == "copy":
+        return first
+    if formula.rule == "scale":
+        single = first if dtypes[0] == "float64" else first.astype("f4")
+        return single * single.dtype.type(formula.numbers[0])
+    if formula.rule == "ceiling":
+        return numpy.minimum(first, first.dtype.type(formula.numbers[0]))
+    if formula.rule == "shrink":
+        other = floats(terms[1], dtypes[1]).astype("f8")
+        return first.astype("f8") * numpy.sqrt(numpy.minimum(formula.numbers[0] / other, 1.0))
+    if formula.rule == "mean":
+        values = first.astype("f8")
+        values *= formula.numbers[0]
+        for data, dtype, weight in zip(terms[1:], dtypes[1:], formula.numbers[1:], strict=True):
+            term = floats(data, dtype)
+            values += term if weight == 1.0 else term.astype("f8") * weight
+        values /= sum(formula.numbers)
+        return values
+    raise ValueError(f"no rule is called {formula.rule!r}")

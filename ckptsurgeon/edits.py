@@ -82,8 +82,9 @@ class Computed:
 
     Each of `terms` has one number for each element, in one or more sources one after the other.
     `rule` says what becomes of them with `numbers`: `copy` takes the one term as it is, `scale`
-    multiplies it by a number, `ceiling` takes the lesser of both, `mean` weighs the terms. The
-    result is rounded to `via`, if that is given, and then to `dtype`; to nearest, ties to even."""
+    multiplies it by a number, `ceiling` takes the lesser of both, `shrink` multiplies the first by
+    the root of a number over the second where that is below 1, `mean` weighs the terms. The result
+    is rounded to `via`, if that is given, and then to `dtype`; to nearest, ties to even."""
 
     rule: str
     dtype: str

@@ -37,8 +37,8 @@ from ckptsurgeon.run.run import Run
 @dataclass(frozen=True)
 class Graft(Section):
     """exp_avg, exp_avg_sq and Adam's step become those of `step`, of this run or of `run`; masters
-    and weights stay. `only` one moment, or those of parameters that match `params`: then the step,
-    which others share, stays as well."""
+    and weights stay. `only` exp_avg, or the moments of parameters that match `params`: then the
+    step, which others share, stays as well."""
 
     key: ClassVar[str] = "graft"
 
@@ -50,8 +50,14 @@ class Graft(Section):
     def check(self, recipe: Recipe) -> None:
         check_step(self.step)
         check_pattern("graft.params", self.params)
-        if self.only not in ("", "exp_avg", "exp_avg_sq"):
-            raise unknown_value(self.only, ("exp_avg", "exp_avg_sq"), "graft.only")
+        if self.only == "exp_avg_sq":
+            raise UsageError(
+                "grafting only exp_avg_sq is refused: the exp_avg that stays may be many times its "
+                "root, and so would the next updates be",
+                next="graft moments, or graft moments --only exp_avg",
+            )
+        if self.only not in ("", "exp_avg"):
+            raise unknown_value(self.only, ("exp_avg",), "graft.only")
 
     def reads(self, run: Run, step: int) -> list[Path]:
         return sources_of(self._donor(run), [self.step])
@@ -193,7 +199,7 @@ def graft(
         str | None, typer.Option("--run", metavar="DIR", help="Of another run of the same layout.")
     ] = None,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="MOMENT", help="exp_avg or exp_avg_sq.")
+        str | None, typer.Option("--only", metavar="exp_avg", help="Graft only this moment.")
     ] = None,
     params: Annotated[
         str | None,

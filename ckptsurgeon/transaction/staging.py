@@ -184,7 +184,7 @@ def _write(root: Path, staged: _Staged, jobs: int) -> None:
         if content.mtime_ns is not None:
             disk.set_times(path, content.mtime_ns)
         disk.fsync_file(descriptor, path)
-    _compare(path, root, content, sums, known)
+    _compare(path, root, content, sums, known, jobs)
 
 
 def _read_at(descriptor: int, offset: int, size: int) -> bytes:
@@ -192,20 +192,27 @@ def _read_at(descriptor: int, offset: int, size: int) -> bytes:
 
 
 def _compare(
-    path: Path, root: Path, content: Content, sums: Iterable[Sum], known: Mapping[int, bytes]
+    path: Path,
+    root: Path,
+    content: Content,
+    sums: Sequence[Sum],
+    known: Mapping[int, bytes],
+    jobs: int,
 ) -> None:
     """Read a staged file back, from the device where the kernel allows, and compare every byte:
     what was computed by its CRC-32."""
-    parts = iter(sums)
     with path.open("rb") as staged:
         os.posix_fadvise(staged.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+        def same(part: Sum) -> None:
+            if zlib.crc32(os.pread(staged.fileno(), part.size, part.offset)) != part.crc:
+                raise _unlike(path, part.offset)
+
+        each(same, sums, jobs)
         for piece in joined(content.pieces):
             at = staged.tell()
             if isinstance(piece, Computed):
-                while staged.tell() < at + piece.size:
-                    part = next(parts)
-                    if zlib.crc32(staged.read(part.size)) != part.crc:
-                        raise _unlike(path, staged.tell())
+                staged.seek(at + piece.size)
                 continue
             whole = known[at] if isinstance(piece, Checksum) else piece
             for data in read(root, Content((whole,))):

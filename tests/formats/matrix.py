@@ -167,6 +167,7 @@ OPERATIONS: dict[str, Mapping[str, Any]] = {
     "average --moments average": {"average": {"last": 2, "moments": "average"}},
     "graft moments": {"graft": {"step": "FIRST"}},
     "graft moments --params": {"graft": {"step": "FIRST", "params": "weight"}},
+    "clip_moments": {"clip_moments": {"above": 2}},
     "scale": {"scale": {"params": "weight", "by": 0.9}},
     "scale --moments scale": {"scale": {"params": "weight", "by": 0.9, "moments": "scale"}},
 }
@@ -243,7 +244,8 @@ def _knowledge(columns: Iterable[str]) -> list[str]:
                 tests.setdefault((each.how, each.library), []).append(each.test)
         words = {claims.LOADED: "loaded by", claims.COMPUTED: "computed by a function of"}
         parts = [
-            f"**{how}** {words[how]} {library} {claims.version(library)} "
+            f"**{how}** {words[how]} {library.removeprefix(claims.NEWEST)} "
+            f"{claims.version(library)} "
             f"(`{'`, `'.join(dict.fromkeys(test.partition('::')[0] for test in named))}`)"
             for (how, library), named in sorted(tests.items(), reverse=True)
         ]

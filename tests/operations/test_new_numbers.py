@@ -218,17 +218,17 @@ def test_a_graft_takes_the_moments_and_the_step(trained: Trained, layout: str) -
 def test_a_graft_of_some_parameters_keeps_the_step(trained: Trained) -> None:
     root = trained(ranks=2, zero=1)
     old, donor = loaded(root, 8), loaded(root, 4)
-    made = operated(root, {"graft": {"step": 4, "params": WEIGHT, "only": "exp_avg_sq"}})
+    made = operated(root, {"graft": {"step": 4, "params": WEIGHT, "only": "exp_avg"}})
     assert made.promise is not None and made.promise.adam_step == 8
     assert "Adam's step is shared" in made.warnings[-1]
     found = loaded(root, 8)
     for path, tensor in old.items():
-        if kind(path) != "exp_avg_sq":
+        if kind(path) != "exp_avg":
             assert torch.equal(found[path], tensor)
             continue
         assert ((found[path] == tensor) | (found[path] == donor[path])).all()
     differing = sum(int((found[p] != old[p]).sum()) for p in old)
-    assert 0 < differing < sum(t.numel() for p, t in old.items() if kind(p) == "exp_avg_sq")
+    assert 0 < differing < sum(t.numel() for p, t in old.items() if kind(p) == "exp_avg")
 
 
 def test_the_next_step_of_a_grafted_run_is_torchs(tmp_path: Path) -> None:
@@ -362,6 +362,50 @@ def rounded(root: Path, step: int) -> None:
     assert seen >= len(flats) // 2 > 3
 
 
+# --- moments that are clipped --------------------------------------------------------------------
+
+
+def test_clipped_moments_are_torchs(trained: Trained) -> None:
+    """The median is torch's, of the whole parameter; the next update stays what it was."""
+    root = trained(zero=1)
+    before, old, name = snapshot(root), loaded(root, 8), "layers.0.query_key_value.weight"
+    operated(root, {"clip_moments": {"above": 3, "params": name}})
+    found = loaded(root, 8)
+    shard = next((root / "global_step8").glob("*optim_states.pt"))
+    mappings = torch.load(shard, weights_only=False)["optimizer_state_dict"]["param_slice_mappings"]
+    (group,) = [i for i, mapping in enumerate(mappings) if name in mapping]
+    at = mappings[group][name]
+    part = slice(at.start, at.start + at.numel)
+    for path, tensor in old.items():
+        if kind(path) not in ("exp_avg", "exp_avg_sq") or group not in path:
+            assert torch.equal(found[path], tensor), path
+            continue
+        squares = old[(*path[:-1], "exp_avg_sq")][part]
+        limit = squares[squares > 0].median() * 3
+        assert 0 < int((squares > limit).sum()) < at.numel
+        expected = tensor.clone()
+        if kind(path) == "exp_avg_sq":
+            expected[part] = squares.clamp(max=limit)
+        else:
+            share = (limit.double() / squares.double()).clamp(max=1).sqrt()
+            expected[part] = (tensor[part].double() * share).float()
+        assert torch.equal(found[path], expected)
+    again = plan(Run.open(root), from_data({"clip_moments": {"above": 3, "params": name}}))
+    assert [change for change in again.changes if "exp_avg" in change.field] == []
+    take_back(root, before)
+
+
+def test_a_percentile_is_of_the_whole_parameter(tmp_path: Path) -> None:
+    root = torchtitan(tmp_path / "run")
+    old = titan(root)
+    operated(root, {"clip_moments": {"percentile": 75}})
+    found = titan(root)
+    for before, after in zip(old["exp_avg_sq"], found["exp_avg_sq"], strict=True):
+        above = before[before > 0]
+        limit = above.flatten().sort().values[math.ceil(0.75 * above.numel()) - 1]
+        assert torch.equal(after, before.clamp(max=limit))
+
+
 # --- what can't be meant -------------------------------------------------------------------------
 
 
@@ -379,9 +423,15 @@ def rounded(root: Path, step: int) -> None:
         ({"average": {"steps": ["4", "6"], "weights": ["1"]}}, "one for each of `steps`"),
         ({"average": {"last": 2}, "reset": ["moments"]}, "moments: zero"),
         ({"average": {}}, "either `steps` or `last`"),
+        ({"clip_moments": {}}, "either `above` or `percentile`"),
+        ({"clip_moments": {"above": 0.5}}, "1 or more times the median"),
+        ({"clip_moments": {"percentile": 100}}, "50 <= percentile < 100"),
+        ({"clip_moments": {"above": 9}, "reset": ["moments"]}, "drop one of them"),
+        ({"clip_moments": {"above": 9, "params": "embeding"}}, "embeddings"),
         ({"graft": {"step": 8}}, "the step that is edited"),
         ({"graft": {"step": 5}}, "step 5 is not saved"),
         ({"graft": {"step": 4, "only": "momentum"}}, "exp_avg"),
+        ({"graft": {"step": 4, "only": "exp_avg_sq"}}, "only exp_avg_sq is refused"),
         ({"graft": {"step": 4, "params": "nothing"}}, "no parameter matches"),
     ],
 )
