@@ -198,9 +198,9 @@ def average(
 ) -> dict[str, Any]:
     """Make weights the mean of several steps.
 
-    The mean is of the fp32 masters, and the weights are rounded from it. It is the latest step that
-    is edited, or the one that a rollback goes to. Moments, counters and schedule stay its own
-    unless --moments says otherwise.
+    The mean is of the fp32 masters; the weights are rounded from it. What is edited is the latest
+    step, or the one that a rollback goes to. Its moments, counters and schedule stay unless
+    --moments says otherwise.
 
     Examples:
     ckptsurgeon average --last 3

@@ -244,7 +244,8 @@ def _knowledge(columns: Iterable[str]) -> list[str]:
                 tests.setdefault((each.how, each.library), []).append(each.test)
         words = {claims.LOADED: "loaded by", claims.COMPUTED: "computed by a function of"}
         parts = [
-            f"**{how}** {words[how]} {library} {claims.version(library)} "
+            f"**{how}** {words[how]} {library.removeprefix(claims.NEWEST)} "
+            f"{claims.version(library)} "
             f"(`{'`, `'.join(dict.fromkeys(test.partition('::')[0] for test in named))}`)"
             for (how, library), named in sorted(tests.items(), reverse=True)
         ]

@@ -56,8 +56,9 @@ def test_the_plan_names_the_keys_of_the_config(tmp_path: Path) -> None:
     assert flags[0] == f"checkpoint.load={root}" and "optimizer.lr=6e-05" in flags
     assert "scheduler.lr_warmup_iters=10" in flags and not any("--" in flag for flag in flags)
     for recipe, key in (
-        ({"set": {"clip_grad": 0.3}}, "optimizer.clip_grad 0.3"),
-        ({"set": {"seed": 7}}, "rng.seed 7"),
+        ({"set": {"clip_grad": 0.3}}, "optimizer.clip_grad=0.3"),
+        ({"skip": ["31-33"]}, "train.iterations_to_skip=[31,32,33]"),
+        ({"set": {"seed": 7}}, "rng.seed=7"),
     ):
         with pytest.raises(SurgeryError) as error:
             surgery.plan(Run.open(root), from_data(recipe))

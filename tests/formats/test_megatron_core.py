@@ -101,6 +101,36 @@ def by(library: str) -> list[str]:
     "reset moments",
     by="megatron-core",
 )
+@pytest.mark.witness(
+    "Megatron-LM legacy",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="newest megatron-core",
+)
+@pytest.mark.witness(
+    "Megatron-LM torch_dist",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="newest megatron-core",
+)
+@pytest.mark.witness(
+    "Megatron-LM torch_dcp",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="newest megatron-core",
+)
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_set_is_what_megatron_uses(

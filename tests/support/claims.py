@@ -16,7 +16,11 @@ from typing import Any, NamedTuple
 from tests.support.launch import REPO
 
 LOADED, COMPUTED, READ = "L", "C", "S"
-IMPORTS = {"ai2-olmo-core": "olmo_core", "megatron-core": "megatron"}
+NEWEST = "newest "
+"""Before the name of a library that is installed beside the environment."""
+IMPORTS = {
+    "ai2-olmo-core": "olmo_core", "megatron-core": "megatron", f"{NEWEST}megatron-core": "megatron",
+}  # fmt: skip
 """Library → the package that it installs, where the names differ."""
 SOURCES = {
     "bundled trainer": ("train/checkpoint.py", "this repository"),
@@ -29,8 +33,11 @@ SOURCES = {
     "Megatron-LM legacy": ("megatron/training/checkpointing.py", "Megatron-LM d98e8a64"),
     "Megatron-LM torch_dist": ("megatron/training/checkpointing.py", "Megatron-LM d98e8a64"),
     "Megatron-LM torch_dcp": ("megatron/training/checkpointing.py", "Megatron-LM d98e8a64"),
-    "Megatron-LM fsdp_dtensor": ("megatron/training/checkpointing.py", "Megatron-LM d98e8a64"),
-    "Megatron-Bridge": ("training/checkpointing.py", "Megatron-Bridge 067f987d"),
+    "Megatron-LM fsdp_dtensor": (
+        "megatron/core/optimizer/distrib_optimizer.py",
+        "Megatron-LM d98e8a64",
+    ),
+    "Megatron-Bridge": ("training/{checkpointing,state}.py", "Megatron-Bridge 067f987d"),
     "torchtitan (DCP)": ("components/checkpointer/dcp.py", "torchtitan b5bcd76c"),
     "OLMo-core": ("train/{trainer,checkpoint}.py", "OLMo-core 3.0.0"),
     "OLMo-core, no scheduler": ("train/{trainer,checkpoint}.py", "OLMo-core 3.0.0"),
@@ -69,10 +76,11 @@ def witnesses() -> Iterator[Witness]:
 
 def version(library: str) -> str:
     """The release that `make test-formats` installs."""
-    found = re.search(
-        rf"^{re.escape(library)}==(\S+)", (REPO / "constraints.txt").read_text("utf-8"), re.M
-    )
-    assert found, f"constraints.txt does not pin {library}"
+    newest = library.startswith(NEWEST)
+    pins = REPO / ("constraints-newest-megatron.txt" if newest else "constraints.txt")
+    name = re.escape(library.removeprefix(NEWEST))
+    found = re.search(rf"^{name}==(\S+)", pins.read_text("utf-8"), re.M)
+    assert found, f"{pins.name} does not pin {library}"
     return found[1]
 
 

@@ -232,6 +232,17 @@ class MegatronBridge(Megatron):
         named, other = _counted(pointer), _not_persistent(pointer.parent)
         return other if named is not None and other is not None and other >= named else named
 
+    def advise(self, key: str, value: object) -> str:
+        """By the key of its config."""
+        if key == "optimizer":
+            return super().advise(key, value)
+        return f"relaunch the trainer with {self.options[key]}={value}"
+
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """The same list as Megatron-LM's, by the key of its config."""
+        each = ",".join(str(i) for first, last in ranges for i in range(first, last + 1))
+        return f"relaunch the trainer with train.iterations_to_skip=[{each}]"
+
     def hazards(self, run: Path) -> list[Hazard]:
         """As of Megatron-LM, by its own pointer."""
         return self.outdone(run, self.pointed(run / BRIDGE))
