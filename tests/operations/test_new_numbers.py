@@ -182,6 +182,16 @@ def test_a_scale_is_torchs(trained: Trained, layout: str, moments: str) -> None:
     take_back(root, before)
 
 
+def test_a_plan_says_it_in_a_line_for_each_kind(trained: Trained) -> None:
+    from ckptsurgeon.report.plan import changes
+
+    root = trained(zero=1, dtype="bf16")
+    recipe = {"average": {"last": 2, "moments": "average"}}
+    rows = changes(plan(Run.open(root), from_data(recipe)).changes)
+    assert [row.label for row in rows][:4] == ["weights", "master", "exp_avg", "exp_avg_sq"]
+    assert len(rows) <= 5
+
+
 def test_two_scales_that_cancel_leave_the_weights(trained: Trained) -> None:
     """By a power of two nothing is rounded."""
     root = trained(zero=1, dtype="bf16")
