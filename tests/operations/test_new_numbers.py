@@ -207,6 +207,7 @@ def test_two_scales_that_cancel_leave_the_weights(trained: Trained) -> None:
         assert any(not torch.equal(t, old[p]) for p, t in loaded(root, 8).items()) == (by == 0.5)
 
 
+@pytest.mark.witness("bundled trainer", "graft moments", by="deepspeed")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_graft_takes_the_moments_and_the_step(trained: Trained, layout: str) -> None:
     ranks, zero, dtype = LAYOUTS[layout]
@@ -330,6 +331,7 @@ def cut(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[[str
     return make
 
 
+@pytest.mark.witness("bundled trainer", "average", "scale", by="deepspeed")
 @pytest.mark.parametrize("axis", ["tensor", "pipeline"])
 def test_model_parallel_runs(cut: Callable[[str], Path], tmp_path: Path, axis: str) -> None:
     """Each rank's weights are its own masters, rounded; the trainer loads them."""
