@@ -26,6 +26,7 @@ from bench import (
     kernels,
     layers,
     picture,
+    saves,
     shards,
     signals,
     small_tensors,
@@ -50,6 +51,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "kernels": kernels.measure,
     "host": host.measure,
     "signals": signals.measure,
+    "saves": saves.measure,
     "gpu": gpu.measure,
     "picture": picture.measure,
     "event_files": event_files.measure,  # last: it makes this process larger

@@ -180,7 +180,8 @@ def deepspeed_config(config: Config, sizes: BatchSizes, parameters: int) -> dict
         "gradient_accumulation_steps": sizes.micro_batches(first),
         "zero_optimization": {
             "stage": config.zero_stage,
-            "reduce_scatter": not whole,
+            # On one data rank DeepSpeed would look for each parameter's owner in vain.
+            "reduce_scatter": not whole and (sizes.ranks > 1 or config.zero_stage == 3),
             # DeepSpeed allocates a bucket whole; a small model needs one of its own size.
             "reduce_bucket_size": min(BUCKET, parameters),
             "overlap_comm": overlaps(config, sizes.ranks),

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from . import distributed
 from .checkpoint import save_checkpoint
 from .errors import RankError, TrainError
-from .host_copy import host_copy
+from .host_copy import Room, host_copy
 from .log import EventLog
 from .retention import REMOVED, remove_old
 from .run_folder import LATEST, LATEST_ITERATION, write_atomically
@@ -42,6 +42,7 @@ class Saves:
         self._training, self._root = training, Path(training.config.save)
         self._started = training.progress.iteration
         self._writer: _Writer | None = None
+        self._room = Room()
 
     def save(self, events: EventLog | None) -> None:
         """The checkpoint of this iteration. Raises TrainError when the one before it, still being
@@ -49,14 +50,14 @@ class Saves:
         if events is not None:
             events.flush()
         step = self._training.progress.iteration
+        self.finish()
+        if distributed.rank() == 0:
+            self._remove_left()
         if not self._training.config.async_save:
             self._write(f"global_step{step}")
             self._name(step)
             return
-        self.finish()
-        if distributed.rank() == 0:
-            self._remove_left()
-        self._writer = _Writer(step)
+        self._writer = _Writer(step, self._room)
         with self._writer.taking(self._training.engine.checkpoint_engine):
             self._write(SAVING.format(step))  # begins with a barrier
         self._writer.start()
@@ -70,6 +71,7 @@ class Saves:
         if state == WRITING:
             return
         writer, self._writer = self._writer, None
+        self._room.empty()
         if state == FAILED:
             raise writer.failure()
         if distributed.rank() == 0:
@@ -121,9 +123,9 @@ class Saves:
 class _Writer(Thread):
     """Writes one rank's files of one checkpoint."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, room: Room) -> None:
         super().__init__(daemon=True)  # a process that is told to leave must not wait for it
-        self.step = step
+        self.step, self._room = step, room
         self._files: list[tuple[Any, str]] = []
         self._write: Callable[[Any, str], None] = torch.save
         self._error: Exception | None = None
@@ -132,7 +134,9 @@ class _Writer(Thread):
     def taking(self, files: Any) -> Iterator[None]:
         """Inside, what DeepSpeed's checkpoint engine `files` would write is copied instead."""
         self._write = files.save
-        files.save = lambda state_dict, path: self._files.append((host_copy(state_dict), path))
+        files.save = lambda state_dict, path: self._files.append(
+            (host_copy(state_dict, self._room), path)
+        )
         try:
             yield
         finally:

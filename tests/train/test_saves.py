@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from ckptsurgeon import Run, look
 from tests.support.in_process import InProcess
 from tests.support.launch import launch, run_module
 from tests.support.many_ranks import run_all
 from train import trainer
-from train.host_copy import host_copy
+from train.host_copy import Room, host_copy
 
 ASYNC = "async_save=true"
 KINDS = [
@@ -105,6 +106,7 @@ def test_after_a_kill_the_run_goes_on_as_if_nothing_were(
     }
     assert len(half_written) >= 4
     for run in list(half_written.values())[::3]:
+        assert look.verify(Run.open(run), level=3).findings == ()
         found = in_process.train(run, ASYNC)
         assert {i: found[i] for i in wanted} == wanted
         assert not list(run.glob(".global_step*"))
@@ -184,10 +186,16 @@ def test_a_step_of_a_branch_that_was_left_is_replaced(
 def test_a_copy_does_not_change_with_what_it_is_of() -> None:
     flat = torch.arange(6.0)
     state = {"whole": flat, "part": flat[2:4], "list": [1], "weight": torch.nn.Parameter(flat[:2])}
-    copy = host_copy(state)
+    room = Room()
+    copy = host_copy(state, room)
+    place = copy["whole"].data_ptr()
     flat.zero_()
     state["list"].append(2)
     assert copy["part"].tolist() == [2, 3] and copy["list"] == [1]
     assert isinstance(copy["weight"], torch.nn.Parameter)
     copy["whole"][2] = 7.0
     assert copy["part"].tolist() == [7, 3]
+    assert host_copy(state, room)["whole"].data_ptr() != place
+    room.empty()
+    again = host_copy(state, room)
+    assert (again["whole"].data_ptr(), again["whole"].tolist()) == (place, [0] * 6)
