@@ -22,7 +22,7 @@ from ckptsurgeon.logs.tensorboard import event_file, frame
 from ckptsurgeon.logs.tensorboard.wire import as_varint, delimited
 
 EVENTS = 10_000_000
-SLICE = 20
+SLICE = 100
 FILES = 10
 SIGNALS = (
     "lm-loss-training/lm loss", "grad-norm/grad-norm", "loss-scale/loss-scale",
@@ -79,7 +79,7 @@ def _status(folder: Path, quick: bool) -> list[Row]:
     root = folder / "three"
     python("bench.layout", "three", root, 3)
     make_log(root / "tensorboard", 100_000 if quick else 1_000_000)
-    times = 3 if quick else 15
+    times = 1 if quick else 15
     plain, shown = math.inf, math.inf
     for _ in range(times):
         plain = min(plain, python("ckptsurgeon", "status", "-C", root).cpu)

@@ -116,10 +116,11 @@ def advise(
     logs: RunOrLogs,
     common: Common,
 ) -> None:
-    """Say if the loss diverged, which signal moved first, where to go back to, what others did.
+    """Say if the loss diverged, where to go back to, and what others did.
 
-    It judges by published rules, which its answer names (docs/advise.md), and changes nothing: its
-    recipe is for `plan` and `apply`. Without a run it reads bare logs: --tb DIR or --log FILE.
+    It names the first signal that moved and the rule that says so (docs/advise.md), and changes
+    nothing: its recipe is for `plan` and `apply`. Without a run it reads bare logs: --tb DIR or
+    --log FILE.
 
     Examples:
     ckptsurgeon advise

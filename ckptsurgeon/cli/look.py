@@ -220,10 +220,13 @@ def doctor(
     diagnoses = [replace(item, next=common.here(item.next)) for item in diagnose(run)]
     seen = None
     if vitals:
+        check = common.here("ckptsurgeon verify --level 4    all that is wrong with the step")
         with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
-            seen = examine(run, jobs=jobs, progress=progress)
-        check = common.here("ckptsurgeon verify --level 4    each of them")
-        diagnoses += [Diagnosis(fact, check) for fact in seen.facts]
+            try:
+                seen = examine(run, jobs=jobs, progress=progress)
+                diagnoses += [Diagnosis(fact, check) for fact in seen.facts]
+            except SurgeryError as error:  # mostly one that is among the findings already
+                diagnoses.append(Diagnosis(f"the vital signs can't be read: {error.what}", check))
     common.answer(
         lambda: report.diagnoses(run, diagnoses, common.style, seen),
         lambda: report.diagnoses_json(run, diagnoses, seen),

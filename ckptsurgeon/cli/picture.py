@@ -26,7 +26,7 @@ def picture(
     logs: RunOrLogs,
     common: Common,
 ) -> None:
-    """Draw the run: what was kept, what was left and why, and what advise says.
+    """Draw the run: what was kept, what was left, and why.
 
     The thick line leads to the newest step. A faded one was left at its cross, and the arrow from
     there names the surgery and its reason. Needs matplotlib: pip install 'ckptsurgeon[plot]'.

@@ -28,6 +28,8 @@ SOUND, UNSOUND, INCOMPLETE, ATTIC, PRUNED = (
 )
 CHECKED = 64
 """Saved steps that are verified, the newest; of those before only the file names are."""
+LOST = 0.02
+"""The share of the steps so far that a killed job may lose without a word in the picture."""
 _NUMBER = re.compile(r"(\d+)(?:\.\w+)?$")
 
 
@@ -62,7 +64,7 @@ def tell(read: Curves, run: Run | None, rule: str | None = None) -> Story:
     """The story of a run by its curves, its receipts and its attic; without a run by the curves
     alone. Reads only."""
     told = advise(read, run, rule=rule, level=soundness.NAMES)
-    by_themselves = [Left(branch, None) for branch in read.left]
+    by_themselves = [Left(branch, _before(branch)) for branch in read.left]
     if run is None or run.bare:
         name = ", ".join(path.name for path in read.sources)
         return Story(name, read.kept, tuple(by_themselves), {}, (), (), (), told)
@@ -78,6 +80,14 @@ def tell(read: Curves, run: Run | None, rule: str | None = None) -> Story:
         tuple((_resumed(r), r.id) for r in force if not _goes_back(r) and r.promise),
         told,
     )
+
+
+def _before(branch: Branch) -> int | None:
+    """Where a trainer went on that left this branch by itself; None for the few steps that every
+    killed job loses, whose arrows would hide those of surgeries."""
+    steps = branch[LOSS].steps
+    first, last = int(steps[0]), int(steps[-1])
+    return first - 1 if last - first > LOST * last else None
 
 
 def _resumed(receipt: Receipt) -> int:

@@ -13,6 +13,7 @@ from ckptsurgeon.look import soundness
 from ckptsurgeon.look.vitals import between
 from ckptsurgeon.look.vitals.between import Between
 from ckptsurgeon.look.vitals.facts import Moment
+from ckptsurgeon.look.vitals.jobs import ODD
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import receipt_file, standing, told
@@ -124,7 +125,7 @@ def _since(run: Run, checkpoint: Checkpoint, against: int | None) -> Between:
             return Between([], [])
         try:
             return between.counters(checkpoint, run.checkpoint(earlier[-1]), receipts)
-        except SurgeryError:  # what is wrong with the other step is not wrong with this one
+        except (SurgeryError, *ODD):  # what is wrong with the other step is not wrong with this
             return Between([], [f"step {earlier[-1]}, which can't be read"])
     return between.compare(checkpoint, run.checkpoint(against), receipts)
 

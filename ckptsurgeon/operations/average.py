@@ -22,6 +22,7 @@ from ckptsurgeon.operations.computed_changes import (
     by_parameter,
     change,
     new_weights,
+    refuse_weightless,
     source,
     sources_of,
 )
@@ -126,6 +127,7 @@ class Average(Section):
                     next=f"ckptsurgeon verify --step {other.step}",
                 )
         own = by_parameter(checkpoint.parts())
+        refuse_weightless(checkpoint, own)
         all_parts = [own if o is checkpoint else by_parameter(o.parts()) for o in opened]
         for other, parts in zip(opened, all_parts, strict=True):
             _refuse_other_layout(checkpoint.step, own, other.step, parts)

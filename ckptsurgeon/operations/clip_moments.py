@@ -114,8 +114,7 @@ def _clipped(
         squares = _source(run, checkpoint, part)
         if not limit or entries.largest[squares] <= limit:
             continue
-        told = f"at most {limit:.3g}"
-        yield change(run, part, "ceiling", ((squares,),), (limit,), told)
+        yield change(run, part, "ceiling", ((squares,),), (limit,), "clipped")
         mean = means.get(part.first)
         if mean is None or mean.end - mean.start != part.end - part.start:
             raise SurgeryError(

@@ -16,6 +16,8 @@ from ckptsurgeon.run.run import Run
 
 Parameter = tuple[str, str]
 """A parameter's name, and the cut of it."""
+Kinds = Mapping[str, Sequence[Part]]
+"""Its stretches by what they are."""
 
 
 def source(run: Run, checkpoint: Checkpoint, place: Place, start: int, end: int) -> Source:
@@ -34,6 +36,15 @@ def by_parameter(parts: Iterable[Part]) -> dict[Parameter, dict[str, list[Part]]
         for stretches in kinds.values():
             stretches.sort(key=lambda part: part.first)
     return out
+
+
+def refuse_weightless(checkpoint: Checkpoint, parameters: Mapping[Parameter, Kinds]) -> None:
+    """Raise SurgeryError where only moments are kept in what can be edited."""
+    if not any(kinds.keys() & {"weights", "master"} for kinds in parameters.values()):
+        raise SurgeryError(
+            f"the weights of {checkpoint.path.name} are in files that are not edited here",
+            next="graft, clip_moments and reset work on its moments",
+        )
 
 
 def matching(

@@ -19,6 +19,7 @@ from ckptsurgeon.operations.computed_changes import (
     change,
     matching,
     new_weights,
+    refuse_weightless,
     source,
 )
 from ckptsurgeon.operations.reset import Moments, Reset
@@ -62,6 +63,7 @@ class Scale(Section):
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         known = by_parameter(checkpoint.parts())
+        refuse_weightless(checkpoint, known)
         of_weights = ("weights", "master")
         named = {name: kinds for name, kinds in known.items() if kinds.keys() & set(of_weights)}
         chosen = matching(named, self.params, "scale.params")

@@ -48,9 +48,7 @@ def verdict(advice: Advice) -> str:
     if advice.verdict == "recovered":
         assert spike.last is not None
         took = spike.last - spike.first
-        return (
-            f"recovered: the loss left its course at step {spike.first}, and took {took} steps back"
-        )
+        return f"recovered: the loss left its course at step {spike.first}, back {took} steps later"
     return f"the loss diverged at step {spike.first}"
 
 

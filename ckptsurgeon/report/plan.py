@@ -13,6 +13,7 @@ from ckptsurgeon.edits import (
     AnyChange,
     Append,
     Change,
+    Computed,
     Edit,
     Hole,
     Move,
@@ -117,7 +118,10 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
     for item in items:
         # A key of torch.distributed.checkpoint has the whole way in it, and the parameter's name.
         name = str(item.path[-1]).rpartition(".")[2] if item.path else PurePosixPath(item.file).name
-        groups.setdefault((name, repr(item.old), repr(item.new)), []).append(item)
+        wanted = repr(item.new)
+        if isinstance(item.new, Computed):  # of each tensor from others, told in the same words
+            name, wanted = "", item.new.told
+        groups.setdefault((name, repr(item.old), wanted), []).append(item)
     several = len({name for name, _, _ in groups}) > 1
     rows = []
     for (name, _, _), group in groups.items():

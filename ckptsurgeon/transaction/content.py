@@ -24,7 +24,10 @@ def read(root: Path, content: Content) -> Iterator[bytes]:
             yield from (_ZEROS for _ in range(whole))
             yield bytes(rest)
         elif isinstance(piece, (Computed, Checksum)):
-            raise SurgeryError("bytes that are computed are known once they are written")
+            raise SurgeryError(
+                "a sum is asked for of bytes that are computed only when they are written",
+                next="a checkpoint with integrity.json takes edits of its numbers, no new tensors",
+            )
         else:
             yield from _span(root / piece.file, piece.start, piece.end)
 

@@ -47,6 +47,8 @@ def printed(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> dict[str, dic
         "verify": told("verify"),
         "status": told("status"),
         "doctor": told("doctor", "--vitals"),
+        "advise": told("advise"),
+        "report": told("report", "-o", tmp_path / "run.svg"),
         "diff": told("diff", 4, 8, "--tensors"),
         "recover": told("recover"),
         "relaunch": told("relaunch", "--dry-run"),

@@ -69,8 +69,11 @@ def test_each_witness_names_cells_that_are_yes_in_the_table() -> None:
     assert {key for key, cell in cells.items() if cell == "yes L"} == loaded
 
 
+HOOKS = "from tests.conftest import _claims_hold, pytest_runtest_makereport  # noqa: F401"
+
+
 def test_a_claim_that_the_test_does_not_carry_out_is_caught(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("from tests.conftest import _claims_hold  # noqa: F401")
+    (tmp_path / "conftest.py").write_text(HOOKS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = witness(column, row, ..., by): .")
     (tmp_path / "test_it.py").write_text(
         "import pytest\nimport torch\n\n"

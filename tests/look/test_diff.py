@@ -191,7 +191,7 @@ def test_the_same_run_saved_at_two_parallel_sizes_has_no_difference(
     options = Options(stage=1, dtype="bf16")
     deepspeed_engine.launched("make", many, options)
     copy = convert(many)
-    loading = {"checkpoint": {"load_universal": True}}
+    loading = {"checkpoint": {"load_universal": True}, "train_micro_batch_size_per_gpu": 4}
     engine = deepspeed_engine.build(replace(options, config=loading))
     (many / "latest").write_text(copy.name)
     engine.load_checkpoint(str(many))

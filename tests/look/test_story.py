@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 
 from ckptsurgeon import Run, plan, plan_undo, surgery
+from ckptsurgeon.logs.curves import of_rows
 from ckptsurgeon.look.logged import own
 from ckptsurgeon.look.story import Story, tell
 from ckptsurgeon.recipe.file import from_data
@@ -59,6 +61,19 @@ def test_what_a_rollback_left_and_what_was_trained_again(trained: Trained) -> No
         ("0002", 8, [5, 6, 8])
     ]
     assert told.skips == ()
+
+
+def test_what_a_trainer_trained_again_by_itself() -> None:
+    def logged(stop: int) -> list[tuple[int, dict[str, float], float]]:
+        return [(step, {"loss": 2.0}, math.nan) for step in range(1, stop + 1)]
+
+    again = [(step, {"loss": 1.0}, math.nan) for step in range(51, 201)]
+    (left,) = tell(of_rows([*logged(100), *again], Path("log")), None).left
+    assert (left.to, steps(left.curves)[0], steps(left.curves)[-1]) == (50, 51, 100)
+    few = [(step, {"loss": 1.0}, math.nan) for step in range(99, 201)]
+    assert [left.to for left in tell(of_rows([*logged(100), *few], Path("log")), None).left] == [
+        None
+    ]
 
 
 def test_a_pruned_attic_is_named_and_the_cut_branch_still_drawn(trained: Trained) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -129,6 +130,22 @@ def test_no_step_of_a_torch_optimizer_raises_an_alarm(
     assert facts(tmp_path, 24, against=4) == ()
     compared = look.verify(Run.open(tmp_path), 24, level=4).not_compared
     assert any("bound" in text for text in compared) == (name not in ("Adam", "AdamW"))
+
+
+def test_thousands_of_tensors_are_read_with_few_open_files(tmp_path: Path) -> None:
+    weights = [torch.nn.Parameter(torch.randn(4)) for _ in range(600)]
+    optimizer = torch.optim.AdamW(weights, lr=1e-3)
+    for weight in weights:
+        weight.grad = torch.randn(4)
+    optimizer.step()
+    hugging_face(tmp_path, optimizer, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 64, hard))
+    try:
+        assert facts(tmp_path, 1) == ()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # --- real DeepSpeed, and what is done to it ------------------------------------------------------

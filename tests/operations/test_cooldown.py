@@ -308,6 +308,7 @@ def rewarmed(peak: float, floor: float, warmup: int, decay: int, shape: str) -> 
     return [*up, *(rate for rate in closed(peak, floor, shape, decay))]
 
 
+@pytest.mark.witness("Megatron-DeepSpeed", "set-lr --restart", by="deepspeed")
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
 def test_annealing_lr_starts_again(annealed: Path, tmp_path: Path, shape: str) -> None:
     """From any position: the second pre-training of 2308.04014."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ LAYOUTS = {
     "dp2-zero3-fp32": (2, 3, "fp32"), "dp2-zero1-fp16": (2, 1, "fp16"),
 }  # fmt: skip
 WEIGHT = "query_key_value.weight"
+
+
+def in_turn(*moments: str) -> list[tuple[str, str]]:
+    """Every layout, with one of these each."""
+    return list(zip(LAYOUTS, cycle(moments), strict=False))
 
 
 def leaves(value: Any, path: Path_ = ()) -> Iterator[tuple[Path_, torch.Tensor]]:
@@ -115,8 +121,7 @@ def check_weights(root: Path, step: int, found: dict[Path_, torch.Tensor]) -> No
         assert torch.equal(weight, masters[name].to(weight.dtype)), name
 
 
-@pytest.mark.parametrize("moments", ["last", "average"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "moments"), in_turn("average", "last"))
 def test_an_average_is_torchs(trained: Trained, layout: str, moments: str) -> None:
     ranks, zero, dtype = LAYOUTS[layout]
     root = trained(ranks=ranks, zero=zero, dtype=dtype)
@@ -147,8 +152,9 @@ def test_an_average_is_torchs(trained: Trained, layout: str, moments: str) -> No
     take_back(root, before)
 
 
-@pytest.mark.parametrize("moments", ["keep", "scale"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "moments"), [*in_turn("keep", "scale"), ("dp1-zero0-fp32", "scale")]
+)
 def test_a_scale_is_torchs(trained: Trained, layout: str, moments: str) -> None:
     ranks, zero, dtype = LAYOUTS[layout]
     root = trained(ranks=ranks, zero=zero, dtype=dtype)
@@ -182,6 +188,16 @@ def test_a_scale_is_torchs(trained: Trained, layout: str, moments: str) -> None:
     take_back(root, before)
 
 
+def test_a_plan_says_it_in_a_line_for_each_kind(trained: Trained) -> None:
+    from ckptsurgeon.report.plan import changes
+
+    root = trained(zero=1, dtype="bf16")
+    recipe = {"average": {"last": 2, "moments": "average"}}
+    rows = changes(plan(Run.open(root), from_data(recipe)).changes)
+    assert [row.label for row in rows][:4] == ["weights", "master", "exp_avg", "exp_avg_sq"]
+    assert len(rows) <= 5
+
+
 def test_two_scales_that_cancel_leave_the_weights(trained: Trained) -> None:
     """By a power of two nothing is rounded."""
     root = trained(zero=1, dtype="bf16")
@@ -191,6 +207,7 @@ def test_two_scales_that_cancel_leave_the_weights(trained: Trained) -> None:
         assert any(not torch.equal(t, old[p]) for p, t in loaded(root, 8).items()) == (by == 0.5)
 
 
+@pytest.mark.witness("bundled trainer", "graft moments", by="deepspeed")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_graft_takes_the_moments_and_the_step(trained: Trained, layout: str) -> None:
     ranks, zero, dtype = LAYOUTS[layout]
@@ -314,6 +331,7 @@ def cut(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[[str
     return make
 
 
+@pytest.mark.witness("bundled trainer", "average", "scale", by="deepspeed")
 @pytest.mark.parametrize("axis", ["tensor", "pipeline"])
 def test_model_parallel_runs(cut: Callable[[str], Path], tmp_path: Path, axis: str) -> None:
     """Each rank's weights are its own masters, rounded; the trainer loads them."""

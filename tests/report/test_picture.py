@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import struct
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +122,35 @@ def test_a_page_needs_nothing_but_itself(story: Story) -> None:
     names = re.findall(r'\bid="([^"]+)"', made)
     assert len(names) == len(set(names))
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', made)) <= set(names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_the_page(story: Story, tmp_path: Path, scheme: str) -> None:
+    """Headless Chromium, where one is installed; the ground has the colour of the scheme."""
+    names = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
+    browser = next((path for name in names if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip("no Chromium is installed")
+    (tmp_path / "run.html").write_bytes(page(story))
+    shot = tmp_path / "shot.png"
+    preferred = {"light": 1, "dark": 0}[scheme]
+    subprocess.run(
+        [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900",
+            f"--blink-settings=preferredColorScheme={preferred}", f"--screenshot={shot}",
+            (tmp_path / "run.html").as_uri(),
+        ],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    from matplotlib.image import imread
+
+    pixels = imread(str(shot))[..., :3]
+    ground = {"light": (1.0, 1.0, 1.0), "dark": (13 / 255, 17 / 255, 23 / 255)}[scheme]
+    assert np.abs(pixels[2, 2] - ground).max() < 0.01
+    kept = {"light": (10, 95, 180), "dark": (88, 166, 255)}[scheme]
+    close = np.abs(pixels - np.array(kept) / 255).max(axis=2) < 0.02
+    assert close.sum() > 200  # the kept line
 
 
 @pytest.mark.parametrize("x", ["steps", "tokens", "samples", "time"])

@@ -105,8 +105,20 @@ def rows(recipe: Mapping[str, Any]) -> set[str]:
         names.add("reset loss-scale")
     if recipe.get("skip"):
         names.add("skip --by-counters" if recipe.get("skip_by_counters") else "skip")
-    others = ("swap_optimizer", "sync_replicas")
-    return names | {key.replace("_", "-") for key in others if recipe.get(key) is not None}
+    if cooldown := recipe.get("cooldown"):
+        shape = cooldown.get("shape")
+        names.add(f"cooldown --shape {shape}" if shape else "cooldown")
+    if recipe.get("rewarm_schedule"):
+        names.add("set-lr --restart")
+    for key in ("average", "scale"):
+        if section := recipe.get(key):
+            moments = section.get("moments")
+            names.add(f"{key} --moments {moments}" if moments else key)
+    if graft := recipe.get("graft"):
+        names.add("graft moments --params" if graft.get("params") else "graft moments")
+    others = ("swap_optimizer", "sync_replicas", "clip_moments")
+    given = {key for key in others if recipe.get(key) is not None}
+    return names | {key if key == "clip_moments" else key.replace("_", "-") for key in given}
 
 
 def recorder(apply: Callable[..., Any], applied: set[str]) -> Callable[..., Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -176,6 +178,28 @@ def test_a_checksum_joins_what_was_computed_and_what_was_copied() -> None:
         Checksum(40 - 7, 100), 7, sums, lambda offset, size: data[offset : offset + size]
     )
     assert int.from_bytes(found, "little") == zlib.crc32(data[40:140])
+
+
+def test_memory_stays_below_256_mb_whatever_the_size(tmp_path: Path) -> None:
+    """The mean of two terms of 320 MB each, in eight threads; the sources are holes."""
+    size = 320 << 20
+    for name in ("a", "b"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    code = (
+        "import sys, numpy, resource; from pathlib import Path\n"
+        "from ckptsurgeon.edits import Computed, Content, Source\n"
+        "from ckptsurgeon.transaction.staging import _Staged, _write\n"
+        f"root, size = Path({str(tmp_path)!r}), {size}\n"
+        "terms = tuple((Source(name, 0, size, 'float32'),) for name in ('a', 'b'))\n"
+        "piece = Computed('mean', 'float32', size, terms, (1.0, 1.0))\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "_write(root, _Staged('new', Content((piece,))), 8)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 256 << 10
+    assert (tmp_path / "new").stat().st_size == size
 
 
 @pytest.mark.parametrize("numbers", [(math.nan,), (0.0,)])

@@ -15,7 +15,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Decay, Place, Setting
+from ckptsurgeon.formats.protocol import Decay, Part, Place, Setting
 from ckptsurgeon.formats.schedules import torch, transformers
 
 
@@ -45,6 +45,9 @@ def passed_over(settings: list[Setting], step: int) -> Iterator[str]:
 COUNTS = ("_num_yielded", "_sampler_iter_yielded")
 OWN = ("_snapshot", "_sampler_iter_state", "_index_sampler_state", "fetcher_state", "dataset_state")
 """Keys of a loader's state: its two counters, and the states of what it is made of."""
+
+BINS = ("pytorch_model.bin", "model.pt")
+"""Files of whole weights beside an engine."""
 
 
 @dataclass
@@ -109,6 +112,17 @@ class EngineCheckpoint(DeepSpeedCheckpoint):
         if field == "position":
             places += [p for file in self.schedulers for p in self.at(file, ("last_epoch",))]
         return places
+
+    def parts(self) -> list[Part]:
+        """Those of the engine, which is what a resume loads. Refused where the weights are saved
+        beside it once more: that copy would stay as it was."""
+        copies = [p for p in self.path.iterdir() if p.suffix == ".safetensors" or p.name in BINS]
+        if copies:
+            raise SurgeryError(
+                f"{copies[0].name} repeats the weights of the engine, and would keep the old ones",
+                next=f"move {copies[0].name} out of the step, and export it anew afterwards",
+            )
+        return super().parts()
 
     def schedule(self) -> Any:
         """The engine's; else that beside it, which is loaded after."""

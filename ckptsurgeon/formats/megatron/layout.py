@@ -213,17 +213,22 @@ class MegatronBridge(Megatron):
         return [run / BRIDGE, *tracker]
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
-        """A copy of the step's counters, and the tracker. Raises SurgeryError where the counters
-        name another iteration: a copy of them would point there."""
+        """A copy of the step's counters, and the tracker."""
         counters = self.directory(run, step) / bridge.COUNTERS
-        if counters.is_file() and _counted(counters) != step:
+        texts: dict[Path, str | Path] = {run / BRIDGE: counters}
+        return {**texts, run / TRACKER: str(step)} if (run / TRACKER).exists() else texts
+
+    def stale_pointers(self, run: Path, step: int) -> list[str]:
+        """None. Raises SurgeryError where the step's counters name another iteration: a copy of
+        them would point there."""
+        counters = self.directory(run, step) / bridge.COUNTERS
+        if _counted(counters) != step:
             raise SurgeryError(
                 f"{counters.parent.name}/{counters.name} counts iteration {_counted(counters)}, so "
                 f"{BRIDGE} as a copy of it would name that step",
                 next=f"relaunch the trainer with checkpoint.ckpt_step={step}",
             )
-        texts: dict[Path, str | Path] = {run / BRIDGE: counters}
-        return {**texts, run / TRACKER: str(step)} if (run / TRACKER).exists() else texts
+        return []
 
     def pointed(self, pointer: Path) -> int | None:
         """The iteration in the counters; see `Megatron.pointed`."""

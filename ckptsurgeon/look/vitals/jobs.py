@@ -16,6 +16,11 @@ from ckptsurgeon.formats.strips import contiguous, dense
 from ckptsurgeon.look.vitals.bound import Edited, limit
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+ODD = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
+    ValueError,
+)  # fmt: skip
+"""What a tree that no trainer saved makes of the code that expects one."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def strips_of(checkpoint: Checkpoint) -> list[Strip]:
     """Its strips; none where its trees are not what its format says."""
     try:
         return list(checkpoint.strips())
-    except (SurgeryError, AttributeError, IndexError, KeyError, TypeError, ValueError):
+    except (SurgeryError, *ODD):
         return []
 
 

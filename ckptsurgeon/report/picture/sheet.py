@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from ckptsurgeon.logs.signals import GRAD_NORM, LOSS, LOSS_SCALE, LR
 from ckptsurgeon.report.picture.arrows import Arrow, label, rows
 from ckptsurgeon.report.picture.axes import Axis, axis
 from ckptsurgeon.report.picture.footer import footer, headline
+from ckptsurgeon.report.picture.legend import MARKS, legend
 from ckptsurgeon.report.picture.theme import LIGHT, Theme
 from ckptsurgeon.report.picture.thin import smoothed, thinned
 
@@ -32,14 +33,6 @@ FALL = 0.02
 STRIPS = ((LR, "lr"), (GRAD_NORM, "grad norm"), (LOSS_SCALE, "loss scale"))
 GAP = 0.01
 """The share of the x axis from which on a pause is shown as one."""
-MARKS = {
-    "sound": ("o", 26, "kept", True),
-    "unsound": ("X", 40, "bad", True),
-    "incomplete": ("o", 26, "bad", False),
-    "in the attic": ("s", 20, "muted", False),
-    "pruned": ("x", 18, "muted", True),
-}
-"""State of a saved step → marker, its size, a colour of the theme, and whether it is filled."""
 
 
 def draw(story: Story, format: str, x: str = "steps", theme: Theme = LIGHT) -> bytes:
@@ -373,42 +366,7 @@ class _Sheet:
                     va="center")  # fmt: skip
         figure.text(0.012, 0.022, footer(self.story), fontsize=8.5, color=self.theme.muted,
                     va="center")  # fmt: skip
-        self._legend(figure)
-
-    def _legend(self, figure: Any) -> None:
-        from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
-
-        theme = self.theme
-        entries: list[Any] = [Line2D([], [], color=theme.kept, linewidth=2, label="kept")]
-        if self.story.left:
-            entries.append(
-                Line2D([], [], color=theme.left, alpha=0.6, marker="x", markeredgewidth=1.6,
-                       markeredgecolor=theme.bad, markersize=6, label="left")
-            )  # fmt: skip
-        for state in dict.fromkeys(self.story.saved.values()):
-            marker, _, color, filled = MARKS[state]
-            shade = getattr(theme, color)
-            entries.append(
-                Line2D([], [], linestyle="", marker=marker, markersize=5, markeredgecolor=shade,
-                       markerfacecolor=shade if filled else "none", label=state)
-            )  # fmt: skip
-        if self.story.advice.candidates:
-            entries.append(
-                Line2D([], [], linestyle="", marker="v", markersize=5, color=theme.sign,
-                       label="candidate (ringed: go back here)")
-            )  # fmt: skip
-        bands: Mapping[str, tuple[Any, str]] = {
-            "skipped data": (self.story.skips, theme.skip),
-            "re-warm": (self.story.rewarms, theme.rewarm),
-        }
-        for name, (spans, color) in bands.items():
-            if spans:
-                entries.append(Patch(color=color, alpha=0.3, label=name))
-        figure.legend(
-            handles=entries, loc="upper right", bbox_to_anchor=(0.98, 0.995), ncols=len(entries),
-            frameon=False, fontsize=8.5, handlelength=1.4, columnspacing=1.3, handletextpad=0.5,
-        )  # fmt: skip
+        legend(figure, self.story, self.theme)
 
 
 def _short(value: float, _: object = None) -> str:
