@@ -196,7 +196,8 @@ def graft(
     what: Annotated[str, typer.Argument(metavar="moments", help="What is grafted.")],
     step: Annotated[int, typer.Option("--from", metavar="STEP", help="The step to take them of.")],
     run: Annotated[
-        str | None, typer.Option("--run", metavar="DIR", help="Of another run of the same layout.")
+        str | None,
+        typer.Option("--of", metavar="DIR", help="Of another run of the same layout."),
     ] = None,
     only: Annotated[
         str | None, typer.Option("--only", metavar="exp_avg", help="Graft only this moment.")

@@ -81,3 +81,12 @@ def test_a_terminal_without_unicode_gets_no_traceback() -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"why: '?'" in done.stdout or b"why: ?" in done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_option_has_two_meanings(name: str) -> None:
+    from ckptsurgeon.cli.build import build
+
+    options = [word for item in build(commands()[name]).params for word in item.opts]
+    options += [word for item in build(commands()[name]).params for word in item.secondary_opts]
+    assert len(options) == len(set(options))
