@@ -67,9 +67,11 @@ def test_one_of_several_numbers_is_set_by_its_place(tmp_path: Path) -> None:
 def test_a_healthy_optimizer_is_never_called_damaged(tmp_path: Path) -> None:
     """Adafactor computes its own lr where it is None: nothing sets it, and all else goes on."""
     model, optimizer = trained(Small, lambda m: torch.optim.Adafactor(m.parameters(), lr=0.1))
-    optimizer.param_groups[0]["lr"] = None
     for step in (7, 8):
+        optimizer.param_groups[0]["lr"] = None
         save(tmp_path, model, optimizer, step)
+        optimizer.param_groups[0]["lr"] = 0.1
+        update(model, optimizer, step)
     run = Run.open(tmp_path)
     assert look.verify(run, level=4).findings == ()
     promise = run.checkpoint(8).state().promise
