@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.protocol import Place, Setting
@@ -68,36 +66,3 @@ class HuggingFaceCheckpoint(TorchCheckpoint):
                 next="set the lr where the script makes its optimizers",
             )
         return super().reschedule(values)
-
-
-@dataclass
-class EngineCheckpoint(DeepSpeedCheckpoint):
-    """DeepSpeed's shards, and the scheduler of the Trainer or of Accelerate beside them."""
-
-    schedulers: tuple[Path, ...] = ()
-
-    def find(self, field: str) -> list[Place]:
-        """The engine's places, and of the schedulers those beside it."""
-        places = super().find(field)
-        if field == "scheduler":
-            places += [Place(file, (), self.trees[file]) for file in self.schedulers]
-        if field == "position":
-            places += [p for file in self.schedulers for p in self.at(file, ("last_epoch",))]
-        return places
-
-    def schedule(self) -> Any:
-        """The engine's; else that beside it, which is loaded after."""
-        inner = super().schedule()
-        if inner is None and self.schedulers:
-            return self.trees[self.schedulers[0]]
-        return inner
-
-    def contradictions(self) -> list[str]:
-        """Also two schedulers of different positions."""
-        sentences = super().contradictions()
-        return [*sentences, *self._positions()]
-
-    def _positions(self) -> Iterator[str]:
-        positions = {p.file.name: p.value.get("last_epoch") for p in self.locate("scheduler")}
-        if len(set(positions.values())) > 1:
-            yield f"schedulers stand at different steps: {positions}"

@@ -1,0 +1,58 @@
+"""A DeepSpeed step inside the checkpoint of another trainer, which keeps a scheduler of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ckptsurgeon.formats.deepspeed.layout import DeepSpeed
+from ckptsurgeon.formats.protocol import Located, Place
+
+
+class Engine(DeepSpeed):
+    """A DeepSpeed step whose folder is known, whatever its name."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def directory(self, run: Path, step: int) -> Path:
+        """The folder."""
+        return self._folder
+
+
+@dataclass
+class EngineCheckpoint(DeepSpeedCheckpoint):
+    """`schedulers` are (file, path of the state) that the engine's trainer loads after it."""
+
+    schedulers: tuple[Located, ...] = ()
+
+    def find(self, field: str) -> list[Place]:
+        """The engine's places, and of the schedulers those beside it."""
+        places = super().find(field)
+        if field == "scheduler":
+            places += [p for file, path in self.schedulers for p in self.at(file, path)]
+        if field == "position":
+            located = ((file, (*path, "last_epoch")) for file, path in self.schedulers)
+            places += [place for item in located for place in self.at(*item)]
+        return places
+
+    def schedule(self) -> Any:
+        """The engine's; else that beside it, which is loaded after."""
+        inner = super().schedule()
+        if inner is None and self.schedulers:
+            return self.value(*self.schedulers[0])
+        return inner
+
+    def contradictions(self) -> list[str]:
+        """Also two schedulers of different positions."""
+        sentences = super().contradictions()
+        return [*sentences, *self._positions()]
+
+    def _positions(self) -> Iterator[str]:
+        positions = {p.file.name: p.value.get("last_epoch") for p in self.locate("scheduler")}
+        if len(set(positions.values())) > 1:
+            yield f"schedulers stand at different steps: {positions}"
