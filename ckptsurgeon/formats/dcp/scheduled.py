@@ -71,6 +71,18 @@ class ScheduledCheckpoint(DcpCheckpoint):
             start += [(place, 0) for place in self.at(file, (*path[:-1], "_growth_tracker"))]
         return start
 
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """Refused for a weight decay that the scheduler sets anew, as Megatron's does."""
+        schedule = self.schedule()
+        if key == "weight_decay" and isinstance(schedule, Mapping) and "end_wd" in schedule:
+            raise SurgeryError(
+                f"the scheduler of {self.trainer} sets the weight decay of every group when it is "
+                "loaded, from start_wd and end_wd of its own",
+                next="set the weight decay in the trainer's config, and let it override the "
+                "scheduler's state",
+            )
+        return super().in_group(key, place, value)
+
     # --- meaning ---------------------------------------------------------------------------------
 
     def schedule(self) -> Any:

@@ -45,6 +45,11 @@ class FilePattern:
         depth = next((i for i, name in enumerate(names) if "{step}" in name), len(names) - 1)
         return self.above(run, file, depth + 1)
 
+    def numbers(self, name: str) -> dict[str, int] | None:
+        """Those in `name`, which has no folder in it; None if it is not of this pattern."""
+        match = re.fullmatch(_regex(self.text), name)
+        return {key: int(text) for key, text in match.groupdict().items()} if match else None
+
     @staticmethod
     def above(run: Path, file: Path, depth: int) -> Path:
         """`file`, or the folder that leads to it, so many names below the run."""

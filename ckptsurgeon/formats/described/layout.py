@@ -216,20 +216,24 @@ class Described(BaseFormat):
 
     def pointer_files(self, run: Path) -> list[Path]:
         """The text file that names a step, and of each kind of copy the newest."""
-        named = [run / self.description.pointer[0]] if self.description.pointer else []
         return [
-            *named,
+            *self._texts(run),
             *(path for pattern in self.description.last for path in _newest(pattern, run)),
         ]
+
+    def _texts(self, run: Path) -> list[Path]:
+        """The text file; where a page has copies or links too, if it is there."""
+        page = self.description
+        file = run / page.pointer[0] if page.pointer else None
+        return [file] if file is not None and (file.exists() or not page.last) else []
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
         """The text, and every copy with the shard of its rank that it must be a copy of: whichever
         a restart picks, it is this step."""
         out: dict[Path, str | Path] = {}
-        if self.description.pointer:
-            file, template = self.description.pointer
-            out[run / file] = template.replace("{step}", str(step))
         shards = self._shards(run, step)
+        for file in self._texts(run):
+            out[file] = self._text(step, shards[0][2] if shards else {})
         for path, numbers in self._copies(run):
             if path.is_dir():
                 out |= self._repeated(run, path, step)
@@ -244,6 +248,13 @@ class Described(BaseFormat):
             if path not in alike:
                 out[path] = alike[0]
         return out
+
+    def _text(self, step: int, numbers: Mapping[str, int]) -> str:
+        """What names the step, with the other numbers in its name."""
+        text = self.description.pointer[1] if self.description.pointer else ""
+        for name, number in {**numbers, "step": step}.items():
+            text = text.replace(f"{{{name}}}", str(number))
+        return text
 
     def _repeated(self, run: Path, copy: Path, step: int) -> dict[Path, str | Path]:
         """Each file of a folder that must be a copy of the step. Raises SurgeryError for a link: no
@@ -264,10 +275,8 @@ class Described(BaseFormat):
         """The step in the text, or in the copy."""
         page = self.description
         if page.pointer and pointer.name == page.pointer[0]:
-            head, _, tail = page.pointer[1].partition("{step}")
-            named = (text(pointer) or "").strip()
-            digits = named.removeprefix(head.lstrip()).removesuffix(tail.rstrip())
-            return int(digits) if digits.isascii() and digits.isdecimal() else None
+            named = FilePattern(page.pointer[1].strip()).numbers((text(pointer) or "").strip())
+            return named["step"] if named else None
         if page.within:
             return self._within(pointer)
         if page.number:
@@ -278,7 +287,9 @@ class Described(BaseFormat):
         """The step that a link leads to by its name, or that a copy equals: in size and in its
         end, where the checksum of every record is."""
         run = pointer.parent
-        found = {path: step for step, each in self._found(run).items() for path, _, _ in each}
+        shards = [(step, *each) for step, of in self._found(run).items() for each in of]
+        found = {self._folder(run, path, pattern): step for step, path, pattern, _ in shards}
+        found |= {path: step for step, path, _, _ in shards}
         if pointer.is_symlink():
             return found.get(pointer.resolve())
         end = _end(pointer)
