@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
+from tests.support import deepspeed_engine
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -45,7 +46,7 @@ def stepped(times: int) -> tuple[torch.nn.Module, Any, Any]:
 
 
 def composer_state(step: int) -> dict[str, Any]:
-    """`State.state_dict` of Composer with fsdp state_dict_type sharded, mosaicml/composer 6405188."""
+    """`State.state_dict` of mosaicml/composer 6405188 with fsdp state_dict_type sharded."""
     model, adam, schedule = stepped(step)
     weights, optimizer = get_state_dict(model, adam)
     counts = {"batch": step, "sample": 8 * step, "token": 64 * step}
@@ -199,9 +200,84 @@ def test_a_verl_run(made: Make) -> None:
     assert not Run.open(root).complete(6)
 
 
+def test_the_files_of_fsdp2_hold_what_a_rank_has_of_each_tensor(made: Make) -> None:
+    """verl with FSDP2 saves DTensors: their local part is edited."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    root = made(verl)
+    with deepspeed_engine.process_group():
+        model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for _ in range(6):
+            model(torch.ones(3, 4)).sum().backward()
+            adam.step()
+        state = adam.state_dict()
+        state["param_groups"][0].update(initial_lr=1e-3, lr=1e-3 * 0.9**6)
+        files = sorted((root / "global_step_6" / "actor").glob("optim_*.pt"))
+        for file in files:
+            torch.save(state, file)
+        before = snapshot(root)
+        operate(root, {"set": {**EDITS, "lr": 5e-4}, "reset": ["moments"]})
+        for file in files:
+            adam.load_state_dict(torch.load(file, weights_only=False))
+            group = adam.param_groups[0]
+            assert group["lr"] == pytest.approx(5e-4 * 0.9**6) and group["eps"] == 1e-6
+            for held in adam.state.values():
+                assert not held["exp_avg"].full_tensor().any() and int(held["step"]) == 0
+        take_back(root, before)
+
+
 def test_a_half_saved_folder_hides_no_other(made: Make) -> None:
     root = made(composer)
     shutil.rmtree(root / "ep0-ba4")
     (root / "ep0-ba6" / ".metadata").unlink()
     run = Run.open(root)
     assert (run.format.name, run.complete(2), run.complete(6)) == ("composer-sharded", True, False)
+
+
+OPTIONS = deepspeed_engine.Options(stage=1)
+
+
+def lightning(root: Path) -> Path:
+    """`DeepSpeedStrategy.save_checkpoint` of lightning 2.6.6: a real engine under the tag
+    `checkpoint`, the Trainer's state as its client state, and no scheduler of the engine's own."""
+    with deepspeed_engine.process_group():
+        engine = deepspeed_engine.build(OPTIONS)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(deepspeed_engine.live(engine), T_max=40)
+        for step in range(1, 5):
+            deepspeed_engine.train(engine, 1)
+            cosine.step()
+            if step % 2:
+                continue
+            state = {"pytorch-lightning_version": "2.6.6", "epoch": 0, "global_step": step}
+            state["lr_schedulers"] = [cosine.state_dict()]
+            for name in (f"epoch=0-step={step}.ckpt", "last.ckpt"):
+                engine.save_checkpoint(str(root / name), client_state=state, tag="checkpoint")
+    return root
+
+
+def test_an_engine_of_lightning(made: Make) -> None:
+    root = made(lightning)
+    before = snapshot(root)
+    run = Run.open(root)
+    assert (run.format.name, run.steps(), run.latest()) == ("lightning-deepspeed", [2, 4], 4)
+    operate(root, {"set": {"eps": 1e-5}})
+    operate(root, {"rollback": {"to": 2}, "set": {**EDITS, "lr": 5e-4}, "reset": ["moments"]})
+    with deepspeed_engine.process_group():
+        engine = deepspeed_engine.build(OPTIONS)
+        _, state = engine.load_checkpoint(str(root / "last.ckpt"), load_lr_scheduler_states=False)
+        held = deepspeed_engine.effective(engine)
+        adam = deepspeed_engine.live(engine)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=40)
+        cosine.load_state_dict(state["lr_schedulers"][0])
+    assert (state["global_step"], cosine.base_lrs) == (2, [5e-4] * 2)
+    assert held["lr"] == pytest.approx(cosine.get_last_lr())
+    assert (held["betas"], held["eps"]) == ([[0.9, 0.97]] * 2, [1e-6] * 2)
+    assert held["weight_decay"] == [0.3, 0.0]
+    assert held["steps"] == [0] and held["moments"] == {"exp_avg": 0.0, "exp_avg_sq": 0.0}
+    for _ in range(2):
+        run = Run.open(root)
+        surgery.apply(run, surgery.plan_undo(run))
+    assert snapshot(root) == before

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import DeepSpeed
-from ckptsurgeon.formats.protocol import Located, Place
+from ckptsurgeon.formats.protocol import Located, Place, State
 
 
 class Engine(DeepSpeed):
@@ -26,9 +26,11 @@ class Engine(DeepSpeed):
 
 @dataclass
 class EngineCheckpoint(DeepSpeedCheckpoint):
-    """`schedulers` are (file, path of the state) that the engine's trainer loads after it."""
+    """`schedulers` are (file, path of the state) that the engine's trainer loads after it;
+    `doubts` what else a reader of its promise must know."""
 
     schedulers: tuple[Located, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     def find(self, field: str) -> list[Place]:
         """The engine's places, and of the schedulers those beside it."""
@@ -46,6 +48,11 @@ class EngineCheckpoint(DeepSpeedCheckpoint):
         if inner is None and self.schedulers:
             return self.value(*self.schedulers[0])
         return inner
+
+    def read_state(self) -> State:
+        """The engine's, with the doubts."""
+        state = super().read_state()
+        return replace(state, notes=(*state.notes, *self.doubts))
 
     def contradictions(self) -> list[str]:
         """Also two schedulers of different positions."""

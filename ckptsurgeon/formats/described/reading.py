@@ -28,16 +28,17 @@ def opened(
 ) -> DescribedCheckpoint | DescribedSharded | EngineCheckpoint:
     """The step `step` at `path`: `shards` are its files, and the folder that a loader reads.
     Raises SurgeryError where nothing of what the page names is there."""
-    inside = {p: c for p, c in shards.items() if p not in without and not c.loader}
+    named = {p: c for p, c in shards.items() if p not in without and c.paths()}
+    inside = {p: c for p, c in named.items() if not c.loader}
     for folder, content in shards.items():
         if content.loader == "dcp":
             return _sharded(page, path, step, folder, content, inside)
         if content.loader == "deepspeed":
-            return _engine(path, step, folder, content, without)
+            return _engine(page, path, step, folder, content, without)
     trees, archives = read_shards(inside)
     located = {key: tuple(_located(trees, inside, key)) for key in KEYS}
     if not any(located.values()):
-        raise _leads_nowhere(inside)
+        raise _leads_nowhere(inside or shards)
     return DescribedCheckpoint(
         path=path,
         step=step,
@@ -88,7 +89,12 @@ def _sharded(
 
 
 def _engine(
-    path: Path, step: int, folder: Path, content: Content, without: Collection[Path]
+    page: Description,
+    path: Path,
+    step: int,
+    folder: Path,
+    content: Content,
+    without: Collection[Path],
 ) -> EngineCheckpoint:
     """What the trainer loads itself is in the client state: in every model file."""
     inner = Engine(folder).open(folder, step, without)
@@ -99,6 +105,7 @@ def _engine(
         inner.trees,
         inner.archives,
         schedulers=tuple(_located(inner.trees, models, "schedulers")),
+        doubts=tuple(page.doubts()),
     )
 
 
