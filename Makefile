@@ -14,12 +14,13 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/.cache/torch_extensions
 export OMP_NUM_THREADS := 1
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help venv test test-formats torch-headers lint nightly demo bench clean
+.PHONY: help venv test test-formats drift torch-headers lint nightly demo bench clean
 
 help:
 	@echo "make venv     .venv with everything, by constraints.txt"
 	@echo "make test     lint, types, import contracts, and the whole test suite"
 	@echo "make test-formats  checkpoints of other libraries, which it installs"
+	@echo "make drift    the same with the newest releases of those libraries, in an environment of its own"
 	@echo "make torch-headers  of the oldest and newest torch (220 MB); make test then compiles with them"
 	@echo "make demo     a run diverges, is operated on, and recovers (CPU, minutes)"
 	@echo "make bench    the figures of README.md, as ratios measured in one run"
@@ -46,14 +47,18 @@ $(VENV)/.formats: $(VENV)/.complete
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[formats]'
 	touch $@
 
-# OLMo-core wants an older rich than import-linter: its packages lie over those of the usual
-# environment, where Python meets them first.
+# Packages that lie over those of the usual environment, where Python meets them first: OLMo-core
+# wants an older rich than import-linter, and drift wants the newest of all.
+define overlay
+	$(PY) -m venv --clear --without-pip $(1)
+	$(PY) -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+	    > $$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/usual.pth
+endef
 OLMO := $(VENV)/olmo/bin/python
+NEWEST := $(VENV)/newest/bin/python
 
 $(VENV)/.olmo: $(VENV)/.formats
-	$(PY) -m venv --clear --without-pip $(VENV)/olmo
-	$(PY) -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
-	    > $$($(OLMO) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/usual.pth
+	$(call overlay,$(VENV)/olmo)
 	grep -v '^import-linter' constraints.txt > $(VENV)/olmo/constraints.txt
 	$(OLMO) -m pip install --quiet --disable-pip-version-check -c $(VENV)/olmo/constraints.txt ai2-olmo-core
 	touch $@
@@ -70,6 +75,14 @@ $(VENV)/.newest-megatron: $(VENV)/.complete constraints-newest-megatron.txt
 test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.olmo
 	$(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo
+
+drift: $(VENV)/.formats $(VENV)/.newest-megatron
+	$(call overlay,$(VENV)/newest)
+	grep '^torch==' constraints.txt > $(VENV)/newest/torch.txt
+	$(NEWEST) -m pip install --quiet --disable-pip-version-check --upgrade -c $(VENV)/newest/torch.txt ai2-olmo-core \
+	    $$($(PY) -c "import importlib.metadata as m; print(*(r.partition(';')[0] for r in m.requires('ckptsurgeon') if 'formats' in r))")
+	$(NEWEST) -m pip list --path $$($(NEWEST) -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+	$(NEWEST) -m pytest -m "formats and not slow" $(PARALLEL)
 
 torch-headers: venv
 	$(PY) -m tests.train.kernels.torch_headers

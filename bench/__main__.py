@@ -18,18 +18,22 @@ from importlib import metadata
 from pathlib import Path
 
 from bench import (
+    average,
     bloom,
     event_files,
     gpu,
     host,
     kernels,
     layers,
+    picture,
+    saves,
     shards,
     signals,
     small_tensors,
     startup,
     training,
     verification,
+    vitals,
 )
 from bench.process import REPO
 from bench.row import Row, table
@@ -38,6 +42,8 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "startup": startup.measure,
     "bloom": bloom.measure,
     "verification": verification.measure,
+    "average": average.measure,
+    "vitals": vitals.measure,
     "small_tensors": small_tensors.measure,
     "shards": shards.measure,
     "layers": layers.measure,
@@ -45,7 +51,9 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "kernels": kernels.measure,
     "host": host.measure,
     "signals": signals.measure,
+    "saves": saves.measure,
     "gpu": gpu.measure,
+    "picture": picture.measure,
     "event_files": event_files.measure,  # last: it makes this process larger
 }
 

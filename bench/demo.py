@@ -47,6 +47,7 @@ def main() -> int:
         ]
     )  # fmt: skip
     _type([*surgeon, "status", "-C", str(run)])
+    _type([*surgeon, "advise", "-C", str(run)])
 
     _say("Control: back to step 50 and go on as before.")
     control = _type(
@@ -64,6 +65,9 @@ def main() -> int:
         ]
     )  # fmt: skip
     _type([*surgeon, "log", "-C", str(run)])
+    _say("One picture of it; docs/ keeps the two SVGs, which README.md shows.")
+    for name, more in (("run.svg", []), ("run-dark.svg", ["--dark"]), ("run.html", [])):
+        _type([*surgeon, "report", "-C", str(run), "-o", f"{folder}/{name}", *more])
     return _judge(diverged, control, operated, time.monotonic() - began)
 
 

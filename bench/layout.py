@@ -1,6 +1,6 @@
 """Builds the checkpoints that are measured: real layouts, real classes, written by `torch.save`.
 
-Usage: python -m bench.layout zero|three|small|parameters|bloom ROOT SIZE
+Usage: python -m bench.layout zero|three|many|moments|small|parameters|bloom ROOT SIZE
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy
 import torch
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from ckptsurgeon.files.archives import crc32
+from ckptsurgeon import crc32
 from ckptsurgeon.files.archives.archive import Archive
 
 DESCRIPTOR_CRC, ENTRY_CRC = 4, 16
@@ -54,6 +54,8 @@ def main() -> int:
             zero(root, 2**-10, STEP + number)
     elif kind == "many":
         many(root, int(size))
+    elif kind == "moments":
+        moments(root, float(size))
     elif kind == "small":
         small(root, *map(int, size.split("x")))
     elif kind == "parameters":
@@ -86,6 +88,22 @@ def many(root: Path, count: int) -> None:
     for rank in range(1, count):
         shutil.copyfile(first, folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     _save(model_states(STEP, count, 1), folder / "mp_rank_00_model_states.pt")
+    _point(root, STEP)
+
+
+def moments(root: Path, gib: float) -> None:
+    """Two ZeRO-1 shards of one parameter each, with moments that gradients can lead to."""
+    folder = _folder(root, STEP)
+    count = int(gib * 2**30) // 12 // 2
+    for rank in (0, 1):
+        mapping = {"w": fragment_address(count, 0)}
+        shard = optimizer_shard([(count, torch.rand)], [mapping])
+        state = shard["optimizer_state_dict"]["base_optimizer_state"]["state"][0]
+        state["exp_avg"] = torch.randn(count) * 1e-3
+        state["exp_avg_sq"] = state["exp_avg"].square() * 4 + 1e-9
+        shard["optimizer_state_dict"]["partition_count"] = [2]
+        _save(shard, folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    _save(model_states(STEP, 2, 1), folder / "mp_rank_00_model_states.pt")
     _point(root, STEP)
 
 

@@ -76,6 +76,7 @@ def make_directory(path: Path) -> None:
     def make(_: int | None) -> None:
         with _above(path) as (name, folder):
             os.mkdir(name, dir_fd=folder)
+            _give(folder, name)
 
     _act("make_directory", path, make)
 
@@ -158,7 +159,9 @@ def created(path: Path) -> Iterator[int]:
 
     def create(_: int | None) -> int:
         with _above(path) as (name, folder):
-            return os.open(name, flags, 0o666, dir_fd=folder)
+            descriptor = os.open(name, flags, 0o666, dir_fd=folder)
+            _give(folder, name)
+            return descriptor
 
     descriptor = _act("create", path, create)
     try:
@@ -325,6 +328,17 @@ def set_times(path: Path, mtime_ns: int) -> None:
     except OSError as error:
         if error.errno != errno.EPERM:
             raise
+
+
+def _give(folder: int, name: str) -> None:
+    """What root makes in a folder of somebody else belongs to the folder's owner and group, who
+    could not undo, nor prune, what is root's. Where root may not (NFS), it stays root's."""
+    if os.geteuid() != 0:
+        return
+    above = os.fstat(folder)
+    if (above.st_uid, above.st_gid) != (0, 0):
+        with contextlib.suppress(PermissionError):
+            os.chown(name, above.st_uid, above.st_gid, dir_fd=folder, follow_symlinks=False)
 
 
 def copy_rights(descriptor: int, path: Path, like: os.stat_result) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -64,6 +64,40 @@ class Elements:
         return self.told
 
 
+@dataclass(frozen=True)
+class Source:
+    """Numbers of `dtype` that lie side by side: bytes [start, end) of an existing file,
+    little-endian."""
+
+    file: str
+    start: int
+    end: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Computed:
+    """`Change.new` of a tensor whose elements are computed when they are written; `told` is what
+    a plan calls them. Also the bytes themselves, as a piece of a file.
+
+    Each of `terms` has one number for each element, in one or more sources one after the other.
+    `rule` says what becomes of them with `numbers`: `copy` takes the one term as it is, `scale`
+    multiplies it by a number, `ceiling` takes the lesser of both, `shrink` multiplies the first by
+    the root of a number over the second where that is below 1, `mean` weighs the terms. The result
+    is rounded to `via`, if that is given, and then to `dtype`; to nearest, ties to even."""
+
+    rule: str
+    dtype: str
+    size: int
+    terms: tuple[tuple[Source, ...], ...]
+    numbers: tuple[float, ...] = ()
+    via: str = ""
+    told: str = ""
+
+    def __str__(self) -> str:
+        return self.told
+
+
 # --- changes: what the user reads ----------------------------------------------------------------
 
 
@@ -72,14 +106,15 @@ class Change:
     """One field in one place, old value → new value.
 
     In a shard, `path` is the key path inside its pickle (dict keys, list indices, attribute names)
-    and `new` may be `ZEROS` or `Elements`, of the whole tensor or of its flattened `elements`
-    [start, end), or a `Fill`. In a text pointer, `path` is empty and the values are the whole text.
+    and `new` may be `ZEROS`, `Elements` or `Computed`, of the whole tensor or of its flattened
+    `elements` [start, end), or a `Fill`. In a text pointer, `path` is empty and the values are the
+    whole text.
     """
 
     file: str
     field: str
     old: Value
-    new: Value | Fill | Elements | Renamed
+    new: Value | Fill | Elements | Computed | Renamed
     path: tuple[Key, ...] = ()
     elements: tuple[int, int] | None = None
 
@@ -108,12 +143,23 @@ class Hole:
     size: int
 
 
-Piece: TypeAlias = bytes | Span | Hole
+@dataclass(frozen=True)
+class Checksum:
+    """4 bytes: the CRC-32 of the `length` bytes that begin `distance` bytes after this piece's own
+    first byte (before it where that is below 0), known once those are written."""
+
+    distance: int
+    length: int
+    size: int = 4
+
+
+Piece: TypeAlias = bytes | Span | Hole | Computed | Checksum
 
 
 @dataclass(frozen=True)
 class Content:
-    """The bytes of a new file: literal bytes, spans of existing files and holes, in order.
+    """The bytes of a new file, in order: literal bytes, spans of existing files, holes, and what
+    is computed when it is written.
 
     `mtime_ns` is set on the new file when given: an event file keeps the time of its last event.
     """
@@ -260,6 +306,19 @@ Epsilon: TypeAlias = float | tuple[float | None, ...] | None
 """What an optimizer adds to its denominators: Adafactor has two."""
 
 
+class Caveat(str):
+    """A sentence about `field` of a promise, for its reader: the next step uses the value and the
+    one after it does not, or, unless `known`, the checkpoint does not decide it at all."""
+
+    field: str
+    known: bool
+
+    def __new__(cls, text: str, field: str, *, known: bool = True) -> Caveat:
+        self = super().__new__(cls, text)
+        self.field, self.known = field, known
+        return self
+
+
 @dataclass(frozen=True)
 class Promise:
     """What the trainer will really use at `step` = N + 1.
@@ -271,7 +330,12 @@ class Promise:
     `settings` are the other numbers that the param groups hold, of each group. A trainer that
     counts batches goes on with batch `data_batches` (from 0) of pass `data_epoch` (from 1).
     `optimizer` is its name, or of several with the same keys all names. Where param groups differ
-    in them, `groups` has the betas and eps of each; `betas` and `eps` are those of the first."""
+    in them, `groups` has the betas and eps of each; `betas` and `eps` are those of the first.
+
+    What follows says how far the values reach, and is no value itself. `one_step` are the fields
+    that only this step uses as they are, `not_known` those that the checkpoint does not decide,
+    each with the reason and what helps. `then` is the first step after a window that holds the
+    weights, and its rate."""
 
     step: int
     lr: float | None
@@ -290,14 +354,31 @@ class Promise:
     settings: tuple[tuple[str, tuple[float, ...]], ...] | None = None
     data_epoch: int | None = None
     data_batches: int | None = None
+    one_step: Mapping[str, str] = field(default_factory=dict, compare=False)
+    not_known: Mapping[str, str] = field(default_factory=dict, compare=False)
+    then: tuple[int, float] | None = field(default=None, compare=False)
+
+    @classmethod
+    def values(cls) -> tuple[str, ...]:
+        """The fields that are values of the step, in order."""
+        return tuple(item.name for item in fields(cls) if item.compare)
+
+    def told(self, sentences: Iterable[str]) -> Promise:
+        """The same with each `Caveat` among the sentences."""
+        caveats = [item for item in sentences if isinstance(item, Caveat)]
+        one_step = {item.field: str(item) for item in caveats if item.known}
+        not_known = {item.field: str(item) for item in caveats if not item.known}
+        return replace(
+            self, one_step={**self.one_step, **one_step}, not_known={**self.not_known, **not_known}
+        )
 
 
 def differences(promised: Promise, actual: Promise) -> list[str]:
     """The fields in which two promises differ, one sentence each."""
     return [
-        f"{name}: promised {value!r}, found {getattr(actual, name)!r}"
-        for name, value in vars(promised).items()
-        if value != getattr(actual, name)
+        f"{name}: promised {getattr(promised, name)!r}, found {getattr(actual, name)!r}"
+        for name in Promise.values()
+        if getattr(promised, name) != getattr(actual, name)
     ]
 
 
@@ -358,8 +439,8 @@ class Receipt:
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Fill, Elements, Renamed, Change, Aside, Span, Hole, Content, Rewrite, Move, Replace,
-        Append, Truncate, Tail, Fingerprint, Promise, Plan, Receipt,
+        Fill, Elements, Source, Computed, Checksum, Renamed, Change, Aside, Span, Hole, Content,
+        Rewrite, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise, Plan, Receipt,
     )
 }  # fmt: skip
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ckptsurgeon import surgery
+from tests.support import claims
 from tests.support.engines import end_engines
 from tests.support.launch import REPO, launch
 
@@ -39,12 +41,41 @@ LONGEST = (
 )
 """The modules that take longest, the longest first: a worker that got one last would end alone."""
 Trained = Callable[..., Path]
+PASSED = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the modules of LONGEST first; the order is the same for every worker."""
     ranks = {str(REPO / "tests" / name): rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note which tests passed: one that was skipped or failed claims nothing."""
+    report = yield
+    if call.when == "call":
+        item.stash[PASSED] = report.passed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _claims_hold(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that is a witness carries out what it claims, and asks the library that it names."""
+    marks = list(request.node.iter_markers("witness"))
+    if not marks:
+        yield
+        return
+    applied: set[str] = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(surgery, "apply", claims.recorder(surgery.apply, applied))
+        yield
+    for mark in marks if request.node.stash.get(PASSED, False) else ():
+        lacking = set(mark.args[1:]) - applied
+        assert not lacking, f"a witness of {sorted(lacking)}, which the test never applies"
+        assert claims.asks(request.path, mark.kwargs["by"]), mark
 
 
 @pytest.fixture(autouse=True, scope="module")

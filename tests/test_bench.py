@@ -35,6 +35,18 @@ def test_a_tenth_of_bloom_is_planned_edited_verified_and_restored() -> None:
     assert rows[5].measured < 10  # MB, of 0.2 TB
 
 
+def test_vital_signs_are_read_in_little_memory() -> None:
+    rows = measure(["vitals"], quick=True)
+    assert [row.unit for row in rows] == ["GB/s", "×", "MB"]
+    assert rows[2].met
+
+
+def test_a_picture_of_many_events_takes_little_memory() -> None:
+    drawn, memory, status = measure(["picture"], quick=True)
+    assert drawn.what == "picture: 0.1 million events"
+    assert memory.met and status.unit == "ms CPU"
+
+
 def test_a_missed_target_is_said() -> None:
     rows = [ratio("slow", 5, 10), ratio("fast", 20, 10), Row("late", 3, "s", 2), Row("any", 9, "s")]
     assert [row.met for row in rows] == [False, True, False, True]

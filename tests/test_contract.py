@@ -10,7 +10,7 @@ import pytest
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.launch.relaunch import compare
-from ckptsurgeon.recipe.file import load
+from ckptsurgeon.recipe.file import from_data, load
 from tests.conftest import Trained
 from tests.support.launch import REPO, first_line
 from tests.support.snapshot import snapshot
@@ -52,6 +52,26 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     ),
     "lower-clip": ([], {"step": 9, "clip_grad": 0.3}),
     "change-seed": (["rollback.to=4"], {"step": 5, "seed": 43}),
+    "cookbook/cooldown-linear": (["cooldown.percent=20"], {"step": 9, "adam_step": 8}),
+    "cookbook/cooldown-1-sqrt": (["cooldown.percent=20"], {"step": 9, "adam_step": 8}),
+    "cookbook/cpt-rewarm": (
+        ["rewarm_schedule.warmup=2", "rewarm_schedule.decay=4"],
+        {"step": 9, "lr": 0.0, "adam_step": 8, "consumed_samples": 64},
+    ),
+    "cookbook/palm-skip": (
+        ["rollback.to=4", "skip=[5-6]"],
+        {"step": 5, "skip": [[5, 6]], "adam_step": 4},
+    ),
+    "cookbook/spam-reset": (
+        [],
+        {"step": 9, "lr": 0.0, "adam_step": 0, "rewarm": ["ramp", 64, 1264]},
+    ),
+    "cookbook/eps-down": (["set.eps=1e-7"], {"step": 9, "eps": 1e-7}),
+    "cookbook/beta2-down": (["set.beta2=0.9"], {"step": 9, "betas": [0.9, 0.9]}),
+    "cookbook/opt-lower": (
+        ["rollback.to=4", "set.lr=5e-4"],
+        {"step": 5, "clip_grad": 0.3},
+    ),
 }
 
 
@@ -82,6 +102,30 @@ def test_the_trainer_uses_what_the_plan_promised(trained: Trained, name: str, ra
     operate_and_resume(trained(ranks=ranks), name, ranks)
 
 
+@pytest.mark.witness(
+    "bundled trainer",
+    "rollback", "set-lr", "set betas", "set eps", "set weight_decay", "set clip_grad", "set seed",
+    "set consumed_samples", "reset moments", "skip",
+    by="deepspeed",
+)  # fmt: skip
+def test_the_trainer_uses_all_fields_of_one_surgery(trained: Trained) -> None:
+    root = trained()
+    values = {"lr": 5e-4, "beta1": 0.8, "eps": 1e-6, "weight_decay": 0.3, "clip_grad": 0.5}
+    data = {
+        "rollback": {"to": 4}, "reset": ["moments"], "skip": ["7-8"],
+        "set": {**values, "seed": 7, "consumed_samples": 40},
+    }  # fmt: skip
+    run = Run.open(root)
+    wanted = plan(run, from_data(data))
+    assert wanted.promise is not None
+    surgery.apply(run, wanted)
+    line = first_line(root)
+    assert compare(wanted.promise, line) == []
+    told = json.loads(line)
+    assert (told["step"], told["eps"], told["clip_grad"], told["seed"]) == (5, 1e-6, 0.5, 7)
+    assert (told["consumed_samples"], told["skip"], told["adam_step"]) == (40, [[7, 8]], 0)
+
+
 @pytest.mark.parametrize(
     ("zero", "dtype", "name"),
     [
@@ -103,4 +147,24 @@ def test_the_promise_holds_in_other_stages(
 
 
 def test_every_recipe_is_in_the_contract() -> None:
-    assert {path.stem for path in (REPO / "recipes").glob("*.yaml")} == set(CASES)
+    folder = REPO / "recipes"
+    files = [*folder.glob("*.yaml"), *folder.glob("cookbook/*.yaml")]
+    names = {path.relative_to(folder).with_suffix("").as_posix() for path in files}
+    assert names == set(CASES) | RELATIVE
+
+
+RELATIVE = {"cookbook/necromancy", "cookbook/pma", "cookbook/qk-clip"}
+"""Recipes that are of the state as it is: applied again, they would change it again."""
+
+
+@pytest.mark.parametrize("name", sorted(RELATIVE))
+def test_new_numbers_are_loaded(trained: Trained, name: str) -> None:
+    """The trainer starts from them with the promise; undo gives back every byte."""
+    root = trained(zero=1, dtype="bf16")
+    before = snapshot(root)
+    made = plan(Run.open(root), load(REPO / "recipes" / f"{name}.yaml"))
+    surgery.apply(Run.open(root), made)
+    assert made.promise is not None
+    assert compare(made.promise, first_line(root, 1)) == []
+    surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
+    assert snapshot(root) == before

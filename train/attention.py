@@ -18,7 +18,7 @@ def attend(
     `form` is `sdpa` (torch's own, which never keeps the scores), `plain` or `stable`
     (`attention_scores`). `dropout` is the share of probabilities dropped, 0 outside training. Keys
     and values may have fewer heads: each serves as many neighbouring heads of the query. `bias` is
-    [heads, length, length], -inf above the diagonal.
+    [heads, length, length] or has the batch before it, and is -inf above the diagonal.
     """
     if form == "sdpa" and bias is None:
         grouped = key.shape[1] != query.shape[1]

@@ -19,7 +19,7 @@ from .grid import Grid
 from .optimizer import live_clip_grad, live_optimizer, live_scaler, without_prints
 from .precision import can_change, masters_as_truth, saved_dtype
 from .progress import Progress
-from .run_folder import LATEST, LATEST_ITERATION, write_atomically
+from .run_folder import LATEST
 from .shards import check_sizes, missing, model_states
 from .universal import check_target, mend_zero_3, names_as_saved
 from .universal_source import is_universal
@@ -34,25 +34,17 @@ SHAPE = (
 LAUNCH = (
     "activation_fn", "attention", "hidden_dropout", "attention_dropout", "skip_grad_norm",
     "gradient_predivide_factor", "embedding_dropout", "scale_embeddings", "rotary_base",
+    "eod_token", "reset_attention_mask", "reset_position_ids",
 )  # fmt: skip
 """Arguments that are free to change at a restart; the checkpoint keeps what it was made with."""
 
 
 def save_checkpoint(
-    engine: Any, config: Config, grid: Grid, progress: Progress, course: Course
+    engine: Any, config: Config, grid: Grid, progress: Progress, course: Course, folder: str
 ) -> None:
-    """Save global_step<iteration>, then name it in `latest` and in Megatron's tracker.
-
-    The pointers change only when every rank has written its shards, each by a rename: a run that
-    is killed at any moment still has a `latest` that names a complete checkpoint.
-    """
-    root = Path(config.save)
-    tag = f"global_step{progress.iteration}"
+    """Write every rank's shards into this folder of the run; no pointer names it yet."""
     state = client_state(engine, config, grid, progress, course)
-    engine.save_checkpoint(str(root), tag=tag, client_state=state, save_latest=False)
-    if engine.global_rank == 0:
-        write_atomically(root / LATEST, tag)
-        write_atomically(root / LATEST_ITERATION, str(progress.iteration))
+    engine.save_checkpoint(config.save, tag=folder, client_state=state, save_latest=False)
 
 
 def client_state(

@@ -20,7 +20,7 @@ PATHS = ("save", "data", "kill_switch_path")
 HEADER = "# The resolved config of the run in this folder; the folder of this file is its `save`.\n"
 DECAY_STYLES = ("linear", "cosine", "1-sqrt", "WSD", "constant")
 WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
-OPTIMIZERS = ("adamw", "sgdw", "lamb")
+OPTIMIZERS = ("adamw", "sgdw", "lamb", "adamw8bit")
 FUSED = ("auto", "always", "never")  # of the optimizer, and of the layers' kernels
 DTYPES = ("fp32", "bf16", "fp16")
 GRADIENT_DTYPES = ("auto", "fp32", "bf16")
@@ -29,9 +29,10 @@ ATTENTIONS = ("sdpa", "plain", "stable")
 POSITION_INITS = ("gaussian", "sinusoidal")
 POSITIONS = ("learned_absolute", "alibi", "rope")
 NORMALIZATIONS = ("LayerNorm", "RMSNorm")
-INIT_FORMULAS = {"small_init": (2, 5), "mt_nlg": (1, 3)}
+INIT_FORMULAS = {"small_init": (2, 5), "mt_nlg": (1, 3), "fan_in": (1, 1)}
 """Name → (a, b) of the standard deviation sqrt(a / (b hidden_size)): Nguyen & Salazar 2019
-("Transformers without Tears"); Smith et al. 2022 (Megatron-Turing NLG 530B)."""
+("Transformers without Tears"); Smith et al. 2022 (Megatron-Turing NLG 530B); with fan_in each
+matrix has the width of its own input in place of hidden_size (LeCun et al. 1998)."""
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Config:
     make_vocab_size_divisible_by: int = 128
     untie_embeddings: bool = False
     ffn_hidden_size: Optional[int] = None  # default 4 hidden_size  # noqa: UP045
-    # Or mt_nlg, or a number; the configs of older runs hold null, which is small_init.
+    # Or mt_nlg, fan_in, or a number; the configs of older runs hold null, which is small_init.
     init_method_std: Optional[Union[float, str]] = "small_init"  # noqa: UP007, UP045
     position_init: str = "gaussian"  # of the learned positions; or sinusoidal
     position_embedding_type: str = "learned_absolute"  # or alibi, rope
@@ -69,6 +70,9 @@ class Config:
     attention_dropout: float = 0.0
     embedding_dropout: Optional[float] = None  # null: hidden_dropout  # noqa: UP045
     tokenizer_type: str = "byte"
+    eod_token: Optional[int] = None  # ends a document; of the byte tokenizer 0  # noqa: UP045
+    reset_attention_mask: bool = False  # no token sees another document
+    reset_position_ids: bool = False  # learned positions begin anew with each document
 
     lr: float = 1e-3
     min_lr: float = 0.0
@@ -93,6 +97,7 @@ class Config:
 
     train_iters: int = 100
     save_interval: int = 50
+    async_save: bool = False  # write checkpoints beside training
     keep_last: Optional[int] = None  # checkpoints of this branch; null keeps all  # noqa: UP045
     log_interval: int = 1
     log_throughput: bool = False
@@ -151,6 +156,10 @@ class Config:
             a, b = INIT_FORMULAS[std]
             return math.sqrt(a / (b * self.hidden_size))
         return std
+
+    def init_std_of(self, width: int) -> float:
+        """Of a matrix whose input is so wide."""
+        return width**-0.5 if self.init_method_std == "fan_in" else self.init_std
 
     @property
     def ffn_size(self) -> int:
@@ -337,6 +346,15 @@ def _check_parallel(c: Config) -> None:
     for key in ("num_attention_heads", "query_groups", "padded_vocab_size", "ffn_size"):
         _check(getattr(c, key) % tensor == 0, key, getattr(c, key),
                f"a multiple of tensor_model_parallel_size {tensor}")  # fmt: skip
+    for key in ("reset_attention_mask", "reset_position_ids"):
+        if getattr(c, key):
+            _check(pipeline == 1, key, True, "false with pipeline_model_parallel_size "
+                   f"{pipeline}, whose later stages see no tokens")  # fmt: skip
+            _check(c.eod_token is not None, "eod_token", None,
+                   f"the token that ends a document with {key}")  # fmt: skip
+    learned = c.position_embedding_type == "learned_absolute"
+    _check(learned or not c.reset_position_ids, "reset_position_ids", True,
+           f"false with {c.position_embedding_type}, which knows distances only")  # fmt: skip
     _check(pipeline <= c.num_layers, "pipeline_model_parallel_size", pipeline,
            f"at most num_layers {c.num_layers}")  # fmt: skip
     _check(tensor == 1 or not c.normformer, "normformer", True,

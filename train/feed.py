@@ -37,19 +37,21 @@ def joined(pieces: Sequence[Tensor], counted: Sequence[bool], out: Tensor | None
 
 
 def _neighbours(pieces: Sequence[Tensor], counted: Sequence[bool]) -> list[tuple[Tensor, bool]]:
-    found: list[tuple[Tensor, bool]] = []
+    runs: list[tuple[Tensor, int, bool]] = []  # the first piece, the elements of all
     for piece, one in zip(pieces, counted, strict=True):
-        piece = piece.detach().contiguous().view(-1)
-        if found and found[-1][1] == one and _is_behind(found[-1][0], piece):
-            before = found.pop()[0]
-            piece = before.as_strided((before.numel() + piece.numel(),), (1,))
-        found.append((piece, one))
-    return found
+        piece = piece.detach().contiguous()
+        size = piece.numel()
+        if runs and runs[-1][2] == one and _is_behind(*runs[-1][:2], piece):
+            first, before, _ = runs.pop()
+            runs.append((first, before + size, one))
+        else:
+            runs.append((piece, size, one))
+    return [(first.as_strided((size,), (1,)), one) for first, size, one in runs]
 
 
-def _is_behind(before: Tensor, piece: Tensor) -> bool:
+def _is_behind(first: Tensor, size: int, piece: Tensor) -> bool:
     return (
-        before.dtype == piece.dtype
-        and before.untyped_storage().data_ptr() == piece.untyped_storage().data_ptr()
-        and before.storage_offset() + before.numel() == piece.storage_offset()
+        first.dtype == piece.dtype
+        and first.storage_offset() + size == piece.storage_offset()
+        and first.untyped_storage().data_ptr() == piece.untyped_storage().data_ptr()
     )

@@ -95,23 +95,30 @@ class FusedAdamW(torch.optim.AdamW):
             state["exp_avg"] = torch.zeros_like(p)
             state["exp_avg_sq"] = torch.zeros_like(p)
         state["step"] += 1
-        weights, m, v = (t.view(-1) for t in (p.detach(), state["exp_avg"], state["exp_avg_sq"]))
-        out = None if feed.out is None else feed.out.detach().view(-1)
+        step, tensors = int(state["step"]), (p.detach(), state["exp_avg"], state["exp_avg_sq"])
         start = 0
         for piece, counted in zip(feed.pieces, feed.counted, strict=True):
             end = start + piece.numel()
+            piece = piece.detach().contiguous()
+            out = None if feed.out is None else feed.out.detach()
+            if piece.shape == p.shape:  # views would take as long as the call
+                weights, m, v = tensors
+            else:
+                piece = piece.view(-1)
+                weights, m, v = (tensor.view(-1)[start:end] for tensor in tensors)
+                out = None if out is None else out.view(-1)[start:end]
             sums = adamw_flat_(
-                weights[start:end],
-                m[start:end],
-                v[start:end],
-                piece.detach().contiguous().view(-1),
-                None if out is None else out[start:end],
+                weights,
+                m,
+                v,
+                piece,
+                out,
                 grad_mul,
                 lr=group["lr"],
                 betas=group["betas"],
                 eps=group["eps"],
                 weight_decay=group["weight_decay"],
-                step=int(state["step"]),
+                step=step,
             )
             if counted:
                 self._sums.append(sums)

@@ -16,7 +16,7 @@ from .attention import attend
 from .config import Config
 from .grid import ALONE, Grid
 from .kernels import bias_dropout_add_layer_norm, bias_gelu, linear, linear_cross_entropy
-from .positions import alibi_bias, alibi_slopes, rotate
+from .positions import alibi_bias, alibi_slopes, document_bias, document_positions, rotate
 from .tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -66,23 +66,24 @@ class Block(nn.Module):
         self.fused = bias and config.normalization == "LayerNorm" and not self.normformer
         # Layers that write to the residual stream start smaller, so that its variance does not
         # grow with depth.
-        scaled = config.init_std / math.sqrt(2.0 * config.num_layers)
+        depth = math.sqrt(2.0 * config.num_layers)
         with own_seed(config, 2 + number):
             for layer, std in (
-                (self.query_key_value, config.init_std),
-                (self.dense, scaled),
-                (self.dense_h_to_4h, config.init_std),
-                (self.dense_4h_to_h, scaled),
+                (self.query_key_value, config.init_std_of(hidden)),
+                (self.dense, config.init_std_of(hidden) / depth),
+                (self.dense_h_to_4h, config.init_std_of(hidden)),
+                (self.dense_4h_to_h, config.init_std_of(ffn) / depth),
             ):
                 init_normal_(layer.weight, std, grid)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`bias` is added to the scores: that of documents."""
         if self.checkpoint_activations and self.training:
-            return torch.as_tensor(checkpoint(self._layer, x, use_reentrant=False))
-        return self._layer(x)
+            return torch.as_tensor(checkpoint(self._layer, x, bias, use_reentrant=False))
+        return self._layer(x, bias)
 
-    def _layer(self, x: Tensor) -> Tensor:
-        context = self._attend(self.input_layernorm(x))
+    def _layer(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        context = self._attend(self.input_layernorm(x), bias)
         norm = self.post_attention_layernorm
         if self.fused:
             normed, x = bias_dropout_add_layer_norm(
@@ -100,7 +101,7 @@ class Block(nn.Module):
             hidden = self.ffn_layernorm(hidden)
         return x + self._drop(self.dense_4h_to_h(hidden))
 
-    def _attend(self, x: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Each group of heads has its queries, one key and one value behind one another in the
         matrix, as in Megatron, so that tensor ranks cut between groups."""
         batch, length, _ = x.shape
@@ -111,9 +112,9 @@ class Block(nn.Module):
         key, value = key.transpose(1, 2), value.transpose(1, 2)
         if self.rotary_base is not None:
             query, key = rotate(query, self.rotary_base), rotate(key, self.rotary_base)
-        bias = None
         if self.slopes is not None:
-            bias = alibi_bias(self.slopes, length, (query.dtype, str(query.device)))
+            alibi = alibi_bias(self.slopes, length, (query.dtype, str(query.device)))
+            bias = alibi if bias is None else alibi + bias
         dropout = self.attention_dropout if self.training else 0.0
         with own_random_numbers(self.grid, dropout > 0):  # for other heads
             context = attend(query, key, value, self.attention, dropout, bias)
@@ -162,14 +163,15 @@ class Embedded(nn.Module):
         )
         self.dropout = config.dropout_of_embeddings
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """`positions` [b, s] are other ones than those in the sample."""
         if self.scale is not None:
             x = x * self.scale
         if self.layernorm is not None:
             x = self.layernorm(x)
-        return F.dropout(self._placed(x), self.dropout, self.training)
+        return F.dropout(self._placed(x, positions), self.dropout, self.training)
 
-    def _placed(self, x: Tensor) -> Tensor:
+    def _placed(self, x: Tensor, positions: Tensor | None) -> Tensor:
         return x
 
 
@@ -185,8 +187,10 @@ class PositionEmbedding(Embedded, nn.Embedding):
             with own_seed(config, 1):
                 init_normal_(self.weight, config.init_std, grid)
 
-    def _placed(self, x: Tensor) -> Tensor:
-        return x + self.weight[: x.shape[1]]
+    def _placed(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        if positions is None:
+            return x + self.weight[: x.shape[1]]
+        return x + F.embedding(positions, self.weight)
 
 
 def embedded_class(config: Config) -> type[Embedded]:
@@ -236,11 +240,19 @@ class GPT(nn.Module):
         self.layers = nn.ModuleList(Block(config, grid, n) for n in range(config.num_layers))
         self.final_layernorm = normalization(config)
         self.head = Head(config, grid) if config.untie_embeddings else None
+        self.eod = -1 if config.eod_token is None else config.eod_token
+        self.reset_position_ids = config.reset_position_ids
+        self.reset_attention_mask = config.reset_attention_mask
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.position_embeddings(self.word_embeddings(tokens))
+        positions = bias = None
+        if self.reset_position_ids:
+            positions = document_positions(tokens, self.eod)
+        x = self.position_embeddings(self.word_embeddings(tokens), positions)
+        if self.reset_attention_mask:
+            bias = document_bias(tokens, self.eod, x.dtype)
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, bias)
         head = self.word_embeddings if self.head is None else self.head
         return language_model_loss(self.final_layernorm(x), head.weight, targets, self.grid)
 

@@ -14,6 +14,7 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import logger
 from torch import nn
 
+from .adam_8bit import adamw_8bit
 from .config import Config
 from .device import device_kind
 from .errors import TrainError
@@ -53,6 +54,8 @@ def make_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     if config.optimizer == "lamb":
         groups[1]["layer_adaptation"] = False
         return LAMB(groups, lr=0.0, betas=betas, eps=config.adam_eps)
+    if config.optimizer == "adamw8bit":
+        return adamw_8bit(groups, betas, config.adam_eps)
     native = config.fused_optimizer == "auto" and load() is None
     if native or config.fused_optimizer == "always":
         return FusedAdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps)
@@ -177,7 +180,8 @@ def deepspeed_config(config: Config, sizes: BatchSizes, parameters: int) -> dict
         "gradient_accumulation_steps": sizes.micro_batches(first),
         "zero_optimization": {
             "stage": config.zero_stage,
-            "reduce_scatter": not whole,
+            # On one data rank DeepSpeed would look for each parameter's owner in vain.
+            "reduce_scatter": not whole and (sizes.ranks > 1 or config.zero_stage == 3),
             # DeepSpeed allocates a bucket whole; a small model needs one of its own size.
             "reduce_bucket_size": min(BUCKET, parameters),
             "overlap_comm": overlaps(config, sizes.ranks),

@@ -1,4 +1,4 @@
-"""Positions that are no weights: ALiBi's bias on the scores, and rotations of queries and keys."""
+"""Positions that are no weights: ALiBi's bias, rotations of queries and keys, and documents."""
 
 from __future__ import annotations
 
@@ -47,3 +47,22 @@ def rotate(x: Tensor, base: float) -> Tensor:
     wide = x.float()
     first, second = wide.chunk(2, dim=-1)
     return (wide * cosine + torch.cat((-second, first), dim=-1) * sine).to(x.dtype)
+
+
+def document_positions(tokens: Tensor, eod: int) -> Tensor:
+    """The position of each token [b, s] in its document, which the token `eod` ends; where the
+    sample begins in the middle of one, that counts from there. As Megatron's reset_position_ids."""
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    begins = torch.zeros_like(places)
+    begins[:, 1:] = torch.where(tokens[:, :-1] == eod, places[:, 1:], 0)
+    return places - begins.cummax(dim=1).values
+
+
+def document_bias(tokens: Tensor, eod: int, dtype: torch.dtype) -> Tensor:
+    """[b, 1, s, s]: 0 where a token sees itself and those before it in its document, else -inf. As
+    Megatron's reset_attention_mask."""
+    ends = (tokens == eod).int()
+    number = ends.cumsum(dim=1) - ends
+    sees = (number[:, :, None] == number[:, None, :]).tril()
+    bias = torch.zeros(sees.shape, dtype=dtype, device=tokens.device)
+    return bias.masked_fill(~sees, -math.inf)[:, None]

@@ -15,7 +15,7 @@ from . import distributed
 from .activation_norm import ActivationNorm
 from .batch import run_batch
 from .blend import open_streams
-from .checkpoint import LAUNCH, load_checkpoint, read_client_state, restore_rng, save_checkpoint
+from .checkpoint import LAUNCH, load_checkpoint, read_client_state, restore_rng
 from .config import Config
 from .course import course_of, saved_course
 from .errors import TrainError
@@ -41,8 +41,8 @@ from .pipeline import build_pipeline, final_norm
 from .precision import gradient_dtype, saved_dtype
 from .progress import Progress, skip_range
 from .progress_bar import ProgressBar
-from .retention import remove_old
 from .rewarm import factor, rewarmed
+from .saves import Saves
 from .step import Step, take_statistics
 from .stop import StopRequest
 from .throughput import throughput_line
@@ -196,7 +196,7 @@ def train(training: Training, say: Callable[[str], None]) -> None:
         training.config.train_iters,
     )
     stop.listen()
-    watchdog = Watchdog(training.config.watchdog)
+    watchdog = Watchdog(training.config.watchdog, Path(training.config.save))
     watchdog.start()
     try:
         if events is not None:
@@ -218,7 +218,7 @@ def _iterate(
     watchdog: Watchdog,
 ) -> None:
     config, progress, course = training.config, training.progress, training.course
-    started = saved = progress.iteration
+    saved, saves = progress.iteration, Saves(training)
     announced: object = None
     interval: list[Report] = []
     traced = config.profile if distributed.rank() == 0 else None
@@ -228,6 +228,7 @@ def _iterate(
         say(f" re-warm ({kind}) from sample {start} to {end} of the schedule")
     while progress.iteration < config.train_iters:
         watchdog.alive()
+        saves.poll()
         reason = stop.agreed()
         if reason is not None:
             say(f" {reason}: stopping after iteration {progress.iteration}")
@@ -258,11 +259,12 @@ def _iterate(
                 _validate(training, say, events)
             bar.draw(progress.iteration, report.loss)
         if progress.iteration % config.save_interval == 0:
-            _save(training, events, started)
+            saves.save(events)
             saved = progress.iteration
     trace.close()
     if saved != progress.iteration:
-        _save(training, events, started)
+        saves.save(events)
+    saves.finish()
 
 
 def _end_rewarm(training: Training, say: Callable[[str], None]) -> None:
@@ -310,15 +312,6 @@ def iteration(training: Training, size: int) -> Report:
         activation_norm=outcome.activation_norm,
         clipped=progress.clipped_share() if clip_grad else None,
     )
-
-
-def _save(training: Training, events: EventLog | None, started: int) -> None:
-    config, progress = training.config, training.progress
-    if events is not None:
-        events.flush()
-    save_checkpoint(training.engine, config, training.grid, progress, training.course)
-    if config.keep_last is not None and distributed.rank() == 0:
-        remove_old(Path(config.save), progress.iteration, config.keep_last, spare=(started,))
 
 
 def warn(lines: list[str]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,8 @@ from ckptsurgeon import disk
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.look.advise.rules import RULES
+from ckptsurgeon.operations.events import ORDERS
+from ckptsurgeon.operations.section import unknown_value
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.curves import Curves
@@ -20,11 +23,14 @@ if TYPE_CHECKING:
     from ckptsurgeon.run.run import Run
 
 
-def advise(
+@dataclass(frozen=True)
+class RunOrLogs:
+    """What a command accepts that reads the curves of a run, or of logs alone."""
+
     tb: Annotated[
         list[Path] | None,
         typer.Option("--tb", metavar="DIR", help="Logs to read instead, at any depth; repeatable."),
-    ] = None,
+    ] = None
     log: Annotated[
         Path | None,
         typer.Option(
@@ -32,11 +38,11 @@ def advise(
             metavar="FILE",
             help="A file to read instead: CSV, JSON lines, trainer_state.json, printed lines.",
         ),
-    ] = None,
+    ] = None
     rule: Annotated[
         str | None,
         typer.Option("--rule", metavar="NAME", help=f"Judge by one rule: {' '.join(RULES)}."),
-    ] = None,
+    ] = None
     tag: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,7 +50,58 @@ def advise(
             metavar="SIGNAL=NAME",
             help="What loss, grad-norm, loss-scale, lr are called in the logs; repeatable.",
         ),
-    ] = None,
+    ] = None
+    branch: Annotated[
+        list[str] | None,
+        typer.Option("--branch", metavar="FILE", help="An event file of the newest branch."),
+    ] = None
+    order: Annotated[
+        str | None,
+        typer.Option("--order", metavar="BY", help="Order files by wall, mtime or name."),
+    ] = None
+
+    def run(self, common: Common) -> Run | None:
+        """The run, without which bare logs can be read too."""
+        if self.rule is not None and self.rule not in RULES:
+            raise UsageError(f"--rule {self.rule!r} is not known", next=f"one of {' '.join(RULES)}")
+        if self.order is not None and self.order not in ORDERS:
+            raise unknown_value(self.order, ORDERS, "--order")
+        try:
+            return common.open_run()
+        except UsageError:
+            if (self.tb or self.log) and common.run_dir is None:
+                return None
+            raise
+
+    def read(self, run: Run | None) -> Curves:
+        """The curves in what the options name, else in the run's own logs."""
+        from ckptsurgeon.logs import curves, rows
+        from ckptsurgeon.logs.tensorboard import event_file
+        from ckptsurgeon.look.logged import own
+
+        tags, branch = _tags(self.tag or ()), self.branch or ()
+        if self.log is not None:
+            return rows.of_file(self.log, tags)
+        if not self.tb:
+            assert run is not None
+            return own(run, tags, branch=branch, order=self.order)
+        found: list[Path] = []
+        for folder in self.tb:
+            if not folder.is_dir():
+                raise UsageError(
+                    f"{folder} is not a directory", next="--tb DIR, with event files in it"
+                )
+            below = [folder, *sorted(path for path in folder.rglob("*") if path.is_dir())]
+            found += [here for here in below if event_file.files(here)]
+        if not found:
+            raise UsageError(
+                f"no event file in {', '.join(map(str, self.tb))}, nor below",
+                next="--tb DIR, with *tfevents* files in it",
+            )
+        return curves.of_folders(found, tags, branch=branch, order=self.order)
+
+
+def advise(
     level: Annotated[
         int,
         typer.Option(
@@ -55,21 +112,15 @@ def advise(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the first recipe there."),
     ] = None,
-    branch: Annotated[
-        list[str] | None,
-        typer.Option("--branch", metavar="FILE", help="An event file of the newest branch."),
-    ] = None,
-    order: Annotated[
-        str | None,
-        typer.Option("--order", metavar="BY", help="Order files by wall, mtime or name."),
-    ] = None,
     *,
+    logs: RunOrLogs,
     common: Common,
 ) -> None:
-    """Say if the loss diverged, which signal moved first, where to go back to, what others did.
+    """Say if the loss diverged, where to go back to, and what others did.
 
-    It judges by published rules, which its answer names (docs/advise.md), and changes nothing: its
-    recipe is for `plan` and `apply`. Without a run it reads bare logs: --tb DIR or --log FILE.
+    It names the first signal that moved and the rule that says so (docs/advise.md), and changes
+    nothing: its recipe is for `plan` and `apply`. Without a run it reads bare logs: --tb DIR or
+    --log FILE.
 
     Examples:
     ckptsurgeon advise
@@ -78,11 +129,8 @@ def advise(
     from ckptsurgeon.look.advise import advise as judge
     from ckptsurgeon.report.advice import advice, advice_json, recipe_file
 
-    if rule is not None and rule not in RULES:
-        raise UsageError(f"--rule {rule!r} is not known", next=f"one of {' '.join(RULES)}")
-    run = _run(common, bare=bool(tb or log))
-    curves = read(run, tb or (), log, _tags(tag or ()), branch or (), order)
-    told = judge(curves, run, rule=rule, level=level)
+    run = logs.run(common)
+    told = judge(logs.read(run), run, rule=logs.rule, level=level)
     proposals = [proposal(run, item) for item in told.remedies] if run is not None else []
     if output is not None and not common.dry_run:
         chosen = next((item for item in proposals if item.recipe is not None), None)
@@ -92,57 +140,12 @@ def advise(
                 untouched="nothing was written",
                 next="ckptsurgeon advise    what the logs say",
             )
-        _keep(output, recipe_file(chosen, told))
-    name = run.name if run is not None else ", ".join(path.name for path in curves.sources)
+        write(output, recipe_file(chosen, told).encode())
+    name = run.name if run is not None else ", ".join(path.name for path in told.curves.sources)
     common.answer(
         lambda: common.here(advice(told, proposals, name, common.style)),
         lambda: advice_json(told, proposals, None if run is None else str(run.root)),
     )
-
-
-def _run(common: Common, *, bare: bool) -> Run | None:
-    """The run, without which bare logs can be judged too."""
-    try:
-        run = common.open_run()
-    except UsageError:
-        if bare and common.run_dir is None:
-            return None
-        raise
-    return run
-
-
-def read(
-    run: Run | None,
-    folders: Sequence[Path],
-    log: Path | None,
-    tags: Mapping[str, str],
-    branch: Sequence[str] = (),
-    order: str | None = None,
-) -> Curves:
-    """The curves in what the options name, else in the run's own logs."""
-    from ckptsurgeon.logs import curves, rows
-    from ckptsurgeon.logs.tensorboard import event_file
-    from ckptsurgeon.look.logged import own
-
-    if log is not None:
-        return rows.of_file(log, tags)
-    if not folders:
-        assert run is not None
-        return own(run, tags, branch=branch, order=order)
-    found: list[Path] = []
-    for folder in folders:
-        if not folder.is_dir():
-            raise UsageError(
-                f"{folder} is not a directory", next="--tb DIR, with event files in it"
-            )
-        below = [folder, *sorted(path for path in folder.rglob("*") if path.is_dir())]
-        found += [here for here in below if event_file.files(here)]
-    if not found:
-        raise UsageError(
-            f"no event file in {', '.join(map(str, folders))}, nor below",
-            next="--tb DIR, with *tfevents* files in it",
-        )
-    return curves.of_folders(found, tags, branch=branch, order=order)
 
 
 def _tags(pairs: Sequence[str]) -> dict[str, str]:
@@ -176,9 +179,10 @@ def proposal(run: Run, remedy: Remedy) -> Proposal:
     return Proposal(remedy, None, refused)
 
 
-def _keep(path: Path, text: str) -> None:
+def write(path: Path, data: bytes) -> None:
+    """A new file of the user's, which is never written over."""
     try:
-        disk.write_new(path.parent.resolve() / path.name, text.encode())
+        disk.write_new(path.parent.resolve() / path.name, data)
     except FileExistsError:
         raise UsageError(f"{path} already exists", next="choose another name") from None
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.carry_out import carry_out
+from ckptsurgeon.cli.carry_out import carry_out, open_for
 from ckptsurgeon.cli.options import Common, Declined, Editing
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.completion import saved_steps
@@ -35,7 +35,7 @@ def compact(step: Step = None, *, common: Editing) -> None:
     """
     from ckptsurgeon import surgery
 
-    run = common.open_run()
+    run = open_for(common)
     carry_out(run, surgery.plan_compact(run, step, allow_globals=common.allow_global or ()), common)
 
 
@@ -50,7 +50,7 @@ def shrink(step: Step = None, *, common: Editing) -> None:
     """
     from ckptsurgeon import surgery
 
-    run = common.open_run()
+    run = open_for(common)
     carry_out(run, surgery.plan_shrink(run, step, allow_globals=common.allow_global or ()), common)
 
 

@@ -68,7 +68,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     steps = [name for name, hint in hints.items() if _is_step(hint)]
     hints |= {name: _typed(hints[name]) for name in steps}
-    bundles: dict[str, type[Common]] = {}
+    bundles: dict[str, type[Any]] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         hint = hints[parameter.name]
@@ -92,7 +92,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def invoke(**given: Any) -> None:
         for name, bundle in bundles.items():
             given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
-        common = next(given[name] for name in bundles)
+        common = next(given[name] for name, kind in bundles.items() if issubclass(kind, Common))
         try:
             given |= {name: common.step(given[name]) for name in steps}
             _carry_out(function, given)

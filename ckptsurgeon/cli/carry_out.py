@@ -62,9 +62,17 @@ def operate(common: Editing, recipe: Recipe) -> None:
     recipe = recipe.but(why=common.why)
     if common.no_tb_note:
         recipe = recipe.but(replace(recipe[TensorBoard], note=False))
-    run = common.open_run()
+    run = open_for(common)
     plan = surgery.plan(run, recipe, allow_globals=common.allow_global or ())
     carry_out(run, plan, common, recipe.get(Relaunch))
+
+
+def open_for(common: Common) -> Run:
+    """The run, for a command that edits it: with a trainer alive there it can only be looked at."""
+    run = common.open_run()
+    if not common.dry_run:
+        run.refuse_busy()
+    return run
 
 
 def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = None) -> None:
@@ -99,7 +107,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
         try:
             from ckptsurgeon.cli.launch import start
 
-            promise = plan.promise or run.checkpoint(run.latest()).state().promise
+            promise = plan.promise or run.state(run.latest()).promise
             start(run, promise, launch, (), common)
         except SurgeryError as error:
             if not plan.empty and error.untouched == UNTOUCHED:
@@ -117,7 +125,10 @@ def _resume(run: Run) -> str:
 
 
 def show(run: Run, plan: Plan, common: Common) -> None:
-    """Print a plan."""
+    """Print a plan, and that it can't be applied now if that is so."""
+    if (alive := run.trainer()) is not None:
+        note = f"{alive}; apply refuses until it is gone"
+        plan = replace(plan, warnings=(*plan.warnings, note))
     undone = next((item for item in run.receipts() if item.id == plan.undoes), None)
     common.answer(
         lambda: report.plan(plan, run.name, common.style, undone),

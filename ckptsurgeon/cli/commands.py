@@ -69,8 +69,12 @@ BEFORE = (
     ),
     Command(
         "advise", "advise:advise",
-        "Say if and when the loss diverged, where to go back to, and what others did.",
-        (*LOOKS, 5),
+        "Say if the loss diverged, where to go back to, and what others did.",
+        LOOKS,
+    ),
+    Command(
+        "report", "picture:picture", "Draw the run: what was kept, what was left, and why.",
+        LOOKS,
     ),
     Command("plan", "recipes:plan", "Show what a recipe would change, and change nothing.", PLANS),
     Command("apply", "recipes:apply", "Carry out a recipe or a saved plan.", EDITS),

@@ -64,7 +64,7 @@ def diff(
 
     Examples:
     ckptsurgeon diff 6 8
-    ckptsurgeon diff 8 ../branch:8 --tensors
+    ckptsurgeon diff 6 latest --tensors
     ckptsurgeon diff --receipt 0001
     """
     from ckptsurgeon.look.diff.diff import diff as compare

@@ -17,8 +17,12 @@ from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import UsageError
 
 if TYPE_CHECKING:
+    from ckptsurgeon.launch.slurm import Job
     from ckptsurgeon.operations.relaunch import Relaunch
     from ckptsurgeon.run.run import Run
+
+REQUEUES = 3
+"""How often a job starts again whose trainer hung, where --requeues does not say it."""
 
 
 def relaunch(
@@ -50,6 +54,15 @@ def relaunch(
         list[str] | None,
         typer.Option("--sbatch", metavar="KEY=VALUE", help="With --slurm: a line for sbatch."),
     ] = None,
+    requeues: Annotated[
+        int | None,
+        typer.Option(
+            "--requeues",
+            metavar="K",
+            min=0,
+            help="With --slurm: how often a job starts again whose trainer hung (3).",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="With --slurm: write it there."),
@@ -71,7 +84,7 @@ def relaunch(
     from ckptsurgeon import look
     from ckptsurgeon.operations.relaunch import Relaunch
 
-    _check(slurm, nodes, options, output, whole, arguments)
+    _check(slurm, nodes > 1 or options or (requeues, output) != (None, None), whole, arguments)
     run = common.open_run()
     run.refuse_interrupted()  # a trainer on half a surgery trains on neither of its sides
     if print_flags:
@@ -83,23 +96,21 @@ def relaunch(
     promise = look.inspect(run).promise
     section = None if ranks is None else Relaunch(nproc_per_node=ranks)
     if slurm:
-        _script(run, promise, section, arguments or (), nodes, options or (), output, common)
+        from ckptsurgeon.launch.relaunch import job
+
+        often = REQUEUES if requeues is None else requeues
+        wanted = job(run, section, arguments or (), nodes, options or (), often)
+        _script(wanted, promise, output, common)
     else:
         argv = arguments if whole else None
         start(run, promise, section, arguments or (), common, check=check, argv=argv)
 
 
-def _check(
-    slurm: bool,
-    nodes: int,
-    options: Sequence[str] | None,
-    output: Path | None,
-    whole: bool,
-    arguments: Sequence[str] | None,
-) -> None:
-    if not slurm and (nodes > 1 or options or output is not None):
+def _check(slurm: bool, of_slurm: object, whole: bool, arguments: Sequence[str] | None) -> None:
+    if not slurm and of_slurm:
         raise UsageError(
-            "--nodes, --sbatch and -o belong to --slurm", next="ckptsurgeon relaunch --slurm …"
+            "--nodes, --sbatch, --requeues and -o belong to --slurm",
+            next="ckptsurgeon relaunch --slurm …",
         )
     if whole and (slurm or not arguments):
         raise UsageError(
@@ -108,20 +119,9 @@ def _check(
         )
 
 
-def _script(
-    run: Run,
-    promise: Promise,
-    section: Relaunch | None,
-    extra: Sequence[str],
-    nodes: int,
-    options: Sequence[str],
-    output: Path | None,
-    common: Common,
-) -> None:
+def _script(job: Job, promise: Promise, output: Path | None, common: Common) -> None:
     from ckptsurgeon.launch import slurm
-    from ckptsurgeon.launch.relaunch import job as slurm_job
 
-    job = slurm_job(run, section, extra, nodes, options)
     text = slurm.script(job)
     if output is not None and not common.dry_run:
         try:

@@ -32,7 +32,7 @@ def status(*, common: Common) -> None:
     run = common.open_run()
     state, problem = None, None
     try:
-        state = None if run.bare else run.checkpoint(run.latest()).state()
+        state = None if run.bare else run.state(run.latest())
     except SurgeryError as error:
         problem = error
         if isinstance(error, DamagedFile):
@@ -104,11 +104,11 @@ def log(*, common: Common) -> None:
     from ckptsurgeon.run.attic import pruned
 
     run = common.open_run()
-    receipts = run.receipts()
+    receipts, damaged = run.receipts(), run.damaged_receipts()
     gone = {item.id for item in receipts if (run.root / pruned(item.id)).exists()}
     common.answer(
-        lambda: report.log(receipts, common.style, pruned=gone),
-        lambda: report.log_json(receipts, pruned=gone),
+        lambda: report.log(receipts, common.style, pruned=gone, damaged=damaged),
+        lambda: report.log_json(receipts, pruned=gone, damaged=damaged),
     )
 
 
@@ -168,8 +168,7 @@ def verify(
 
     Examples:
     ckptsurgeon verify
-    ckptsurgeon verify 6 --level 4
-    ckptsurgeon verify 8 --against 6
+    ckptsurgeon verify 8 --level 4 --against 6
     ckptsurgeon verify --log slurm-4711.out
     """
     from ckptsurgeon import look
@@ -221,10 +220,13 @@ def doctor(
     diagnoses = [replace(item, next=common.here(item.next)) for item in diagnose(run)]
     seen = None
     if vitals:
+        check = common.here("ckptsurgeon verify --level 4    all that is wrong with the step")
         with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
-            seen = examine(run, jobs=jobs, progress=progress)
-        check = common.here("ckptsurgeon verify --level 4    each of them")
-        diagnoses += [Diagnosis(fact, check) for fact in seen.facts]
+            try:
+                seen = examine(run, jobs=jobs, progress=progress)
+                diagnoses += [Diagnosis(fact, check) for fact in seen.facts]
+            except SurgeryError as error:  # mostly one that is among the findings already
+                diagnoses.append(Diagnosis(f"the vital signs can't be read: {error.what}", check))
     common.answer(
         lambda: report.diagnoses(run, diagnoses, common.style, seen),
         lambda: report.diagnoses_json(run, diagnoses, seen),

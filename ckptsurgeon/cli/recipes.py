@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ckptsurgeon import disk, report
-from ckptsurgeon.cli.carry_out import carry_out, operate, show
+from ckptsurgeon.cli.carry_out import carry_out, open_for, operate, show
 from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
 from ckptsurgeon.edits import Plan, from_json, to_json
 from ckptsurgeon.errors import UsageError
@@ -86,7 +86,7 @@ def apply(
             f"{source} is a finished plan; KEY=VALUE and --why belong to the recipe it came from",
             next=f"ckptsurgeon plan RECIPE KEY=VALUE -o {source}",
         )
-    saved_plan, run = read_plan(source), common.open_run()
+    saved_plan, run = read_plan(source), open_for(common)
     if common.dry_run:
         surgery.refuse_stale(run, saved_plan)
     carry_out(run, saved_plan, common)
@@ -107,7 +107,7 @@ def undo(
     """
     from ckptsurgeon import surgery
 
-    run = common.open_run()
+    run = open_for(common)
     inverse_plan = surgery.plan_undo(run, receipt)
     if common.why is not None:
         inverse_plan = replace(inverse_plan, recipe={**inverse_plan.recipe, "why": common.why})

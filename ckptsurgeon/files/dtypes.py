@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+
+from ckptsurgeon.arithmetic import ITEM
+from ckptsurgeon.arithmetic import floats as floats
+from ckptsurgeon.arithmetic import from_floats as from_floats
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2,
@@ -21,6 +24,9 @@ STORAGES = {
     "ComplexDoubleStorage": "complex128", "UntypedStorage": "uint8",
 }  # fmt: skip
 
+FLOATS = tuple(ITEM)
+"""What `floats` can read. A bfloat16 is the upper half of a float32."""
+
 SAFETENSORS = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
     "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
@@ -31,9 +37,6 @@ _NUMBERS = {
     "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h",
     "int8": "b", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "bool": "?",
 }  # fmt: skip
-_FLOATS = {"float64": "f8", "float32": "f4", "float16": "f2"}
-FLOATS = (*_FLOATS, "bfloat16")
-"""What `floats` can read. A bfloat16 is the upper half of a float32."""
 
 
 def number(data: bytes, dtype: str, order: str) -> int | float | bool:
@@ -67,22 +70,3 @@ def _close(stored: float, value: float) -> bool:
     if stored == value or (stored != stored and value != value):
         return True
     return isinstance(stored, float) and abs(stored - value) <= abs(value) * 2**-8
-
-
-def floats(data: bytes, dtype: str, order: str = "<") -> Any:
-    """The elements as an array, bfloat16 as float32. Raises KeyError unless `dtype` is in
-    `FLOATS`."""
-    import numpy
-
-    if dtype == "bfloat16":
-        return (numpy.frombuffer(data, f"{order}u2").astype("u4") << 16).view("f4")
-    return numpy.frombuffer(data, order + _FLOATS[dtype])
-
-
-def from_floats(values: Any, dtype: str) -> bytes:
-    """An array as elements, little-endian, each rounded to nearest, ties to even."""
-    if dtype != "bfloat16":
-        return bytes(values.astype("<" + _FLOATS[dtype]).tobytes())
-    bits = values.astype("<f4").view("<u4")
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return bytes(rounded.astype("<u2").tobytes())

@@ -14,6 +14,7 @@ from ckptsurgeon.edits import (
     AnyChange,
     Append,
     Change,
+    Computed,
     Content,
     Elements,
     Epsilon,
@@ -24,6 +25,8 @@ from ckptsurgeon.edits import (
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import append, compact
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
+from ckptsurgeon.files.archives.storage_edit import contiguous
+from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats import strips
 from ckptsurgeon.formats.fields import FIELDS
@@ -31,8 +34,10 @@ from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.protocol import (
     Blob,
+    Decay,
     Disagreement,
     Fragment,
+    Part,
     Place,
     Replica,
     Setting,
@@ -108,7 +113,8 @@ class BaseCheckpoint(ABC):
         """The promise of this checkpoint. Raises Disagreement with the files that differ."""
         if self._state is None:
             with understood(self.path):
-                self._state = self.read_state()
+                state = self.read_state()
+            self._state = replace(state, promise=state.promise.told(state.notes))
         return self._state
 
     def rates(self) -> list[float]:
@@ -182,6 +188,13 @@ class BaseCheckpoint(ABC):
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """See `protocol.Checkpoint.reschedule`."""
 
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """Refused: a family that knows its schedulers overrides it."""
+        raise SurgeryError(
+            f"what makes the rate of {self.path.name} decay is not known here",
+            next="set the schedule where the trainer makes it",
+        )
+
     @abstractmethod
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """See `protocol.Checkpoint.scaler_start`."""
@@ -246,6 +259,28 @@ class BaseCheckpoint(ABC):
             f"which parameters of {self.path.name} are whole on every rank is not known here",
             next="ckptsurgeon verify    what can be checked here",
         )
+
+    def parts(self) -> list[Part]:
+        """Refused: a format that knows whose each tensor is overrides it."""
+        raise SurgeryError(
+            f"{self.path.name} does not say which of its tensors are one parameter's weights, "
+            "master and moments",
+            next="reset and graft work on the moments of all parameters",
+        )
+
+    def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
+        """In the archive that has the tensor."""
+        archive, tensor = self.holder(place), place.value
+        if not contiguous(tensor) or archive.byte_order() != "<":
+            raise SurgeryError(
+                f"{archive.where}: a tensor's elements do not lie little-endian in the order of "
+                "its shape",
+                next="save the checkpoint again with contiguous tensors",
+            )
+        archive.storage(tensor)
+        item = ITEM_BYTES[tensor.dtype]
+        base = archive.start + archive.payload(f"data/{tensor.storage}") + tensor.offset * item
+        return archive.path, base + start * item, base + end * item
 
     def read(self, paths: Iterable[Path]) -> None:
         """Read the trees of further shards, which only some operations need."""
@@ -321,7 +356,7 @@ class BaseCheckpoint(ABC):
         files = {name: root / name for name in names if root / name in self.trees}
         for change in changes:
             if isinstance(change, Change) and (file := files.get(change.file)) is not None:
-                if isinstance(change.new, (Fill, Elements)):
+                if isinstance(change.new, (Fill, Elements, Computed)):
                     continue
                 new = 0 if change.new == ZEROS else change.new
                 if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):

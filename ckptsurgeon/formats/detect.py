@@ -12,6 +12,7 @@ from ckptsurgeon.formats.protocol import Format
 
 FORMATS = (
     "ckptsurgeon.formats.deepspeed.layout:DeepSpeed",
+    "ckptsurgeon.formats.megatron.layout:MegatronBridge",
     "ckptsurgeon.formats.megatron.layout:Megatron",
     "ckptsurgeon.formats.dcp.layout:Torchtitan",
     "ckptsurgeon.formats.dcp.layout:OlmoCore",

@@ -42,6 +42,20 @@ class Fragment(NamedTuple):
     end: int
 
 
+class Part(NamedTuple):
+    """A stretch of one parameter: the elements [start, end) of the tensor at `place` are those from
+    `first` on of its `kind` (weights, master, exp_avg, exp_avg_sq). `cut` tells apart what several
+    ranks each hold a piece or a copy of."""
+
+    parameter: str
+    cut: str
+    kind: str
+    place: Place
+    start: int
+    end: int
+    first: int
+
+
 class Weight(NamedTuple):
     """One weight of the model: its bytes are those of `spans` (file, start, end), in order."""
 
@@ -132,6 +146,16 @@ class Setting(NamedTuple):
     field: str
     place: Place
     value: Any
+
+
+class Decay(NamedTuple):
+    """A cooldown: the rate goes from what the next step would use to `to` in `steps` updates along
+    `shape` (linear, 1-sqrt, cosine). `samples` is how many these take, where that is known."""
+
+    steps: int
+    samples: int | None
+    shape: str
+    to: float
 
 
 class Hazard(NamedTuple):
@@ -247,12 +271,29 @@ class Checkpoint(Protocol):
         exp_avg_sq). Raises SurgeryError where the format does not say."""
         ...
 
+    def parts(self) -> list[Part]:
+        """Every stretch of every parameter's weights, masters and moments that the trainer loads.
+        Raises SurgeryError where the format does not say whose they are."""
+        ...
+
+    def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
+        """Where the elements [start, end) of the tensor at `place` are: file, first byte, end.
+        Raises SurgeryError for a tensor whose elements don't lie in the order of its shape."""
+        ...
+
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """What to write so that the schedule has `values` (recipe keys lr, min_lr, warmup, decay,
         decay_style) from the next step on, and what to warn of.
 
         Raises UsageError for a schedule that can't be, SurgeryError for one that is kept
         elsewhere, with the trainer's flag to use instead."""
+        ...
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """What to write so that the rate decays from the next step on, and what to warn of.
+
+        Raises SurgeryError where the saved scheduler can't hold it, with the exact options that
+        make the trainer's own do it."""
         ...
 
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:

@@ -24,12 +24,17 @@ class StepFolders(BaseFormat, ABC):
         """True with a folder that is such a step."""
         return bool(self.steps(run))
 
+    def steps_in(self, run: Path) -> Path:
+        """The folder that holds the steps' folders: the run's own root."""
+        return run
+
     def _found(self, run: Path) -> dict[int, list[Path]]:
         folders: dict[int, list[Path]] = {}
-        for name in listed(run):
+        above = self.steps_in(run)
+        for name in listed(above):
             match = NUMBERED.fullmatch(name)
-            if match and (run / name).is_dir() and self.is_step(run / name):
-                folders.setdefault(int(match["number"]), []).append(run / name)
+            if match and (above / name).is_dir() and self.is_step(above / name):
+                folders.setdefault(int(match["number"]), []).append(above / name)
         return folders
 
     def steps(self, run: Path) -> list[int]:

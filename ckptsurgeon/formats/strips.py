@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.archives.storage_edit import contiguous as contiguous
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.optimizers import adam
 from ckptsurgeon.formats.protocol import Adam, Checkpoint, Codes, Place, StateDict, Strip
@@ -69,7 +70,7 @@ class Settings:
     def _index(self, state: Mapping[str, Place]) -> int | None:
         """The group that lists the number of the state, if states are numbered."""
         first = next(iter(state.values()), None)
-        number = first.path[-2] if first is not None and len(first.path) > 1 else None
+        number = None if first is None else _numbered(first)
         for group, numbers in self.group["params"].items():
             if isinstance(numbers, (list, tuple)) and number in numbers:
                 return group
@@ -165,16 +166,6 @@ def dense(tensor: Tensor) -> bool:
     return True
 
 
-def contiguous(tensor: Tensor) -> bool:
-    """Whether its elements lie in the order of its shape."""
-    expected = 1
-    for size, stride in zip(reversed(tensor.size), reversed(tensor.stride), strict=True):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def _names(checkpoint: Checkpoint) -> dict[Any, str]:
     """The place of a moment → the parameter that all of it is of, where the format says."""
     names: dict[Any, str] = {}
@@ -191,8 +182,15 @@ def _names(checkpoint: Checkpoint) -> dict[Any, str]:
 
 def _name(place: Place) -> str:
     """A name by the path, without the key itself."""
-    number = place.path[-2] if len(place.path) > 1 else place.file.stem
-    return f"parameter {number}" if isinstance(number, int) else str(number)
+    number = _numbered(place)
+    if number is not None:
+        return f"parameter {number}"
+    return str(place.path[-2]) if len(place.path) > 1 else place.file.stem
+
+
+def _numbered(place: Place) -> int | None:
+    """The number of the state that a place is in, as torch numbers parameters."""
+    return next((key for key in reversed(place.path[:-1]) if isinstance(key, int)), None)
 
 
 def _group(place: Place) -> int | None:

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,6 +25,8 @@ from ckptsurgeon.transaction.receipts import standing
 
 LIBRARIES = ("torch", "deepspeed", "tensorboard")
 """What the extra `train` installs."""
+HUNG = "hung"
+"""The file that the bundled trainer's watchdog leaves in the run: torchrun makes 1 of its code."""
 STOPPED = "the trainer has trained no step"
 TOLERANCE = 1e-12
 """Relative: two implementations of one formula may differ in the last bit, and in no more."""
@@ -97,24 +98,32 @@ def refuse_unknown_launch(run: Run) -> None:
 
 
 def job(
-    run: Run, section: Relaunch | None, extra: Sequence[str], nodes: int, options: Sequence[str]
+    run: Run,
+    section: Relaunch | None,
+    extra: Sequence[str],
+    nodes: int,
+    options: Sequence[str],
+    requeues: int = 0,
 ) -> Job:
-    """The SLURM job that starts the trainer on `nodes` nodes and compares its first line.
+    """The SLURM job that starts the trainer on `nodes` nodes and compares its first line; one whose
+    trainer hung is requeued at most `requeues` times.
 
     The bundled trainer gets a kill-switch file, which is how the job makes it save before its
     nodes are taken away; for another one `ckptsurgeon.yaml` names it (`relaunch.kill_switch`)."""
     own = run.settings.get("relaunch")
     argv = command(run, section, extra, nodes)
+    hung = None
     if isinstance(own, dict):
         switch = own.get("kill_switch")
     else:
+        hung = run.root / HUNG
         switch = plain_yaml.read(run.root / CONFIG).get("kill_switch_path")
         if switch is None:
             switch = run.root / "kill-switch"
             argv.append(f"kill_switch_path={switch}")
     surgeon = [sys.executable, "-m", "ckptsurgeon", "relaunch", "-C", str(run.root), "--exec", "--"]
     stop = None if switch is None else run.root / str(switch)
-    return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options)
+    return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options, hung, requeues)
 
 
 def relaunch(
@@ -149,7 +158,7 @@ def relaunch(
                 out.flush()
                 if compared:
                     continue
-                if bundled or _is_report(promise, line):
+                if bundled or _is_report(line):
                     differing = compare(promise, line)
                     if differing:
                         raise _broken(run, differing, bundled)
@@ -208,7 +217,7 @@ def _started(
         ) from None
 
 
-def _is_report(promise: Promise, line: str) -> bool:
+def _is_report(line: str) -> bool:
     """Whether a line of the user's own trainer is a JSON object of what it uses."""
     if not line.startswith("{"):
         return False
@@ -216,7 +225,7 @@ def _is_report(promise: Promise, line: str) -> bool:
         report = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(report, dict) and any(item.name in report for item in fields(promise))
+    return isinstance(report, dict) and any(name in report for name in Promise.values())
 
 
 def _untouched(run: Run) -> str:
@@ -243,16 +252,16 @@ def compare(promise: Promise, line: str) -> list[str]:
     if not isinstance(used, dict):
         return [f"its first line is not the JSON object of what it uses: {line.strip()[:80]!r}"]
     differing = []
-    for item in fields(promise):
-        promised = getattr(promise, item.name)
-        if promised is None:
+    for name in Promise.values():
+        promised = getattr(promise, name)
+        if promised is None or name in promise.not_known:
             continue
-        if item.name not in used and item.name in ("optimizer", "groups", "settings"):
+        if name not in used and name in ("optimizer", "groups", "settings"):
             continue  # which no trainer prints yet
-        if item.name not in used:
-            differing.append(f"{item.name}: promised {_plain(promised)}, not reported")
-        elif not _same(_plain(promised), used[item.name]):
-            differing.append(f"{item.name}: promised {_plain(promised)}, uses {used[item.name]}")
+        if name not in used:
+            differing.append(f"{name}: promised {_plain(promised)}, not reported")
+        elif not _same(_plain(promised), used[name]):
+            differing.append(f"{name}: promised {_plain(promised)}, uses {used[name]}")
     return differing
 
 

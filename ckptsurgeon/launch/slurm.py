@@ -1,4 +1,5 @@
-"""The sbatch script of a run: a torchrun on each node, held to the promise, requeued if preempted.
+"""The sbatch script of a run: a torchrun on each node, held to the promise, requeued if preempted
+or hung.
 
 Every word of a command is quoted by shlex; nothing from the run reaches the shell as code.
 """
@@ -21,7 +22,8 @@ OPTION = re.compile(r"[a-z][a-z-]*(=[^\s\"'\\]+)?")
 class Job:
     """What a script is made of. `surgeon` is the command that starts `trainer` and compares its
     first line; `kill_switch` is the file at which the trainer saves and exits, if it has one;
-    `options` are sbatch's, without dashes."""
+    `options` are sbatch's, without dashes. `hung` is the file that the trainer leaves when it ends
+    because it made no progress; then the job is requeued at most `requeues` times."""
 
     name: str
     nodes: int
@@ -30,6 +32,8 @@ class Job:
     trainer: Sequence[str]
     kill_switch: Path | None
     options: Sequence[str] = ()
+    hung: Path | None = None
+    requeues: int = 0
 
 
 def script(job: Job) -> str:
@@ -50,7 +54,11 @@ def script(job: Job) -> str:
     if job.kill_switch is None:
         return "\n".join([*parts, start, ""])
     stop = _STOP.format(stop=shlex.quote(str(job.kill_switch)))
-    return "\n".join([*parts, stop, f"{start} &", _WAIT])
+    ends = [_WAIT, _END]
+    if job.hung is not None:
+        stop += _HUNG.format(hung=shlex.quote(str(job.hung)), requeues=job.requeues)
+        ends.insert(1, _HUNG_END)
+    return "\n".join([*parts, stop, f"{start} &", *ends])
 
 
 def _defaults(job: Job) -> list[str]:
@@ -102,6 +110,30 @@ done
 if [[ -n "$preempted" && "$status" -eq 0 ]]; then
   rm -f -- "$stop"
   scontrol requeue "$SLURM_JOB_ID"
+fi"""
+
+_HUNG = """
+# The trainer's watchdog leaves this file when it makes no progress. How often it has done so in
+# this job is counted beside it.
+hung={hung}
+requeues={requeues}
+rm -f -- "$hung"
+"""
+
+_HUNG_END = """\
+if [[ "$status" -ne 0 && -f "$hung" ]]; then
+  rm -f -- "$hung"
+  times=$(($(cat -- "$hung-$SLURM_JOB_ID" 2> /dev/null || echo 0) + 1))
+  if [[ "$times" -le "$requeues" ]]; then
+    echo "$times" > "$hung-$SLURM_JOB_ID"
+    echo "the trainer hung; requeue $times of $requeues" >&2
+    scontrol requeue "$SLURM_JOB_ID"
+    exit "$status"
+  fi
+  echo "the trainer hung once more after $requeues requeues; the job ends" >&2
 fi
+if [[ -z "$preempted" ]]; then rm -f -- "$hung-$SLURM_JOB_ID"; fi"""
+
+_END = """\
 exit "$status"
 """

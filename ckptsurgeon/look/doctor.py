@@ -71,6 +71,12 @@ def _loss(run: Run) -> list[Diagnosis]:
 
 def _remedy(finding: str) -> str | None:
     """What helps against a finding; None where the step itself is damaged."""
+    receipt, damaged, _ = finding.partition("receipt.json is damaged")
+    if damaged:
+        return (
+            f"mv {receipt}receipt.json {receipt}receipt.damaged    go on without it, or restore it "
+            "from a copy: its surgery stays in force and can't be undone"
+        )
     if "names step" in finding or "names no step" in finding or "pointers disagree" in finding:
         return "ckptsurgeon repair-latest"
     if "promised" in finding:

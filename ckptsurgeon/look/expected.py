@@ -51,7 +51,7 @@ def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
         steady=not varies or size == state.batch_size,
         epoch_steps=_epoch_steps(document),
         skipped=next((p.value for p in _places(checkpoint, "skipped_steps")), None),
-        steady_betas=not any(_cycles(state) for state in _schedulers(checkpoint)),
+        steady_betas="betas" not in state.promise.one_step,
         remedy=tuple(_remedy(run, checkpoint, state, surgeries)),
     )
 
@@ -124,11 +124,6 @@ def _places(checkpoint: Checkpoint, name: str) -> list[Place]:
 
 def _schedulers(checkpoint: Checkpoint) -> list[Any]:
     return [place.value for place in _places(checkpoint, "scheduler")]
-
-
-def _cycles(scheduler: Any) -> bool:
-    """Whether it sets the momentum too."""
-    return isinstance(scheduler, Mapping) and bool(scheduler.get("cycle_momentum"))
 
 
 def _in_config(checkpoint: Checkpoint) -> bool:

@@ -13,9 +13,10 @@ from ckptsurgeon.look import soundness
 from ckptsurgeon.look.vitals import between
 from ckptsurgeon.look.vitals.between import Between
 from ckptsurgeon.look.vitals.facts import Moment
+from ckptsurgeon.look.vitals.jobs import ODD
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.receipts import standing
+from ckptsurgeon.transaction.receipts import receipt_file, standing, told
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Verification:
 @collector_paused()
 def inspect(run: Run, step: int | None = None) -> State:
     """One checkpoint, by default the latest, as its trainer would see it."""
-    return run.checkpoint(run.latest() if step is None else step).state()
+    return run.state(run.latest() if step is None else step)
 
 
 @collector_paused()
@@ -100,6 +101,7 @@ def verify(
         if error.what not in findings and not (known and sound.findings):
             findings.append(error.what)
     if promise is not None:
+        promise = told(run.receipts(), promise)
         findings += _broken_promise(run, promise)
     return Verification(
         step=step,
@@ -123,7 +125,7 @@ def _since(run: Run, checkpoint: Checkpoint, against: int | None) -> Between:
             return Between([], [])
         try:
             return between.counters(checkpoint, run.checkpoint(earlier[-1]), receipts)
-        except SurgeryError:  # what is wrong with the other step is not wrong with this one
+        except (SurgeryError, *ODD):  # what is wrong with the other step is not wrong with this
             return Between([], [f"step {earlier[-1]}, which can't be read"])
     return between.compare(checkpoint, run.checkpoint(against), receipts)
 
@@ -131,6 +133,13 @@ def _since(run: Run, checkpoint: Checkpoint, against: int | None) -> Between:
 def _broken_promise(run: Run, actual: Promise) -> list[str]:
     """How the disk differs from the newest promise in force, if that is for the same next step."""
     receipts = standing(run.receipts())
+    newest = receipts[-1].id if receipts else ""
+    if lost := {id: wrong for id, wrong in run.damaged_receipts().items() if id > newest}:
+        return [
+            f"{wrong}: what surgery {id} promised is not known"
+            for id, wrong in lost.items()
+            if (run.root / receipt_file(id)).is_file()  # else the user has set it aside
+        ]
     promised = receipts[-1].promise if receipts else None
     if promised is None or promised.step != actual.step:
         return []

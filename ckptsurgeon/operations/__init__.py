@@ -44,6 +44,8 @@ OPERATIONS = (
         "set-lr": "Change the learning-rate schedule.",
         "set": "Change hyperparameters in every place that keeps them.",
     }),
+    Operation(f"{HERE}.cooldown", {"cooldown": "Let the learning rate decay from this step on."}),
+    Operation(f"{HERE}.rewarm_schedule", {}),
     Operation(f"{HERE}.group_settings", {}),
     Operation(f"{HERE}.reset", {"reset": "Reset the Adam moments or the loss scale."}),
     Operation(f"{HERE}.rewarm", {}),
@@ -51,6 +53,10 @@ OPERATIONS = (
     Operation(f"{HERE}.swap_optimizer", {
         "swap-optimizer": "Switch the run to another optimizer."
     }),
+    Operation(f"{HERE}.average", {"average": "Make weights the mean of several steps."}),
+    Operation(f"{HERE}.graft", {"graft": "Take the moments of another step."}),
+    Operation(f"{HERE}.clip_moments", {}),
+    Operation(f"{HERE}.scale", {"scale": "Multiply weights by a number."}),
     Operation(f"{HERE}.replicas", {
         "sync-replicas": "Average parameters that every tensor-parallel rank keeps a copy of."
     }),

@@ -20,7 +20,7 @@ from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.receipts import standing
+from ckptsurgeon.transaction.receipts import next_id, standing
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.marks import Marks
@@ -123,9 +123,7 @@ def _cut_or_rename(
         if cut_at is not None:
             from ckptsurgeon.logs import cut
 
-            keep = (
-                (section.keep_as or f"cut-{len(run.receipts()) + 1:04d}") if section.keep else None
-            )
+            keep = (section.keep_as or f"cut-{next_id(run.root)}") if section.keep else None
             file_changes, sentences = cut.truncate(
                 folder,
                 run.root,

@@ -323,12 +323,20 @@ def set_lr(
         str | None,
         typer.Option("--decay-style", metavar="STYLE", help="constant, linear or cosine."),
     ] = None,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart",
+            help="Start the schedule again: --warmup and --decay then count iterations from here.",
+        ),
+    ] = False,
 ) -> dict[str, Any]:
     """Change the learning-rate schedule.
 
     Examples:
     ckptsurgeon set-lr 3e-5
     ckptsurgeon set-lr --scale 0.5 --min-lr 1e-6
+    ckptsurgeon set-lr 3e-4 --restart --warmup 500 --decay 20000
     """
     if lr is not None and scale is not None:
         raise UsageError("both LR and --scale were given", next="ckptsurgeon set-lr --scale 0.5")
@@ -339,6 +347,15 @@ def set_lr(
         "decay": decay,
         "decay_style": decay_style,
     }
+    if restart:
+        if None in (lr, warmup, decay):
+            raise UsageError(
+                "a schedule that starts again needs its peak, warm-up and decay",
+                next="ckptsurgeon set-lr 3e-4 --restart --warmup 500 --decay 20000",
+            )
+        names = {"lr": "to", "decay_style": "shape"}
+        settings = {f"rewarm_schedule.{names.get(k, k)}": v for k, v in settings.items()}
+        return lay({}, [f"{key}={value}" for key, value in settings.items() if value is not None])
     pairs = [f"set.{key}={value}" for key, value in settings.items() if value is not None]
     if not pairs:
         raise UsageError("no learning rate was given", next="ckptsurgeon set-lr 3e-5")

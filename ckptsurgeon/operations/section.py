@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ckptsurgeon.edits import AnyChange
@@ -63,6 +64,11 @@ class Section:
         Raises SurgeryError, with the trainer's flag to use instead, for what the format can't
         keep."""
         return [], []
+
+    def reads(self, run: Run, step: int) -> list[Path]:
+        """The files beside those of the edited `step` that `changes` relies on. A plan keeps what
+        they were before the first of them is read."""
+        return []
 
     def log_changes(self, run: Run, recipe: Recipe) -> Changes:
         """The same in a log folder without checkpoints, for a section that is `on_logs`."""

@@ -48,9 +48,7 @@ def verdict(advice: Advice) -> str:
     if advice.verdict == "recovered":
         assert spike.last is not None
         took = spike.last - spike.first
-        return (
-            f"recovered: the loss left its course at step {spike.first}, and took {took} steps back"
-        )
+        return f"recovered: the loss left its course at step {spike.first}, back {took} steps later"
     return f"the loss diverged at step {spike.first}"
 
 
@@ -129,15 +127,15 @@ def _candidate(item: Candidate, told: Advice) -> Row:
 def _distance(far: Distance) -> str:
     parts = [count(far.steps, "step")]
     if far.tokens is not None:
-        parts.append(f"{_short(far.tokens)} tokens")
+        parts.append(f"{short(far.tokens)} tokens")
     elif far.samples is not None:
-        parts.append(f"{_short(far.samples)} samples")
+        parts.append(f"{short(far.samples)} samples")
     if far.hours is not None:
         parts.append(f"{far.hours:.1f} h" if far.hours >= 0.1 else f"{far.hours * 60:.1f} min")
     return ", ".join(parts)
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """A count in thousands, millions, …"""
     for unit in ("", "k", "M", "G"):
         if abs(value) < 1000:

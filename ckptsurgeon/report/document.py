@@ -82,7 +82,7 @@ def change_json(item: AnyChange) -> dict[str, Any]:
 
 def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     """The document of `show`."""
-    state = checkpoint.state()
+    state = run.told(checkpoint.state())
     return {
         "schema": SCHEMA,
         "run": str(run.root),
@@ -154,6 +154,7 @@ def diagnoses_json(
         "run": str(run.root),
         "healthy": not diagnoses,
         "findings": entries,
+        "writers": run.writers(),
         "vitals": plain(seen),
     }
 
@@ -174,12 +175,19 @@ def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> 
         "writers": run.writers(),
         "interrupted": run.interrupted(),
         "receipts": len(run.receipts()),
+        "damaged_receipts": run.damaged_receipts(),
         "problem": None if problem is None else error_json(problem),
     }
 
 
-def log_json(receipts: Sequence[Receipt], *, pruned: Collection[str] = ()) -> dict[str, Any]:
-    """The document of `log`, newest first; the attics of those in `pruned` are gone."""
+def log_json(
+    receipts: Sequence[Receipt],
+    *,
+    pruned: Collection[str] = (),
+    damaged: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The document of `log`, newest first; the attics of those in `pruned` are gone, and those in
+    `damaged` can't be read."""
     return {
         "schema": SCHEMA,
         "receipts": [
@@ -198,6 +206,7 @@ def log_json(receipts: Sequence[Receipt], *, pruned: Collection[str] = ()) -> di
             }
             for item in reversed(receipts)
         ],
+        "damaged": dict(damaged or {}),
     }
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.edits import (
     ABSENT,
     AnyChange,
     Append,
     Change,
+    Computed,
     Edit,
     Hole,
     Move,
@@ -44,6 +45,17 @@ from ckptsurgeon.report.style import (
 if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe
     from ckptsurgeon.transaction.journal import Recovery
+
+
+HOLD = "hold"
+"""The kind of a re-warm window in which the weights stay."""
+ONE_STEP = " (for this step only)"
+LABELS = {
+    "betas": "beta", "adam_step": "adam step", "weight_decay": "weight decay",
+    "loss_scale": "loss scale", "clip_grad": "clip", "consumed_samples": "next sample",
+    "data_batches": "next batch", "data_epoch": "epoch",
+}  # fmt: skip
+"""Fields of a promise that people call otherwise."""
 
 
 def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> str:
@@ -106,7 +118,10 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
     for item in items:
         # A key of torch.distributed.checkpoint has the whole way in it, and the parameter's name.
         name = str(item.path[-1]).rpartition(".")[2] if item.path else PurePosixPath(item.file).name
-        groups.setdefault((name, repr(item.old), repr(item.new)), []).append(item)
+        wanted = repr(item.new)
+        if isinstance(item.new, Computed):  # of each tensor from others, told in the same words
+            name, wanted = "", item.new.told
+        groups.setdefault((name, repr(item.old), wanted), []).append(item)
     several = len({name for name, _, _ in groups}) > 1
     rows = []
     for (name, _, _), group in groups.items():
@@ -178,24 +193,55 @@ def _about(item: AnyChange, back: bool) -> tuple[str, str, str]:
 
 def promise(promise: Promise) -> list[str]:
     """What the trainer will use, one item a field, without those that the format does not keep."""
+    return [item for _, item in fields(promise)]
+
+
+def fields(promise: Promise) -> list[tuple[str, str]]:
+    """The same, each with the name of its field."""
     settings = promise.settings or ()
-    items = {
+    labels = dict(LABELS)
+    if "adam" not in (promise.optimizer or "adam").lower():
+        labels["adam_step"] = "optimizer step"
+    values = {
         "lr": promise.lr,
-        "beta": promise.betas,
-        "adam step": promise.adam_step,
+        "betas": promise.betas,
+        "adam_step": promise.adam_step,
         "eps": promise.eps,
         **{key: values if len(set(values)) > 1 else values[0] for key, values in settings},
-        "weight decay": promise.weight_decay,
-        "loss scale": promise.loss_scale,
-        "clip": promise.clip_grad,
+        "weight_decay": promise.weight_decay,
+        "loss_scale": promise.loss_scale,
+        "clip_grad": promise.clip_grad,
         "seed": promise.seed,
-        "next sample": promise.consumed_samples,
-        "next batch": promise.data_batches,
-        "epoch": promise.data_epoch,
+        "consumed_samples": promise.consumed_samples,
+        "data_batches": promise.data_batches,
+        "data_epoch": promise.data_epoch,
         "skip": promise.skip,
         "rewarm": promise.rewarm or None,
     }
-    return [f"{name} {value(name, item)}" for name, item in items.items() if item is not None]
+    return [
+        (name, _reach(promise, name, f"{labels.get(name, name)} {_of_groups(promise, name, item)}"))
+        for name, item in values.items()
+        if item is not None
+    ]
+
+
+def _of_groups(promise: Promise, name: str, item: Any) -> str:
+    """A value, or that of each param group where they differ."""
+    index = ("betas", "eps").index(name) if name in ("betas", "eps") else None
+    if index is None or promise.groups is None:
+        return value(name, item)
+    each = [value(name, group[index]) for group in promise.groups]
+    different = list(dict.fromkeys(each))
+    if len(different) == 1:
+        return different[0]
+    return f"{' | '.join(each if len(each) <= MANY else different)} (by group)"
+
+
+def _reach(promise: Promise, name: str, item: str) -> str:
+    """How far a value is sure."""
+    if name in promise.not_known:
+        return f"{item} (as saved; the trainer decides)"
+    return f"{item}{ONE_STEP}" if name in promise.one_step else item
 
 
 def cost(edits: Sequence[Edit]) -> str:
@@ -219,11 +265,12 @@ def done(receipt: Receipt, style: Style, *, resume: str = "ckptsurgeon relaunch"
     if receipt.undoes is not None:
         what = "the run is" if receipt.steps else "what it changed is"
         text += f"; {what} byte for byte what it was before {receipt.undoes}"
+    lines = []
     if receipt.promise is not None:
-        no_update = receipt.promise.lr == 0 and (receipt.promise.rewarm or ("",))[0] == "hold"
-        uses = "holds the weights (lr 0)" if no_update else f"uses {promise(receipt.promise)[0]}"
-        text += f"; verified: step {receipt.promise.step} {uses}"
-    lines = [f"{style.paint('done:', GREEN)} {text}"]
+        named = {"lr", *(change.field for change in receipt.changes)}
+        text += f"; {_verdict(receipt.promise, named)}"
+        lines = reasons(receipt.promise, style, named)
+    lines.insert(0, f"{style.paint('done:', GREEN)} {text}")
     if receipt.undoes is None:
         lines.append(f"  undo     ckptsurgeon undo {receipt.id}")
     if resume:
@@ -231,13 +278,49 @@ def done(receipt: Receipt, style: Style, *, resume: str = "ckptsurgeon relaunch"
     return "\n".join(lines)
 
 
-def log(receipts: Sequence[Receipt], style: Style, *, pruned: Collection[str] = ()) -> str:
-    """The surgeries, newest first, each with its reason; the attics of those in `pruned` are
-    gone."""
+def _verdict(values: Promise, named: Collection[str]) -> str:
+    """What was read back from the disk of the fields in `named`, as far as a trainer is bound."""
+    if values.lr == 0 and (values.rewarm or ("",))[0] == HOLD:
+        _, start, end = values.rewarm or ("", 0, 0)
+        until = f" until the schedule is at sample {end}, from {start}"
+        if values.then is not None:
+            step, rate = values.then
+            until = f"; lr {value('lr', rate)} from step {step}"
+        return f"verified: step {values.step} holds the weights{until}"
+    if "lr" in values.not_known:
+        return f"verified on disk; what lr step {values.step} uses is not known here"
+    (_, first), *others = fields(values)
+    brief = [item for name, item in others if name in named and item.endswith(ONE_STEP)]
+    return f"verified: step {values.step} uses {', '.join([first, *brief])}"
+
+
+def reasons(promise: Promise, style: Style, named: Collection[str] = ("lr",)) -> list[str]:
+    """Why a value of `named` holds for one step only or is not known, and what helps."""
+    known = {**promise.one_step, **promise.not_known}
+    sentences = dict.fromkeys(why for name, why in known.items() if name in named)
+    return [line for why in sentences for line in hanging("  but      ", clean(why), style)]
+
+
+def log(
+    receipts: Sequence[Receipt],
+    style: Style,
+    *,
+    pruned: Collection[str] = (),
+    damaged: Mapping[str, str] | None = None,
+) -> str:
+    """The surgeries, newest first, each with its reason; the attics of those in `pruned` are gone,
+    and the receipts of those in `damaged` can't be read."""
     undone = {item.undoes: item.id for item in receipts if item.undoes is not None}
+    known = {item.id: item for item in receipts}
+    wrong = damaged or {}
     lines = []
-    for item in reversed(receipts):
-        after = f"   (undone by {undone[item.id]})" if item.id in undone else ""
+    for id in sorted({*known, *wrong}, key=int, reverse=True):
+        after = f"   (undone by {undone[id]})" if id in undone else ""
+        if id not in known:
+            after = after or "   (can't be undone)"
+            lines += hanging(f"{id}   ", f"{clean(wrong[id])}{after}", style)
+            continue
+        item = known[id]
         after += "   (pruned: no undo)" if item.id in pruned else ""
         lines += hanging(f"{item.id}   ", f"{clean(item.title)}{after}", style)
         who = f"{item.when}   {clean(item.user)}@{clean(item.host)}"

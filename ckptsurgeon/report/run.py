@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.report.fields import SHOWN
-from ckptsurgeon.report.plan import promise
+from ckptsurgeon.report.plan import fields, promise, reasons
 from ckptsurgeon.report.style import (
     GREEN,
     RED,
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from ckptsurgeon.look.doctor import Diagnosis
     from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
+
+
+LABEL = 12
+"""The longest name of an optimizer that is the label of its row."""
 
 
 def status(
@@ -99,12 +104,16 @@ def _named(run: Run, step: int | None) -> str:
 def _hyperparameters(state: State) -> list[Row]:
     values = state.promise
     rows = [Row("lr", "not known" if values.lr is None else f"{values.lr:.3e}", schedule(state))]
-    adam = [item for item in promise(values) if item.startswith(("beta", "eps", "adam"))]
-    if adam:
-        label = (
-            values.optimizer if values.optimizer and len(values.optimizer) <= 12 else "optimizer"
-        )
-        rows.append(Row(label, "   ".join(item.removeprefix("adam ") for item in adam)))
+    own = {"betas", "adam_step", "eps", *dict(values.settings or ())}
+    own_items = [
+        re.sub(r"^\w+ (?=step)", "", item) for field, item in fields(values) if field in own
+    ]
+    label = values.optimizer or "optimizer"
+    if len(label) > LABEL:
+        rows.append(Row("optimizer", label))
+        label = "optimizer"
+    if own_items:
+        rows.append(Row(label, "   ".join(own_items)))
     if values.weight_decay is not None:
         rows.append(Row("weight decay", value("", values.weight_decay), "one per param group"))
     if values.loss_scale is not None:
@@ -152,11 +161,12 @@ def _surgery(run: Run) -> list[Row]:
         return [Row("surgery", f"under way: {clean(busy)}")]
     if waiting is not None:
         return [Row("surgery", f"interrupted: {waiting}", "ckptsurgeon recover")]
-    receipts = run.receipts()
+    receipts, damaged = run.receipts(), run.damaged_receipts()
+    rows = [Row("surgery", f"{id}  {clean(wrong)}") for id, wrong in damaged.items()]
     if not receipts:
-        return [Row("surgery", "none yet")]
+        return rows or [Row("surgery", "none yet")]
     last = receipts[-1]
-    rows = [Row("surgery", f"{last.id}  {last.title}", last.when)]
+    rows.insert(0, Row("surgery", f"{last.id}  {last.title}", last.when))
     if len(receipts) > 1:
         rows.append(Row("surgery", f"{len(receipts) - 1} more: ckptsurgeon log"))
     return rows
@@ -164,7 +174,7 @@ def _surgery(run: Run) -> list[Row]:
 
 def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     """One step: what comes next, and every place of each field with the place that wins."""
-    state = checkpoint.state()
+    state = run.told(checkpoint.state())
     rows = [Row("dialect", state.dialect), Row("schedule", schedule(state))]
     if state.promise.optimizer:
         rows.insert(1, Row("optimizer", state.promise.optimizer))
@@ -200,7 +210,7 @@ def verification(
         f"step {result.step}: {count(result.files, 'file')}, {result.format}, level {result.level}"
     )
     if not result.findings:
-        lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(result.promise)]
+        lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(result.promise, style)]
     else:
         label = style.paint("damaged:", RED)
         lines = [f"{label} {head}, {count(len(result.findings), 'finding')}"]
@@ -241,10 +251,14 @@ def _word(word: Word, style: Style) -> list[str]:
     return lines
 
 
-def _next(values: Promise | None) -> list[str]:
+def _next(values: Promise | None, style: Style) -> list[str]:
     if values is None:
         return []
-    return [f"  step {values.step} uses {'   '.join(promise(values)[:3])}"]
+    name = f"{values.optimizer}: " if values.optimizer else ""
+    return [
+        f"  step {values.step} uses {name}{'   '.join(promise(values)[:3])}",
+        *reasons(values, style),
+    ]
 
 
 def diagnoses(
@@ -258,4 +272,6 @@ def diagnoses(
         lines = [f"{style.paint('problems:', RED)} {head}"]
     for item in findings:
         lines += [f"  {clean(item.what)}", f"      next: {item.next}"]
+    if (alive := run.trainer()) is not None:
+        lines.append(f"  {clean(alive)}; what it saves just now is not finished yet")
     return "\n".join(lines if seen is None else [*lines, *signs(seen)])

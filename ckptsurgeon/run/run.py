@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from ckptsurgeon.edits import Fingerprint, Receipt, relative
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
-from ckptsurgeon.formats import Checkpoint, Format
+from ckptsurgeon.formats import Checkpoint, Format, State
 from ckptsurgeon.formats.detect import SIGNS, detect, named
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.run import writers
@@ -206,6 +206,14 @@ class Run:
         with _damage_at(step):
             return self.format.open(self.root, step)
 
+    def state(self, step: int) -> State:
+        """`step` as its trainer would see it, with what the surgeries here said of its values."""
+        return self.told(self.checkpoint(step).state())
+
+    def told(self, state: State) -> State:
+        """`state` with what the surgeries here said of its values."""
+        return replace(state, promise=receipts.told(self.receipts(), state.promise))
+
     def pointers(self) -> dict[str, int | None]:
         """Pointer file → the step it names, or None when it is missing or names nothing."""
         return {
@@ -257,8 +265,12 @@ class Run:
     # --- surgeries -------------------------------------------------------------------------------
 
     def receipts(self) -> list[Receipt]:
-        """The surgeries done so far, oldest first."""
+        """The surgeries done so far, oldest first, without those of `damaged_receipts`."""
         return receipts.read(self.root)
+
+    def damaged_receipts(self) -> dict[str, str]:
+        """Id → what is wrong with the receipt, of each surgery that can't be undone for that."""
+        return receipts.damaged(self.root)
 
     def under_way(self) -> str | None:
         """What a surgery that is alive does, where and since when; or whose lock is not removed."""
@@ -277,10 +289,10 @@ class Run:
     def refuse_busy(self) -> None:
         """Raise when a surgery waits for `recover`, or a trainer is alive in this run."""
         self.refuse_interrupted()
-        alive = self.writers()
-        if alive:
+        alive = self.trainer()
+        if alive is not None:
             raise SurgeryError(
-                f"a trainer is alive in this run: {alive[0]}",
+                alive,
                 next="stop the trainer, wait until it is gone, then repeat the command",
             )
 
@@ -290,6 +302,11 @@ class Run:
     def logs(self) -> LogFolders:
         """Its event files."""
         return LogFolders(self.root, self.format, self.settings)
+
+    def trainer(self) -> str | None:
+        """That a trainer is alive in this run, with the first evidence of it; None without any."""
+        alive = self.writers()
+        return f"a trainer is alive in this run: {alive[0]}" if alive else None
 
     def writers(self) -> list[str]:
         """Evidence of trainers that are alive and write to this run, see `run.writers`."""

@@ -28,9 +28,9 @@ def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = No
 
 
 def refuse_stale(run: Run, plan: Plan) -> None:
-    """Raise when a kept plan can't be applied any more: what `apply` would say. Reads only."""
+    """Raise when a kept plan can't be applied any more, whoever is alive in the run. Reads only."""
     _refuse_other_run(run, plan)
-    run.refuse_busy()
+    run.refuse_interrupted()
     journal.refuse_stale(run.root, plan)
 
 

@@ -17,7 +17,7 @@ from ckptsurgeon.transaction import receipts
 def plan_compact(run: Run, step: int | None = None, *, allow_globals: Collection[str] = ()) -> Plan:
     """Rewrite the shards of one step, by default the latest, without the bytes that surgeries left
     behind. Values, tensors and the promise stay; the old files stay in the attic until `prune`."""
-    run.refuse_busy()
+    run.refuse_interrupted()
     checkpoint = run.checkpoint(run.latest() if step is None else step)
     smaller = checkpoint.compact(run.root)
     total = sum(freed for _, _, freed in smaller)
@@ -33,7 +33,7 @@ def plan_shrink(run: Run, step: int | None = None, *, allow_globals: Collection[
 
     Values, tensors and the promise stay, and which tensors share their bytes; the old files stay in
     the attic until `prune`."""
-    run.refuse_busy()
+    run.refuse_interrupted()
     checkpoint = run.checkpoint(run.latest() if step is None else step)
     smaller, total = [], 0
     for path in run.format.files(run.root, checkpoint.step):

@@ -18,19 +18,23 @@ from ckptsurgeon.transaction import receipts
 
 @collector_paused()
 def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Plan:
-    """What `recipe` would do to `run`, byte for byte. Reads only.
+    """What `recipe` would do to `run`, byte for byte. Reads only, also while a trainer is alive
+    there: `apply` refuses then.
 
     A checkpoint that names a global outside `known_globals` and `allow_globals` is not edited, and
     no pointer is set to it.
 
     Raises SurgeryError when it can't be done in every shard, and names what to do instead."""
-    run.refuse_busy()
+    run.refuse_interrupted()
+    receipts.refuse_damaged(run.root)
     id = receipts.next_id(run.root)
     if run.bare:
         return _plan_logs(run, recipe, id)
     step = _target(run, recipe)
     # Before the first byte is read: what is changed from here on is found at the commit.
     files = run.format.files(run.root, step) if step in run.steps() else []
+    for section in recipe.given.values():
+        files += (file for file in section.reads(run, step) if file not in files)
     seen = {file: run.fingerprint(file) for file in map(run.relative, files)}
     checkpoint = run.checkpoint(step)
     before = checkpoint.state()
@@ -68,7 +72,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         changes=tuple(changes),
         edits=tuple(edits),
         assumes=tuple(seen.get(file) or run.fingerprint(file) for file in assumed),
-        promise=after.promise,
+        promise=receipts.told(run.receipts(), after.promise.told(warnings)),
         before=before.promise,
         warnings=(*after.notes, *warnings),
         step=step if edited else None,

@@ -48,8 +48,8 @@ def render(
             pointers.append(rewrite(run, change.file, text, id, new=change.old is None))
     rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
     copied = {file: _copied(content, rendered) for file, content in copies.items()}
-    copied |= _made_beside(run, copies, rendered)
-    shards_first = [*_shards(run, rendered, id), *_shards(run, copied, id)]
+    beside = _made_beside(run, copies, rendered)
+    shards_first = [*_shards(run, rendered, id), *_shards(run, {**copied, **beside}, id)]
     return [*shards_first, *logs, *pointers, *asides]
 
 

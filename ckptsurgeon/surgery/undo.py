@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,8 +33,8 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     What the trainer wrote since goes to the attic: nothing is lost, and the run is byte for byte
     what it was before that surgery. If that only renamed or compacted, what was trained since
     stays, and only the files that it changed are brought back."""
-    run.refuse_busy()
-    receipt = _chosen(run.receipts(), id)
+    run.refuse_interrupted()
+    receipt = _chosen(run, run.receipts(), id)
     _refuse_lost(run, receipt)
     new = receipts.next_id(run.root)
     since = _since(run, receipt, new)
@@ -62,9 +62,16 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
 # --- which surgery -------------------------------------------------------------------------------
 
 
-def _chosen(done: Sequence[Receipt], id: str | None) -> Receipt:
+def _chosen(run: Run, done: Sequence[Receipt], id: str | None) -> Receipt:
     """The receipt to undo: nothing in force may stand on it."""
     in_force = receipts.standing(done)
+    undone = {receipt.undoes for receipt in done}
+    lost = {key: why for key, why in run.damaged_receipts().items() if key not in undone}
+    newest_lost = max(lost, default="")
+    newest = max([newest_lost, *(receipt.id for receipt in in_force)])
+    asked = newest if id is None else id.zfill(4)
+    if asked in lost:
+        raise _cannot(run, asked, lost)
     if not in_force and id is None:
         raise UsageError(
             "there is no surgery to undo" + (": all of them are undone" if done else ""),
@@ -74,6 +81,8 @@ def _chosen(done: Sequence[Receipt], id: str | None) -> Receipt:
     chosen = next((receipt for receipt in in_force if receipt.id == number), None)
     if chosen is None:
         raise UsageError(_why_not(number, done), next="ckptsurgeon log")
+    if newest_lost > chosen.id:
+        raise _cannot(run, newest_lost, lost, f"surgery {newest_lost} came after {chosen.id}, and ")
     if chosen is not in_force[-1]:
         newest = in_force[-1].id
         raise UsageError(
@@ -81,6 +90,16 @@ def _chosen(done: Sequence[Receipt], id: str | None) -> Receipt:
             next=f"ckptsurgeon undo {newest}    first",
         )
     return chosen
+
+
+def _cannot(run: Run, id: str, lost: Mapping[str, str], since: str = "") -> SurgeryError:
+    return SurgeryError(
+        f"{since or f'surgery {id} '}can't be undone: {lost[id]}",
+        next=(
+            f"restore {run.root / receipts.receipt_file(id)} from a copy of the run",
+            "ckptsurgeon rollback --to STEP    to a saved step that `ckptsurgeon status` lists",
+        ),
+    )
 
 
 def _why_not(id: str, done: Sequence[Receipt]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -15,11 +16,13 @@ from pathlib import Path, PurePosixPath
 from ckptsurgeon import disk
 from ckptsurgeon.edits import (
     Append,
+    Computed,
     Content,
     Edit,
     Fingerprint,
     Move,
     Replace,
+    Source,
     Span,
     Truncate,
 )
@@ -148,12 +151,15 @@ def _check_source(root: Path, file: str, content: Content | None) -> None:
     if content is not None and there:
         raise SurgeryError(f"{root / file}: a file is in the way of the staged one", next=AGAIN)
     for piece in content.pieces if content is not None else ():
-        if isinstance(piece, Span):
-            size = _size(root / piece.file)
-            if not 0 <= piece.start <= piece.end <= size:
+        spans: list[Span | Source] = [piece] if isinstance(piece, Span) else []
+        if isinstance(piece, Computed):
+            spans += [source for term in piece.terms for source in term]
+        for span in spans:
+            size = _size(root / span.file)
+            if not 0 <= span.start <= span.end <= size:
                 raise SurgeryError(
-                    f"{root / piece.file} has {size} bytes, and the plan reads {piece.start} to "
-                    f"{piece.end}",
+                    f"{root / span.file} has {size} bytes, and the plan reads {span.start} to "
+                    f"{span.end}",
                     next=AGAIN,
                 )
 
@@ -182,9 +188,8 @@ def _check_file(path: Path, *, in_place: bool) -> None:
             with disk.opened(path):
                 pass
         except OSError as error:
-            raise SurgeryError(
-                f"{path}: {error.strerror}: it can't be edited in place", next=RIGHTS
-            ) from None
+            why = f"{path}: {error.strerror}: it can't be edited in place"
+            raise read_only(path) or SurgeryError(why, next=RIGHTS) from None
 
 
 def check_size(path: Path, edit: Append | Truncate) -> None:
@@ -225,6 +230,20 @@ def _size(path: Path) -> int:
 
 
 # --- file systems --------------------------------------------------------------------------------
+
+
+def read_only(path: Path) -> SurgeryError | None:
+    """The refusal to write to `path` if it is on a file system where nobody may."""
+    if not os.statvfs(_existing(path)).f_flag & os.ST_RDONLY:
+        return None
+    return SurgeryError(
+        f"{path} is on a file system that is mounted read-only",
+        next=(
+            f"findmnt --target {shlex.quote(str(path))}    which one, and how it is mounted",
+            "mount it for writing, then run the same command again; after an error the kernel "
+            "makes it read-only by itself (dmesg)",
+        ),
+    )
 
 
 def check_space(root: Path, edits: Iterable[Edit], home: str) -> None:
@@ -275,7 +294,8 @@ def _check_rename(root: Path, source: str, target: str) -> None:
     entered = [moved] if moved.is_dir() and not moved.is_symlink() else []
     for folder in [*folders, *entered]:
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise SurgeryError(f"{folder}: this user may not write here", next=RIGHTS)
+            why = f"{folder}: this user may not write here"
+            raise read_only(folder) or SurgeryError(why, next=RIGHTS)
     if _mount(folders[0]) != _mount(folders[1]):
         raise SurgeryError(
             f"{root / source} and {root / target} are on different file systems, "

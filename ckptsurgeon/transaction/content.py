@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ckptsurgeon.edits import Content, Hole, Piece
+from ckptsurgeon.edits import Checksum, Computed, Content, Hole, Piece
 from ckptsurgeon.errors import SurgeryError
 
 CHUNK = 1 << 20
@@ -14,7 +14,8 @@ _ZEROS = bytes(CHUNK)
 
 
 def read(root: Path, content: Content) -> Iterator[bytes]:
-    """All bytes, in order. Raises SurgeryError when a file that they are in is too short."""
+    """All bytes, in order. Raises SurgeryError when a file that they are in is too short, or if
+    some of them are yet to be computed."""
     for piece in joined(content.pieces):
         if isinstance(piece, bytes):
             yield piece
@@ -22,6 +23,11 @@ def read(root: Path, content: Content) -> Iterator[bytes]:
             whole, rest = divmod(piece.size, CHUNK)
             yield from (_ZEROS for _ in range(whole))
             yield bytes(rest)
+        elif isinstance(piece, (Computed, Checksum)):
+            raise SurgeryError(
+                "a sum is asked for of bytes that are computed only when they are written",
+                next="a checkpoint with integrity.json takes edits of its numbers, no new tensors",
+            )
         else:
             yield from _span(root / piece.file, piece.start, piece.end)
 

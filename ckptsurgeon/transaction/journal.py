@@ -12,6 +12,7 @@ Before 3, an error takes everything back: the run is byte for byte as it was. Af
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -161,6 +162,10 @@ def _refuse_other_id(root: Path, plan: Plan) -> None:
 
 
 def _failed(error: OSError) -> SurgeryError:
+    if error.errno == errno.EROFS and (
+        refusal := assumptions.read_only(Path(error.filename or "/"))
+    ):
+        return refusal
     return SurgeryError(
         f"{error.filename or 'the disk'}: {error.strerror or error}",
         next="remove the cause, then run the same command again",

@@ -104,7 +104,8 @@ def unlock(root: Path, expected: Holder | None = None) -> str:
     """Remove the lock of `expected` (of whoever holds it, when None), and say who it was.
 
     For a lock of another host, after the user has made sure that nothing runs there. Raises
-    SurgeryError when there is no lock, when it is another one by now, or when it can't go."""
+    SurgeryError when there is no lock, when it is another one by now, when its holder is provably
+    alive on this machine, or when it can't go."""
     home = root / HOME
     record = _read(home / "lock")
     if record is None:
@@ -113,6 +114,14 @@ def unlock(root: Path, expected: Holder | None = None) -> str:
         raise SurgeryError(
             f"another surgery holds the lock now: {record}",
             next="ckptsurgeon status    see who works on the run",
+        )
+    if _lives(record):
+        raise SurgeryError(
+            f"the surgery that holds the lock is alive on this machine: {record}",
+            next=(
+                f"wait until it ends    it may be stopped (Ctrl-Z): then kill -CONT {record.pid}",
+                f"kill {record.pid}    if it hangs, and once it is gone: ckptsurgeon recover",
+            ),
         )
     mine = _myself("unlock")
     private = home / f"lock.{mine.token}"
@@ -276,6 +285,14 @@ def _read(path: Path) -> Holder | None:
         except (ValueError, TypeError):
             time.sleep(PAUSE_S)
     return _UNREADABLE
+
+
+def _lives(record: Holder) -> bool:
+    """Whether its process is provably the one that runs here now."""
+    if record.host != os.uname().nodename or record.namespace != process.namespace():
+        return False
+    same_boot = bool(record.boot) and record.boot == process.boot()
+    return same_boot and record.start > 0 and process.start(record.pid) == record.start
 
 
 def _stale(record: Holder) -> bool:

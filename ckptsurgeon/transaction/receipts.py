@@ -6,17 +6,21 @@ import functools
 import json
 import os
 import pwd
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Content, Plan, Receipt, Rewrite, from_json, to_json
+from ckptsurgeon.edits import Content, Plan, Promise, Receipt, Rewrite, from_json, to_json
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import inverse
 from ckptsurgeon.version import VERSION
+
+ASIDE = "receipt.damaged"
+"""The name that a user gives to a damaged receipt to go on without it."""
 
 # --- read ----------------------------------------------------------------------------------------
 
@@ -27,16 +31,48 @@ def next_id(root: Path) -> str:
 
 
 def read(root: Path, mentioning: str = "") -> list[Receipt]:
-    """Every surgery that was finished, oldest first; with `mentioning` only those whose text has
-    that word. Raises SurgeryError for a damaged receipt."""
+    """Every surgery that was finished and whose receipt can be read, oldest first; with
+    `mentioning` only those whose text has that word."""
     receipts = []
     for id in _ids(root):
         path = root / receipt_file(id)
-        if mentioning and mentioning.encode() not in path.read_bytes():
-            continue
-        status = path.stat()
-        receipts.append(_read_once(path, status.st_ino, status.st_size, status.st_mtime_ns))
+        if path.is_file() and (not mentioning or mentioning.encode() in path.read_bytes()):
+            receipt, _ = _read(path)
+            receipts += [] if receipt is None else [receipt]
     return receipts
+
+
+def damaged(root: Path) -> dict[str, str]:
+    """Id → what is wrong, of each surgery whose receipt can't be read or was set aside for that:
+    it stays in force and can't be undone."""
+    wrong = {}
+    for id in _ids(root):
+        path = root / receipt_file(id)
+        if path.is_file():
+            reason = _read(path)[1]
+        else:
+            reason = "was set aside as damaged" if path.with_name(ASIDE).exists() else ""
+        if reason:
+            wrong[id] = f"{receipt_file(id)} {reason}"
+    return wrong
+
+
+def refuse_damaged(root: Path) -> None:
+    """Raise while there is a receipt that can't be read: a plan goes by all of them, unless the
+    user has set it aside."""
+    for id, wrong in damaged(root).items():
+        path = root / receipt_file(id)
+        if path.is_file():
+            raise SurgeryError(f"{root / wrong}", next=remedy(path))
+
+
+def remedy(path: Path) -> tuple[str, str]:
+    """What to do about a damaged receipt."""
+    return (
+        f"restore {path} from a copy of the run",
+        f"mv {shlex.quote(str(path))} {shlex.quote(str(path.with_name(ASIDE)))}    go on without "
+        "it; its surgery stays in force and can't be undone",
+    )
 
 
 def standing(receipts: Sequence[Receipt]) -> list[Receipt]:
@@ -45,28 +81,49 @@ def standing(receipts: Sequence[Receipt]) -> list[Receipt]:
     return [receipt for receipt in receipts if receipt.undoes is None and receipt.id not in undone]
 
 
+def told(receipts: Sequence[Receipt], promise: Promise) -> Promise:
+    """`promise` with what the surgeries in force said of its step: a value that they made for one
+    step only is still for one step, as long as it is theirs."""
+    for receipt in standing(receipts):
+        old = receipt.promise
+        if old is not None and old.step == promise.step:
+            reach = {
+                name: why
+                for name, why in old.one_step.items()
+                if getattr(old, name, None) == getattr(promise, name, None)
+            }
+            promise = replace(promise, one_step={**promise.one_step, **reach})
+    return promise
+
+
+def _read(path: Path) -> tuple[Receipt | None, str]:
+    status = path.stat()
+    return _read_once(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
 @functools.lru_cache(64)
-def _read_once(path: Path, *status: int) -> Receipt:
-    """The receipt at `path`, read once for each state of the file: that of a checkpoint of 400
-    shards is long."""
+def _read_once(path: Path, *status: int) -> tuple[Receipt | None, str]:
+    """The receipt at `path`, or what is wrong with it; read once for each state of the file: that
+    of a checkpoint of 400 shards is long."""
+    data = path.read_bytes()
     try:
-        receipt = from_json(json.loads(path.read_bytes()))
-    except (ValueError, KeyError, TypeError):
-        receipt = None
-    if not isinstance(receipt, Receipt):
-        raise SurgeryError(
-            f"{path} is damaged",
-            next="move it out of .ckptsurgeon; its surgery stays in force but can't be undone",
-        )
-    return receipt
+        receipt = from_json(json.loads(data))
+    except json.JSONDecodeError as error:
+        where = f"byte {error.pos} of {len(data)}: {error.msg}" if data else "it is empty (0 bytes)"
+        return None, f"is damaged: {where}"
+    except (ValueError, KeyError, TypeError) as error:
+        return None, f"is damaged: {type(error).__name__}: {error}"
+    if isinstance(receipt, Receipt):
+        return receipt, ""
+    return None, "is damaged: it is no receipt"
 
 
 def _ids(root: Path) -> list[str]:
+    """Also of a surgery whose receipt is lost: its attic has that name."""
     folder = root / HOME / "receipts"
     if not folder.is_dir():
         return []
-    ids = [item.name for item in folder.iterdir() if item.name.isdigit()]
-    return sorted(id for id in ids if (root / receipt_file(id)).is_file())
+    return sorted(item.name for item in folder.iterdir() if item.name.isdigit())
 
 
 # --- write ---------------------------------------------------------------------------------------

@@ -7,14 +7,18 @@ interruption leaves is found and removed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from ckptsurgeon import disk
 from ckptsurgeon.edits import (
     Append,
+    Checksum,
+    Computed,
     Content,
     Edit,
     Move,
@@ -27,7 +31,8 @@ from ckptsurgeon.edits import (
     length,
 )
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.transaction import receipts
+from ckptsurgeon.transaction import computing, receipts
+from ckptsurgeon.transaction.computing import Reader, Sum
 from ckptsurgeon.transaction.content import joined, read
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import digest
@@ -84,7 +89,8 @@ def write(root: Path, plan: Plan, receipt: Receipt, jobs: int) -> None:
     tails = tuple(data for edit in _appends(plan.edits) for _, data in edit.writes)
     if tails:
         staged.append(_Staged(tails_file(plan.id), Content(tails)))
-    each(lambda item: _write(root, item), staged, jobs)
+    alone = max(1, jobs // max(1, min(jobs, len(staged))))
+    each(lambda item: _write(root, item, alone), staged, jobs)
     each(disk.fsync_directory, sorted({(root / item.name).parent for item in staged}), jobs)
 
 
@@ -149,9 +155,11 @@ def _staged(edits: Iterable[Edit]) -> list[_Staged]:
     return out
 
 
-def _write(root: Path, staged: _Staged) -> None:
+def _write(root: Path, staged: _Staged, jobs: int) -> None:
     path, content, like = root / staged.name, staged.content, staged.like
-    with disk.created(path) as descriptor:
+    sums: list[Sum] = []
+    checks: list[tuple[int, Checksum]] = []
+    with disk.created(path) as descriptor, Reader(root) as reader:
         offset = 0
         for piece in joined(content.pieces):
             if isinstance(piece, bytes):
@@ -159,32 +167,69 @@ def _write(root: Path, staged: _Staged) -> None:
             elif isinstance(piece, Span):
                 source = root / piece.file
                 disk.copy_at(descriptor, path, offset, source, piece.start, piece.end)
+            elif isinstance(piece, Computed):
+                sums += computing.write(descriptor, path, offset, piece, reader, jobs)
+            elif isinstance(piece, Checksum):
+                checks.append((offset, piece))
             offset += length(piece)
         if os.fstat(descriptor).st_size < offset:  # a hole is last
             disk.truncate(descriptor, path, offset)
+        known = {}
+        for at, checksum in checks:
+            known[at] = computing.resolved(checksum, at, sums, partial(_read_at, descriptor))
+        for at, data in known.items():
+            disk.write_at(descriptor, path, at, data)
         if like is not None:
             disk.copy_rights(descriptor, path, (root / like).stat())
         if content.mtime_ns is not None:
             disk.set_times(path, content.mtime_ns)
         disk.fsync_file(descriptor, path)
-    _compare(path, read(root, content))
+    _compare(path, root, content, sums, known, jobs)
 
 
-def _compare(path: Path, written: Iterator[bytes]) -> None:
-    """Read a staged file back, from the device where the kernel allows, and compare every byte."""
+def _read_at(descriptor: int, offset: int, size: int) -> bytes:
+    return os.pread(descriptor, size, offset)
+
+
+def _compare(
+    path: Path,
+    root: Path,
+    content: Content,
+    sums: Sequence[Sum],
+    known: Mapping[int, bytes],
+    jobs: int,
+) -> None:
+    """Read a staged file back, from the device where the kernel allows, and compare every byte:
+    what was computed by its CRC-32."""
     with path.open("rb") as staged:
         os.posix_fadvise(staged.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        for data in written:
-            if staged.read(len(data)) != data:
-                raise SurgeryError(
-                    f"{path}: byte {staged.tell()}: what was written does not read back",
-                    next="check the disk and its kernel log before anything else",
-                )
+
+        def same(part: Sum) -> None:
+            if zlib.crc32(os.pread(staged.fileno(), part.size, part.offset)) != part.crc:
+                raise _unlike(path, part.offset)
+
+        each(same, sums, jobs)
+        for piece in joined(content.pieces):
+            at = staged.tell()
+            if isinstance(piece, Computed):
+                staged.seek(at + piece.size)
+                continue
+            whole = known[at] if isinstance(piece, Checksum) else piece
+            for data in read(root, Content((whole,))):
+                if staged.read(len(data)) != data:
+                    raise _unlike(path, staged.tell())
         if staged.read(1):
             raise SurgeryError(
                 f"{path} is longer than what was written",
                 next="check the disk and its kernel log before anything else",
             )
+
+
+def _unlike(path: Path, at: int) -> SurgeryError:
+    return SurgeryError(
+        f"{path}: byte {at}: what was written does not read back",
+        next="check the disk and its kernel log before anything else",
+    )
 
 
 # --- appends -------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from ckptsurgeon.cli import app
 from tests.conftest import Trained
 from tests.support.launch import REPO
 from tests.support.snapshot import snapshot
@@ -93,13 +95,33 @@ def test_an_lr_in_yaml_is_a_number_with_and_without_a_point(
         assert json.loads(done.stdout)["promise"]["lr"] == 3e-4
 
 
-def test_a_live_trainer_is_refused(trained: Trained) -> None:
+def test_a_live_trainer_is_refused_and_the_plan_is_shown(trained: Trained) -> None:
     root = trained()
     stat = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
     record = {"host": socket.gethostname(), "pid": os.getpid(), "start_time": int(stat[19])}
     (root / "trainer.pid").write_text(json.dumps(record))
     said = refuse(root, "rollback", "--to", "4", code=1)
     assert f"process {os.getpid()} is running" in said
+
+    def look(*arguments: str, code: int = 0) -> str:
+        before = snapshot(root)
+        result = CliRunner(env={"NO_COLOR": "1"}).invoke(app, [*arguments, "-C", str(root)])
+        assert result.exit_code == code, result.output
+        assert snapshot(root) == before
+        return result.stdout
+
+    for shown in (look("rollback", "--to", "4", "-n"), look("set-lr", "1e-4", "-n")):
+        assert "step 5 will use" in shown or "step 9 will use" in shown
+        assert "note  a trainer is alive in this run: trainer.pid: process" in shown
+        assert "apply refuses until it is gone" in " ".join(shown.split())
+    recipe = root.parent / "recipe.yaml"
+    recipe.write_text("set: {beta1: 0.8}\n")
+    assert "a trainer is alive" in look("plan", str(recipe), "-o", str(root.parent / "plan.json"))
+    assert "a trainer is alive" in look("apply", str(root.parent / "plan.json"), "-n")
+    refuse(root, "apply", str(root.parent / "plan.json"), code=1)
+    for command in ("status", "doctor"):
+        assert f"process {os.getpid()} is running" in look(command)
+        assert look(command, "--json").count(f"process {os.getpid()} is running") == 1
 
 
 def test_a_writer_of_event_files_that_is_alive_is_refused(trained: Trained) -> None:

@@ -18,10 +18,10 @@ HEAVY = ("torch", "deepspeed", "tensorboard", "numpy", "omegaconf", "yaml")
 
 def test_every_command_of_the_design_is_there() -> None:
     assert NAMES == [
-        "status", "show", "log", "verify", "doctor",
+        "status", "show", "log", "verify", "doctor", "diff", "advise", "report",
         "plan", "apply", "undo", "recover",
-        "rollback", "repair-latest", "set-lr", "set", "reset", "skip",
-        "swap-optimizer", "sync-replicas",
+        "rollback", "repair-latest", "set-lr", "set", "cooldown", "reset", "skip",
+        "swap-optimizer", "average", "graft", "scale", "sync-replicas",
         "truncate-tb-events", "rename-tb-events",
         "relaunch", "fork", "export", "check-format", "compact", "shrink", "prune", "unlock",
     ]  # fmt: skip

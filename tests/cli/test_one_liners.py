@@ -39,6 +39,23 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "set-lr --scale 0.5": {"set": {"lr": "0.5x"}},
     "set-lr 0.5x": {"set": {"lr": "0.5x"}},
+    "set-lr 3e-4 --restart --warmup 500 --decay 2e4 --decay-style cosine": {
+        "rewarm_schedule": {"to": 3e-4, "warmup": 500, "decay": 20_000, "shape": "cosine"}
+    },
+    "average --last 3": {"average": {"last": 3}},
+    "average 6000 6100 --moments average": {
+        "average": {"steps": ["6000", "6100"], "moments": "average"}
+    },
+    "graft moments --from 6100 --only exp_avg --params norm": {
+        "graft": {"step": 6100, "only": "exp_avg", "params": "norm"}
+    },
+    "scale query_key_value --by 0.9 --moments scale": {
+        "scale": {"params": "query_key_value", "by": 0.9, "moments": "scale"}
+    },
+    "cooldown --percent 10": {"cooldown": {"percent": 10.0}},
+    "cooldown --steps 2000 --shape 1-sqrt --to 1e-6": {
+        "cooldown": {"steps": 2000, "shape": "1-sqrt", "to": 1e-6}
+    },
     "set-lr --min-lr 1e-6": {"set": {"min_lr": 1e-6}},
     "set beta2=0.95 set.clip_grad=0.3": {"set": {"beta2": 0.95, "clip_grad": 0.3}},
     "reset moments loss-scale": {"reset": ["moments", "loss_scale"]},

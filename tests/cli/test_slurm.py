@@ -15,7 +15,7 @@ import pytest
 from ckptsurgeon import Run, look
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.launch.relaunch import compare, job
-from ckptsurgeon.launch.slurm import script
+from ckptsurgeon.launch.slurm import Job, script
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.support.launch import REPO
@@ -119,6 +119,37 @@ def test_a_broken_promise_ends_the_job_with_4(trained: Trained, tmp_path: Path) 
     assert done.returncode == 4 and "lr: promised" in done.stderr
     assert not (tmp_path / "requeued").exists()
     assert (root / "stop here").read_text() == "a person wants it"
+
+
+def test_a_job_whose_trainer_hung_is_requeued_so_many_times(tmp_path: Path) -> None:
+    """torchrun makes 1 of the trainer's 75; the file that the watchdog leaves says what it was."""
+    run = tmp_path / HOSTILE
+    run.mkdir()
+    hung = run / "hung"
+    environment, requeued = cluster(tmp_path), tmp_path / "requeued"
+
+    def end(code: int, left: Path | str = "") -> tuple[int, bool, str]:
+        """How a job ends whose trainer leaves this exit code and this file."""
+        act = '[[ -z "$2" ]] || touch -- "$2"; exit "$1"'
+        surgeon = ["bash", "-c", act, "x", str(code), str(left)]
+        wanted = Job("n", 2, tmp_path, surgeon, [], run / "stop", (), hung, 2)
+        done = subprocess.run(
+            ["bash", "-c", script(wanted)], env=environment, capture_output=True, text=True,
+            timeout=600, cwd=run,
+        )  # fmt: skip
+        again = requeued.exists()
+        requeued.unlink(missing_ok=True)
+        return done.returncode, again, done.stderr
+
+    assert end(1) == (1, False, "")
+    assert end(1, hung) == (1, True, "the trainer hung; requeue 1 of 2\n")
+    assert end(1, hung) == (1, True, "the trainer hung; requeue 2 of 2\n")
+    assert end(1, hung)[:2] == (1, False)  # and the count begins anew with the next job
+    assert end(75, hung)[:2] == (75, True)
+    hung.touch()  # of an earlier start
+    assert end(1) == (1, False, "")
+    assert end(0, hung)[:2] == (0, False)
+    assert sorted(path.name for path in run.iterdir()) == ["hung"]
 
 
 def test_the_shell_and_shellcheck_find_nothing_wrong(trained: Trained, tmp_path: Path) -> None:

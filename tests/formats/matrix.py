@@ -9,25 +9,30 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.support import (
+    claims,
     deepspeed_engine,
     fairseq_files,
+    megatron_bridge,
     megatron_dist,
     megatron_engine,
+    megatron_flat,
     megatron_legacy,
     nanotron_files,
 )
-from tests.support.dcp_trainers import CONFIG, olmo, torchtitan
+from tests.support.dcp_trainers import CONFIG, Trainer, olmo, torchtitan
 from tests.support.in_process import InProcess, one_rank
 from tests.support.launch import REPO
 from tests.support.universal import convert
@@ -60,6 +65,10 @@ def _bundled(root: Path) -> None:
     InProcess(prefix, torch.device("cpu")).train(root, "train_iters=4", "save_interval=2")
 
 
+def _torch_dcp(root: Path) -> None:
+    megatron_flat.save(root, named=False)
+
+
 def _universal(root: Path) -> None:
     _deepspeed(1)(root)
     convert(root)
@@ -67,7 +76,7 @@ def _universal(root: Path) -> None:
     (root / "latest").write_text("global_step6_universal")
 
 
-def _hugging_face(root: Path) -> None:
+def hugging_face(root: Path) -> None:
     parameter = torch.nn.Parameter(torch.rand(8))
     adam = torch.optim.AdamW([parameter], lr=1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / 100)
@@ -83,30 +92,50 @@ def _hugging_face(root: Path) -> None:
             (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
 
 
+def _fsdp2(root: Path) -> None:
+    """The Trainer's folders, with one rank's shards under the names of `save_fsdp_optimizer`."""
+    trainer = Trainer()
+    for step in (2, 4):
+        for _ in range(2):
+            trainer.update()
+        folder = root / f"checkpoint-{step}"
+        optimizer = get_optimizer_state_dict(trainer.model, trainer.optimizer)
+        for name, state in (
+            ("optimizer_0", {"optimizer": optimizer}),
+            ("pytorch_model_fsdp_0", {"model": trainer.model.state_dict()}),
+        ):
+            dcp.save(state, checkpoint_id=folder / name, no_dist=True)
+        torch.save(trainer.schedule.state_dict(), folder / "scheduler.pt")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+
+
 def _olmo_without_scheduler(root: Path) -> None:
     module = {k: v for k, v in CONFIG["train_module"].items() if k != "scheduler"}
     olmo(root, config={**CONFIG, "train_module": module})
 
 
-FORMATS: dict[str, tuple[Maker, str]] = {
-    "bundled trainer": (_bundled, "the trainer, deepspeed"),
-    "DeepSpeed ZeRO 0": (_deepspeed(0), "deepspeed"),
-    "DeepSpeed ZeRO 1": (_deepspeed(1), "deepspeed"),
-    "DeepSpeed ZeRO 3": (_deepspeed(3), "deepspeed"),
-    "DeepSpeed ZeRO 1, fp16": (_deepspeed(1, dtype="fp16"), "deepspeed"),
-    "DeepSpeed universal": (_universal, "deepspeed"),
-    "Megatron-DeepSpeed": (_megatron_deepspeed, "deepspeed"),
-    "Megatron-LM legacy": (megatron_legacy.save, "megatron-core"),
-    "Megatron-LM torch_dist": (megatron_dist.save, "megatron-core, torch"),
-    "torchtitan (DCP)": (torchtitan, "torch"),
-    "OLMo-core": (olmo, "olmo-core, torch"),
-    "OLMo-core, no scheduler": (_olmo_without_scheduler, "olmo-core, torch"),
-    "metaseq, fairseq": (fairseq_files.make_run, "torch"),
-    "nanotron": (nanotron_files.make, "torch"),
-    "Hugging Face": (_hugging_face, "transformers, accelerate"),
+FORMATS: dict[str, Maker] = {
+    "bundled trainer": _bundled,
+    "DeepSpeed ZeRO 0": _deepspeed(0),
+    "DeepSpeed ZeRO 1": _deepspeed(1),
+    "DeepSpeed ZeRO 3": _deepspeed(3),
+    "DeepSpeed ZeRO 1, fp16": _deepspeed(1, dtype="fp16"),
+    "DeepSpeed universal": _universal,
+    "Megatron-DeepSpeed": _megatron_deepspeed,
+    "Megatron-LM legacy": megatron_legacy.save,
+    "Megatron-LM torch_dist": megatron_dist.save,
+    "Megatron-LM torch_dcp": _torch_dcp,
+    "Megatron-LM fsdp_dtensor": megatron_flat.save,
+    "Megatron-Bridge": megatron_bridge.save,
+    "torchtitan (DCP)": torchtitan,
+    "OLMo-core": olmo,
+    "OLMo-core, no scheduler": _olmo_without_scheduler,
+    "metaseq, fairseq": fairseq_files.make_run,
+    "nanotron": nanotron_files.make,
+    "FSDP2 (Accelerate, Trainer)": _fsdp2,
+    "Hugging Face": hugging_face,
 }
-"""Format → how a run of at least two steps is made, and whose own loader reads the edited one in
-the tests of that format."""
+"""Format → how a run of at least two steps is made."""
 
 OPERATIONS: dict[str, Mapping[str, Any]] = {
     "rollback": {"rollback": {"to": "FIRST"}},
@@ -130,6 +159,17 @@ OPERATIONS: dict[str, Mapping[str, Any]] = {
     "skip --by-counters": {"skip": ["NEXT"], "skip_by_counters": True},
     "swap-optimizer": {"swap_optimizer": {"to": "sgdw"}},
     "sync-replicas": {"sync_replicas": {}},
+    "set-lr --restart": {"rewarm_schedule": {"to": 3e-4, "warmup": 2, "decay": 4}},
+    "cooldown": {"cooldown": {"steps": 2}},
+    "cooldown --shape 1-sqrt": {"cooldown": {"steps": 2, "shape": "1-sqrt"}},
+    "cooldown --shape cosine": {"cooldown": {"steps": 2, "shape": "cosine"}},
+    "average": {"average": {"last": 2}},
+    "average --moments average": {"average": {"last": 2, "moments": "average"}},
+    "graft moments": {"graft": {"step": "FIRST"}},
+    "graft moments --params": {"graft": {"step": "FIRST", "params": "weight"}},
+    "clip_moments": {"clip_moments": {"above": 2}},
+    "scale": {"scale": {"params": "weight", "by": 0.9}},
+    "scale --moments scale": {"scale": {"params": "weight", "by": 0.9, "moments": "scale"}},
 }
 
 
@@ -166,30 +206,60 @@ def make(name: str, root: Path) -> Path:
     """A run of this format."""
     root.parent.mkdir(parents=True, exist_ok=True)
     with one_rank():
-        FORMATS[name][0](root)
+        FORMATS[name](root)
     return root
 
 
 def table(outcomes: Mapping[str, Mapping[str, Plan | SurgeryError]]) -> str:
-    """Operations down, formats across; a refusal is a number, and its reason is below."""
+    """Operations down, formats across; a refusal is a number, and its reason is below. A yes has
+    the letter of how it is known, and below stands by which test or source."""
     notes: dict[str, int] = {}
+    known = {(w.column, row): w.how for w in _by_rank() for row in w.rows}
     head = f"| | {' | '.join(outcomes)} |"
     lines = [head, "|---" * (len(outcomes) + 1) + "|"]
     for operation in OPERATIONS:
-        cells = [_cell(outcomes[name][operation], notes) for name in outcomes]
+        cells = [
+            _cell(outcomes[name][operation], notes, known.get((name, operation), claims.READ))
+            for name in outcomes
+        ]
         lines.append(f"| {operation} | {' | '.join(cells)} |")
-    lines.append(f"| read back by | {' | '.join(FORMATS[name][1] for name in outcomes)} |")
-    lines.append("")
+    lines += ["", *_knowledge(outcomes), ""]
     lines += [f"{number}. {text}" for text, number in notes.items()]
     return "\n".join(lines)
 
 
-def _cell(found: Plan | SurgeryError, notes: dict[str, int]) -> str:
+def _by_rank() -> list[claims.Witness]:
+    """The witnesses, those that loaded last: their word counts most."""
+    return sorted(claims.witnesses(), key=lambda each: each.how == claims.LOADED)
+
+
+def _knowledge(columns: Iterable[str]) -> list[str]:
+    """Of each column, who says so: libraries with their versions, and the source for the rest."""
+    every = _by_rank()
+    lines = []
+    for column in columns:
+        tests: dict[tuple[str, str], list[str]] = {}
+        for each in every:
+            if each.column == column:
+                tests.setdefault((each.how, each.library), []).append(each.test)
+        words = {claims.LOADED: "loaded by", claims.COMPUTED: "computed by a function of"}
+        parts = [
+            f"**{how}** {words[how]} {library.removeprefix(claims.NEWEST)} "
+            f"{claims.version(library)} "
+            f"(`{'`, `'.join(dict.fromkeys(test.partition('::')[0] for test in named))}`)"
+            for (how, library), named in sorted(tests.items(), reverse=True)
+        ]
+        file, commit = claims.SOURCES[column]
+        lines.append(f"- {column}: {'; '.join([*parts, f'**S** read in `{file}`, {commit}'])}")
+    return lines
+
+
+def _cell(found: Plan | SurgeryError, notes: dict[str, int], known: str) -> str:
     if isinstance(found, SurgeryError):
         advice = " / ".join(" ".join(hint.split()) for hint in found.next)
         text = f"{found.what}. Instead: `{advice}`"
         return f"refused [{notes.setdefault(text, len(notes) + 1)}]"
-    return "nothing to do" if found.empty else "yes"
+    return "nothing to do" if found.empty else f"yes {known}"
 
 
 def written(text: str, inner: str) -> str:

@@ -70,6 +70,42 @@ def promised(made: Plan) -> dict[str, Any]:
     return {key: getattr(made.promise, key) for key in keys}
 
 
+@pytest.mark.witness(
+    "DeepSpeed ZeRO 0",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="deepspeed",
+)
+@pytest.mark.witness(
+    "DeepSpeed ZeRO 1",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="deepspeed",
+)
+@pytest.mark.witness(
+    "DeepSpeed ZeRO 3",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="deepspeed",
+)
+@pytest.mark.witness(
+    "DeepSpeed ZeRO 1, fp16",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="deepspeed",
+)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_engine_uses_what_was_set_and_reset(tmp_path: Path, name: str) -> None:
     options = VARIANTS[name]
@@ -101,6 +137,12 @@ def test_the_engine_uses_what_was_set_and_reset(tmp_path: Path, name: str) -> No
     assert snapshot(tmp_path / "run") == files
 
 
+@pytest.mark.witness(
+    "DeepSpeed ZeRO 1, fp16",
+    "set loss_scale",
+    "reset loss-scale",
+    by="deepspeed",
+)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_the_loss_scale_of_fp16_is_set_and_reset(tmp_path: Path, stage: int) -> None:
     options = Options(stage=stage, dtype="fp16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,34 @@ def refused(root: Path, recipe: dict[str, Any]) -> str:
 def held(file: Path, key: str) -> Any:
     adam, _ = resumed(file)
     return adam.param_groups[0][key]
+
+
+def polynomial(now: int, zero: int, warmup: int, total: int, lr: float) -> float:
+    """The rate that metaseq sets after update `now`, which the next one uses
+    (`polynomial_decay_schedule.py`, b8924c0): 0, a rise, a linear decay to 0."""
+    if zero > 0 and now <= zero:
+        return 0.0
+    if warmup > 0 and now <= warmup + zero:
+        return lr * (now - zero) / warmup
+    return lr * (1 - (now - warmup - zero) / (total - warmup - zero))
+
+
+@pytest.mark.parametrize("kind", ["hold", "ramp"])
+def test_the_rewarm_of_metaseq_is_its_own_flags(tmp_path: Path, kind: str) -> None:
+    run = Run.open(make_run(tmp_path / "run"))
+    step, window = run.checkpoint(run.latest()).state().step, {"iterations": 3, "kind": kind}
+    with pytest.raises(SurgeryError) as error:
+        surgery.plan(run, from_data({"reset": ["moments"], "rewarm": window}))
+    hints = " ".join(error.value.next)
+    zero, warmup = (
+        int(re.search(rf"{flag} (\d+)", hints)[1])  # type: ignore[index]
+        for flag in ("--zero-lr-warmup-steps", "--warmup-updates")
+    )
+    rates = [polynomial(now, zero, warmup, 1000, 1e-3) for now in range(step, step + 5)]
+    assert rates[0] == 0 and rates[-1] > 9e-4
+    shares = [0, 0, 0, 1, 1] if kind == "hold" else [0, 1 / 3, 2 / 3, 1, 1]
+    assert rates == pytest.approx([share * 1e-3 for share in shares], rel=4e-3)
+    assert "ckptsurgeon set-lr" not in hints  # it is refused here
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,26 @@ def run(originals: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Pat
     return copy
 
 
+@pytest.mark.witness(
+    "FSDP2 (Accelerate, Trainer)",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="accelerate",
+)
+@pytest.mark.witness(
+    "FSDP2 (Accelerate, Trainer)",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="transformers",
+)
 @BY_LIBRARY
 def test_a_resume_uses_all_that_was_set(run: Callable[[str], Path], library: str) -> None:
     root = run(library)
@@ -135,6 +155,11 @@ def test_the_weights_of_the_model_are_exported_whole(
     }  # fmt: skip
 
 
+@pytest.mark.witness(
+    "FSDP2 (Accelerate, Trainer)",
+    "set iteration",
+    by="transformers",
+)
 def test_the_trainers_step_moves_with_its_data(run: Callable[[str], Path]) -> None:
     root = run("trainer")
     operate(root, {"rollback": {"to": 4}, "set": {"iteration": 6}})

@@ -131,6 +131,11 @@ def test_status_and_verify_of_what_the_trainer_saved(run: Callable[[str], Path])
     assert state.peak_lr == PEAK
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "set-lr",
+    by="transformers",
+)
 @pytest.mark.parametrize("scheduler", ["linear", "cosine", "constant"])
 def test_a_resume_uses_the_new_rate_at_once_and_after(
     run: Callable[[str], Path], tmp_path: Path, scheduler: str
@@ -147,6 +152,13 @@ def test_a_resume_uses_the_new_rate_at_once_and_after(
     take_back(root, before)
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    by="transformers",
+)
 def test_a_resume_uses_the_other_hyperparameters(run: Callable[[str], Path]) -> None:
     root = run("linear")
     values = {"beta1": 0.8, "beta2": 0.98, "eps": 1e-6, "weight_decay": 0.3}
@@ -156,6 +168,11 @@ def test_a_resume_uses_the_other_hyperparameters(run: Callable[[str], Path]) -> 
         assert (item["betas"], item["eps"], item["weight_decay"]) == ((0.8, 0.98), 1e-6, 0.3)
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "reset moments",
+    by="transformers",
+)
 def test_a_resume_begins_with_moments_of_zero(run: Callable[[str], Path]) -> None:
     root = run("linear")
     before = snapshot(root)
@@ -167,6 +184,11 @@ def test_a_resume_begins_with_moments_of_zero(run: Callable[[str], Path]) -> Non
     take_back(root, before)
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "rollback",
+    by="transformers",
+)
 def test_a_resume_after_a_rollback_goes_on_from_there(run: Callable[[str], Path]) -> None:
     root = run("linear")
     before = snapshot(root)
@@ -190,6 +212,11 @@ def test_what_the_trainer_takes_from_its_arguments_is_refused(run: Callable[[str
         assert flag in " ".join(error.value.next)
 
 
+@pytest.mark.witness(
+    "Hugging Face",
+    "set iteration",
+    by="transformers",
+)
 def test_the_step_in_the_trainers_state_decides_the_batches_that_are_passed_over(
     run: Callable[[str], Path],
 ) -> None:
@@ -291,6 +318,50 @@ def test_an_accelerator_loads_what_was_operated_on(tmp_path: Path, name: str) ->
     schedule.step()
     assert group["lr"] == pytest.approx(5e-4 * 0.9**3)
     take_back(root, before)
+
+
+def loaded(workers: int = 0) -> tuple[Any, Any]:
+    """A real Accelerator with a loader that saves where it stands."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    torch.manual_seed(0)
+    config = DataLoaderConfiguration(
+        use_stateful_dataloader=True, use_seedable_sampler=True, data_seed=3
+    )
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    data = torch.utils.data.TensorDataset(torch.arange(64))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, num_workers=workers)
+    model = torch.nn.Linear(2, 2)
+    adam = torch.optim.AdamW(model.parameters(), lr=PEAK)
+    return accelerator, accelerator.prepare(loader, model, adam)[0]
+
+
+def test_a_loader_that_saves_its_position_is_moved(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    accelerator, loader = loaded()
+    order = []
+    for number, (batch,) in enumerate(loader, 1):
+        order.append(batch.tolist())
+        if number == 3:
+            accelerator.save_state(str(root / "step_3"))
+    before = snapshot(root)
+    plan = operate(root, {"skip": ["4-6"], "skip_by_counters": True})
+    assert plan.promise is not None and plan.promise.data_batches == 6
+    accelerator, loader = loaded()
+    accelerator.load_state(str(root / "step_3"))
+    assert [batch.tolist() for (batch,) in loader] == order[6:]
+    take_back(root, before)
+
+
+def test_a_loader_with_workers_keeps_its_own_state(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    accelerator, loader = loaded(workers=1)
+    for _ in loader:
+        accelerator.save_state(str(root / "step_1"))
+        break
+    with pytest.raises(SurgeryError, match="keeps no data_batches"):
+        surgery.plan(Run.open(root), from_data({"set": {"data_batches": 5}}))
 
 
 @pytest.mark.parametrize(("name", "factor", "step"), [("14500", 0.75, 2), ("29000", 2.0, 4)])

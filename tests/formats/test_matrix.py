@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.edits import Plan
 from tests.formats.matrix import DOCUMENT, FORMATS, OPERATIONS, make, measured, outcome, table
 from tests.formats.matrix import written as with_table
+from tests.support import claims
+from tests.support.launch import REPO
 from tests.support.snapshot import snapshot
 
 pytestmark = [
@@ -36,8 +40,48 @@ def test_each_yes_is_done_verified_and_undone(tmp_path: Path, name: str) -> None
         if not isinstance(found, Plan) or found.empty:
             continue
         surgery.apply(Run.open(root), found)
-        assert look.verify(Run.open(root), level=3).findings == (), operation
+        assert look.verify(Run.open(root), level=4).findings == (), operation
         surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
         assert snapshot(root) == before, operation
         done += 1
     assert done >= 7
+
+
+def test_each_witness_names_cells_that_are_yes_in_the_table() -> None:
+    """A claim of a cell that is not there, or is refused, is a claim of nothing."""
+    lines = DOCUMENT.read_text("utf-8").splitlines()
+    header = next(line for line in lines if line.startswith("| | bundled trainer"))
+    columns = [cell.strip() for cell in header.split("|")[2:-1]]
+    cells = {
+        (column, row): cell.strip()
+        for row in OPERATIONS
+        for line in lines
+        if line.startswith(f"| {row} |")
+        for column, cell in zip(columns, line.split("|")[2:-1], strict=True)
+    }
+    found = list(claims.witnesses())
+    assert len(found) >= 20 and {each.column for each in found} <= set(columns)
+    for each in found:
+        assert claims.asks(REPO / each.test.partition("::")[0], each.library), each
+        for row in each.rows:
+            assert cells[each.column, row].startswith("yes"), each
+    loaded = {(w.column, row) for w in found for row in w.rows if w.how == claims.LOADED}
+    assert {key for key, cell in cells.items() if cell == "yes L"} == loaded
+
+
+HOOKS = "from tests.conftest import _claims_hold, pytest_runtest_makereport  # noqa: F401"
+
+
+def test_a_claim_that_the_test_does_not_carry_out_is_caught(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(HOOKS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = witness(column, row, ..., by): .")
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\nimport torch\n\n"
+        "@pytest.mark.witness('any', 'set eps', by='torch')\n"
+        "def test_of_nothing():\n    pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path)],
+        cwd=REPO, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "which the test never applies" in done.stdout, done.stdout

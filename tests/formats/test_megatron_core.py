@@ -38,6 +38,7 @@ KINDS = {
     "legacy-fp16": ["--sharding", "legacy", "--fp16"],
     "fully": ["--sharding", "fully_reshardable", "--verify-integrity"],
     "buckets": ["--sharding", "dp_reshardable"],
+    "torch_dcp": ["--sharding", "torch_dcp", "--no-distributed", "--fp16"],
 }
 LIBRARIES = ["installed", "newest"]
 RECIPE: dict[str, Any] = {
@@ -80,6 +81,56 @@ def by(library: str) -> list[str]:
     return ["--newest"] if library == "newest" else []
 
 
+@pytest.mark.witness(
+    "Megatron-LM legacy",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="megatron-core",
+)
+@pytest.mark.witness(
+    "Megatron-LM torch_dist",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="megatron-core",
+)
+@pytest.mark.witness(
+    "Megatron-LM legacy",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="newest megatron-core",
+)
+@pytest.mark.witness(
+    "Megatron-LM torch_dist",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="newest megatron-core",
+)
+@pytest.mark.witness(
+    "Megatron-LM torch_dcp",
+    "rollback",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="newest megatron-core",
+)
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_set_is_what_megatron_uses(
@@ -91,7 +142,7 @@ def test_what_was_set_is_what_megatron_uses(
         assert (root / "iter_0000004" / "common.pt").exists() == (library == "installed")
     before = snapshot(root)
     recipe = json.loads(json.dumps(RECIPE))
-    if kind == "legacy-fp16":
+    if "--fp16" in KINDS[kind]:
         recipe["set"]["loss_scale"] = 64
     promise = operate(root, recipe).promise
     assert promise is not None
@@ -101,7 +152,8 @@ def test_what_was_set_is_what_megatron_uses(
     assert told["betas"] == [list(promise.betas or ())] * 2 == [[0.9, 0.99]] * 2
     assert told["eps"] == [promise.eps] * 2 == [1e-7] * 2
     assert tuple(told["weight_decay"]) == promise.weight_decay == (0.05, 0.0)
-    assert told["adam_step"] == [promise.adam_step] * 2 == [0, 0]
+    assert told["adam_step"] == [0, 0]
+    assert promise.adam_step == (None if kind == "torch_dcp" else 0)
     assert told["exp_avg"] == told["exp_avg_sq"] == 0
     assert told["weights"] > 0
     assert told["consumed_samples"] == promise.consumed_samples == 32
@@ -152,6 +204,19 @@ def test_the_weight_decay_of_the_first_update_is_the_command_lines(
     assert told["weight_decay"][0] == told["then"]["weight_decay"][0] == 0.05
     told = json.loads(megatron("load", root, *newest, "--use-checkpoint"))
     assert told["weight_decay"][0] == 0.1 and told["then"]["weight_decay"][0] == 0.05
+
+
+def test_torch_dcp_loses_adams_step_and_the_plan_says_so(
+    saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Its loader asks for what a new optimizer has, and FusedAdam's groups get a step later."""
+    more = by("newest")
+    root = tmp_path / "run"
+    shutil.copytree(saved("torch_dcp", *more), root)
+    plan = operate(root, {"set": {"beta2": 0.99}})
+    assert any("Adam's step is not loaded" in text for text in plan.warnings)
+    told = json.loads(megatron("load", root, *KINDS["torch_dcp"], *more))
+    assert told["adam_step"] == [0, 0] and told["exp_avg"] > 0
 
 
 def test_the_untouched_state_is_what_megatron_uses(saved: Callable[[str], Path]) -> None:
@@ -225,7 +290,7 @@ def test_the_word_of_megatron_is_kept(
     root = tmp_path / "run"
     shutil.copytree(saved(kind), root)
     recipe = json.loads(json.dumps(RECIPE))
-    if kind == "legacy-fp16":
+    if "--fp16" in KINDS[kind]:
         recipe["set"]["loss_scale"] = 64
     operate(root, recipe)
     told = json.loads(megatron("load", root, *KINDS[kind], *FLAGS))

@@ -216,6 +216,15 @@ def test_a_run_whose_flags_drop_the_optimizer_is_told_so(tmp_path: Path) -> None
 # --- the rest ------------------------------------------------------------------------------------
 
 
+@pytest.mark.witness(
+    "Megatron-DeepSpeed",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "set clip_grad",
+    "reset moments",
+    by="deepspeed",
+)
 def test_optimizer_settings_and_the_step_in_the_group(tmp_path: Path) -> None:
     make(tmp_path)
     before, files = resume(tmp_path), snapshot(tmp_path)

@@ -12,7 +12,7 @@ from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
-from tests.support.megatron_dist import loaded, save
+from tests.support.megatron_dist import loaded, save, save_chained
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -69,3 +69,26 @@ def test_an_unfinished_save_is_not_complete(tmp_path: Path) -> None:
     run = Run.open(root)
     assert not run.complete(30) and run.complete(20)
     assert any("torch_dcp" in text for text in look.verify(run, 30).findings)
+
+
+def test_each_optimizer_of_a_chain_begins_anew(tmp_path: Path) -> None:
+    """Muon's parameters and Adam's lie under one name, and keep different keys."""
+    root = save_chained(tmp_path)
+    before = snapshot(root)
+    promise = operate(root, {"reset": ["moments"]}).promise
+    assert promise is not None and promise.adam_step == 0
+    assert "AdaptiveMuon" in str(promise.optimizer) and "Adam" in str(promise.optimizer)
+    common, tensors = loaded(root, 20)
+    assert {name: bool(tensor.any()) for name, tensor in tensors.items()} == {
+        name: ".fp32_param." in name for name in tensors
+    }
+    assert len(tensors) == 6
+    chain = [each["optimizer"]["param_groups"] for each in common["optimizer"].values()]
+    assert [group["step"] for groups in chain for group in groups] == [0, 0]
+    take_back(root, before)
+
+
+def test_a_key_of_one_in_a_chain_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    root = save_chained(tmp_path, second="third_buffer")
+    with pytest.raises(SurgeryError, match=r"no known optimizer keeps third_buffer \(of 1\)"):
+        surgery.plan(Run.open(root), from_data({"reset": ["moments"]}))

@@ -149,18 +149,6 @@ def test_a_rewarm_names_no_flag_that_megatron_lm_lacks(tmp_path: Path) -> None:
     assert "--" not in " ".join(error.value.next) and "set-lr" in " ".join(error.value.next)
 
 
-@pytest.mark.parametrize("name", ["latest_train_state.pt", "iter_0000030/train_state.pt"])
-def test_a_run_of_megatron_bridge_is_not_taken_for_one_of_megatron_lm(
-    tmp_path: Path, name: str
-) -> None:
-    """It keeps Megatron-LM's tracker too, and does not read it: a rollback would do nothing."""
-    root = save(tmp_path)
-    torch.save({"step": torch.tensor(30)}, root / name)
-    for recipe in ({"set": {"eps": 1e-6}}, {"rollback": {"to": 30}}):
-        with pytest.raises(SurgeryError, match="saved by Megatron-Bridge"):
-            surgery.plan(Run.open(root), from_data(recipe))
-
-
 def test_the_schedule_moves_to_another_position(tmp_path: Path) -> None:
     root = save(tmp_path)
     promise = operate(root, {"set": {"position": 8000}}).promise
@@ -372,3 +360,40 @@ def test_groups_that_the_trainer_mixes_up_are_told(tmp_path: Path) -> None:
     """Decoupled rates beside µP: eps is not among the keys by which a group is found."""
     root = save(tmp_path, tensor=1, pipeline=1, peaks=(6e-5,) * 3, third={"eps": 1e-9})
     assert "param groups 0 and 2 differ in eps alone" in warned(root, {"set": {"beta2": 0.99}})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8])
+def test_each_rank_of_a_layer_wise_optimizer_has_its_file(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """`LayerWiseDistributedOptimizer` saves whole parameters: those of each data rank in a file.
+    Transformer Engine's moments of 8 and 16 bits have no scale there, and 0 is 0 in each."""
+    root = save(tmp_path, (30,), tensor=1, pipeline=1, use_layer_wise_distributed_optimizer=True)
+    rank = root / "iter_0000030" / "mp_rank_00"
+    (rank / "distrib_optim.pt").unlink()
+    with megatron_enums():
+        tree = torch.load(rank / "model_optim_rng.pt", weights_only=False)
+        groups = tree.pop("optimizer")["optimizer"]["param_groups"]
+        torch.save(tree, rank / "model_optim_rng.pt")
+    for data in range(2):
+        moments = {key: torch.full((4, 4), 0.1) for key in ("exp_avg", "exp_avg_sq")}
+        moments = {key: (tensor * 255).to(dtype) for key, tensor in moments.items()}
+        inner = {"state": {data: moments}, "param_groups": groups}
+        torch.save({"optimizer": inner}, rank / f"layer_wise_optimizer_{data}.pt")
+    before = snapshot(root)
+    assert Run.open(root).complete(30)
+    operate(root, {"set": {"lr": 3e-5}, "reset": ["moments"]})
+    for data in range(2):
+        state = torch.load(rank / f"layer_wise_optimizer_{data}.pt", weights_only=True)["optimizer"]
+        assert {group["max_lr"] for group in state["param_groups"]} == {3e-5}
+        assert not any(tensor.any() for tensor in state["state"][data].values())
+    take_back(root, before)
+    name = "layer_wise_optimizer_1.pt"
+    scaled = torch.load(rank / name, weights_only=True)
+    scaled["optimizer"]["state"][1]["exp_avg_scale"] = torch.ones(1)
+    torch.save(scaled, rank / name)
+    with pytest.raises(SurgeryError, match=r"no known optimizer keeps exp_avg_scale \(of 1\)"):
+        surgery.plan(Run.open(root), from_data({"reset": ["moments"]}))
+    (rank / name).unlink()
+    missing = look.verify(Run.open(root)).findings
+    assert any("mp_rank_00/layer_wise_optimizer_1.pt" in text for text in missing)

@@ -51,6 +51,15 @@ def run(originals: Maker, tmp_path: Path) -> Maker:
     return copy
 
 
+@pytest.mark.witness(
+    "OLMo-core",
+    "rollback",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="ai2-olmo-core",
+)
 def test_with_a_schedule_the_promise_is_the_rate_of_the_next_update(run: Maker) -> None:
     from tests.support.olmo_core import train
 
@@ -87,6 +96,12 @@ def test_an_lr_that_the_config_decides_is_refused_with_its_key(run: Maker) -> No
     assert promise.lr is not None and used["lr"][0] == pytest.approx(promise.lr / 2)
 
 
+@pytest.mark.witness(
+    "OLMo-core, no scheduler",
+    "rollback",
+    "set-lr",
+    by="ai2-olmo-core",
+)
 def test_without_a_scheduler_the_lr_of_the_checkpoint_holds(run: Maker) -> None:
     from tests.support.olmo_core import Start, train
 
@@ -188,6 +203,11 @@ def test_each_known_schedule_is_the_librarys_own() -> None:
 # --- the data ------------------------------------------------------------------------------------
 
 
+@pytest.mark.witness(
+    "OLMo-core",
+    "set seed",
+    by="ai2-olmo-core",
+)
 def test_the_seed_of_the_checkpoint_decides_the_order(run: Maker, tmp_path: Path) -> None:
     from tests.support.olmo_core import Start, train
 
@@ -202,6 +222,11 @@ def test_the_seed_of_the_checkpoint_decides_the_order(run: Maker, tmp_path: Path
     take_back(root, before)
 
 
+@pytest.mark.witness(
+    "OLMo-core",
+    "skip --by-counters",
+    by="ai2-olmo-core",
+)
 def test_batches_are_passed_over_by_the_loaders_counters(run: Maker, tmp_path: Path) -> None:
     from tests.support.olmo_core import train
 

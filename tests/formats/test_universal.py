@@ -55,6 +55,15 @@ def operate(root: Path, **recipe: Any) -> Plan:
     return made
 
 
+@pytest.mark.witness(
+    "DeepSpeed universal",
+    "set-lr",
+    "set betas",
+    "set eps",
+    "set weight_decay",
+    "reset moments",
+    by="deepspeed",
+)
 @pytest.mark.parametrize("name", KINDS)
 def test_shards_and_copy_hold_the_same_whichever_is_loaded(tmp_path: Path, name: str) -> None:
     options = KINDS[name]

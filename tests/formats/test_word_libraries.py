@@ -131,6 +131,11 @@ def titan_goes_on(tmp_path: Path, root: Path, lr: float) -> tuple[list[str], Wor
     return lines, listen(Run.open(root), folder=tmp_path / "tb")
 
 
+@pytest.mark.witness(
+    "torchtitan (DCP)",
+    "set-lr",
+    by="torchtitan",
+)
 def test_torchtitan_with_the_new_lr_in_its_config_keeps_its_word(tmp_path: Path) -> None:
     root = titan(tmp_path)
     lines, word = titan_goes_on(tmp_path, root, 5e-4)
@@ -149,6 +154,32 @@ def test_torchtitan_with_the_old_lr_in_its_config_is_caught(tmp_path: Path) -> N
     assert word.differs[0].startswith("lr of update 7: promised ")
     assert "lr/AdamW" in word.differs[0]
     assert any("relaunch" in hint or "optimizer.lr" in hint for hint in word.expected.remedy)
+
+
+@pytest.mark.witness(
+    "torchtitan (DCP)", "set betas", "set eps", "set weight_decay", "reset moments",
+    by="torchtitan",
+)  # fmt: skip
+def test_torchtitans_own_containers_hold_what_was_set(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    first = Titan(1e-3, tmp_path / "first")
+    first.train(6)
+    first.save(root)
+    first.close()
+    values = {"beta1": 0.8, "beta2": 0.97, "eps": 1e-6, "weight_decay": 0.3}
+    recipe = from_data({"set": values, "reset": ["moments"]})
+    run = Run.open(root)
+    surgery.apply(run, plan(run, recipe))
+    second = Titan(1e-3, tmp_path / "second")
+    second.load(root / "step-6")
+    second.close()
+    for optimizer in second.optimizers:
+        for group in optimizer.param_groups:
+            assert (group["betas"], group["eps"]) == ((0.8, 0.97), 1e-6)
+            assert group["weight_decay"] in (0.0, 0.3)
+            for parameter in group["params"]:
+                state = optimizer.state[parameter]
+                assert state["step"] == 0 and not state["exp_avg"].any()
 
 
 # --- OLMo-core -----------------------------------------------------------------------------------

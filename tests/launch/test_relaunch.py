@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon import Run, look
-from ckptsurgeon.errors import VerificationFailed
+from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon.errors import SurgeryError, VerificationFailed
 from ckptsurgeon.launch.relaunch import command, compare, relaunch
+from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.support.snapshot import snapshot
 
@@ -91,3 +92,27 @@ def test_every_kind_of_difference_is_named(trained: Trained) -> None:
     assert compare(promise, "Traceback\n")[0].startswith("its first line is not the JSON object")
     nearly = {**told, "lr": promise.lr * (1 + 1e-9)}
     assert len(compare(promise, json.dumps(nearly))) == 1
+
+
+def test_undo_is_named_only_where_a_surgery_made_the_promise(trained: Trained) -> None:
+    run = own_trainer(trained(), """print('{"lr": 5.0}')""")
+
+    def broken() -> VerificationFailed:
+        promise = look.inspect(run).promise
+        with pytest.raises(VerificationFailed) as caught:
+            relaunch(run, promise, command(run), check=False, out=io.StringIO())
+        return caught.value
+
+    assert [hint.split("    ")[0] for hint in broken().next] == ["ckptsurgeon show"]
+    surgery.apply(run, plan(run, from_data({"set": {"lr": 5e-4}})))
+    assert [hint.split("    ")[0] for hint in broken().next] == ["ckptsurgeon undo"]
+    surgery.apply(run, surgery.plan_undo(run))
+    assert [hint.split("    ")[0] for hint in broken().next] == ["ckptsurgeon show"]
+
+
+def test_a_trainer_that_dies_early_is_not_blamed_on_a_surgery(trained: Trained) -> None:
+    run = own_trainer(trained(), "raise SystemExit(3)")
+    with pytest.raises(SurgeryError, match="status 3") as caught:
+        relaunch(run, look.inspect(run).promise, command(run), check=True, out=io.StringIO())
+    assert "surgery" not in caught.value.untouched
+    assert "undo" not in " ".join(caught.value.next)

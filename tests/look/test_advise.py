@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from ckptsurgeon.look.advise import judge
 from ckptsurgeon.look.advise.rules import cusum, halvings, sigma, zclip
 from tests.look.advised_runs import CASES, ITERATIONS, SEEDS, curves, kept, make
 from tests.look.stability_monitor import CURVES, METRICS, VERDICTS, column
+from tests.support.launch import launch, run_module
 
 SICK = [name for name, case in CASES.items() if case.event is not None]
 SOUND = [name for name, case in CASES.items() if case.event is None]
@@ -191,3 +193,33 @@ def test_rows_that_were_trained_again_are_left() -> None:
     read = of_rows(rows, Path("log"))
     assert read.kept["loss"].values.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
     assert [branch["loss"].steps.tolist() for branch in read.left] == [[3, 4]]
+
+
+# --- the demo ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_following_the_advice_recovers_and_the_control_does_not(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """The demo's run: it diverges, and diverges again when it is only rolled back."""
+    root = tmp_path / "run"
+    launch("--config=train/configs/demo.yaml", "--from-scratch", f"save={root}", f"data={corpus}")
+    run_module("ckptsurgeon", "advise", "-C", root, "-o", tmp_path / "recipe.yaml")
+    tails = {}
+    for name in ("control", "advised"):
+        copy = shutil.copytree(root, tmp_path / name, symlinks=True)
+        if name == "advised":
+            run_module("ckptsurgeon", "apply", tmp_path / "recipe.yaml", "-C", copy, "--yes")
+        else:
+            back = json.loads(run_module("ckptsurgeon", "advise", "-C", copy, "--json").stdout)[
+                "back_to"
+            ]
+            run_module("ckptsurgeon", "rollback", "--to", back, "-C", copy, "--yes")
+        launch(f"--config={copy / 'train.yaml'}")
+        file = tmp_path / f"{name}.csv"
+        file.write_text(curves(copy))
+        told = judge(of_file(file, {}))
+        tails[name] = told.curves.kept["loss"].values[-20:].mean(), told.verdict
+    assert tails["control"][1] == "diverged" and tails["advised"][1] == "healthy"
+    assert tails["advised"][0] < tails["control"][0] - 0.4

@@ -13,6 +13,7 @@ from tests.formats.matrix import FORMATS, make
 IN_CODE = (
     "DeepSpeed ZeRO 0", "DeepSpeed ZeRO 1", "DeepSpeed ZeRO 3", "DeepSpeed ZeRO 1, fp16",
     "DeepSpeed universal", "Hugging Face", "torchtitan (DCP)", "OLMo-core, no scheduler",
+    "FSDP2 (Accelerate, Trainer)",
 )  # fmt: skip
 """Their LambdaLR is a function of the trainer's, which no checkpoint keeps."""
 BY_CONFIG = ("OLMo-core", "metaseq, fairseq", "nanotron")

@@ -12,12 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon import Run, look, plan, report, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import State
+from ckptsurgeon.formats.schedules.rewarm import trained_after
 from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.operations.rewarm import samples_of
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.report.style import Style
 from tests.conftest import Trained
 from tests.support.launch import launch
 from tests.support.promise import PROMISE
@@ -86,7 +88,9 @@ def test_a_held_window_fills_the_moments_and_moves_no_weight(
     run = Run.open(root)
     wanted = plan(run, from_data(RECIPE))
     assert wanted.promise is not None and wanted.promise.lr == 0.0
-    surgery.apply(run, wanted)
+    receipt = surgery.apply(run, wanted)
+    verdict = report.done(receipt, Style(100)).splitlines()[0]
+    assert verdict.endswith("verified: step 5 holds the weights; lr 9.963e-04 from step 7")
 
     again = ["--config", str(root / "train.yaml"), "save_interval=1"]
     done = launch(*again, "train_iters=7", ranks=ranks)
@@ -176,6 +180,10 @@ def test_the_window_is_as_long_as_the_iterations_of_the_trainer(
             trained, left = trained + size, left - 1
         at += size
     assert samples_of(iterations, state, consumed, skip) == trained
+    begin = replace(PROMISE, step=state.step + 1, consumed_samples=consumed, skip=tuple(skip))
+    while skip_range(skip, step + 1) is not None:
+        step += 1
+    assert trained_after(replace(state, promise=begin), 7, 7 + trained) == (step + 1, 7 + trained)
 
 
 def test_a_window_opens_where_the_same_recipe_sets_the_counters(trained: Trained) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon import Run, look, plan, report, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.recipe.file import from_data, load
+from ckptsurgeon.report.style import Style
 from tests.conftest import Trained
 from tests.support.launch import REPO, first_line, launch
 from tests.support.snapshot import snapshot
@@ -112,3 +113,26 @@ def test_what_can_not_be_swapped_is_refused(trained: Trained) -> None:
     torch.save(state, path)
     with pytest.raises(SurgeryError, match="does not say which optimizer"):
         plan(Run.open(root), swap("sgdw"))
+
+
+def test_every_report_names_the_optimizer_that_is_there(trained: Trained) -> None:
+    """SGDW stands on groups that keep Adam's betas for the way back, and is not Adam."""
+    root, style = trained(), Style(100)
+    run = Run.open(root)
+    surgery.apply(run, plan(run, swap("sgdw", momentum=0.8)))
+    promise = look.inspect(run).promise
+    assert (promise.optimizer, promise.settings) == ("SGDW", (("momentum", (0.8, 0.8)),))
+    assert promise.betas is None and promise.eps is None
+    text = {
+        "status": report.status(run, look.inspect(run), None, style),
+        "show": report.checkpoint(run, run.checkpoint(8), style),
+        "verify": report.verification(look.verify(run), style),
+    }
+    assert "  SGDW          step 8   momentum 0.8" in text["status"].splitlines()
+    assert "  optimizer  SGDW" in text["show"].splitlines()
+    assert "  step 9 uses SGDW: lr 9.917e-04   optimizer step 8   momentum 0.8" in text["verify"]
+    for name in text:
+        assert "dam" not in text[name].partition("  lr  ")[0 if name == "show" else 2], name
+    surgery.apply(run, plan(run, swap("adamw")))
+    assert look.inspect(run).promise.optimizer == "AdamW"
+    assert "uses AdamW: lr" in report.verification(look.verify(run), style)

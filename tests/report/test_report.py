@@ -151,7 +151,14 @@ def test_nothing_to_do_says_so_and_keeps_the_warnings() -> None:
 
 def test_a_surgery_that_holds_the_weights_does_not_promise_a_rate_of_0() -> None:
     held = replace(RECEIPT, promise=replace(PROMISE, lr=0.0, rewarm=("hold", 10, 20)))
-    assert "verified: step 6211 holds the weights (lr 0)" in report.done(held, LOOK)
+    assert (
+        "verified: step 6211 holds the weights until the schedule is at sample 20, from 10"
+        in report.done(held, LOOK)
+    )
+    followed = replace(held, promise=replace(held.promise, then=(6216, 4.9e-4)))
+    assert "verified: step 6211 holds the weights; lr 4.900e-04 from step 6216" in report.done(
+        followed, LOOK
+    )
     ended = replace(RECEIPT, promise=replace(PROMISE, lr=1e-3, rewarm=("hold", 10, 20)))
     assert "verified: step 6211 uses lr 1.000e-03" in report.done(ended, LOOK)
 

@@ -35,16 +35,18 @@ def save(
     *,
     integrity: bool = False,
     file: bool = False,
+    args: bool = True,
     **command_line: Any,
 ) -> Path:
-    """The common state is a value of `.metadata`, or with `file` the older `common.pt`."""
+    """The common state is a value of `.metadata`, or with `file` the older `common.pt`. Without
+    `args`, as Megatron-Bridge saves it."""
     for step in steps:
         folder = root / f"iter_{step:07d}"
-        args = argparse.Namespace(
+        line = argparse.Namespace(
             lr=6e-5, min_lr=6e-6, weight_decay=0.1, global_batch_size=BATCH,
             consumed_train_samples=step * BATCH, use_distributed_optimizer=True,
         )  # fmt: skip
-        vars(args).update(command_line)
+        vars(line).update(command_line)
         schedule: dict[str, Any] = {**SCHEDULE, "num_steps": step * BATCH}
         groups = [
             {
@@ -55,10 +57,12 @@ def save(
             for mult in (1.0, 0.0)
         ]  # fmt: skip
         common = {
-            "args": args, "checkpoint_version": 3.0, "iteration": step,
+            "args": line, "checkpoint_version": 3.0, "iteration": step,
             "opt_param_scheduler": schedule, "optimizer": {"optimizer": {"param_groups": groups}},
             "content_metadata": {"distrib_optim_sharding_type": "fully_reshardable"},
         }  # fmt: skip
+        if not args:
+            del common["args"]
         state: dict[str, Any] = {}
         if file:
             folder.mkdir(parents=True)
@@ -68,7 +72,10 @@ def save(
             torch.save([common], state[COMMON])
         for name in ("param", "exp_avg", "exp_avg_sq"):
             for weight in ("up", "down"):
-                state[f"optimizer.state.{name}.{weight}.weight"] = torch.rand(64, 4) + 0.1
+                # Small enough beside exp_avg_sq for gradients to lead to it.
+                scale = 0.2 if name == "exp_avg" else 1.0
+                tensor = (torch.rand(64, 4) + 0.1) * scale
+                state[f"optimizer.state.{name}.{weight}.weight"] = tensor
         with warnings.catch_warnings():  # torch warns that there is no process group
             warnings.simplefilter("ignore")
             dcp.save(state, checkpoint_id=folder, planner=Planner(), no_dist=True)
@@ -95,3 +102,31 @@ def loaded(root: Path, step: int) -> tuple[dict[str, Any], dict[str, torch.Tenso
         held = wanted[COMMON]
         held = torch.load(held, weights_only=True) if isinstance(held, io.BytesIO) else held
     return held[0], tensors
+
+
+def save_chained(root: Path, second: str = "moment2_buffer", step: int = 20) -> Path:
+    """Two optimizers in a chain, AdaptiveMuon (or NorMuon) for `up` and Adam for `down`: the common
+    state numbers them, and one name holds the tensors of both (`chained_optim_avoid_prefix` of
+    `ChainedOptimizer.sharded_state_dict` in Megatron-LM d98e8a64)."""
+    save(root, (step,))
+    folder = root / f"iter_{step:07d}"
+    common, _ = loaded(root, step)
+    (group, _) = common["optimizer"]["optimizer"]["param_groups"]
+    muon = {key: value for key, value in group.items() if key not in ("betas", "eps")}
+    muon |= {"optimizer": "adaptive_muon", "momentum": 0.95, "nesterov": True, "beta2": 0.95}
+    groups = [[{**muon, "eps": 1e-8}], [{**group, "optimizer": "adam"}]]
+    common["optimizer"] = {
+        i: {"optimizer": {"param_groups": each}} for i, each in enumerate(groups)
+    }
+    state: dict[str, Any] = {COMMON: io.BytesIO()}
+    torch.save([common], state[COMMON])
+    keys = {"up": ("momentum_buffer", second), "down": ("exp_avg", "exp_avg_sq")}
+    for weight, names in keys.items():
+        for name in ("fp32_param", *names):
+            state[f"optimizer.state.{name}.{weight}.weight"] = torch.full((64, 4), 0.1)
+    for path in folder.glob("__*.distcp"):
+        path.unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, checkpoint_id=folder, planner=Planner(), no_dist=True)
+    return root

@@ -160,6 +160,7 @@ def _moments(chained: int, seed: int) -> Any:
             name: torch.rand(256, generator=generator) + 0.1
             for name in ("param", "exp_avg", "exp_avg_sq")
         }
+        buffers["exp_avg"] *= 0.2  # what gradients can lead to beside such an exp_avg_sq
         bucket = {(torch.bfloat16, torch.float32): {**buffers, "numel_unpadded": 250}}
         return {"buckets_coalesced": True, 0: bucket}
 

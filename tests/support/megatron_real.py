@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
 from torch.overrides import TorchFunctionMode
 
 from tests.support import apex_adam, newest_megatron
@@ -125,9 +126,8 @@ def save(root: Path, args: argparse.Namespace) -> None:
                 "opt_param_scheduler": scheduler.state_dict(),
                 "num_floating_point_operations_so_far": 0,
             }  # fmt: skip
-            (_save_legacy if args.sharding == "legacy" else _save_dist)(
-                folder, state, ddp.module, optimizer, args
-            )
+            how = {"legacy": _save_legacy, "torch_dcp": _save_flat}.get(args.sharding, _save_dist)
+            how(folder, state, ddp.module, optimizer, args)
             (root / TRACKER).write_text(str(iteration))
 
 
@@ -140,6 +140,13 @@ def _save_legacy(
         optimizer.save_parameter_state(str(rank / "distrib_optim.pt"))
     state = {**state, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(state, rank / "model_optim_rng.pt")
+
+
+def _save_flat(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, args: Any) -> None:
+    folder.mkdir(parents=True)
+    state = {**state, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    writer = torch.distributed.checkpoint.FileSystemWriter(folder)
+    torch.distributed.checkpoint.save(state_dict=state, storage_writer=writer)
 
 
 def _save_dist(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, args: Any) -> None:
@@ -161,7 +168,7 @@ def load(root: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Load through the tracker, as Megatron-LM does, and tell what the next step uses."""
     ddp, optimizer, scheduler = build(args)
     with torch.no_grad():
-        state = resume(root, args, ddp, optimizer)
+        state = resume(root, args, ddp, optimizer, scheduler)
         scheduler.load_state_dict(state["opt_param_scheduler"])
     told = {
         "iteration": state["iteration"],
@@ -175,7 +182,9 @@ def load(root: Path, args: argparse.Namespace) -> dict[str, Any]:
     return {**told, "then": then}
 
 
-def resume(root: Path, args: argparse.Namespace, ddp: Any, optimizer: Any) -> dict[str, Any]:
+def resume(
+    root: Path, args: argparse.Namespace, ddp: Any, optimizer: Any, scheduler: Any
+) -> dict[str, Any]:
     """Weights and optimizer of the step that the tracker names; the whole state is returned."""
     folder = root / f"iter_{int((root / TRACKER).read_text()):07d}"
     if args.sharding == "legacy":
@@ -186,6 +195,18 @@ def resume(root: Path, args: argparse.Namespace, ddp: Any, optimizer: Any) -> di
         if args.use_distributed_optimizer:
             optimizer.load_parameter_state(str(rank / "distrib_optim.pt"))
         return state
+    if args.sharding == "torch_dcp":
+        held: dict[str, Any] = {
+            "model": ddp.module.state_dict(), "args": None, "iteration": 1,
+            "optimizer": optimizer.chained_optimizers[0].state_dict(is_loading=True),
+            "checkpoint_version": None, "opt_param_scheduler": scheduler.state_dict(),
+            "num_floating_point_operations_so_far": 0,
+        }  # fmt: skip
+        reader = torch.distributed.checkpoint.FileSystemReader(folder)
+        torch.distributed.checkpoint.load(state_dict=held, storage_reader=reader)
+        ddp.module.load_state_dict(held["model"])
+        optimizer.load_state_dict(held["optimizer"])
+        return held
     from megatron.core import dist_checkpointing
 
     common = dist_checkpointing.load_common_state_dict(str(folder))
@@ -211,7 +232,7 @@ def _told(optimizer: Any) -> dict[str, Any]:
         "weight_decay": [group["weight_decay"] for group in groups],
         "betas": [list(group["betas"]) for group in groups],
         "eps": [group["eps"] for group in groups],
-        "adam_step": [group["step"] for group in groups],
+        "adam_step": [group.get("step", 0) for group in groups],
         "exp_avg": _norm(state["exp_avg"] for state in states),
         "exp_avg_sq": _norm(state["exp_avg_sq"] for state in states),
     }

@@ -1,6 +1,6 @@
 """The newest megatron-core, with what its wheel leaves to Python 3.12.
 
-`make test-formats` installs it into a folder of its own (docs/decisions/0031): from 0.17 on it asks
+`make test-formats` installs it into a folder of its own (docs/decisions/0032): from 0.17 on it asks
 for Python 3.12, as `megatron.training` takes `override` from `typing`; its core runs on 3.11."""
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import pickle
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ LAMBDA_LR = {
 }
 
 
-def make_run(root: Path) -> Path:
-    """A run with one checkpoint, saved after step 4 at a constant rate of 1e-3."""
-    folder = root / "checkpoint-4"
-    folder.mkdir(parents=True)
-    adam = {"state": {0: {"step": 4.0}}, "param_groups": [{**GROUP, "params": [0]}]}
-    write_torch_file(folder / "optimizer.pt", adam)
-    write_torch_file(folder / "scheduler.pt", LAMBDA_LR)
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 4}))
+def make_run(root: Path, steps: Sequence[int] = (4,)) -> Path:
+    """A run with one checkpoint, or those of `steps`, saved at a constant rate of 1e-3."""
+    for step in steps:
+        folder = root / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        adam = {"state": {0: {"step": float(step)}}, "param_groups": [{**GROUP, "params": [0]}]}
+        write_torch_file(folder / "optimizer.pt", adam)
+        scheduler = {**LAMBDA_LR, "last_epoch": step, "_step_count": step + 1}
+        write_torch_file(folder / "scheduler.pt", scheduler)
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     return root
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.in_process import InProcess
 from tests.support.launch import REPO
 from train import device
 from train.device import device_kind, full_memory_told, unused_gpu
-from train.errors import RankError, UsageError
+from train.errors import RankError, TrainError, UsageError
 
 # A machine with a GPU, as far as torch can tell; whatever touches it fails.
 FAKED = """
@@ -112,3 +113,14 @@ def test_a_gpu_that_is_full_says_what_to_change() -> None:
     with pytest.raises(RankError, match=says) as told, full_memory_told():
         raise full
     assert "checkpoint_activations=true" in told.value.render()
+
+
+def test_ranks_with_another_torch_are_refused_before_anything_is_written(
+    in_process: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the second of two machines would say is all that is made up."""
+    monkeypatch.setattr("train.trainer.distributed.gather", lambda own: [own, ("2.10.0", own[1])])
+    with pytest.raises(TrainError) as refused:
+        in_process.prepare(tmp_path / "run")
+    assert refused.value.what == f"rank 1 runs torch 2.10.0, rank 0 torch {torch.__version__}"
+    assert not (tmp_path / "run").exists()

@@ -12,7 +12,13 @@ from train.attention import attend, attention_scores
 from train.config import Config
 from train.model import GPT
 from train.parameter_count import by_formula, counted_line, shape_warnings
-from train.positions import alibi_bias, alibi_slopes, rotate
+from train.positions import (
+    alibi_bias,
+    alibi_slopes,
+    document_bias,
+    document_positions,
+    rotate,
+)
 
 
 def config(**options: object) -> Config:
@@ -51,6 +57,19 @@ def test_the_init_formulas_are_those_of_the_papers(method: float | str, std: flo
     assert float(model.word_embeddings.weight.detach().std()) == pytest.approx(std, rel=0.02)
     for layer in (block.dense, block.dense_4h_to_h):  # those that write to the residual stream
         assert float(layer.weight.detach().std()) == pytest.approx(std / math.sqrt(16), rel=0.02)
+
+
+def test_each_matrix_can_start_by_the_width_of_its_own_input() -> None:
+    torch.manual_seed(1)
+    model = GPT(config(init_method_std="fan_in", hidden_size=128, ffn_hidden_size=512))
+    block = model.layers[0]
+    for weight, std in (
+        (model.word_embeddings.weight, 128**-0.5),
+        (block.query_key_value.weight, 128**-0.5),
+        (block.dense.weight, 128**-0.5 / 2),  # of two layers, for the residual stream
+        (block.dense_4h_to_h.weight, 512**-0.5 / 2),
+    ):
+        assert float(weight.detach().std()) == pytest.approx(std, rel=0.02)
 
 
 def test_bigsciences_std_is_the_formula() -> None:
@@ -252,3 +271,46 @@ def test_normformer_is_its_formula() -> None:
     up = block.dense_h_to_4h(block.post_attention_layernorm(middle))
     up = block.ffn_layernorm(torch.nn.functional.gelu(up, approximate="tanh"))
     torch.testing.assert_close(block(x), middle + block.dense_4h_to_h(up))
+
+
+DOCUMENTS = [5, 9, 0, 3, 7, 4, 0, 8, 2, 6]  # three, of 3, 4 and 3 tokens; 0 ends one
+
+
+def test_positions_count_from_the_begin_of_a_document() -> None:
+    tokens = torch.tensor([DOCUMENTS, [0, 0, *DOCUMENTS[2:]]])
+    assert document_positions(tokens, eod=0).tolist() == [
+        [0, 1, 2, 0, 1, 2, 3, 0, 1, 2],
+        [0, 0, 0, 0, 1, 2, 3, 0, 1, 2],
+    ]
+
+
+def test_a_token_sees_its_own_document_alone() -> None:
+    bias = document_bias(torch.tensor([DOCUMENTS]), 0, torch.float32)
+    assert bias.shape == (1, 1, 10, 10)
+    ones = [torch.ones(n, n).tril() for n in (3, 4, 3)]
+    assert torch.equal(bias[0, 0] == 0, torch.block_diag(*ones) == 1)
+    assert float(bias.max()) == 0 and bias[bias != 0].isinf().all()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "plain", "stable"])
+@pytest.mark.parametrize("positions", ["learned_absolute", "alibi", "rope"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_documents_in_one_sample_are_as_if_alone(
+    attention: str, positions: str, recompute: bool
+) -> None:
+    own = {
+        "position_embedding_type": positions, "attention": attention, "init_method_std": 0.5,
+        "checkpoint_activations": recompute, "num_query_groups": 1,
+    }  # fmt: skip
+    learned = positions == "learned_absolute"
+    reset = {"reset_attention_mask": True, "reset_position_ids": learned, "eod_token": 0}
+    together, alone = GPT(config(**own, **reset)), GPT(config(**own))
+    tokens, targets = torch.tensor([DOCUMENTS]), torch.arange(10)[None]
+    loss = together(tokens, targets)
+    parts = [alone(tokens[:, a:b], targets[:, a:b]) * (b - a) for a, b in ((0, 3), (3, 7), (7, 10))]
+    torch.testing.assert_close(loss, sum(parts) / 10)
+    assert not torch.isclose(loss, alone(tokens, targets), rtol=1e-3)
+    loss.backward()
+    (sum(parts) / 10).backward()
+    for ours, theirs in zip(together.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)

@@ -23,6 +23,13 @@ OPTIONS = {
     "alibi": ["position_embedding_type=alibi"],
     "alibi-plain": ["position_embedding_type=alibi", "attention=plain"],
     "rope": ["position_embedding_type=rope", "rotary_base=500000.0"],
+    "documents": ["reset_attention_mask=true", "reset_position_ids=true", "eod_token=0"],
+    "documents-alibi": [
+        "reset_attention_mask=true",
+        "position_embedding_type=alibi",
+        "eod_token=0",
+        "zero_stage=2",
+    ],
     "rms": ["normalization=RMSNorm"],
     "swiglu": ["swiglu=true", "add_bias_linear=false"],
     "normformer": ["normformer=true"],

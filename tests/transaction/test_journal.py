@@ -238,8 +238,10 @@ def test_a_damaged_receipt_is_named(world: Path) -> None:
     journal.commit(world / "run", toy.rollback(world))
     path = world / "run/.ckptsurgeon/receipts/0001/receipt.json"
     path.write_text(path.read_text()[:-20])
-    with pytest.raises(SurgeryError, match=r"receipt\.json is damaged"):
-        receipts.read(world / "run")
+    with pytest.raises(SurgeryError, match=r"receipt\.json is damaged: byte \d+ of \d+"):
+        receipts.refuse_damaged(world / "run")
+    assert receipts.read(world / "run") == []
+    assert receipts.next_id(world / "run") == "0002"  # its attic has the name 0001
 
 
 # --- file systems --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -246,6 +247,30 @@ def test_a_breaker_that_died_has_an_heir(tmp_path: Path) -> None:
 def test_unlock_removes_another_hosts_lock_and_says_whose_it_was(tmp_path: Path) -> None:
     leave(tmp_path, host="node17", pid=4242)
     assert "node17 (process 4242" in lock.unlock(tmp_path)
+    held(tmp_path)
+
+
+def test_unlock_spares_a_surgery_that_is_alive_here(tmp_path: Path) -> None:
+    """Stopped, it looks dead, and goes on as soon as somebody lets it."""
+    with another(tmp_path) as (said, pid):
+        assert said == "held"
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(SurgeryError, match=f"alive on this machine.*{pid}") as caught:
+                lock.unlock(tmp_path)
+            assert f"kill {pid} " in caught.value.next[1]
+            assert "ckptsurgeon recover" in caught.value.next[1]
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        record = lock.holder(tmp_path)
+        assert record is not None and record.pid == pid
+
+
+@pytest.mark.parametrize("other", [{"start": 1}, {"boot": "another"}, {"pid": 2**22 + 1}])
+def test_unlock_removes_what_no_live_process_holds(tmp_path: Path, other: dict[str, Any]) -> None:
+    """The number of this process, given to another before it, is not evidence."""
+    leave(tmp_path, **other)
+    lock.unlock(tmp_path)
     held(tmp_path)
 
 

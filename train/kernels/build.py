@@ -189,14 +189,16 @@ def _compile_into(folder: Path, sources: Path, toolchain: Toolchain) -> None:
 
 
 def _output(command: Sequence[str]) -> str:
-    """Its stdout. Raises CannotBuildError with the first line of what it said instead."""
+    """Its stdout. Raises CannotBuildError with the line that says why there is none."""
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as e:
         raise CannotBuildError(f"{command[0]}: {e.strerror}") from e
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
-        raise CannotBuildError(f"{command[0]} failed: {said[0].strip()}")
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        reasons = [line for line in lines if "error" in line or "fatal" in line]
+        said = next(iter([*reasons, *lines]), f"exit code {done.returncode}")
+        raise CannotBuildError(f"{command[0]} failed: {said.strip()}")
     return done.stdout
 
 

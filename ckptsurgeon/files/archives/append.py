@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import crc32
 from ckptsurgeon.edits import (
     ABSENT,
     ZEROS,
     Append,
     Change,
+    Computed,
     Content,
     Elements,
     Fill,
@@ -26,7 +28,7 @@ from ckptsurgeon.edits import (
     Value,
 )
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.archives import crc32, rewrite
+from ckptsurgeon.files.archives import rewrite
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import StorageEdit, Wish, storage_edits
 from ckptsurgeon.files.archives.zip_directory import Directory
@@ -53,11 +55,12 @@ def render(
 ) -> Append | Content:
     """One edit that makes all `changes` to the torch file `source`, called `file` in the edit.
 
-    A value of data.pkl is set by `splice`; a tensor becomes `ZEROS` or `Elements`,
+    A value of data.pkl is set by `splice`; a tensor becomes `ZEROS`, `Elements` or `Computed`,
     one of bytes a `Fill` (as many bytes are written), one of one element a number of its dtype. A
     key whose `old` is `ABSENT` is inserted, one whose `new` is goes, and a `Renamed` one keeps its
     value. The result is `Content` if the file has other links, is a symbolic link, may not be
-    written, is of the legacy format, if too much of a shared storage stays, or if `strict`:
+    written, is of the legacy format, if too much of a shared storage stays, if bytes are yet to be
+    computed, or if `strict`:
     storages then stay where they are, for readers that compute where they must be.
     Raises DamagedFile, or SurgeryError if a path leads nowhere or a tensor can't be changed alone.
     """
@@ -102,11 +105,11 @@ def _sorted(
     for change in changes:
         value = _value(archive.tree(), file, change)
         if not isinstance(value, Tensor):
-            if isinstance(change.new, (Fill, Elements)) or (
+            if isinstance(change.new, (Fill, Elements, Computed)) or (
                 change.new == ZEROS and not isinstance(value, str)
             ):
                 raise SurgeryError(f"{file}: {change.path!r} is not a tensor, so it has no zeros")
-            if not isinstance(change.new, (Fill, Elements, Renamed)):
+            if not isinstance(change.new, (Fill, Elements, Computed, Renamed)):
                 values[change.path] = change.new
             continue
         archive.storage(value)
@@ -117,6 +120,8 @@ def _sorted(
             if len(change.new.data) != (end - start) * ITEM_BYTES[value.dtype]:
                 raise SurgeryError(f"{file}: {change.path!r} takes another number of bytes")
             tensors.append(Wish(value, change.new.data, change.elements))
+        elif isinstance(change.new, Computed):
+            tensors.append(_computed(archive, file, change, change.new, value))
         elif isinstance(change.new, Fill) and ITEM_BYTES[value.dtype] == 1:
             tensors.append(Wish(value, bytes([change.new.byte])))
         elif value.numel == 1 and isinstance(change.new, (int, float)):
@@ -124,6 +129,15 @@ def _sorted(
         else:
             raise SurgeryError(f"{file}: the tensor {change.path!r} can't become {change.new!r}")
     return values, tensors
+
+
+def _computed(archive: Archive, file: str, change: Change, new: Computed, tensor: Tensor) -> Wish:
+    """What is computed is little-endian and in the order of the tensor's shape."""
+    start, end = change.elements or (0, tensor.numel)
+    size = (end - start) * ITEM_BYTES[tensor.dtype]
+    if new.dtype != tensor.dtype or new.size != size or archive.byte_order() != "<":
+        raise SurgeryError(f"{file}: {change.path!r} takes other numbers than were computed")
+    return Wish(tensor, new, (start, end))
 
 
 def _value(tree: Any, file: str, change: Change) -> Any:
@@ -142,7 +156,9 @@ def _can_grow(archive: Archive, storages: dict[str, StorageEdit]) -> bool:
     return (
         alone
         and writable
-        and all(edit.unchanged_bytes <= LARGEST_COPY for edit in storages.values())
+        and all(
+            edit.unchanged_bytes <= LARGEST_COPY and not edit.computed for edit in storages.values()
+        )
     )
 
 
@@ -171,6 +187,7 @@ def _pieces(archive: Archive, key: str, edit: StorageEdit) -> list[tuple[int, by
         return [(edit.size, None)]
     out: list[tuple[int, bytes | None]] = []
     for start, end, new, unchanged in edit.pieces():
+        assert not isinstance(new, Computed)  # by `_can_grow`
         if unchanged:
             new = archive.read_at(archive.payload(f"data/{key}") + start, end - start)
         out.append((end - start, new))

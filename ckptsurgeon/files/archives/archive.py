@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import crc32
 from ckptsurgeon.errors import DamagedFile, SurgeryError
-from ckptsurgeon.files.archives import crc32, legacy
+from ckptsurgeon.files.archives import legacy
 from ckptsurgeon.files.archives.zip_directory import (
     Directory,
     Record,

@@ -10,17 +10,17 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ckptsurgeon.edits import Content, Hole, Piece, Span
+from ckptsurgeon import crc32
+from ckptsurgeon.edits import Checksum, Computed, Content, Hole, Piece, Span
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.files.archives import crc32
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import StorageEdit
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR, Directory, Record
-from ckptsurgeon.files.archives.zip_tail import Moved, directory, end_records, local_header
+from ckptsurgeon.files.archives.zip_tail import Moved, directory_parts, end_records, local_header
 
 CHUNK = 1 << 20
-_LOCAL_CRC = 14
-"""Where the CRC stands in a local header."""
+_LOCAL_CRC, ENTRY_CRC = 14, 16
+"""Where the CRC stands in a local header, and in an entry of the directory."""
 
 
 def render(
@@ -52,10 +52,21 @@ def _zip_pieces(
             crc = zlib.crc32(data)
             tail = local_header(old.folder, PICKLE, crc, len(data), start) + data
             patches.moved.append(Moved(record, start, len(data), crc))
-    entries = directory(old, patches.moved)
-    wide, end = end_records(len(old.records), len(entries), start + len(tail))
+    entries = list(directory_parts(old, patches.moved))
+    size = sum(len(entry) for entry, _ in entries)
+    wide, end = end_records(len(old.records), size, start + len(tail))
     yield from patches.pieces(file, 0, start)
-    yield tail + entries + wide + end
+    yield tail
+    at = start + len(tail)
+    for entry, moved in entries:
+        if moved is not None and moved.record.name in patches.computed:
+            yield entry[:ENTRY_CRC]
+            yield patches.checksum(moved.record, at + ENTRY_CRC)
+            yield entry[ENTRY_CRC + 4 :]
+        else:
+            yield entry
+        at += len(entry)
+    yield wide + end
 
 
 @dataclass
@@ -63,21 +74,30 @@ class _Patches:
     """Byte ranges of the old file that change in place, and the entries that say so."""
 
     archive: Archive
-    changes: list[tuple[int, int, bytes | None]] = field(default_factory=list)
+    changes: list[tuple[int, int, bytes | Computed | Checksum | None]] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
+    computed: set[str] = field(default_factory=set)
+    """The records whose CRC is known once they are written."""
 
-    def put(self, start: int, end: int, data: bytes | None) -> None:
+    def put(self, start: int, end: int, data: bytes | Computed | Checksum | None) -> None:
         self.changes.append((start, end, data))
+
+    def checksum(self, record: Record, at: int) -> Checksum:
+        """The CRC of a record, standing at `at`."""
+        return Checksum(self.archive.payload(record.name) - at, record.size)
 
     def storage(self, name: str, edit: StorageEdit) -> None:
         record, base = self.archive.record(name), self.archive.payload(name)
         crc = record.crc
+        if edit.computed and record.crc:
+            self.computed.add(name)
         for start, end, data, unchanged in edit.pieces():
             if unchanged:
                 continue
             self.put(base + start, base + end, data)
-            if not record.crc:
+            if not record.crc or edit.computed:
                 continue
+            assert not isinstance(data, Computed)
             new = crc32.of_zeros(end - start) if data is None else zlib.crc32(data)
             if end - start == record.size:
                 crc = new
@@ -97,7 +117,8 @@ class _Patches:
                     self.archive.where, after, f"{record.name!r} has no data descriptor"
                 )
             at = after + 4
-        self.put(at, at + 4, crc.to_bytes(4, "little"))
+        pending = record.name in self.computed
+        self.put(at, at + 4, self.checksum(record, at) if pending else crc.to_bytes(4, "little"))
         self.moved.append(Moved(record, record.offset, record.size, crc, in_place=True))
 
     def _crc_of(self, start: int, end: int) -> int:

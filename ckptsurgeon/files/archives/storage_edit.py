@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from ckptsurgeon.edits import Computed, length
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
@@ -21,17 +22,18 @@ Range = tuple[int, int]
 
 @dataclass
 class StorageEdit:
-    """The new bytes of one storage of `size` bytes: `zeros` and `numbers` (offset → bytes) are
-    disjoint; all else is kept."""
+    """The new bytes of one storage of `size` bytes: `zeros` and `numbers` (offset → bytes, or what
+    they are computed from) are disjoint; all else is kept."""
 
     size: int
     zeros: list[Range] = field(default_factory=list)
-    numbers: dict[int, bytes] = field(default_factory=dict)
+    numbers: dict[int, bytes | Computed] = field(default_factory=dict)
 
-    def pieces(self) -> Iterator[tuple[int, int, bytes | None, bool]]:
+    def pieces(self) -> Iterator[tuple[int, int, bytes | Computed | None, bool]]:
         """The whole storage in order: (start, end, new bytes, unchanged)."""
-        changes: list[tuple[int, int, bytes | None]] = [(s, e, None) for s, e in self.zeros]
-        changes += [(s, s + len(data), data) for s, data in self.numbers.items()]
+        changes: list[tuple[int, int, bytes | Computed | None]] = []
+        changes += [(start, end, None) for start, end in self.zeros]
+        changes += [(s, s + length(data), data) for s, data in self.numbers.items()]
         position = 0
         for start, end, data in sorted(changes, key=lambda item: item[0]):
             if position < start:
@@ -42,21 +44,27 @@ class StorageEdit:
             yield position, self.size, None, True
 
     def number_ranges(self) -> list[Range]:
-        return union((start, start + len(data)) for start, data in self.numbers.items())
+        return union((start, start + length(data)) for start, data in self.numbers.items())
+
+    @property
+    def computed(self) -> bool:
+        """Whether some bytes are not known before they are written."""
+        return any(isinstance(data, Computed) for data in self.numbers.values())
 
     @property
     def unchanged_bytes(self) -> int:
         """Bytes that stay."""
         changed = sum(end - start for start, end in self.zeros)
-        return self.size - changed - sum(map(len, self.numbers.values()))
+        return self.size - changed - sum(map(length, self.numbers.values()))
 
 
 class Wish(NamedTuple):
     """A tensor whose every element becomes zero (None) or `number`, or which becomes `number` as a
-    whole if that is as long; of a flat one, maybe only the `elements` [start, end)."""
+    whole if that is as long, or what is computed; maybe only the `elements` [start, end), in the
+    order of its shape."""
 
     tensor: Tensor
-    number: bytes | None
+    number: bytes | Computed | None
     elements: tuple[int, int] | None = None
 
 
@@ -72,6 +80,9 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
         spans = ranges(part(tensor, *elements) if elements else tensor)
         if number is None:
             edit.zeros += spans
+            continue
+        if isinstance(number, Computed):
+            _computed(edit, spans, number)
             continue
         for start, end in spans:
             data = number * ((end - start) // len(number))
@@ -98,12 +109,38 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
     return out
 
 
+def _computed(edit: StorageEdit, spans: list[Range], number: Computed) -> None:
+    """Take what is computed, which lies side by side. Raises SurgeryError where the tensor does
+    not, or is to hold two things."""
+    if not spans:
+        return
+    ((start, end), *others) = spans
+    if others or end - start != number.size:
+        raise SurgeryError(
+            f"{number.told or number.rule}: the tensor is scattered over its storage, or of "
+            "another size",
+            next="save the checkpoint again with tensors that are contiguous",
+        )
+    if edit.numbers.setdefault(start, number) != number:
+        raise SurgeryError("a storage is to hold two numbers in one place")
+
+
 def part(tensor: Tensor, start: int, end: int) -> Tensor:
-    """The elements [start, end) of a flat tensor as a tensor of its own. Raises SurgeryError for
-    one that is not flat, or has no such elements."""
-    if len(tensor.size) != 1 or tensor.stride != (1,) or not 0 <= start <= end <= tensor.size[0]:
+    """The elements [start, end) of a tensor as a flat tensor of its own. Raises SurgeryError for
+    one whose elements do not lie in the order of its shape, or that has no such elements."""
+    if not contiguous(tensor) or not 0 <= start <= end <= tensor.numel:
         raise SurgeryError(f"a tensor of shape {tensor.size} has no flat elements {start} to {end}")
-    return replace(tensor, offset=tensor.offset + start, size=(end - start,))
+    return replace(tensor, offset=tensor.offset + start, size=(end - start,), stride=(1,))
+
+
+def contiguous(tensor: Tensor) -> bool:
+    """Whether its elements lie side by side, in the order of its shape."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.size), reversed(tensor.stride), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def ranges(tensor: Tensor) -> list[Range]:

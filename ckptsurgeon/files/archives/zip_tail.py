@@ -6,7 +6,7 @@ The old directory is copied, and only the entries of changed records are rewritt
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,15 +56,20 @@ def local_header(folder: str, name: str, crc: int, size: int, offset: int) -> by
 
 def directory(old: Directory, moved: Iterable[Moved]) -> bytes:
     """The old central directory with new entries for the records that moved."""
-    out: list[bytes] = []
+    return b"".join(data for data, _ in directory_parts(old, moved))
+
+
+def directory_parts(old: Directory, moved: Iterable[Moved]) -> Iterator[tuple[bytes, Moved | None]]:
+    """The same in parts: each new entry with what it is of, and what stays between them."""
     position = 0
     for item in sorted(moved, key=lambda item: item.record.entry):
         start = item.record.entry
         fields = ENTRY.unpack_from(old.data, start)
         name, extra, comment = fields[10:13]
-        out += (old.data[position:start], _entry(old, item, fields))
+        yield old.data[position:start], None
+        yield _entry(old, item, fields), item
         position = start + ENTRY.size + name + extra + comment
-    return b"".join((*out, old.data[position:]))
+    yield old.data[position:], None
 
 
 def _entry(old: Directory, moved: Moved, fields: tuple[Any, ...]) -> bytes:

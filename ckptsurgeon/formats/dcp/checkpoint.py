@@ -17,10 +17,11 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
-from ckptsurgeon.formats.dcp.shards import DcpShards
+from ckptsurgeon.formats.dcp import weights
+from ckptsurgeon.formats.dcp.shards import MOMENTS, DcpShards
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.protocol import Place, State, StateDict
+from ckptsurgeon.formats.protocol import Part, Place, State, StateDict
 
 GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 
@@ -106,6 +107,26 @@ class DcpCheckpoint(DcpShards, ABC):
             for name in self._groups.get(key, ())
             for place in self.scalar(name)
         ]
+
+    def parts(self) -> list[Part]:
+        """Each chunk of a tensor is a cut; the weights are their own masters."""
+        inside = f"{self.prefix}state."
+        out = []
+        for name, items in self.saved.items.items():
+            owner, _, kind = name.removeprefix(inside).rpartition(".")
+            if items[0].offset is None or (name.startswith(inside) and kind not in MOMENTS):
+                continue
+            if not name.startswith(inside):
+                if weights.STATE.match(name):
+                    continue
+                owner, kind = name.removeprefix("model."), "weights"
+            for chunk, item in enumerate(items):
+                place = Place(
+                    self.saved.path, (name, chunk), self.trees[self.saved.path][name][chunk]
+                )
+                size, cut = place.value.numel, ".".join(map(str, item.offset or ()))
+                out.append(Part(owner, cut, kind, place, 0, size, 0))
+        return out
 
     def state_dicts(self) -> list[StateDict]:
         """One for all parameters with the same keys, as several optimizers are one flat dict. Of a

@@ -21,7 +21,7 @@ from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
 from ckptsurgeon.formats.layout import BaseFormat
-from ckptsurgeon.formats.protocol import State
+from ckptsurgeon.formats.protocol import Rival, State
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.step_folders import files_below, refuse_link
 
@@ -89,6 +89,20 @@ class Torchtitan(BaseFormat):
             if (match := re.search(r"step-(\d{1,18})", item.name))
             and not re.fullmatch(r"step-\d+", item.name)
             and _marked(item)
+        ]
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """Folders with a later step's number somewhere in their names: the trainer resumes the
+        highest, and `keep_latest_k` removes the lower ones first (`_purge_stale_checkpoints`)."""
+        return [
+            Rival(
+                int(match[1]), f"{item.name} is taken for step {match[1]} by the trainer", (item,)
+            )
+            for item in sorted(run.iterdir())
+            if (match := re.search(r"step-(\d{1,18})", item.name))
+            and not re.fullmatch(r"step-\d+", item.name)
+            and int(match[1]) > step
+            and item.is_dir()
         ]
 
     def resumes(self, run: Path) -> int | None:
@@ -167,6 +181,10 @@ class OlmoCore(Torchtitan):
 
     def strays(self, run: Path, step: int) -> list[str]:
         """No such name: a step's has nothing around it."""
+        return []
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """For the same reason none."""
         return []
 
     def taken(self, run: Path, step: int) -> bool:

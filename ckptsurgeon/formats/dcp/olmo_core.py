@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ckptsurgeon.edits import Caveat
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
-from ckptsurgeon.formats.protocol import Place, Setting
+from ckptsurgeon.formats.protocol import Decay, Place, Setting
 from ckptsurgeon.formats.schedules import olmo_core
 
 FIXED = ("initial_lr",)
@@ -93,6 +94,24 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
         return free and field not in self._fixed
 
     # --- the schedule ----------------------------------------------------------------------------
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """Refused with the option that does it: OverrideDecay of `olmo_core/optim/scheduler.py`,
+        which composable and sequential schedulers have, in two shapes."""
+        if decay.shape not in ("linear", "cosine"):
+            raise SurgeryError(
+                f"OLMo-core has no decay of the shape {decay.shape}",
+                next="ckptsurgeon cooldown --shape linear    its shapes are linear and cosine",
+            )
+        start = self.state().step + 1
+        override = f"start: {start}, duration: {decay.steps}, shape: {decay.shape}"
+        raise SurgeryError(
+            f"{self.trainer} computes the rate from its config before every step",
+            next=(
+                "relaunch the trainer with --train_module.scheduler.override_decay="
+                f"'{{{override}, end_lr: {decay.to!r}}}'    of a composable or sequential scheduler"
+            ),
+        )
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """The groups' lr, all by one factor, where the run has no scheduler.
@@ -188,9 +207,11 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
         """What the config takes out of the checkpoint's hands, and what the trainer removes."""
         notes = super().notes()
         if not self._module:
-            notes.append("the lr of the next step is not known: the step has no config.json")
+            text = "the lr of the next step is not known: the step has no config.json"
+            notes.append(Caveat(text, "lr", known=False))
         elif self._schedule and self.next_rate() is None:
-            notes.append("the lr of the next step is not known: its scheduler is none known here")
+            text = "the lr of the next step is not known: its scheduler is none known here"
+            notes.append(Caveat(text, "lr", known=False))
         elif self._schedule:
             notes.append(
                 f"the lr is computed from {self.options['lr']} and {self.options['warmup']} of "

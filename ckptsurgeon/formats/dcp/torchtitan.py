@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ckptsurgeon.edits import Caveat
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
-from ckptsurgeon.formats.protocol import Place, Setting
+from ckptsurgeon.formats.protocol import Decay, Place, Setting
 
 
 @dataclass
@@ -55,10 +56,41 @@ class TorchtitanCheckpoint(DcpCheckpoint):
         if bases:
             return settings, []
         return settings, [
-            f"this version of {self.trainer} saves no base_lrs: the next step uses the new lr, "
-            f"and from the one after it only {self.options['lr']} {new:g} does (where its config "
-            "has optimizer.param_groups: the lr there)"
+            Caveat(
+                f"this version of {self.trainer} saves no base_lrs: the next step uses the new lr, "
+                f"and from the one after it only {self.options['lr']} {new:g} does (where its "
+                "config has optimizer.param_groups: the lr there)",
+                "lr",
+            )
         ]
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """The base rates of a saved LambdaLR become the rate of the next step; the shape is
+        refused, with the options that make the trainer's own schedule of it."""
+        rate = max((float(place.value) for place in self.locate("lr")), default=0.0)
+        if rate <= 0:
+            raise SurgeryError("the rate is 0 here, so nothing is left to decay")
+        total = self.state().step + decay.steps
+        shape = "sqrt" if decay.shape == "1-sqrt" else decay.shape
+        words = (
+            f"--training.steps {total} --lr_scheduler.decay_ratio {decay.steps / total!r} "
+            f"--lr_scheduler.decay_type {shape} --lr_scheduler.min_lr_factor {decay.to / rate!r} "
+            "--lr_scheduler.warmup_steps 0"
+        )
+        bases, share = self.scalar("lr_scheduler.base_lrs"), rate / self.peak()
+        if share == 1.0 or not bases:
+            words += "" if share == 1.0 else f" {self.options['lr']} {rate!r}"
+            raise SurgeryError(
+                f"{self.trainer} computes the schedule from its own config at every step",
+                next=f"relaunch the trainer with {words}",
+            )
+        rates = [list(place.value) for place in self.scalar("lr_scheduler._last_lr")]
+        settings = [
+            Setting("lr", place, rates[0] if rates else [scaled(v, share) for v in place.value])
+            for place in bases
+        ]
+        settings += [Setting("lr", p, scaled(p.value, share)) for p in self.locate("initial_lr")]
+        return settings, [f"relaunch with {words}: the shape of the decay is in its config"]
 
     def peak(self) -> float:
         """What the schedule is a factor of."""

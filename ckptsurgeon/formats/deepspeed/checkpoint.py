@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import known_globals
@@ -15,6 +17,7 @@ from ckptsurgeon.formats.deepspeed import (
     fragments,
     optimizer,
     parallel,
+    parts,
     replicas,
     soundness,
     strips,
@@ -23,11 +26,27 @@ from ckptsurgeon.formats.deepspeed import (
 )
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.protocol import Fragment, Place, Replica, Setting, State, Strip, Weight
-from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.protocol import (
+    Decay,
+    Fragment,
+    Part,
+    Place,
+    Replica,
+    Setting,
+    State,
+    Strip,
+    Weight,
+)
+from ckptsurgeon.formats.sane import is_count, understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed, torch
 from ckptsurgeon.formats.schedules.names import is_megatron
-from ckptsurgeon.formats.schedules.rewarm import factor, open_window
+from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trained_after
+
+BUNDLED = {"adamw": "AdamW", "sgdw": "SGDW"}
+"""The bundled trainer's names for its optimizers → what people call them."""
+
+SHAPES = ("linear", "cosine")
+"""Those of AnnealingLR's decay styles that end at min_lr."""
 
 
 @dataclass
@@ -63,6 +82,20 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
             warnings += flags.schedule_flags(self, settings)
         return settings, warnings
 
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the family of the saved scheduler."""
+        with understood(self.path):
+            schedule = self.schedule()
+            if torch.is_torch(schedule):
+                return torch.cooldown(self, decay)
+            if deepspeed.is_deepspeed(schedule):
+                return deepspeed.cooldown(self, decay)
+            shapes = (*SHAPES, "1-sqrt") if self.bundled else SHAPES
+            settings, warnings = annealing.cooldown(self, decay, shapes)
+            if self.megatron:
+                warnings += flags.schedule_flags(self, settings)
+            return settings, warnings
+
     def fragments(self, name: str) -> list[Fragment]:
         """See `fragments`. Refused where a universal copy would keep the others."""
         if any(item.universal for item in self._optimizers):
@@ -71,6 +104,11 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
                 next="ckptsurgeon reset moments    of all parameters; or move the copy away",
             )
         return fragments.fragments(self, name)
+
+    def parts(self) -> list[Part]:
+        """See `parts`."""
+        with understood(self.path):
+            return parts.parts(self)
 
     def replicas(self) -> list[Replica]:
         """See `replicas`."""
@@ -134,11 +172,12 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         first = self.trees[self._models[0]]
         if torch.is_torch(schedule):
             notes += torch.notes(schedule)
+        notes += deepspeed.notes(schedule, self.config())
         scheduler, peak = self._scheduler()
         gigaflos = self.in_models("args", "gigaflos_no_embeds")
-        return State(
+        state = State(
             step=int(iteration),
-            promise=replace(promise, rewarm=window if rewarm else None),
+            promise=self._by_its_name(replace(promise, rewarm=window if rewarm else None)),
             schedule=annealed,
             dialect=f"deepspeed · zero {self.stage()} · {parallel.sizes(first)}",
             data_parallel=int(first.get("dp_world_size", 1)),
@@ -148,11 +187,16 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
             gigaflos=float(gigaflos[0].value) if gigaflos else None,
             saved_at=max(path.stat().st_mtime for path in self._models),
             notes=tuple(notes),
-            batch_size=self._one("args", "global_batch_size"),
+            batch_size=self._batch_size(),
             rampup=self._rampup(),
             peak_lr=peak,
             scheduler=scheduler,
         )
+        after = trained_after(state, now, window[2]) if window and window[0] == HOLD else None
+        if annealed is None or after is None:
+            return state
+        then = after[0], annealing.learning_rate({**annealed, "num_steps": after[1]})
+        return replace(state, promise=replace(state.promise, then=then))
 
     def _of_universal_copy(self) -> Iterator[str]:
         """What to know where there is one, and where another step's is still pointed to."""
@@ -165,6 +209,31 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
                 f"{universal.POINTER} names {named[:60]!r}, not this step: a relaunch "
                 "with load_universal (--universal-checkpoint) starts there"
             )
+
+    def _by_its_name(self, promise: Promise) -> Promise:
+        """As the bundled trainer calls its optimizer: swapped, SGDW stands on groups that keep
+        Adam's betas and eps, for the way back, and uses neither."""
+        named = [str(place.value) for place in self.locate("optimizer")]
+        if not named:
+            return promise
+        promise = replace(promise, optimizer=BUNDLED.get(named[0], named[0]))
+        if named[0] != "sgdw":
+            return promise
+        return replace(promise, betas=None, eps=None, groups=None)
+
+    def _batch_size(self) -> int | None:
+        """Megatron's argument; of any other trainer, what the engine was configured with."""
+        size = self._one("args", "global_batch_size")
+        if size is not None or self.megatron:
+            return size
+        config = self.config()
+        whole = config.get("train_batch_size")
+        if whole is None:
+            micro = config.get("train_micro_batch_size_per_gpu")
+            accumulated = config.get("gradient_accumulation_steps", 1)
+            factors = [micro, accumulated, self._one("dp_world_size")]
+            whole = math.prod(factors) if all(map(is_count, factors)) else None
+        return int(whole) if is_count(whole) and whole else None
 
     def _rampup(self) -> tuple[int, int, int] | None:
         places = self.in_models("args", "rampup_batch_size")

@@ -7,9 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import DeepSpeed
-from ckptsurgeon.formats.protocol import Located, Place, State
+from ckptsurgeon.formats.protocol import Located, Part, Place, State
+
+BINS = ("pytorch_model.bin", "model.pt")
+"""Files of whole weights beside an engine."""
 
 
 class Engine(DeepSpeed):
@@ -48,6 +52,17 @@ class EngineCheckpoint(DeepSpeedCheckpoint):
         if inner is None and self.schedulers:
             return self.value(*self.schedulers[0])
         return inner
+
+    def parts(self) -> list[Part]:
+        """Those of the engine, which is what a resume loads. Refused where the weights are saved
+        beside it once more: that copy would stay as it was."""
+        copies = [p for p in self.path.iterdir() if p.suffix == ".safetensors" or p.name in BINS]
+        if copies:
+            raise SurgeryError(
+                f"{copies[0].name} repeats the weights of the engine, and would keep the old ones",
+                next=f"move {copies[0].name} out of the step, and export it anew afterwards",
+            )
+        return super().parts()
 
     def read_state(self) -> State:
         """The engine's, with the doubts."""

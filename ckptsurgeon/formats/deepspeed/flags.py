@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon.edits import Caveat
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.megatron import options
 from ckptsurgeon.formats.megatron.options import NEVER, SCHEDULE
@@ -43,9 +44,10 @@ def _relaunch(checkpoint: DeepSpeedShards, flags: str) -> str:
     override = OVERRIDE.format(name)
     places = checkpoint.arguments(override.strip("-").replace("-", "_"))
     if any(place.value for place in places):
-        return (
+        return Caveat(
             f"the run was started with {override}, and then the file's schedule is ignored from "
-            f"the second step on: {text} instead, or keep it with {flags}"
+            f"the second step on: {text} instead, or keep it with {flags}",
+            "lr",
         )
     return f"{text}, or with {flags}: else Megatron-DeepSpeed asserts that both say the same"
 

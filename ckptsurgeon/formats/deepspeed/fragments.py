@@ -28,13 +28,14 @@ def fragments(checkpoint: DeepSpeedShards, name: str) -> list[Fragment]:
         mappings = outer.get("param_slice_mappings")
         if isinstance(mappings, (list, tuple)) and len(mappings) == len(mine):
             for mapping, place in zip(mappings, mine, strict=True):
-                out += _written_down(mapping, place)
+                out += written_down(mapping, place)
         else:
             out += computed(checkpoint, item, mine)
     return out
 
 
-def _written_down(mapping: Mapping[str, Any], place: Place) -> Iterator[Fragment]:
+def written_down(mapping: Mapping[str, Any], place: Place) -> Iterator[Fragment]:
+    """The parts of stages 1 and 2, as the shard has them for the flat tensor at `place`."""
     for parameter, address in mapping.items():
         start, numel = get(address, ("start",)), get(address, ("numel",))
         yield Fragment(parameter, place, start, start + numel)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.deepspeed import fragments
@@ -85,7 +86,7 @@ def _weight(name: str, parts: Sequence[Part], axis: int) -> Weight:
             raise SurgeryError(f"{name}: its tensor-parallel parts can't be joined")
         shape[axis] = sum(tensor.size[axis] for tensor in tensors)
     for _, tensor in parts:
-        if not _contiguous(tensor):
+        if not contiguous(tensor):
             raise SurgeryError(f"{name}: its elements do not lie in the order of its shape")
     spans: list[tuple[Path, int, int]] = []
     outer = math.prod(shape[:axis])
@@ -97,15 +98,6 @@ def _weight(name: str, parts: Sequence[Part], axis: int) -> Weight:
             start += tensor.offset * ITEM_BYTES[tensor.dtype] + row * length
             spans.append((archive.path, start, start + length))
     return Weight(name, tensors[0].dtype, tuple(shape), tuple(spans))
-
-
-def _contiguous(tensor: Tensor) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(tensor.size), reversed(tensor.stride), strict=True):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _partitioned(checkpoint: DeepSpeedShards) -> Iterator[Weight]:

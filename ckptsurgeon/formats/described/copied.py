@@ -13,7 +13,9 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats.protocol import (
     Blob,
     Checkpoint,
+    Decay,
     Fragment,
+    Part,
     Place,
     Replica,
     Setting,
@@ -84,6 +86,10 @@ class Copied:
         """Of every one."""
         return [fragment for one in self.each for fragment in one.fragments(name)]
 
+    def parts(self) -> list[Part]:
+        """Of every one."""
+        return [part for one in self.each for part in one.parts()]
+
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Of every one."""
         return [pair for one in self.each for pair in one.scaler_start()]
@@ -95,6 +101,10 @@ class Copied:
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """In every one; what to warn of, once."""
         return _together([one.reschedule(values) for one in self.each])
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """In every one; what to warn of, once."""
+        return _together([one.cooldown(decay) for one in self.each])
 
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """In every one; what to warn of, once."""
@@ -125,6 +135,10 @@ class Copied:
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the one that has the place."""
         return self._of(place.file).is_zero(place, elements)
+
+    def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
+        """By the one that has the place."""
+        return self._of(place.file).span(place, start, end)
 
     def holder(self, place: Place) -> Archive:
         """By the one that has the place."""

@@ -9,10 +9,11 @@ from typing import ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.described.description import COUNTERS, Description, KeyPath
-from ckptsurgeon.formats.protocol import Located, Place, Weight
+from ckptsurgeon.formats.protocol import Located, Part, Place, Weight
 
 
 @dataclass
@@ -38,6 +39,10 @@ class DescribedSharded(ScheduledCheckpoint):
         """Whether a loader was asked."""
         page = self.description
         return [*super().notes(), *(page.doubts() if page is not None else ())]
+
+    def parts(self) -> list[Part]:
+        """Refused: the names of weights and of their moments do not begin alike."""
+        return BaseCheckpoint.parts(self)
 
     def weights(self) -> Iterator[Weight]:
         """Where the page says. Raises SurgeryError where it names none."""

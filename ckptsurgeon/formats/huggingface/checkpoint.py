@@ -1,4 +1,4 @@
-"""One saved step of a Hugging Face run: torch's state dicts, or a DeepSpeed engine's shards.
+"""One saved step of a Hugging Face run: torch's state dicts.
 
 The optimizer is loaded first, then the scheduler (`transformers/trainer.py`,
 `_load_optimizer_and_scheduler`); the first step uses the lr of the param groups.
@@ -8,17 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Place, Setting
+from ckptsurgeon.formats.protocol import Decay, Place, Setting
+from ckptsurgeon.formats.schedules import torch, transformers
 
 
 def global_step(checkpoint: JsonBeside) -> list[Place]:
     """The Trainer's counter in `trainer_state.json`."""
     return [place for file in checkpoint.texts for place in checkpoint.at(file, ("global_step",))]
+
+
+def batches(checkpoint: JsonBeside, file: Path) -> list[Place]:
+    """Where torchdata's StatefulDataLoader counts what it has given out; none where workers, a
+    sampler or the data set keep a state of their own, which would have to move too."""
+    state = checkpoint.trees[file]
+    if not isinstance(state, Mapping) or any(state.get(key) is not None for key in OWN):
+        return []
+    return [place for key in COUNTS for place in checkpoint.at(file, (key,))]
 
 
 def passed_over(settings: list[Setting], step: int) -> Iterator[str]:
@@ -30,9 +41,16 @@ def passed_over(settings: list[Setting], step: int) -> Iterator[str]:
         )
 
 
+COUNTS = ("_num_yielded", "_sampler_iter_yielded")
+OWN = ("_snapshot", "_sampler_iter_state", "_index_sampler_state", "fetcher_state", "dataset_state")
+"""Keys of a loader's state: its two counters, and the states of what it is made of."""
+
+
 @dataclass
 class HuggingFaceCheckpoint(TorchCheckpoint):
     """`optimizer.pt` and `scheduler.pt`, or Accelerate's `optimizer.bin` and `scheduler.bin`."""
+
+    loaders: tuple[Path, ...] = ()
 
     loose: ClassVar[bool] = True
 
@@ -42,9 +60,11 @@ class HuggingFaceCheckpoint(TorchCheckpoint):
         return self.family != "accelerate"
 
     def find(self, field: str) -> list[Place]:
-        """The Trainer's step is in `trainer_state.json`."""
+        """The Trainer's step is in `trainer_state.json`, the position of a loader in its file."""
         if field == "iteration":
             return global_step(self)
+        if field == "data_batches":
+            return [place for file in self.loaders for place in batches(self, file)]
         return super().find(field)
 
     def iteration(self) -> int:
@@ -66,3 +86,9 @@ class HuggingFaceCheckpoint(TorchCheckpoint):
                 next="set the lr where the script makes its optimizers",
             )
         return super().reschedule(values)
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the Trainer's arguments where its schedule is one of its own."""
+        if self.family == "transformers" and torch.kind(self.schedule()) == "LambdaLR":
+            return transformers.cooldown(self, decay)
+        return super().cooldown(decay)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ckptsurgeon.edits import Key
+from ckptsurgeon.files import json_text
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats import json_beside
 from ckptsurgeon.formats.checkpoint import opened, read_shards
@@ -19,13 +20,17 @@ from ckptsurgeon.formats.deepspeed.layout import STEP
 from ckptsurgeon.formats.huggingface import fsdp
 from ckptsurgeon.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
+from ckptsurgeon.formats.protocol import Rival
 from ckptsurgeon.formats.schedules.torch import is_torch
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
+from ckptsurgeon.transaction.home import HOME
 
 STATE = "trainer_state.json"
+CHECKPOINTS = "checkpoints"
 OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.bin|(?:rank\d+-of-\d+-)?optimizer\.pt")
 SCHEDULER = re.compile(r"scheduler(?:_\d+)?\.bin|scheduler\.pt")
 SCALER = "scaler.pt"
+LOADER = re.compile(r"dl_state_dict(?:_\d+)?\.bin")
 CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
 """What the script registered with Accelerate: a scheduler of its own may be among it."""
 
@@ -88,7 +93,9 @@ class _Saved(StepFolders):
         optimizers = [p for p in _matching(folder, OPTIMIZER) if p not in without]
         scaler = folder / SCALER
         scalers = [scaler] if scaler.is_file() and scaler not in without else []
-        trees, archives = read_shards([*optimizers, *schedulers, *scalers])
+        loaders = [p for p in _matching(folder, LOADER) if p not in without]
+        loaders = loaders if len(loaders) == 1 else []  # of several, which one trains is not known
+        trees, archives = read_shards([*optimizers, *schedulers, *scalers, *loaders])
         inside: tuple[Key, ...] = ()
         state = folder / STATE
         values, texts = json_beside.read([state] if state.is_file() else [])
@@ -116,6 +123,7 @@ class _Saved(StepFolders):
             optimizers=tuple((path, inside) for path in optimizers),
             schedulers=tuple((path, inside) for path in schedulers),
             scales=tuple((path, ("scale",)) for path in scalers),
+            loaders=tuple(loaders),
             family=self.name,
         )
 
@@ -127,6 +135,34 @@ class Transformers(_Saved):
     options: Mapping[str, str] = {"clip_grad": "--max_grad_norm", "seed": "--seed"}
     fresh_optimizer = "without optimizer.pt and scheduler.pt in its checkpoint"
     besides = ("scheduler.pt", STATE)
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """Folders whose names only begin with a later step's: `save_total_limit` counts them, and
+        removes the lower ones first (`sort_checkpoints`)."""
+        return [
+            Rival(
+                int(match[1]),
+                f"{name} is counted as step {match[1]} by --save_total_limit",
+                (run / name,),
+            )
+            for name in listed(run)
+            if (match := re.match(r"checkpoint-(\d{1,18})(?=\D)", name))
+            and int(match[1]) > step
+            and (run / name).is_dir()
+        ]
+
+    def stale_pointers(self, run: Path, step: int) -> list[str]:
+        """The best model so far, where its folder is not in the run."""
+        state = self.directory(run, step) / STATE
+        best = json_text.mapping(state).get("best_model_checkpoint") if state.is_file() else None
+        name = Path(best).name if isinstance(best, str) else ""
+        match = re.fullmatch(r"checkpoint-(\d{1,18})", name)
+        if match is None or (int(match[1]) <= step and (run / name).is_dir()):
+            return []
+        return [
+            f"{state.parent.name}/{STATE} names {name} as the best model so far, which is not in "
+            "the run: relaunch without --load_best_model_at_end, or a better one is never loaded"
+        ]
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """It has no flag, but passes over the data before the step that it resumes."""
@@ -155,6 +191,38 @@ class Accelerate(_Saved):
     """Folders that `save_state` filled: `checkpoint_<N>`, or the user's own names with a number."""
 
     name = "accelerate"
+    fresh_optimizer = "accelerator.load_state before prepare(optimizer) in the script"
+
+    def recognizes(self, run: Path) -> bool:
+        """Not the folder that automatic naming fills: Accelerate reads a number in every name in
+        it, and nothing of a surgery may lie there. The project's folder, above it, is the run."""
+        own = (run / HOME).is_dir()
+        return super().recognizes(run) and (own or not self._automatic(run))
+
+    def _automatic(self, folder: Path) -> bool:
+        """By names that `ProjectConfiguration(automatic_checkpoint_naming=True)` gives."""
+        names = listed(folder) if folder.name == CHECKPOINTS else []
+        return any(re.fullmatch(r"checkpoint_\d+", name) for name in names)
+
+    def steps_in(self, run: Path) -> Path:
+        """`checkpoints/` of a project with automatic naming."""
+        folder = run / CHECKPOINTS
+        return folder if self._automatic(folder) and not (folder / HOME).is_dir() else run
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """With automatic naming the highest number is loaded, whatever the folder holds."""
+        folder = self.steps_in(run)
+        if folder == run and not self._automatic(run):
+            return []
+        steps = {path for number in self.steps(run) for path in self.entries(run, number)}
+        numbers = {name: re.findall(r"\d+", name) for name in listed(folder)}
+        return [
+            Rival(
+                int(found[0][:18]), f"{name} is loaded as checkpoint {found[0]}", (folder / name,)
+            )
+            for name, found in numbers.items()
+            if found and int(found[0][:18]) > step and folder / name not in steps
+        ]
 
     def is_step(self, folder: Path) -> bool:
         """By an optimizer's or an engine's files beside Accelerate's random states."""

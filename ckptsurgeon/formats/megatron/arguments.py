@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.schedules.names import value
 
 STEPS = re.compile(r"([\d.]+)([KMBT]?):([\d.]+)([KMBT]?)", re.IGNORECASE)
@@ -54,6 +55,27 @@ def unsaved(args: Mapping[str, Any]) -> dict[str, Any]:
     if steps is None and iterations is not None and batch is not None:
         steps = iterations * batch
     return {**out, "wsd_decay_steps": steps, "lr_wsd_decay_style": args.get("lr_wsd_decay_style")}
+
+
+def last_decay(args: Mapping[str, Any], samples: int) -> tuple[str, int]:
+    """How the flags of this run count a last decay of so many samples: in samples or in iters.
+    Raises SurgeryError for a trainer without WSD, or a length that is no whole number of iters."""
+    if "lr_wsd_decay_style" not in args:
+        raise SurgeryError(
+            "this version of Megatron-LM has no WSD, and so no 1-sqrt",
+            next="ckptsurgeon cooldown --shape linear",
+        )
+    by_samples = any(args.get(f"{n}_samples") for n in ("train", "lr_decay", "lr_warmup"))
+    if by_samples or args.get("lr_wsd_decay_samples"):
+        return "samples", samples
+    size = args.get("global_batch_size") or 0
+    if not size or samples % size:
+        raise SurgeryError(
+            f"the flags count iterations of {size} samples, and {samples} samples are no whole "
+            "number of them",
+            next="cool down once the batch-size ramp-up is over",
+        )
+    return "iters", samples // size
 
 
 def plain(schedule: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,17 +9,19 @@ from typing import Any, TypeVar
 
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.megatron import arguments, flags, identity, soundness
 from ckptsurgeon.formats.megatron.shards import MegatronShards
-from ckptsurgeon.formats.protocol import Place, Setting, State
+from ckptsurgeon.formats.protocol import Decay, Place, Setting, State
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron, names
+from ckptsurgeon.formats.schedules.annealing import present_rate
+from ckptsurgeon.formats.schedules.check import samples_of
 from ckptsurgeon.formats.schedules.megatron import in_proportion
 
 Self = TypeVar("Self", bound="MegatronCheckpoint")
+NOTHING: Mapping[str, Any] = {}
 SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style", "position")
 
 
@@ -50,7 +52,10 @@ class MegatronCheckpoint(MegatronShards):
         with understood(self.path):
             return self._reschedule(values)
 
-    def _reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+    def _reschedule(
+        self, values: Mapping[str, Any], last_decay: Mapping[str, Any] = NOTHING
+    ) -> tuple[list[Setting], list[str]]:
+        """`last_decay` are the parameters of a new WSD, which only the args keep."""
         schedule = self.schedule()
         if schedule is None:
             if set(values) != {"lr"}:
@@ -77,18 +82,49 @@ class MegatronCheckpoint(MegatronShards):
         megatron.check(new, names.value(new, "max_lr"), names.value(new, "min_lr"))
         unsaved = arguments.unsaved(self.args())
         for place in self.locate("lr"):
-            group = dict(get(self.trees[place.file], place.path[:-1]))
+            group = dict(self.group_around(place))
             before = self.rate(group)
             plain = megatron.learning_rate(schedule, group, unsaved)
             for field, (old, value) in own.items():
                 if field in group:
                     group[field] = in_proportion(group[field], old, value)
-            after = megatron.learning_rate(new, group, unsaved)
+            after = megatron.learning_rate(new, group, {**unsaved, **last_decay})
             settings.append(Setting("lr", place, after * (before / plain if plain else 1.0)))
         now, warmup = (names.value(new, key) for key in ("position", "warmup"))
         if now < warmup:
             warnings.append(f"still warming up: sample {now} of {warmup}")
         return settings, warnings
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """From here on in one of the scheduler's own styles; 1-sqrt is WSD's minus_sqrt, whose
+        length and style are on the command line. All groups keep their proportions."""
+        with understood(self.path):
+            present = self.state().schedule
+            if present is None:
+                raise SurgeryError(
+                    "the checkpoint keeps no scheduler, so it can't decay by what is in it",
+                    next="set the schedule on the trainer's command line",
+                )
+            now, samples = present["num_steps"], samples_of(decay)
+            rate = megatron.learning_rate(present, {}, arguments.unsaved(self.args()))
+            values = {
+                "lr": present_rate(rate, float(present["max_lr"])),
+                "min_lr": decay.to,
+                "decay": now + samples,
+                "decay_style": decay.shape,
+                "warmup": now,
+            }
+            if decay.shape != "1-sqrt":
+                return self.reschedule(values)
+            unit, count = arguments.last_decay(self.args(), samples)
+            values |= {"decay_style": "WSD", "warmup": min(now, present["warmup_steps"])}
+            saved = {"lr_wsd_decay_style": "minus_sqrt", f"lr_wsd_decay_{unit}": count}
+            new = {"lr_wsd_decay_style": "minus_sqrt", "wsd_decay_steps": samples}
+            settings, warnings = self._reschedule(values, new)
+            for name, value in saved.items():
+                settings += [Setting("decay", p, value) for p in self.in_roots("args", name)]
+            words = f"--lr-wsd-decay-style minus_sqrt --lr-wsd-decay-{unit} {count}"
+            return settings, [*warnings, f"relaunch also with {words}: only the flags say so"]
 
     def in_group(self, key: str, place: Place, value: Any) -> Any:
         """µP makes the eps of a hidden group from --adam-eps, as it makes its rate from --lr."""

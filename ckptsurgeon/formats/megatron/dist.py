@@ -15,12 +15,12 @@ from pathlib import Path
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.dcp import Saved, Values
-from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
-from ckptsurgeon.formats.protocol import Place, StateDict
+from ckptsurgeon.formats.protocol import Place, StateDict, Strip
 
 CONFIG = "metadata.json"
 """Written last: a folder without it is not complete."""
@@ -52,19 +52,53 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
                 yield Optimizer(self.saved.path, (name, 0), (scaler, 0))
 
     def buckets(self) -> list[StateDict]:
-        """The tensors among the values that are an optimizer's."""
-        state: dict[str, list[Place]] = {}
+        """The tensors among the values that are an optimizer's: one for all parameters, or buckets,
+        with the same keys, as several optimizers may be chained under one name (Muon and Adam)."""
+        owners: dict[str, dict[str, list[Place]]] = {}
         for name, items in self.saved.items.items():
             if items[0].offset is None or not (match := TENSOR.match(name)):
                 continue
-            key = name.rpartition(".")[2] if ".bucket_idx_" in name else match[1]
-            state.setdefault(key, []).extend(
+            owner, _, last = name.rpartition(".")
+            key = last if ".bucket_idx_" in name else match[1]
+            if ".bucket_idx_" not in name:
+                owner = f"{name[: match.start(1)]}{name[match.end() :]}"
+            owners.setdefault(owner, {}).setdefault(key, []).extend(
                 Place(
                     self.saved.path, (name, chunk), get(self.trees[self.saved.path], (name, chunk))
                 )
                 for chunk in range(len(items))
             )
-        return [StateDict(self.saved.path, state, {})] if state else []
+        alike: dict[frozenset[str], dict[str, list[Place]]] = {}
+        for own in owners.values():
+            state = alike.setdefault(frozenset(own), {})
+            for key, places in own.items():
+                state.setdefault(key, []).extend(places)
+        return [StateDict(self.saved.path, state, {}) for state in alike.values()]
+
+    def strips(self) -> Iterator[Strip]:
+        """With the weights where both are cut alike. Flat buckets hold padding that no name gives
+        the length of, and are left out."""
+        for strip in super().strips():
+            places = [place for place, _ in strip.tensors.values()]
+            if not places or ".bucket_idx_" in str(places[0].path[0]):
+                continue
+            weight = self._weight(strip, places[0])
+            if weight is None or "master" not in strip.tensors:
+                yield strip
+            else:
+                yield strip._replace(tensors={**strip.tensors, "weights": (weight, 0)})
+
+    def _weight(self, strip: Strip, place: Place) -> Place | None:
+        """The chunk of the weight of this name that has the same elements as one of a state."""
+        items = self.saved.items.get(strip.parameter, ())
+        mine = self.saved.of(place.path)
+        for chunk, item in enumerate(items):
+            if item.offset == mine.offset is not None:
+                path = (strip.parameter, chunk)
+                tensor = get(self.trees[self.saved.path], path)
+                if isinstance(tensor, Tensor) and tensor.size == place.value.size:
+                    return Place(self.saved.path, path, tensor)
+        return None
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon.edits import Caveat
 from ckptsurgeon.formats.megatron import identity, tiers
 from ckptsurgeon.formats.megatron.arguments import plain
 from ckptsurgeon.formats.megatron.options import NEVER
@@ -26,7 +27,7 @@ CKPT_STEP = (
 def notes(checkpoint: MegatronShards, main: int) -> list[str]:
     """What to start the trainer with, where the saved command line says something else, and what
     not to start it with."""
-    out = []
+    out: list[str] = []
     args = checkpoint.args()
     groups = checkpoint.all_groups()
     schedule = checkpoint.schedule()
@@ -52,8 +53,12 @@ def notes(checkpoint: MegatronShards, main: int) -> list[str]:
             )
     if args.get("override_opt_param_scheduler"):
         out.append(
-            "the run was started with --override-opt_param-scheduler: with it, the schedule in the "
-            "checkpoint is ignored, and num_steps becomes the consumed samples"
+            Caveat(
+                "the run was started with --override-opt_param-scheduler: with it, the schedule in "
+                "the checkpoint is ignored, and num_steps becomes the consumed samples",
+                "lr",
+                known=False,
+            )
         )
     out += tiers.notes(args, _run(checkpoint.path), checkpoint.step)
     pending = checkpoint.pending()

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.dcp import METADATA
+from ckptsurgeon.files.dcp import METADATA, Saved
+from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
-from ckptsurgeon.formats.checkpoint import read_shards
+from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.layout import BaseFormat
-from ckptsurgeon.formats.megatron import options, tiers
+from ckptsurgeon.formats.megatron import bridge, options, tiers
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
-from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, MegatronDistCheckpoint, opened_dist
+from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, opened_dist
 from ckptsurgeon.formats.megatron.flags import USE
+from ckptsurgeon.formats.megatron.flat import ROOT, opened_flat
 from ckptsurgeon.formats.megatron.tiers import OTHER, TRACKER
 from ckptsurgeon.formats.protocol import Checkpoint, Hazard, Rival
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.step_folders import files_below, listed, refuse_link
 
-BRIDGE = "train_state.pt"
-"""Megatron-Bridge saves Megatron-core's checkpoints too, and its own counters and pointer."""
+BRIDGE = f"latest_{bridge.COUNTERS}"
+"""The pointer of Megatron-Bridge, which saves Megatron-core's checkpoints."""
 STEP = re.compile(r"iter_(\d{7,18})")
 RANK = re.compile(r"mp_rank_(?P<tp>\d{2,})(?:_(?P<a>\d{3,}))?(?:_(?P<b>\d{3,}))?")
 SHARD = re.compile(r"model_optim_rng\.pt|distrib_optim\.pt|layer_wise_optimizer_\d+\.pt")
@@ -42,7 +45,8 @@ class Megatron(BaseFormat):
 
     def recognizes(self, run: Path) -> bool:
         """True with an `iter_<N>` folder that holds a checkpoint of either format."""
-        return any(_is_dist(f) or _ranks(f) for s in self.steps(run) for f in self._folders(run, s))
+        folders = (folder for step in self.steps(run) for folder in self._folders(run, step))
+        return any(_is_dist(f) or _ranks(f) or (f / METADATA).is_file() for f in folders)
 
     def steps(self, run: Path) -> list[int]:
         """The N of every `iter_<N>` folder, also of those that are not persistent."""
@@ -77,6 +81,8 @@ class Megatron(BaseFormat):
         """Names of absent files: by the parallel sizes in the args, or by .metadata."""
         folder = self.directory(run, step)
         refuse_link(folder)
+        if _is_flat(folder):
+            return absent(folder)
         if _is_dist(folder):
             there = {CONFIG, METADATA} - {item.name for item in folder.iterdir()}
             return sorted(there) or absent(folder)
@@ -139,7 +145,10 @@ class Megatron(BaseFormat):
 
     def hazards(self, run: Path) -> list[Hazard]:
         """A checkpoint that is loaded in place of the latest."""
-        latest = self.pointed(run / TRACKER)
+        return self.outdone(run, self.pointed(run / TRACKER))
+
+    def outdone(self, run: Path, latest: int | None) -> list[Hazard]:
+        """What is loaded in place of step `latest`."""
         return [
             Hazard(
                 f"{rival.what}: the trainer loads it in place of step {latest}",
@@ -158,28 +167,118 @@ class Megatron(BaseFormat):
         args = checkpoint.args() if isinstance(checkpoint, MegatronCheckpoint) else {}
         return ["--load", str(run), USE, *options.values(checkpoint.state(), args)]
 
-    def open(
-        self, run: Path, step: int, without: Collection[Path] = ()
-    ) -> MegatronCheckpoint | MegatronDistCheckpoint:
-        """Read the trees of all ranks, or those of a torch_dist checkpoint that are asked for."""
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> MegatronCheckpoint:
+        """Read the trees of all ranks; of the other formats, values when they are asked for."""
         folder = self.directory(run, step)
-        if (folder / BRIDGE).is_file() or (run / f"latest_{BRIDGE}").is_file():
-            raise SurgeryError(
-                f"{folder.name} was saved by Megatron-Bridge (NeMo), which counts in {BRIDGE} and "
-                f"resumes what latest_{BRIDGE} names: neither can be edited here",
-                next="ckptsurgeon status    which steps are complete",
-            )
         if _is_dist(folder):
             return opened_dist(folder, step, without)
+        if _is_flat(folder):
+            return opened_flat(folder, step, without)
         if (folder / METADATA).exists() and not _ranks(folder):
             raise SurgeryError(
-                f"{folder}: was saved with --ckpt-format torch_dcp or fsdp_dtensor, which can't be "
-                "edited here",
-                next="resume and save once with --ckpt-format torch_dist, or set its flags",
+                f"{folder}: was not finished: torch_dist has a {CONFIG}, and torch_dcp and "
+                "fsdp_dtensor keep args",
+                next="ckptsurgeon status    which steps are complete",
             )
         shards = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
         files = [path for path in shards if path not in without]
         return MegatronCheckpoint(folder, step, *read_shards(files))
+
+
+class MegatronBridge(Megatron):
+    """The same folders, each with `train_state.pt` and `run_config.yaml`, and
+    `<root>/latest_train_state.pt`, which names the step by the counter in it."""
+
+    name = "megatron-bridge"
+    options: Mapping[str, str] = {
+        key: bridge.spelled(option) for key, option in options.OPTIONS.items()
+    }
+    fresh_optimizer = "checkpoint.load_optim=false"
+
+    def recognizes(self, run: Path) -> bool:
+        """True with that pointer, or the counters in a step's folder."""
+        folders = (folder for step in self.steps(run) for folder in self._folders(run, step))
+        counted = any((folder / bridge.COUNTERS).is_file() for folder in folders)
+        return ((run / BRIDGE).is_file() or counted) and super().recognizes(run)
+
+    def missing(self, run: Path, step: int) -> list[str]:
+        """And the counters, which a pointer to the step is a copy of."""
+        names = super().missing(run, step)
+        there = (self.directory(run, step) / bridge.COUNTERS).is_file()
+        return names if there else [*names, bridge.COUNTERS]
+
+    def pointer_files(self, run: Path) -> list[Path]:
+        """The counters of the latest step, and Megatron-LM's tracker, which is kept up."""
+        tracker = [run / TRACKER] if (run / TRACKER).exists() else []
+        return [run / BRIDGE, *tracker]
+
+    def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
+        """A copy of the step's counters, and the tracker."""
+        counters = self.directory(run, step) / bridge.COUNTERS
+        texts: dict[Path, str | Path] = {run / BRIDGE: counters}
+        return {**texts, run / TRACKER: str(step)} if (run / TRACKER).exists() else texts
+
+    def stale_pointers(self, run: Path, step: int) -> list[str]:
+        """None. Raises SurgeryError where the step's counters name another iteration: a copy of
+        them would point there."""
+        counters = self.directory(run, step) / bridge.COUNTERS
+        if _counted(counters) != step:
+            raise SurgeryError(
+                f"{counters.parent.name}/{counters.name} counts iteration {_counted(counters)}, so "
+                f"{BRIDGE} as a copy of it would name that step",
+                next=f"relaunch the trainer with checkpoint.ckpt_step={step}",
+            )
+        return []
+
+    def pointed(self, pointer: Path) -> int | None:
+        """The iteration in the counters; see `Megatron.pointed`."""
+        if pointer.name == TRACKER:
+            return super().pointed(pointer)
+        named, other = _counted(pointer), _not_persistent(pointer.parent)
+        return other if named is not None and other is not None and other >= named else named
+
+    def advise(self, key: str, value: object) -> str:
+        """By the key of its config."""
+        if key == "optimizer":
+            return super().advise(key, value)
+        return f"relaunch the trainer with {self.options[key]}={value}"
+
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """The same list as Megatron-LM's, by the key of its config."""
+        each = ",".join(str(i) for first, last in ranges for i in range(first, last + 1))
+        return f"relaunch the trainer with train.iterations_to_skip=[{each}]"
+
+    def hazards(self, run: Path) -> list[Hazard]:
+        """As of Megatron-LM, by its own pointer."""
+        return self.outdone(run, self.pointed(run / BRIDGE))
+
+    def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
+        """The keys of its config with their values."""
+        words = super().launch_flags(run, checkpoint)[len(("--load", run, USE)) :]
+        pairs = [
+            f"{bridge.KEYS[key]}={value}"
+            for key, value in zip(words[::2], words[1::2], strict=True)
+        ]
+        return [f"checkpoint.load={run}", bridge.KEYS[USE], *pairs]
+
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> MegatronCheckpoint:
+        """With the counters and the config beside what Megatron-core saved."""
+        folder = self.directory(run, step)
+        flat = _is_flat(folder)
+        if not flat and not _is_dist(folder):
+            return super().open(run, step, without)
+        return bridge.opened(folder, step, flat, without)
+
+
+def _counted(path: Path) -> int | None:
+    """The iteration in a `train_state.pt`; None without one that can be read."""
+    try:
+        archive = opened([path])[path]
+        held = archive.tree()["step"]
+        step = archive.value(held) if isinstance(held, Tensor) else held
+    except (SurgeryError, OSError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
 
 
 def _not_persistent(run: Path) -> int | None:
@@ -207,8 +306,12 @@ def _newest_args(run: Path) -> Mapping[str, Any]:
 def _saved_args(folder: Path) -> Mapping[str, Any] | None:
     """The command line that one saved step keeps; None if it is not there or can't be read."""
     try:
+        if (folder / bridge.CONFIG).is_file():
+            return bridge.arguments(folder)
         if _is_dist(folder):
             return opened_dist(folder, 0).args()
+        if _is_flat(folder):
+            return opened_flat(folder, 0).args()
         files = [rank / "model_optim_rng.pt" for rank in _ranks(folder)[:1]]
         return MegatronCheckpoint(folder, 0, *read_shards(files)).args() if files else None
     except (SurgeryError, OSError):
@@ -217,6 +320,22 @@ def _saved_args(folder: Path) -> Mapping[str, Any] | None:
 
 def _is_dist(folder: Path) -> bool:
     return (folder / CONFIG).is_file() or (folder / COMMON).is_file()
+
+
+def _is_flat(folder: Path) -> bool:
+    """Whether the values of torch_dcp or fsdp_dtensor are there: an unfinished torch_dist has
+    `.metadata` alone, too, but keeps its args inside another value."""
+    path = folder / METADATA
+    if _is_dist(folder) or _ranks(folder) or not path.is_file():
+        return False
+    status = path.stat()
+    return _keeps_args(folder, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=4096)
+def _keeps_args(folder: Path, identity: tuple[int, ...]) -> bool:
+    """Asked once while `.metadata` is the same."""
+    return bool(ROOT & Saved.open(folder).items.keys())
 
 
 def _ranks(folder: Path) -> list[Path]:

@@ -20,8 +20,9 @@ from ckptsurgeon.formats import moments
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.megatron import arguments
 from ckptsurgeon.formats.moments import ALL
+from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.formats.protocol import Place, StateDict
+from ckptsurgeon.formats.protocol import Place, StateDict, Strip
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
@@ -115,7 +116,13 @@ class MegatronShards(BaseCheckpoint):
         """`path` in every root."""
         return [p for file, prefix in self._roots for p in self.at(file, (*prefix, *path), wins)]
 
-    def _in_groups(self, name: str, wins: bool) -> list[Place]:
+    def group_around(self, place: Place) -> Mapping[str, Any]:
+        """The param group that a place of `in_groups` is in."""
+        group: Mapping[str, Any] = get(self.trees[place.file], place.path[:-1])
+        return group
+
+    def in_groups(self, name: str, wins: bool) -> list[Place]:
+        """`name` in every param group that has a value for it."""
         return [
             place
             for item in self._optimizers
@@ -186,17 +193,17 @@ class MegatronShards(BaseCheckpoint):
     def find(self, field: str) -> list[Place]:
         """In the groups, the scheduler's state, the args and the optimizers, as a load does."""
         if field in ("max_lr", "min_lr"):
-            own = self._in_groups(field, wins=True)
+            own = self.in_groups(field, wins=True)
             return own + self.schedule_places(field, wins=not own)
         if field in NAMES:
             return self.schedule_places(field)
         if field == "weight_decay":
-            in_groups = [self._in_groups(key, wins=True) for key in ("start_wd", "end_wd")]
+            in_groups = [self.in_groups(key, wins=True) for key in ("start_wd", "end_wd")]
             in_schedule = [p for key in ("start_wd", "end_wd") for p in self.schedule_places(key)]
-            copies = self._in_groups(field, wins=not in_schedule and not any(in_groups))
+            copies = self.in_groups(field, wins=not in_schedule and not any(in_groups))
             return [*in_schedule, *in_groups[0], *in_groups[1], *copies]
         if field in GROUP:
-            return self._in_groups(field, wins=field != "lr" or self.schedule() is None)
+            return self.in_groups(field, wins=field != "lr" or self.schedule() is None)
         if field == "adam_step":
             return self._steps()
         if field in ALL:
@@ -215,7 +222,11 @@ class MegatronShards(BaseCheckpoint):
         return [] if field in ("clip_grad", "seed") else super().deciding(field)
 
     def _steps(self) -> list[Place]:
-        out = self._in_groups("step", wins=True)
+        return self.in_groups("step", wins=True) + self.steps_in_state()
+
+    def steps_in_state(self) -> list[Place]:
+        """What the optimizers count for each parameter, or once for all."""
+        out: list[Place] = []
         for item in self._optimizers:
             try:
                 state = get(self.trees[item.file], (*item.base, "state"))
@@ -234,7 +245,7 @@ class MegatronShards(BaseCheckpoint):
                 state_dict(item.file, item.base, get(self.trees[item.file], item.base))
                 for item in self._optimizers
             ]
-            buckets = [each._replace(group=out[0].group) for each in self.buckets() if out]
+            buckets = [table.with_groups(each, out) for each in self.buckets() if out]
         return [*(each for each in out if each.state or not buckets), *buckets]
 
     def buckets(self) -> list[StateDict]:
@@ -249,6 +260,21 @@ class MegatronShards(BaseCheckpoint):
                 state.setdefault(str(path[-1]), []).append(Place(file, plain, tensor))
             out.append(StateDict(file, state, {}))
         return out
+
+    def strips(self) -> Iterator[Strip]:
+        """Of a flat bucket without the padding at its end, which is saved as memory had it."""
+        for strip in super().strips():
+            place = next((place for place, _ in strip.tensors.values()), None)
+            if place is None:
+                yield strip
+                continue
+            try:
+                beside = get(self.trees[place.file], place.path[:-1])
+            except KeyError:
+                beside = {}
+            numel = beside.get("numel_unpadded") if isinstance(beside, Mapping) else None
+            whole = not isinstance(numel, int) or not 0 < numel < strip.numel
+            yield strip if whole else strip._replace(numel=int(numel or 0), shape=None)
 
     def moments(self, name: str) -> list[Place]:
         """Every tensor of one moment, in any shard; in `distrib_optim.pt` a key is a pair of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ckptsurgeon.errors import SurgeryError
@@ -78,6 +79,13 @@ def candidates(state_dict: StateDict) -> tuple[Entry, ...]:
     if state_dict.beside or not (state or group):
         return ()
     return _best(state, group)
+
+
+def with_groups(state_dict: StateDict, others: Sequence[StateDict]) -> StateDict:
+    """The states with the param groups of the first of `others` of which some optimizer has both;
+    where none has, with those of the first."""
+    tries = [state_dict._replace(group=other.group) for other in others]
+    return next((each for each in tries if candidates(each)), tries[0])
 
 
 def name(state_dict: StateDict) -> str:

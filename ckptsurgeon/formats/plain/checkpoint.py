@@ -17,6 +17,7 @@ from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
 from ckptsurgeon.formats.protocol import (
+    Decay,
     Disagreement,
     Located,
     Place,
@@ -144,6 +145,13 @@ class TorchCheckpoint(JsonBeside):
                     next="set lr where the trainer makes its scheduler",
                 )
             return annealing.reschedule(self, values)
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the class of the saved scheduler."""
+        with understood(self.path):
+            if torch.is_torch(self.schedule()):
+                return torch.cooldown(self, decay)
+        return super().cooldown(decay)
 
     def contradictions(self) -> list[str]:
         """Fields that the optimizers of several files hold differently."""

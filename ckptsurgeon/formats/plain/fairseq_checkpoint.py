@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptsurgeon.edits import Key
+from ckptsurgeon.edits import Caveat, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Place, Setting
+from ckptsurgeon.formats.protocol import Decay, Place, Setting
 
 OPTIMIZER = "last_optimizer_state"
 FLAGS = {
@@ -73,6 +73,24 @@ class FairseqCheckpoint(TorchCheckpoint):
             ),
         )
 
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """Refused with the flags that do it: polynomial_decay goes down from the update at which
+        its warm-up ends."""
+        now, rates = self.iteration(), self.rates()
+        if decay.shape != "linear" or not rates:
+            raise SurgeryError(
+                f"no schedule of this trainer decays {decay.shape} from an update on",
+                next="ckptsurgeon cooldown --shape linear",
+            )
+        raise SurgeryError(
+            "this trainer computes its learning rate from its flags at every load",
+            next=(
+                f"relaunch the trainer with --lr-scheduler polynomial_decay --power 1 --lr "
+                f"{max(rates)!r} --warmup-updates {now} {FLAGS['decay']} {now + decay.steps} "
+                f"{FLAGS['min_lr']} {decay.to!r}"
+            ),
+        )
+
     def scheduler(self) -> tuple[str, float | None]:
         """The flags that the run was started with."""
         name = self.argument("lr_scheduler", "_name") or self.argument("", "lr_scheduler")
@@ -86,7 +104,8 @@ class FairseqCheckpoint(TorchCheckpoint):
     def notes(self) -> Iterator[str]:
         """The lr is not the checkpoint's; nor is what a flag of the saved run replaces."""
         if not self.keeps_lr():
-            yield "lr is what the saved run used next; the flags of the relaunch decide (--lr)"
+            text = "lr is what the saved run used next; the flags of the relaunch decide (--lr)"
+            yield Caveat(text, "lr", known=False)
         if self.argument("checkpoint", "reset_optimizer"):
             yield (
                 "the run was started with --reset-optimizer: relaunch without it, or nothing of "

@@ -20,7 +20,7 @@ from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats import json_beside
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Fragment, Place, Setting
+from ckptsurgeon.formats.protocol import Decay, Fragment, Place, Setting
 from ckptsurgeon.formats.sane import is_count, problem, understood
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
 
@@ -78,14 +78,14 @@ class NanotronCheckpoint(TorchCheckpoint):
         if samples < 0:
             raise SurgeryError(
                 f"sample {total} was read in an earlier stage of the data than {stage['name']}",
-                next="ckptsurgeon status    the steps; roll back to one of that stage",
+                next="ckptsurgeon status    roll back to a step of that stage",
             )
         folders = stage.get("consumed_tokens_per_dataset_folder") or {}
         if len(folders) > 1:
             raise SurgeryError(
                 f"the data is a blend of {len(folders)} folders, and how many samples of each "
                 f"come before sample {total} is not known",
-                next="ckptsurgeon status    the steps; roll back to one before the data",
+                next="ckptsurgeon status    roll back to a step before the data",
             )
         path, length = (*STAGES, number), int(stage.get("sequence_length") or 0)
         yield from self._set(file, (*path, "consumed_train_samples"), samples)
@@ -113,6 +113,22 @@ class NanotronCheckpoint(TorchCheckpoint):
                 "later, from the same base_lrs; with a min_decay_lr above 0 it decays to base_lr × "
                 "min_decay_lr / (the groups' lr at the load), as it divides by that lr"
             )
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """Refused with the keys of the config that do it: the load makes one step, so the decay
+        starts one later than the saved position. Source: `nanotron/helpers.py`,
+        lr_scheduler_builder."""
+        positions = [int(place.value) for place in self.locate("position")]
+        if not positions:
+            return super().cooldown(decay)
+        raise SurgeryError(
+            "nanotron decays by its config alone",
+            next=(
+                "relaunch with these under optimizer.learning_rate_scheduler, and learning_rate as "
+                f"it was: lr_decay_style: {decay.shape}, lr_decay_starting_step: "
+                f"{positions[0] + 1}, lr_decay_steps: {decay.steps}, min_decay_lr: {decay.to!r}"
+            ),
+        )
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """By `names` in each shard, which number the parameters of its groups."""

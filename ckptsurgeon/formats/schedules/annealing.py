@@ -8,13 +8,18 @@ contract test compares the two.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import sane
-from ckptsurgeon.formats.protocol import Checkpoint, Place, Setting
-from ckptsurgeon.formats.schedules.check import ASSERTED, refuse_early_decay, refuse_low_peak
+from ckptsurgeon.formats.protocol import Checkpoint, Decay, Place, Setting
+from ckptsurgeon.formats.schedules.check import (
+    ASSERTED,
+    refuse_early_decay,
+    refuse_low_peak,
+    samples_of,
+)
 from ckptsurgeon.formats.schedules.megatron import stable_then_decay
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron, value
 
@@ -144,6 +149,41 @@ def reschedule(
     if new["num_steps"] < new["warmup_steps"]:
         warnings.append(f"still warming up: sample {new['num_steps']} of {new['warmup_steps']}")
     return settings + _rates(checkpoint, learning_rate(new), new["max_lr"]), warnings
+
+
+def cooldown(
+    checkpoint: Checkpoint, decay: Decay, shapes: Collection[str]
+) -> tuple[list[Setting], list[str]]:
+    """The present rate as the peak, with a warm-up that is over here: so the position stays, and
+    the decay is from here to the end that is asked for. `shapes` are those that the trainer knows,
+    by its own names."""
+    present = checkpoint.state().schedule
+    if present is None:
+        raise SurgeryError(
+            "the checkpoint keeps no schedule, so it can't decay by what is in it",
+            next="set the schedule on the trainer's command line",
+        )
+    if decay.shape not in shapes:
+        known = ", ".join(sorted(shapes))
+        raise SurgeryError(
+            f"this trainer's scheduler knows no decay of the shape {decay.shape}",
+            next=f"ckptsurgeon cooldown --shape linear    its shapes are {known}",
+        )
+    now = present["num_steps"]
+    values = {
+        "lr": present_rate(learning_rate(present), float(present["max_lr"])),
+        "min_lr": decay.to,
+        "warmup": now,
+        "decay": now + samples_of(decay),
+        "decay_style": decay.shape,
+    }
+    return reschedule(checkpoint, values)
+
+
+def present_rate(rate: float, peak: float) -> float:
+    """The peak itself where the rate is as high but for its rounding: the same cooldown planned
+    again then changes nothing."""
+    return peak if math.isclose(rate, peak, rel_tol=1e-12) else rate
 
 
 def unscheduled(checkpoint: Checkpoint, lr: float) -> Iterator[Setting]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats.protocol import Decay
 
 ASSERTED = ", and the trainer asserts max_lr >= min_lr on resume"
 """What both of Megatron's schedulers make of a low peak."""
@@ -24,3 +25,14 @@ def refuse_early_decay(decay: float, warmup: float, unit: str = "samples") -> No
             f"decay {decay} {unit} is not beyond warmup {warmup}",
             next=f"set decay above warmup; both count {unit} from the start of the run",
         )
+
+
+def samples_of(decay: Decay) -> int:
+    """How many samples a cooldown takes. Raises SurgeryError where nothing saved tells."""
+    if decay.samples is None:
+        raise SurgeryError(
+            "the schedule counts samples, and nothing in the checkpoint says how many an iteration "
+            "takes",
+            next="ckptsurgeon set-lr LR --min-lr 0 --warmup SAMPLES --decay SAMPLES",
+        )
+    return decay.samples

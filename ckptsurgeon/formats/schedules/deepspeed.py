@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.protocol import Checkpoint, Setting
+from ckptsurgeon.edits import Caveat
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats.protocol import Checkpoint, Decay, Setting
 from ckptsurgeon.formats.sane import refuse_rates
 from ckptsurgeon.formats.schedules.check import refuse_early_decay
 
@@ -40,6 +41,22 @@ def peak(config: Mapping[str, Any]) -> float | None:
     """The rate after warm-up by the saved config, or None where that does not tell."""
     params = _params(config, _section(config, "scheduler").get("type"))
     return params.get("lr")
+
+
+def notes(schedule: Any, config: Mapping[str, Any]) -> list[str]:
+    """What a reader of a promise must know: OneCycle writes both betas after each step."""
+    section = _section(config, "scheduler")
+    cycles = _section(section, "params").get("cycle_momentum", True)
+    if not is_deepspeed(schedule) or section.get("type") != "OneCycle" or not cycles:
+        return []
+    return [
+        Caveat(
+            "OneCycle cycles the betas: the scheduler writes both anew after each step, unless the "
+            'relaunch has "cycle_momentum": false in "scheduler": {"params": …} of its DeepSpeed '
+            "config",
+            "betas",
+        )
+    ]
 
 
 def reschedule(
@@ -75,6 +92,12 @@ def reschedule(
             "param groups have different learning rates, and the config tells one",
             next='set "optimizer": {"params": {"lr": …}} in the relaunch\'s DeepSpeed config',
         )
+    if values.get("warmup", 1) < 1:
+        raise UsageError(
+            f"{name} has a warm-up of at least 1 step: DeepSpeed refuses to start with "
+            f"warmup_num_steps {values['warmup']}",
+            next="ckptsurgeon set warmup=1    no warm-up, to it",
+        )
     params |= values
     positions = checkpoint.locate("position")
     now = values.get("position", positions[0].value)
@@ -88,7 +111,42 @@ def reschedule(
     return settings, [_advice(name, values)] if values.keys() - {"position"} else []
 
 
-def _advice(name: str, values: Mapping[str, Any]) -> str:
+def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[str]]:
+    """Refused with the config that is this cooldown: these schedulers save their position alone.
+
+    WarmupDecayLR decays linearly from the step at which its warm-up is over; WarmupCosineLR has
+    made the first of its `total - warmup` steps at the last one of its warm-up."""
+    rates = {place.value for place in checkpoint.locate("lr")}
+    positions = checkpoint.locate("position")
+    (now,) = {int(place.value) for place in positions}
+    (rate, *others) = rates or {None}
+    known = {"linear": 2, "cosine": 1}
+    if rate is None or others or decay.shape not in known or now < known[decay.shape]:
+        raise SurgeryError(
+            f"no scheduler of DeepSpeed decays {decay.shape} from step {now} for these param "
+            "groups",
+            next="make the scheduler in the script and give it to deepspeed.initialize: LambdaLR",
+        )
+    if decay.shape == "linear":
+        sections = [
+            '"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": '
+            f'{decay.to!r}, "warmup_max_lr": {rate!r}, "warmup_num_steps": {now}, '
+            f'"total_num_steps": {now + decay.steps}}}}}'
+        ]
+    else:
+        sections = [
+            '"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_min_ratio": 1.0, '
+            f'"cos_min_ratio": {decay.to / rate!r}, "warmup_num_steps": {now + 1}, '
+            f'"total_num_steps": {now + 1 + decay.steps}}}}}',
+            f'"optimizer": {{"params": {{"lr": {rate!r}}}}}',
+        ]
+    raise SurgeryError(
+        "the scheduler saves only its position: what it decays to is in the relaunch's config",
+        next=f"relaunch with this in the DeepSpeed config: {', '.join(sections)}",
+    )
+
+
+def _advice(name: str, values: Mapping[str, Any]) -> Caveat:
     parts = []
     if name == COSINE and "lr" in values:
         parts.append(f'"optimizer": {{"params": {{"lr": {values["lr"]!r}}}}}')
@@ -96,9 +154,10 @@ def _advice(name: str, values: Mapping[str, Any]) -> str:
     if keys:
         inner = ", ".join(f'"{param}": {values[key]!r}' for key, param in keys.items())
         parts.append(f'"scheduler": {{"params": {{{inner}}}}}')
-    return (
+    return Caveat(
         f"{name} saves only its position: relaunch with {' and '.join(parts)} in the DeepSpeed "
-        "config, or the second step goes back to the old schedule"
+        "config, or the second step goes back to the old schedule",
+        "lr",
     )
 
 

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptsurgeon.edits import Key
+from ckptsurgeon.edits import Caveat, Key
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats.protocol import Checkpoint, Place, Setting
+from ckptsurgeon.formats.protocol import Checkpoint, Decay, Place, Setting
 from ckptsurgeon.formats.sane import refuse_rates
+from ckptsurgeon.formats.schedules import plateau
 from ckptsurgeon.formats.schedules.check import refuse_low_peak
+from ckptsurgeon.formats.schedules.shapes import as_lambda
 
 COMMON = frozenset(
     {
@@ -37,12 +39,28 @@ KINDS: Mapping[str, frozenset[str]] = {
     "ConstantLR": frozenset({"factor", "total_iters"}),
     "LinearLR": frozenset({"start_factor", "end_factor", "total_iters"}),
     "PolynomialLR": frozenset({"total_iters", "power"}),
+    "CyclicLR": frozenset(
+        {
+            "max_lrs",
+            "total_size",
+            "step_ratio",
+            "mode",
+            "gamma",
+            "scale_mode",
+            "cycle_momentum",
+            "_scale_fn_custom",
+        }
+    ),
 }
-"""Class → what its state has beside COMMON. LambdaLR and SequentialLR are told by one key."""
+"""Class → what its state has beside COMMON and MOMENTUM. LambdaLR and SequentialLR are told by one
+key, ReduceLROnPlateau by `plateau`."""
+MOMENTUM = frozenset({"use_beta1", "base_momentums", "max_momentums"})
+"""What a scheduler that cycles the momentum too may have."""
 KEPT: Mapping[str, frozenset[str]] = {
     "CosineAnnealingLR": frozenset({"lr", "min_lr", "decay", "position"}),
     "CosineAnnealingWarmRestarts": frozenset({"lr", "min_lr"}),
     "OneCycleLR": frozenset({"lr", "min_lr", "warmup", "decay", "decay_style", "position"}),
+    "CyclicLR": frozenset({"lr"}),
 }
 """Recipe keys that a state can express; all others `lr` and `position`."""
 NAMES = {
@@ -51,6 +69,8 @@ NAMES = {
     "_step_count": "position",
 }  # fmt: skip
 """Field → what a plan calls it; all others are `lr`."""
+DECAYS = {"LinearLR": "linear", "PolynomialLR": "linear", "CosineAnnealingLR": "cosine"}
+"""Class → the shape of a cooldown that it can hold; OneCycleLR holds those of STRATEGIES."""
 STRATEGIES = {"cosine": "cos", "linear": "linear"}
 
 
@@ -69,13 +89,16 @@ def kind(schedule: Any) -> str:
         return ""
     if "_schedulers" in schedule:
         inner = [kind(item) for item in schedule["_schedulers"]]
-        plain = "_milestones" in schedule and all(inner) and "OneCycleLR" not in inner
+        cyclic = {"OneCycleLR", "CyclicLR", plateau.NAME} & set(inner)
+        plain = "_milestones" in schedule and all(inner) and not cyclic
         return "SequentialLR" if plain else ""
+    if plateau.is_plateau(schedule):
+        return plateau.NAME
     if not {"base_lrs", "last_epoch"} <= schedule.keys():
         return ""
     if "lr_lambdas" in schedule:
         return "LambdaLR"
-    own = schedule.keys() - COMMON - {"use_beta1"}
+    own = schedule.keys() - COMMON - MOMENTUM
     return next((name for name, keys in KINDS.items() if keys == own), "")
 
 
@@ -86,6 +109,8 @@ def is_torch(schedule: Any) -> bool:
 
 def words(schedule: Mapping[str, Any]) -> str:
     """The schedule as a person would say it."""
+    if kind(schedule) == plateau.NAME:
+        return plateau.words(schedule)
     text = f"{kind(schedule)}, step {schedule['last_epoch']}"
     end = schedule.get("T_max", schedule.get("total_steps"))
     return text if end is None else f"{text} of {end}"
@@ -100,7 +125,13 @@ def peak(checkpoint: Checkpoint) -> float:
 def notes(schedule: Mapping[str, Any]) -> list[str]:
     """What a reader of a promise must know."""
     if schedule.get("cycle_momentum"):
-        return ["OneCycleLR cycles beta1: the scheduler sets it anew after each step"]
+        name = "beta1" if schedule.get("use_beta1", True) else "momentum"
+        return [
+            Caveat(
+                f"{kind(schedule)} cycles {name}: the scheduler sets it anew after each step",
+                "betas" if name == "beta1" else name,
+            )
+        ]
     return []
 
 
@@ -115,6 +146,8 @@ def reschedule(
     places = checkpoint.locate("scheduler")
     state = places[0].value
     name = kind(state)
+    if name == plateau.NAME:
+        return plateau.reschedule(checkpoint, values)
     lacking = sorted(values.keys() - _kept(state))
     if lacking:
         raise SurgeryError(
@@ -141,6 +174,88 @@ def reschedule(
                 group["initial_lr"] = old.get("initial_lr", 0.0) * factor
     refuse_rates(new.rates)
     return list(_settings(checkpoint, places, new)), _warnings(state, values)
+
+
+def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[str]]:
+    """The parameters of the class that make it decay so, from its step 0 or, with OneCycleLR, from
+    where it stands. `decay.steps` are the scheduler's.
+
+    Raises SurgeryError for a class that can't, with the LambdaLR that can."""
+    places = checkpoint.locate("scheduler")
+    state = places[0].value
+    name, groups = kind(state), _groups(checkpoint, places[0])
+    rates = [group["lr"] for group in groups]
+    top = max(rates, default=0.0)
+    if DECAYS.get(name, "") != decay.shape and not (
+        name == "OneCycleLR" and decay.shape in STRATEGIES
+    ):
+        raise beyond_state(state, decay, max(_peaks(state, groups), default=0.0), top)
+    if top <= 0:
+        raise SurgeryError("the rate is 0 here, so nothing is left to decay")
+    if name == "PolynomialLR" and decay.to:
+        raise SurgeryError("PolynomialLR decays to 0", next="cooldown --to 0")
+    warnings = _warnings(state, {})
+    if name == "OneCycleLR":
+        new = _one_cycle(*_as_cycle(state, groups, decay))
+    else:
+        changed: dict[tuple[Key, ...], Any] = {("last_epoch",): 0, ("base_lrs",): rates}
+        changed |= {("_step_count",): 1} if state["_step_count"] else {}
+        changed |= {(key,): value for key, value in _decaying(name, decay, top).items()}
+        changed["_last_lr",] = rates
+        new = _New(rates, changed, [{"lr": rate, "initial_lr": rate} for rate in rates])
+    if name == "CosineAnnealingLR":
+        warnings.append(
+            f"CosineAnnealingLR rises again after its {decay.steps} steps: end the run there"
+        )
+    if len(set(rates)) > 1 and name != "LinearLR":
+        warnings.append(f"all param groups end at {decay.to:g}, whatever they start from")
+    return list(_settings(checkpoint, places, new)), warnings
+
+
+def rebased(checkpoint: Checkpoint) -> list[Setting]:
+    """A LambdaLR whose base rates are the rates of the next step: nothing where they are."""
+    places = checkpoint.locate("scheduler")
+    rates = [group["lr"] for group in _groups(checkpoint, places[0])]
+    groups = [{"initial_lr": rate} for rate in rates]
+    return list(_settings(checkpoint, places, _New(rates, {("base_lrs",): rates}, groups)))
+
+
+def beyond_state(state: Mapping[str, Any], decay: Decay, peak: float, rate: float) -> SurgeryError:
+    """The refusal of a cooldown by a scheduler whose state has no room for it."""
+    now = int(state["last_epoch"])
+    if peak <= 0:
+        return SurgeryError(f"the base rate of {kind(state)} is 0: no factor of it is a rate")
+    function = as_lambda(decay.shape, now, decay.steps, rate / peak, decay.to / peak)
+    return SurgeryError(
+        f"{kind(state)} can't decay {decay.shape} by what its state holds",
+        next=f"make the scheduler LambdaLR(optimizer, {function})    it loads last_epoch {now}",
+    )
+
+
+def _decaying(name: str, decay: Decay, top: float) -> dict[str, Any]:
+    if name == "LinearLR":
+        return {"start_factor": 1.0, "end_factor": decay.to / top, "total_iters": decay.steps}
+    if name == "PolynomialLR":
+        return {"power": 1.0, "total_iters": decay.steps}
+    return {"eta_min": decay.to, "T_max": decay.steps}
+
+
+def _as_cycle(
+    state: Mapping[str, Any], groups: Sequence[Mapping[str, float]], decay: Decay
+) -> tuple[dict[str, Any], list[dict[str, float]], float, dict[str, Any]]:
+    """OneCycleLR with its last phase from here on: what `_one_cycle` takes."""
+    now, phases = int(state["last_epoch"]), state["_schedule_phases"]
+    if now < len(phases) - 1:
+        raise SurgeryError(f"OneCycleLR stands at step {now}, too early for a last phase")
+    ends = [*[float(now - i) for i in range(len(phases) - 1)][::-1], float(now + decay.steps)]
+    new = {**state, "_anneal_func_type": STRATEGIES[decay.shape]}
+    new["_schedule_phases"] = [
+        {**phase, "end_step": end} for phase, end in zip(phases, ends, strict=True)
+    ]
+    rates = [
+        {"initial_lr": group["lr"], "max_lr": group["lr"], "min_lr": decay.to} for group in groups
+    ]
+    return new, rates, 1.0, {"decay": now + decay.steps + 1, "decay_style": decay.shape}
 
 
 # --- each class ----------------------------------------------------------------------------------
@@ -179,6 +294,8 @@ def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, An
         if "T_max" in state:
             changed["T_max",] = end
     else:
+        if "max_lrs" in state:
+            changed["max_lrs",] = [float(rate) * factor for rate in state["max_lrs"]]
         moved = _share(state, now) if "position" in values else None
         rates = [float(rate) * factor for rate in state["_last_lr"]]
         if moved is not None:
@@ -304,6 +421,10 @@ def _kept(state: Mapping[str, Any]) -> frozenset[str]:
 def _peaks(state: Mapping[str, Any], groups: Sequence[Mapping[str, float]]) -> list[float]:
     if kind(state) == "OneCycleLR":
         return [group["max_lr"] for group in groups]
+    if kind(state) == plateau.NAME:
+        return [group["lr"] for group in groups]
+    if kind(state) == "CyclicLR":
+        return [float(rate) for rate in state["max_lrs"]]
     if kind(state) == "SequentialLR":
         return [rate for inner in state["_schedulers"] for rate in _peaks(inner, groups)]
     return [float(rate) for rate in state["base_lrs"]]
@@ -336,11 +457,14 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _warnings(state: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    out = []
+    out: list[str] = []
     if "position" in values and kind(state) == "LambdaLR":
         out.append(
-            "what the lambda gives at the new position is in code: the next step keeps the rate "
-            "that it has, and the one after it has the lambda's"
+            Caveat(
+                "what the lambda gives at the new position is in code: the next step keeps the "
+                "rate that it has, and the one after it has the lambda's",
+                "lr",
+            )
         )
     if values.keys() & {"warmup", "decay"}:
         out.append(f"warmup and decay of {kind(state)} count the scheduler's steps, not samples")

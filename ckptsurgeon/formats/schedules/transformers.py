@@ -6,9 +6,14 @@ and `TrainingArguments.get_warmup_steps` of 5.23.0; `warmup_ratio` is of older r
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.protocol import Checkpoint, Decay, Setting
+from ckptsurgeon.formats.schedules import torch
 
 Share = Callable[[int], float | None]
 
@@ -39,6 +44,33 @@ def schedule(arguments: Mapping[str, Any], total: Any) -> Share | None:
         return max(0.0, 0.5 * (1.0 + math.cos(math.pi * (now - warmup) / left)))
 
     return share if name in ("linear", "cosine", "constant", "constant_with_warmup") else None
+
+
+def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[str]]:
+    """The rate of the next step as the base rate, and the arguments that make the Trainer's
+    warmup_stable_decay of it. Raises SurgeryError with them where nothing else is to do."""
+    (state, *_) = (place.value for place in checkpoint.locate("scheduler"))
+    top = max((float(place.value) for place in checkpoint.locate("lr")), default=0.0)
+    if top <= 0:
+        raise SurgeryError("the rate is 0 here, so nothing is left to decay")
+    settings = torch.rebased(checkpoint)
+    kwargs = {
+        "num_decay_steps": decay.steps,
+        "decay_type": decay.shape,
+        "min_lr_ratio": decay.to / top,
+    }
+    last = int(state["last_epoch"]) + decay.steps
+    options = (
+        f"--lr_scheduler_type warmup_stable_decay --lr_scheduler_kwargs '{json.dumps(kwargs)}' "
+        f"--warmup_steps 0 --max_steps {last}"
+    )
+    if not settings:
+        raise SurgeryError(
+            "the checkpoint keeps the base rate and the step; the decay is in the Trainer's "
+            "arguments",
+            next=f"relaunch with {options}",
+        )
+    return settings, [f"relaunch with {options}: the shape of the decay is in no checkpoint"]
 
 
 def _name(value: Any) -> str | None:

@@ -135,7 +135,8 @@ def _of_loss(curve: Curve, signs: Sequence[Sign], branch: Branch) -> list[Spike]
         else:
             last = before[-WINDOW.get(sign.rule, 128) :]
             usual = float(last.mean()) if len(last) else None
-            bound, ahead = np.inf if usual is None else usual + 2 * float(last.std()), medians
+            bound = np.inf if usual is None else usual + 2 * float(last.std())
+            ahead = np.maximum(medians, values)  # back at a point that is good itself
         good = np.flatnonzero((ahead[seen + 1 :] <= bound) & np.isfinite(ahead[seen + 1 :]))
         back = seen + 1 + int(good[0]) if len(good) else None
         malignant = _malignant(curve.steps, seen, back, values)

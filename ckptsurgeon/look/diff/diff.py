@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ckptsurgeon.edits import AnyChange, Aside, Change, Rewrite
 from ckptsurgeon.edits import Content as NewBytes
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.look.diff import layouts
 from ckptsurgeon.look.diff import tensors as of_tensors
 from ckptsurgeon.look.diff.files import Difference, compare
 from ckptsurgeon.look.diff.sides import Side
@@ -20,8 +20,6 @@ from ckptsurgeon.progress import Progress
 
 SMALL = 1 << 20
 """Bytes of a pointer that are read."""
-FIELDS = ("tokens", "gigaflos", "batch_size", "rampup", "peak_lr", "scheduler")
-"""Of a state, besides its promise and its schedule."""
 
 
 @dataclass(frozen=True)
@@ -79,48 +77,35 @@ def diff(
 def _steps(found: _Found, one: Side, other: Side, jobs: int, progress: Progress | None) -> None:
     assert one.step is not None and other.step is not None
     ones, others = one.files(), other.files()
-    mine, its = one.run.checkpoint(one.step), other.run.checkpoint(other.step)
-    if _shards(one, mine) == _shards(other, its):
-        places = one.places() | other.places()
-        difference = compare(ones, others)
-        found.changes += [replace(c, file=places[c.file]) for c in difference.changes]
-        _add(found, difference, jobs, progress)
+    if layouts.cut(ones) != layouts.cut(others):
+        _meanings(found, one.run.checkpoint(one.step), other.run.checkpoint(other.step))
+        found.changes += layouts.arguments(ones, others)
         return
-    found.changes += meaning(mine, its)
-    found.not_compared.append(
-        "the two are cut into shards in different ways: what they mean was compared, not place by "
-        "place"
-    )
-    if found.tensors is not None:
-        try:
-            of_tensors.of_weights(found.tensors, mine.weights(), its.weights())
-            found.not_compared.append("moments and masters, whose shards are not the same")
-        except SurgeryError as error:
-            found.not_compared.append(f"tensors: {error.what}")
+    places = one.places() | other.places()
+    difference = compare(ones, others)
+    found.changes += [replace(change, file=places[change.file]) for change in difference.changes]
+    _add(found, difference, jobs, progress)
 
 
-def _shards(side: Side, checkpoint: Checkpoint) -> set[str]:
-    return {side.name(path) for path in checkpoint.archives}
+def _meanings(found: _Found, one: Checkpoint, other: Checkpoint) -> None:
+    """Of steps that have no places in common."""
+    found.changes += layouts.meaning(one, other)
+    found.not_compared.append(f"step {one.step} place by place: its shards are cut in another way")
+    if found.tensors is None:
+        return
+    try:
+        mine, its, left = layouts.tensors(one, other)
+    except SurgeryError as error:
+        found.not_compared.append(f"tensors: {error.what}")
+        return
+    of_tensors.of_weights(found.tensors, mine, its)
+    found.not_compared += [left] if left else []
 
 
 def _add(found: _Found, difference: Difference, jobs: int, progress: Progress | None) -> None:
     if found.tensors is None:
         return
     of_tensors.of_twins(found.tensors, difference, jobs, progress)
-
-
-def meaning(one: Checkpoint, other: Checkpoint) -> list[AnyChange]:
-    """The fields of both states that differ, in no file: for steps that are kept differently."""
-    mine, its = one.state(), other.state()
-    pairs: list[tuple[str, Any, Any]] = [("step", mine.step, its.step)]
-    for name, value in vars(mine.promise).items():
-        if name != "step":
-            pairs.append((name, value, getattr(its.promise, name)))
-    ours, theirs = mine.schedule or {}, its.schedule or {}
-    for key in dict.fromkeys([*ours, *theirs]):
-        pairs.append((key, ours.get(key), theirs.get(key)))
-    pairs += [(name, getattr(mine, name), getattr(its, name)) for name in FIELDS]
-    return [Change("", name, old, new) for name, old, new in pairs if old != new]
 
 
 # --- two runs ------------------------------------------------------------------------------------
@@ -137,6 +122,9 @@ def _runs(found: _Found, one: Side, other: Side, jobs: int, progress: Progress |
                 made = NewBytes(())
                 name = other.run.relative(path)
                 found.changes.append(Rewrite(name, "checkpoint", made, "new", new_file=True))
+        elif layouts.cut(one.saved(step)) != layouts.cut(other.saved(step)):
+            _meanings(found, one.run.checkpoint(step), other.run.checkpoint(step))
+            found.changes += layouts.arguments(one.saved(step), other.saved(step))
         else:
             difference = compare(one.saved(step), other.saved(step))
             found.changes += difference.changes

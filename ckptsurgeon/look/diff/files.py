@@ -61,7 +61,7 @@ def _compare(out: Difference, name: str, one: Content, other: Content) -> None:
     for path in dict.fromkeys([*one.leaves, *other.leaves]):
         old, new = one.leaves.get(path, ABSENT), other.leaves.get(path, ABSENT)
         if not same(old, new):
-            out.changes.append(Change(name, field_of(path, name), _shown(old), _shown(new), path))
+            out.changes.append(Change(name, field_of(path, name), shown(old), shown(new), path))
     held, its = one.tensors, other.tensors
     for path in dict.fromkeys([*held, *its]):
         mine, theirs = held.get(path), its.get(path)
@@ -82,7 +82,8 @@ def field_of(path: tuple[Key, ...], file: str) -> str:
     return words[-1] if words else file.rpartition("/")[2]
 
 
-def _shown(leaf: Any) -> Any:
+def shown(leaf: Any) -> Any:
+    """A leaf as a change has it."""
     if isinstance(leaf, bytes):
         return f"{len(leaf)} bytes"
     if isinstance(leaf, tuple):

@@ -26,12 +26,15 @@ def leaves(tree: Any, archive: Archive) -> Leaves:
     tensor of one element is its number; a list of plain values is one leaf. Of random numbers only
     that they are there. Raises SurgeryError for a tree of more than MOST leaves."""
     out: Leaves = {}
-    for path, value in _walk((), tree, ()):
-        if isinstance(value, Tensor) and value.numel == 1:
-            value = archive.value(value)
-        out[path] = value
-        if len(out) > MOST:
-            raise SurgeryError(f"{archive.where}: it has more than {MOST:,} values")
+    try:
+        for path, value in _walk((), tree, ()):
+            if isinstance(value, Tensor) and value.numel == 1:
+                value = archive.value(value)
+            out[path] = value
+            if len(out) > MOST:
+                raise SurgeryError(f"{archive.where}: it has more than {MOST:,} values")
+    except RecursionError:
+        raise SurgeryError(f"{archive.where}: its values are nested too deep") from None
     return out
 
 

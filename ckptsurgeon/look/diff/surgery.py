@@ -147,12 +147,12 @@ def _home(run: Run, file: str) -> Path | None:
 
 def _after(run: Run, file: str, later: Sequence[Receipt]) -> Version:
     """The file as the surgery left it: as the next surgery that touched it found it, or as is."""
-    for receipt in later:
+    for i, receipt in enumerate(later):
         for edit in receipt.inverse:
             if isinstance(edit, Replace) and edit.file == file:
                 return Version(_kept(run, edit.staged))
             if isinstance(edit, Truncate) and edit.file == file:
-                return Version(run.root / file, edit.old_size)
+                return Version(_after(run, file, later[i + 1 :]).path, edit.old_size)
             if isinstance(edit, Move) and _inside(file, edit.dst):
                 return Version(_kept(run, edit.src + file[len(edit.dst) :]))
     return Version(_kept(run, file))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +15,12 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats
 from ckptsurgeon.formats import Weight
+from ckptsurgeon.formats.strips import contiguous
 from ckptsurgeon.look.diff.files import Difference, Held, Twin
 from ckptsurgeon.progress import Progress
 
-BLOCK = 1 << 20
-"""Bytes that are compared at once."""
+PART = 1 << 18
+"""Elements that are compared at once."""
 
 
 @dataclass(frozen=True)
@@ -74,25 +75,34 @@ def of_twins(
 def _twin(twin: Twin) -> Changed | None:
     (_, tensor), total = twin.one, _Total()
     with contextlib.ExitStack() as stack:
-        pair = zip(_blocks(stack, twin.one), _blocks(stack, twin.other), strict=True)
-        order = twin.one[0].byte_order()
-        for one, other in pair:
-            total.add(one, other, tensor.dtype, order)
+        one, other = (_elements(stack, held) for held in (twin.one, twin.other))
+        for mine, its in zip(one, other, strict=True):
+            total.add(mine, its, tensor.dtype, twin.one[0].byte_order())
     name = ".".join(str(key) for key in twin.path)
     return total.changed(name, twin.file, twin.path)
 
 
-def _blocks(stack: contextlib.ExitStack, held: Held) -> Iterator[bytes]:
-    """The elements of a tensor that fills its part of the storage, else the whole storage."""
+def _elements(stack: contextlib.ExitStack, held: Held) -> Iterator[bytes]:
+    """The elements of a tensor in the order of its shape, PART at a time. Those of a view whose
+    elements do not lie side by side are read together."""
+    import numpy
+
     archive, tensor = held
     record = archive.storage(tensor)
     descriptor = stack.enter_context(archive.opened())
     width = ITEM_BYTES[tensor.dtype]
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.size, tensor.stride, strict=True))
     start = archive.start + archive.payload(record.name) + tensor.offset * width
-    end = start + (span * width if tensor.numel else 0)
-    for at in range(start, end, BLOCK):
-        yield _read(archive.path, descriptor, at, min(BLOCK, end - at))
+    if contiguous(tensor):
+        end = start + tensor.numel * width
+        for at in range(start, end, PART * width):
+            yield _read(archive.path, descriptor, at, min(PART * width, end - at))
+        return
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.size, tensor.stride, strict=True))
+    kept = numpy.frombuffer(_read(archive.path, descriptor, start, span * width), f"V{width}")
+    strides = [stride * width for stride in tensor.stride]
+    view = numpy.lib.stride_tricks.as_strided(kept, tensor.size, strides, writeable=False)
+    for at in range(0, tensor.numel, PART):
+        yield view.flat[at : at + PART].tobytes()
 
 
 def _read(path: Path, descriptor: int, at: int, length: int) -> bytes:
@@ -149,7 +159,7 @@ class _Total:
 # --- weights -------------------------------------------------------------------------------------
 
 
-def of_weights(out: Tensors, ones: Iterator[Weight], others: Iterator[Weight]) -> None:
+def of_weights(out: Tensors, ones: Iterable[Weight], others: Iterable[Weight]) -> None:
     """Add the weights of two steps by name, each joined over all ranks."""
     mine = {weight.name: weight for weight in ones}
     its = {weight.name: weight for weight in others}
@@ -193,7 +203,7 @@ def _as(values: Any, dtype: str) -> Any:
 
 def _joined(weight: Weight) -> Iterator[bytes]:
     """Its bytes in order, in blocks of as many elements as any other weight's."""
-    size = (BLOCK // 8) * ITEM_BYTES[weight.dtype]
+    size = PART * ITEM_BYTES[weight.dtype]
     held = bytearray()
     with contextlib.ExitStack() as stack:
         descriptors: dict[Path, int] = {}

@@ -70,6 +70,8 @@ def _moved(now: Checkpoint, before: Checkpoint) -> tuple[float | None, str]:
         return None, error.what
     if steps[0] is None or steps[1] is None:
         return None, "it is not kept in both steps"
+    if steps == [0, 0]:  # as optimizers leave it that do not count there
+        return None, "it is 0 in both steps"
     return steps[0] - steps[1], ""
 
 

@@ -19,8 +19,9 @@ from ckptsurgeon.progress import Progress
 
 SHOWN = 3
 """Parameters that one finding names."""
+AVERAGED = "sync_replicas"
 SYNCED = re.compile(r"(?:weights|master) of (.+)")
-"""The field of a change by sync-replicas: means of both are rounded on their own."""
+"""The field of a change by that section of a recipe: means of both are rounded on their own."""
 
 
 @dataclass
@@ -68,14 +69,17 @@ def read(
     synced = {
         match[1]
         for receipt in receipts
-        if receipt.step == step
+        if receipt.step == step and AVERAGED in receipt.recipe
         for change in receipt.changes
         if isinstance(change, Change) and (match := SYNCED.fullmatch(change.field))
     }
     for reading in readings:
         if reading.parameter in synced:
             reading.compared = reading.stale = 0
-    return Values(readings, _not_compared(found, readings, bool(edits)))
+    out = Values(readings, _not_compared(found, readings, bool(edits)))
+    if synced:
+        out.not_compared.append(f"masters of {named(sorted(synced))}: sync-replicas averaged them")
+    return out
 
 
 def _adam_step(checkpoint: Checkpoint) -> float | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,15 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
 from ckptsurgeon.formats import Checkpoint, Strip
+from ckptsurgeon.formats.strips import contiguous, dense
 from ckptsurgeon.look.vitals.bound import Edited, limit
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+ODD = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
+    ValueError,
+)  # fmt: skip
+"""What a tree that no trainer saved makes of the code that expects one."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,18 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Coded:
+    """Elements of one byte: where they are, where the scales of their blocks and the numbers of
+    their code book are, and how many of both there are."""
+
+    codes: Range
+    scales: Range
+    book: Range
+    blocks: int
+    entries: int
+
+
+@dataclass(frozen=True)
 class Job:
     """`numel` elements that are read side by side, and what is known of them."""
 
@@ -37,12 +55,18 @@ class Job:
     numel: int
     ranges: tuple[Range, ...]
     strip: Strip | None = None
+    coded: Mapping[str, Coded] = field(default_factory=dict)
     limit: float | None = None
 
     @property
     def file(self) -> Path:
         """The file that the elements are counted to."""
-        return self.ranges[0].archive.path
+        return self.first.archive.path
+
+    @property
+    def first(self) -> Range:
+        """The range that the job is ordered by."""
+        return self.ranges[0] if self.ranges else next(iter(self.coded.values())).codes
 
 
 @dataclass(frozen=True)
@@ -71,7 +95,7 @@ def strips_of(checkpoint: Checkpoint) -> list[Strip]:
     """Its strips; none where its trees are not what its format says."""
     try:
         return list(checkpoint.strips())
-    except (SurgeryError, AttributeError, IndexError, KeyError, TypeError, ValueError):
+    except (SurgeryError, *ODD):
         return []
 
 
@@ -88,7 +112,8 @@ class Planner:
         """Add a job of what of a strip is there and not taken."""
         found = (self.range(checkpoint, strip, kind) for kind in strip.tensors)
         ranges = [item for item in found if item is not None]
-        if not ranges and not strip.codes:
+        coded = self._coded(checkpoint, strip)
+        if not ranges and not coded:
             return
         for item in ranges:
             self._take(item, strip.numel)
@@ -99,9 +124,25 @@ class Planner:
                 strip.numel,
                 tuple(ranges),
                 strip,
+                coded,
                 None if made_with is None else limit(made_with, edits),
             )
         )
+
+    def _coded(self, checkpoint: Checkpoint, strip: Strip) -> dict[str, Coded]:
+        """Moments of 8 bits whose codes, scales and book are all there."""
+        out = {}
+        for kind, found in strip.codes.items():
+            parts = []
+            for place in found:
+                archive = self._archives.get(_key(checkpoint.holder(place)))
+                if archive is not None and contiguous(place.value):
+                    parts.append(self._at(archive, place.value, place.value.offset, kind))
+            scales, book = found.scale.value, found.book.value
+            numbers = scales.dtype == book.dtype == "float32"
+            if len(parts) == 3 and numbers and found.place.value.numel == strip.numel:
+                out[kind] = Coded(parts[0], parts[1], parts[2], scales.numel, book.numel)
+        return out
 
     def range(self, checkpoint: Checkpoint, strip: Strip, kind: str) -> Range | None:
         """Where the elements of one kind are; None where they can't be read as floats."""
@@ -152,6 +193,8 @@ class Planner:
             kinds = {kind for _, kind, _ in members}
             shared = "" if len(kinds) > 1 else kinds.pop()
             for name, kind, tensor in sorted(members, key=lambda item: item[2].offset):
+                if not dense(tensor):  # one number for all elements, or a view of others
+                    continue
                 end = tensor.offset + tensor.numel
                 self._gaps(source.archive, tensor, name, shared and kind, tensor.offset, end)
             self._gaps(source.archive, members[0][2], "", shared, 0, members[0][2].storage_numel)
@@ -194,8 +237,8 @@ def by_file(found: Iterable[Job]) -> Iterator[tuple[Path, list[Job]]]:
     """The jobs of each file, in the order in which their bytes lie in it."""
     files: dict[Path, list[Job]] = {}
     for job in found:
-        if job.ranges:
+        if job.ranges or job.coded:
             files.setdefault(job.file, []).append(job)
     for file, mine in files.items():
-        mine.sort(key=lambda job: job.ranges[0].archive.start + job.ranges[0].start)
+        mine.sort(key=lambda job: job.first.archive.start + job.first.start)
         yield file, mine

@@ -15,8 +15,12 @@ from ckptsurgeon.look.vitals.reading import Numbers, Reading
 AGREEING = 0.6
 """An update RMS above it: most gradients of the tensor agree in sign."""
 USUAL = (0.2, 0.4)
+YOUNG = 5
+"""Times 1 / (1-b1): the updates after which a mean has forgotten that it began at 0."""
 FAINT = 0.5
 """A share of elements whose sqrt(v) is under 10 eps, from which eps decides their updates."""
+BLANK = 0.01
+"""A share of elements whose exp_avg is exactly 0 after an update, which hardly happens."""
 DENORMAL = 0.01
 LARGE = 1e4
 GAIN = (0.01, 100.0)
@@ -47,6 +51,7 @@ class Sign:
     update_rms: float | None
     faint: float | None
     still: float | None
+    blank: float | None
     rows: int
     untrained: int
     likeness: float | None
@@ -56,6 +61,7 @@ class Sign:
     denormal: float | None
     relative_update: float | None
     constant: bool
+    young: bool
     low: float | None
     high: float | None
 
@@ -64,7 +70,7 @@ def signs(readings: Iterable[Reading]) -> list[Sign]:
     """One for each parameter, in the order in which they were read."""
     grouped: dict[str, list[Reading]] = {}
     for reading in readings:
-        if reading.parameter:
+        if reading.parameter and reading.job.numel > 1:
             grouped.setdefault(reading.parameter, []).append(reading)
     return [_sign(name, mine) for name, mine in grouped.items()]
 
@@ -95,6 +101,7 @@ def _sign(name: str, mine: Sequence[Reading]) -> Sign:
         update_rms=updates,
         faint=sum(p.faint for p in pairs) / moved if moved else None,
         still=sum(p.still for p in pairs) / moved if moved else None,
+        blank=sum(p.blank for p in pairs) / moved if moved else None,
         rows=sum(p.rows for p in pairs),
         untrained=sum(p.untrained for p in pairs),
         likeness=min(likes, default=None),
@@ -104,9 +111,18 @@ def _sign(name: str, mine: Sequence[Reading]) -> Sign:
         denormal=sum(n.denormal for n in held) / count if count else None,
         relative_update=relative,
         constant=count > 1 and low == high,
+        young=any(_young(r) for r in mine),
         low=low,
         high=high,
     )
+
+
+def _young(reading: Reading) -> bool:
+    """Whether its moments hold so few gradients that noise alone makes an update of size 1."""
+    adam = None if reading.job.strip is None else reading.job.strip.adam
+    if adam is None or adam.step is None or not adam.betas:
+        return False
+    return adam.step < YOUNG / (1 - adam.betas[0])
 
 
 def _numbers(mine: Sequence[Reading], kind: str) -> list[Numbers]:
@@ -127,7 +143,7 @@ def _of(sign: Sign) -> Iterator[Observation]:
     def say(kind: str, what: str, weight: float) -> Observation:
         return Observation(sign.parameter, kind, what, weight)
 
-    if sign.update_rms is not None and sign.update_rms > AGREEING:
+    if sign.update_rms is not None and sign.update_rms > AGREEING and not sign.young:
         yield say(
             "update-rms",
             f"update RMS {sign.update_rms:.2f}, usual {USUAL[0]:g} to {USUAL[1]:g}: its gradients "
@@ -148,6 +164,12 @@ def _of(sign: Sign) -> Iterator[Observation]:
             "eps",
             f"√v is under 10 eps in {sign.faint:.0%} of it: eps decides their updates",
             sign.faint / FAINT,
+        )
+    if sign.blank is not None and sign.blank > BLANK:
+        yield say(
+            "blank",
+            f"exp_avg is 0 and exp_avg_sq is not in {sign.blank:.0%} of it: reset, or not written",
+            1.5 + sign.blank,
         )
     if sign.likeness is not None and sign.likeness < UNLIKE:
         yield say(

@@ -81,6 +81,9 @@ def _observe(
     numpy.add(root, eps, out=root)
     numpy.divide(first, root, out=ratio)
     pair.updates += float(numpy.dot(ratio, ratio)) * up * up
+    blank = first == 0
+    if blank.any():
+        pair.blank += int(numpy.count_nonzero(blank & (second > 0)))
     if float(second.min()) == 0:
         pair.still += int(numpy.count_nonzero(second == 0))
     if shape is not None and len(shape) > 1:
@@ -141,7 +144,7 @@ def compare(out: Reading, master: Any, weight: Any, kept: Any, dtype: str, at: i
             values = (rounded << 16).astype("u4").view("f4")
         elif dtype == "float64":
             values = master
-        differs &= (values != weight) & numpy.isfinite(values) & numpy.isfinite(weight)
+        differs &= (values != weight) & numpy.isfinite(master) & numpy.isfinite(weight)
         count = int(numpy.count_nonzero(differs))
         if count and out.first_stale < 0:
             out.first_stale = at + int(differs.argmax())

@@ -15,6 +15,8 @@ from ckptsurgeon.look.vitals.jobs import Range
 
 BLOCK = 1 << 15
 """Elements that are worked on at once: four arrays of them fit into a second-level cache."""
+OPEN = 16
+"""Descriptors of one thread: a checkpoint may have a record for each of thousands of tensors."""
 AHEAD = 8 << 20
 """Bytes that the kernel is asked for before they are read."""
 
@@ -26,9 +28,9 @@ class Reader:
     def __init__(self, stack: contextlib.ExitStack) -> None:
         import numpy
 
-        self._stack = stack
-        self._descriptors: dict[tuple[Path, int, str], int] = {}
-        self._asked: dict[int, int] = {}
+        stack.callback(self._close, 0)
+        self._descriptors: dict[tuple[Path, int, str], tuple[contextlib.ExitStack, int]] = {}
+        self._asked: dict[tuple[Path, int, str], int] = {}
         self.raw = [numpy.empty(BLOCK * 8, "u1") for _ in range(6)]
         self.fp32 = [numpy.empty(BLOCK, "f4") for _ in range(6)]
         self.exact = numpy.empty(BLOCK, "f8")
@@ -68,12 +70,14 @@ class Reader:
     def _read(self, archive: Archive, record: str, start: int, into: Any) -> None:
         key = (archive.path, archive.start, record)
         if key not in self._descriptors:
-            self._descriptors[key] = self._stack.enter_context(archive.opened())
-        descriptor, at = self._descriptors[key], archive.start + start
+            self._close(OPEN - 1)
+            inner = contextlib.ExitStack()
+            self._descriptors[key] = inner, inner.enter_context(archive.opened())
+        descriptor, at = self._descriptors[key][1], archive.start + start
         end = at + into.nbytes
-        if end > self._asked.get(descriptor, 0):
+        if end > self._asked.get(key, 0):
             os.posix_fadvise(descriptor, end, AHEAD, os.POSIX_FADV_WILLNEED)
-            self._asked[descriptor] = end + AHEAD // 2
+            self._asked[key] = end + AHEAD // 2
         view = memoryview(into).cast("B")
         done = 0
         while done < view.nbytes:
@@ -81,3 +85,10 @@ class Reader:
             if not more:
                 raise DamagedFile(str(archive.path), at + done, "the file is cut short")
             done += more
+
+    def _close(self, left: int) -> None:
+        """Close the oldest descriptors until so many are left."""
+        while len(self._descriptors) > left:
+            key = next(iter(self._descriptors))
+            self._descriptors.pop(key)[0].close()
+            self._asked.pop(key, None)

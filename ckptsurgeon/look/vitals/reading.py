@@ -95,7 +95,8 @@ class Pair:
     counts the elements beyond it, `ratio` is the largest, `first` where the first one is. `updates`
     is the sum of the squares of what Adam would move each element by, in units of lr; `faint`
     counts those whose sqrt(v) is under 10 eps, `rows` and `untrained` rows of a matrix, and those
-    whose v is 0. `likeness` is the rank correlation of |m| with v in a sample."""
+    whose v is 0; `blank` elements whose m is 0 and whose v is not. `likeness` is the rank
+    correlation of |m| with v in a sample."""
 
     limit: float | None = None
     over: int = 0
@@ -107,6 +108,7 @@ class Pair:
     untrained: int = 0
     rows: int = 0
     still: int = 0
+    blank: int = 0
     likeness: float | None = None
 
     @property

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ckptsurgeon.formats import Adam
 from ckptsurgeon.look.vitals import pairs
-from ckptsurgeon.look.vitals.bound import FLOOR, TOLERANCE
+from ckptsurgeon.look.vitals.bound import FLOOR, QUANTIZED, TOLERANCE
+from ckptsurgeon.look.vitals.codes import Decoder
 from ckptsurgeon.look.vitals.jobs import MOMENTS, Job, by_file
 from ckptsurgeon.look.vitals.reader import BLOCK, Reader
 from ckptsurgeon.look.vitals.reading import TINY, Numbers, Pair, Reading
@@ -57,7 +59,9 @@ def _job(job: Job, reader: Reader, observe: bool) -> Reading:
         narrow = {item.dtype for item in job.ranges if item.kind in MOMENTS}
         tolerance = max(TOLERANCE[dtype] for dtype in narrow)
         law = pairs.Law(adam, job.limit, tolerance, max(FLOOR[dtype] for dtype in narrow))
-    for at, size in _blocks(job):
+    if set(job.coded) == set(MOMENTS) and adam is not None:
+        _decoded(job, adam, reader, out, observe)
+    for at, size in _blocks(job) if job.ranges else ():
         values: dict[str, tuple[Any, Any]] = {}
         finite = True
         for slot, item in enumerate(job.ranges):
@@ -79,6 +83,32 @@ def _job(job: Job, reader: Reader, observe: bool) -> Reading:
             dtype = next(item.dtype for item in job.ranges if item.kind == "weights")
             pairs.compare(out, values["master"][0], *values["weights"], dtype, at)
     return out
+
+
+def _decoded(job: Job, adam: Adam, reader: Reader, out: Reading, observe: bool) -> None:
+    """Both moments of 8 bits: m as small and v as large as they may have been for the bound, as
+    they are for what is observed. Bitsandbytes pads no code, and 0 is among its numbers."""
+    import numpy
+
+    betas = adam.betas if adam.betas is not None and len(adam.betas) == 2 else (0.9, 0.999)
+    first, second = (
+        Decoder(reader, job.coded[kind], job.numel, beta)
+        for kind, beta in zip(MOMENTS, betas, strict=True)
+    )
+    if not (first.fits and second.fits):
+        return
+    out.pair, told = Pair(limit=job.limit), Pair()
+    law = pairs.Law(adam, job.limit, QUANTIZED, FLOOR["float32"])
+    free = pairs.Law(adam, None, QUANTIZED, FLOOR["float32"])
+    for at, size in _blocks(job):
+        (m, off), (v, more) = first.read(at, size), second.read(at, size)
+        room = reader.rooms["f4"]
+        if observe and numpy.isfinite(m).all() and numpy.isfinite(v).all():
+            pairs.add(told, m, v, at, free, room, True, job.strip.shape if job.strip else None)
+        least = numpy.maximum(numpy.abs(m) - off, 0)
+        pairs.add(out.pair, least, v + more, at, law, room, False, None)
+    for name in ("updates", "faint", "untrained", "rows", "still", "blank", "likeness"):
+        setattr(out.pair, name, getattr(told, name))
 
 
 def _blocks(job: Job) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.look.vitals import facts, observations
-from ckptsurgeon.look.vitals.jobs import Source
+from ckptsurgeon.look.vitals.jobs import Source, strips_of
 from ckptsurgeon.look.vitals.observations import Observation, Sign
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
@@ -58,8 +58,7 @@ def examine(
 
 def sources(checkpoint: Checkpoint) -> list[Source]:
     """Its archives, and those inside larger files."""
-    strips = list(checkpoint.strips())  # which may open further shards
-    del strips
+    strips_of(checkpoint)  # which may open further shards
     blobs = checkpoint.blobs()
     inside = [Source(Archive.open(b.file, b.start, b.length), b.kind) for b in blobs]
     return [*(Source(archive) for archive in checkpoint.archives.values()), *inside]

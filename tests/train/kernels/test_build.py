@@ -99,6 +99,35 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_to_load(tmp_path: Pa
     assert list(tmp_path.rglob("*.so")) == []
 
 
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        ("echo; echo \"nvcc fatal   : Unsupported gpu architecture 'compute_90'\" >&2; exit 1",
+         "nvcc fatal   : Unsupported gpu architecture 'compute_90'"),
+        ("echo In file included from x.h: >&2; echo 'x.h(3): error: no luck' >&2; exit 2",
+         "x.h(3): error: no luck"),
+        ("kill -9 $$", "exit code -9"),
+    ],
+)  # fmt: skip
+def test_a_nvcc_that_fails_is_quoted_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, says: str
+) -> None:
+    """Only what is asked of the GPU is faked: that there is one, and torch's CUDA."""
+    compiler()
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo 'release 13.0, V13' && exit\n{act}\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{nvcc.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("train.kernels.build.device_kind", lambda: "cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(CannotBuildError) as told:
+        build()
+    assert str(told.value) == f"{nvcc} failed: {says}"
+    assert list(tmp_path.rglob("*.so")) == []
+
+
 def test_a_build_that_failed_is_not_repeated_by_the_other_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,83 @@
+"""New numbers from old ones, a slice at a time: bit for bit what torch makes of whole tensors.
+
+numpy is loaded when the first number is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptsurgeon.edits import Computed
+
+_FLOATS = {"float64": "f8", "float32": "f4", "float16": "f2"}
+ITEM = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of an element, of each dtype that can be computed with."""
+_NAN = 0x7FC0
+"""What torch makes of any NaN in bfloat16."""
+
+
+def floats(data: bytes, dtype: str, order: str = "<") -> Any:
+    """The elements as an array, bfloat16 as float32. Raises KeyError unless `dtype` is in
+    `ITEM`."""
+    import numpy
+
+    if dtype == "bfloat16":
+        return (numpy.frombuffer(data, f"{order}u2").astype("u4") << 16).view("f4")
+    return numpy.frombuffer(data, order + _FLOATS[dtype])
+
+
+def from_floats(values: Any, dtype: str) -> bytes:
+    """An array as elements, little-endian, each rounded to nearest, ties to even."""
+    import numpy
+
+    if dtype != "bfloat16":
+        with numpy.errstate(over="ignore"):  # torch rounds to infinity as well
+            return bytes(values.astype("<" + _FLOATS[dtype]).tobytes())
+    with numpy.errstate(over="ignore"):
+        single = values.astype("<f4")
+    bits = single.view("<u4")
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    rounded[numpy.isnan(single)] = _NAN
+    return bytes(rounded.astype("<u2").tobytes())
+
+
+def computed(formula: Computed, terms: list[bytes], dtypes: list[str]) -> bytes:
+    """The elements that `formula` makes of a slice of each term, of which `dtypes` are the types.
+
+    A product is taken in float32, as torch takes that of a float32 tensor and a number; a mean is
+    summed up in float64, term after term, and rounded once, as is what is shrunk. Raises KeyError
+    for a dtype that is no float, ValueError for a rule that is not known."""
+    import numpy
+
+    if formula.rule == "copy" and dtypes[0] == formula.dtype:
+        return terms[0]
+    with numpy.errstate(all="ignore"):  # infinities and NaN are what torch makes of them too
+        values = _values(formula, terms, dtypes)
+    if formula.via and formula.via != formula.dtype:
+        values = floats(from_floats(values, formula.via), formula.via)
+    return from_floats(values, formula.dtype)
+
+
+def _values(formula: Computed, terms: list[bytes], dtypes: list[str]) -> Any:
+    import numpy
+
+    first = floats(terms[0], dtypes[0])
+    if formula.rule == "copy":
+        return first
+    if formula.rule == "scale":
+        single = first if dtypes[0] == "float64" else first.astype("f4")
+        return single * single.dtype.type(formula.numbers[0])
+    if formula.rule == "ceiling":
+        return numpy.minimum(first, first.dtype.type(formula.numbers[0]))
+    if formula.rule == "shrink":
+        other = floats(terms[1], dtypes[1]).astype("f8")
+        return first.astype("f8") * numpy.sqrt(numpy.minimum(formula.numbers[0] / other, 1.0))
+    if formula.rule == "mean":
+        values = first.astype("f8")
+        values *= formula.numbers[0]
+        for data, dtype, weight in zip(terms[1:], dtypes[1:], formula.numbers[1:], strict=True):
+            term = floats(data, dtype)
+            values += term if weight == 1.0 else term.astype("f8") * weight
+        values /= sum(formula.numbers)
+        return values
+    raise ValueError(f"no rule is called {formula.rule!r}")

@@ -1,0 +1,138 @@
+"""One saved step of Megatron-Bridge (NeMo 2): Megatron-core's checkpoint, and counters of its own.
+
+`train_state.pt` keeps the counters, `run_config.yaml` what Megatron-LM's args would say. Source:
+`training/checkpointing.py`, `training/state.py` of NVIDIA-NeMo/Megatron-Bridge 067f987d.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.files import plain_yaml
+from ckptsurgeon.files.dcp import Saved, Values
+from ckptsurgeon.formats.checkpoint import read_shards
+from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
+from ckptsurgeon.formats.megatron.dist import COMMON, MegatronDistCheckpoint
+from ckptsurgeon.formats.megatron.flat import MegatronFlatCheckpoint
+from ckptsurgeon.formats.protocol import Place, State
+
+COUNTERS = "train_state.pt"
+CONFIG = "run_config.yaml"
+KEYS: Mapping[str, str] = {
+    **{f"--{name.replace('_', '-')}": f"optimizer.{name}" for name in (
+        "lr", "min_lr", "weight_decay", "decoupled_lr", "decoupled_min_lr", "clip_grad",
+        "adam_beta1", "adam_beta2", "adam_eps",
+    )},
+    **{f"--{name.replace('_', '-')}": f"scheduler.{name}" for name in (
+        "lr_decay_style", "lr_decay_iters", "lr_decay_samples", "lr_warmup_iters",
+        "lr_warmup_samples", "lr_warmup_fraction", "start_weight_decay", "end_weight_decay",
+    )},
+    **{f"--{name.replace('_', '-')}": f"checkpoint.{name}" for name in (
+        "load", "save", "ckpt_step", "finetune", "non_persistent_ckpt_type",
+    )},
+    "--use-checkpoint-opt_param-scheduler": "scheduler.use_checkpoint_opt_param_scheduler=true",
+    "--override-opt_param-scheduler": "scheduler.override_opt_param_scheduler",
+    "--no-load-optim": "checkpoint.load_optim=false",
+    "--seed": "rng.seed",
+    "--rerun-mode": "rerun_state_machine.rerun_mode",
+}  # fmt: skip
+"""Option of Megatron-LM → key of the config."""
+OPTION = re.compile(r"(--[a-z][\w-]*\w)(?: ([\d./][\w./+-]*|disabled|cosine|linear|constant|WSD))?")
+SECTIONS = ("optimizer", "scheduler", "checkpoint", "train", "rng")
+
+
+def arguments(folder: Path) -> dict[str, Any] | None:
+    """The config of one step by the names of Megatron-LM's args; None where it can't be read."""
+    try:
+        config = plain_yaml.read(folder / CONFIG)
+    except (OSError, UsageError):
+        return None
+    args: dict[str, Any] = {}
+    for name in SECTIONS:
+        section = config.get(name)
+        args.update(section if isinstance(section, Mapping) else {})
+    args["no_load_optim"] = args.get("load_optim") is False
+    constant = args.get("weight_decay_incr_style") in (None, "constant")
+    if constant and args.get("start_weight_decay") is not None:
+        args["weight_decay"] = args["end_weight_decay"]  # the scheduler's, not the optimizer's
+    return args
+
+
+def spelled(text: str) -> str:
+    """Megatron-LM's options in a sentence as keys of Bridge's config."""
+
+    def key(match: re.Match[str]) -> str:
+        name, value = KEYS.get(match[1]), match[2]
+        if name is None:
+            return match[0]
+        return f"{name}={value}" if value is not None else name
+
+    return OPTION.sub(key, text)
+
+
+@dataclass
+class BridgeCheckpoint(MegatronCheckpoint):
+    """What is Bridge's own in a checkpoint of either layout."""
+
+    def args(self) -> Mapping[str, Any]:
+        """Those of the config that was saved with the step."""
+        if not hasattr(self, "_args"):
+            self._args = arguments(self.path)
+        return self._args or {}
+
+    def find(self, field: str) -> list[Place]:
+        """The counters are those of `train_state.pt`; the config keeps no clipping and no seed."""
+        counters = self.path / COUNTERS
+        if field == "consumed_samples":
+            return self.at(counters, ("consumed_train_samples",))
+        if field == "iteration":
+            return self.at(counters, ("step",)) + self.in_roots(field, wins=False)
+        return [] if field in ("clip_grad", "seed") else super().find(field)
+
+    def read_state(self) -> State:
+        """With the keys of Bridge's config in place of Megatron-LM's options."""
+        state = super().read_state()
+        notes = [spelled(note) for note in state.notes if "--override-opt_param" not in note[:60]]
+        if self.args().get("override_opt_param_scheduler"):
+            peak = (state.schedule or {}).get("max_lr")
+            notes.append(
+                "the config has scheduler.override_opt_param_scheduler=true: warm-up, decay and "
+                "weight decay come from it at each launch, and the rate is optimizer.lr, which "
+                f"must be {peak!r} as in the param groups, or the loader does not find them"
+            )
+        if self._args is None:
+            notes.append(f"{CONFIG} can't be read: what it must say is not compared")
+        return replace(state, notes=tuple(notes))
+
+    def dialect(self) -> str:
+        """What kind of checkpoint this is, in a few words."""
+        return super().dialect().replace("megatron-lm", "megatron-bridge")
+
+
+@dataclass
+class BridgeDistCheckpoint(BridgeCheckpoint, MegatronDistCheckpoint):
+    """Of torch_dist."""
+
+
+@dataclass
+class BridgeFlatCheckpoint(BridgeCheckpoint, MegatronFlatCheckpoint):
+    """Of fsdp_dtensor."""
+
+
+def opened(
+    folder: Path, step: int, flat: bool, without: Collection[Path] = ()
+) -> BridgeDistCheckpoint | BridgeFlatCheckpoint:
+    """Read `.metadata`, the counters and what else lies beside it; values when they are asked
+    for."""
+    saved = Saved.open(folder)
+    beside = [path for path in (folder / COMMON, folder / COUNTERS) if path.is_file()]
+    trees, archives = read_shards(path for path in beside if path not in without)
+    trees[saved.path] = Values(saved)
+    if flat:
+        return BridgeFlatCheckpoint(folder, step, trees, archives, saved=saved)
+    return BridgeDistCheckpoint(folder, step, trees, archives, saved=saved)

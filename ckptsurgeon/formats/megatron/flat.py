@@ -1,0 +1,188 @@
+"""One saved step of a Megatron-LM run in the torch_dcp or the fsdp_dtensor format.
+
+Both are the trainer's nested state as torch.distributed.checkpoint flattens it: a value for each
+leaf, named by its path (`opt_param_scheduler.max_lr`). torch_dcp (torch's FSDP2) numbers param
+groups and parameters; fsdp_dtensor (Megatron-FSDP) names them, and keeps a group's settings once
+for each of its parameters (`param_to_group_meta`). Source: `save_checkpoint` in
+`megatron/training/checkpointing.py`, `sharded_param_state_fsdp_dtensor` in
+`megatron/core/optimizer/distrib_optimizer.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.files.dcp import Saved, Values
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.dcp.shards import DcpShards
+from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
+from ckptsurgeon.formats.megatron.shards import Optimizer
+from ckptsurgeon.formats.optimizers.table import COUNTED
+from ckptsurgeon.formats.protocol import Fragment, Place, State, StateDict
+
+INSIDE = r"(?P<base>optimizer(?:\.\d+)?(?:\.optimizer)?)"
+NUMBERED = re.compile(INSIDE + r"\.param_groups\.(?P<owner>\d+)\.(?P<key>\w+)")
+NAMED = re.compile(INSIDE + r"\.param_to_group_meta\.(?P<owner>.+)\.(?P<key>\w+)")
+STATE = re.compile(INSIDE + r"\.state\.(?P<owner>.+)\.(?P<key>\w+)")
+NOT_LOADED = (
+    "Adam's step is not loaded with torch_dcp, which asks for what a new optimizer has: it counts "
+    "from 0 under the saved moments, and the first updates are too large (reset moments: both new)"
+)
+ROOT = {"args", "iteration"}
+"""Names that only these formats have: torch_dist keeps what they say inside another value."""
+SCHEDULER = "opt_param_scheduler."
+
+
+@dataclass
+class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
+    """One `iter_<N>` with `.metadata` and `.distcp` files alone. A place's path is the name of a
+    value, wherever the trainer's state has it."""
+
+    def __post_init__(self) -> None:
+        self._groups: dict[str, dict[str, dict[str, str]]] = {}
+        """Optimizer → number of a group, or parameter → key → name of the value."""
+        self._named = False
+        for name in self.saved.items:
+            match = NUMBERED.fullmatch(name) or NAMED.fullmatch(name)
+            if match:
+                self._named = self._named or ".param_to_group_meta." in name
+                owners = self._groups.setdefault(match["base"], {})
+                owners.setdefault(match["owner"], {})[match["key"]] = name
+        super().__post_init__()
+
+    def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
+        """Also by the path that the trainer's state has: the longest part of it that is a name."""
+        if file != self.saved.path or (path[:1] and path[0] in self.saved.items):
+            return super().at(file, path, wins)
+        for length in range(len(path), 0, -1):
+            name = ".".join(map(str, path[:length]))
+            if items := self.saved.items.get(name):
+                inner = path[length:] if items[0].offset is None else (0,)
+                return super().at(file, (name, *inner), wins)
+        return []
+
+    def find_roots(self) -> Iterator[tuple[Path, tuple[Key, ...]]]:
+        """All values together."""
+        if ROOT & self.saved.items.keys():
+            yield self.saved.path, ()
+
+    def find_optimizers(self) -> Iterator[Optimizer]:
+        """By the names of their param groups."""
+        for base in self._groups:
+            keys = tuple(base.split("."))
+            outer = keys[:-1] if keys[-1] == "optimizer" and len(keys) > 1 else keys
+            yield Optimizer(self.saved.path, keys, (*outer, "grad_scaler"))
+
+    def groups(self, item: Optimizer) -> list[Mapping[str, Any]]:
+        """Its param groups; of those that are kept by parameter, each that differs once."""
+        out: list[Mapping[str, Any]] = []
+        for names in self._groups[".".join(map(str, item.base))].values():
+            group = {key: self._value(name) for key, name in names.items() if key != "params"}
+            if not self._named or group not in out:
+                out.append(group)
+        return out
+
+    def group_around(self, place: Place) -> Mapping[str, Any]:
+        """Of all values with the owner that the place's name has."""
+        match = NUMBERED.fullmatch(str(place.path[0])) or NAMED.fullmatch(str(place.path[0]))
+        assert match is not None
+        names = self._groups[match["base"]][match["owner"]]
+        return {key: self._value(name) for key, name in names.items() if key != "params"}
+
+    def _value(self, name: str) -> Any:
+        places = self.scalar(name)
+        return places[0].value if places else None
+
+    def in_groups(self, name: str, wins: bool) -> list[Place]:
+        """In the settings of every group, or of every parameter. torch_dcp asks for those that a
+        new optimizer has: no step."""
+        wins = wins and (self._named or name != "step")
+        return [place for place in self._settings(name, wins) if place.value is not None]
+
+    def _settings(self, key: str, wins: bool = True) -> list[Place]:
+        return [
+            place
+            for owners in self._groups.values()
+            for names in owners.values()
+            if key in names
+            for place in self.scalar(names[key], wins)
+        ]
+
+    def settings(self, key: str) -> list[Place]:
+        """Of every group, or of every parameter."""
+        return self._settings(key)
+
+    def schedule(self) -> Mapping[str, Any] | None:
+        """The state of the OptimizerParamScheduler."""
+        names = [name for name in self.saved.items if name.startswith(SCHEDULER)]
+        state = {name.removeprefix(SCHEDULER): self._value(name) for name in names}
+        return state or None
+
+    def agreed(self, field: str) -> list[Any]:
+        """Of settings that each parameter has, every different value once."""
+        values = super().agreed(field)
+        if not self._named:
+            return values
+        plain = [tuple(value) if isinstance(value, list) else value for value in values]
+        return list(dict.fromkeys(plain))
+
+    def steps_in_state(self) -> list[Place]:
+        """Of each parameter, where the optimizer keeps it there; see `in_groups`."""
+        names = (n for n in self.saved.items if (m := STATE.fullmatch(n)) and m["key"] == "step")
+        return [place for name in names for place in self.scalar(name, self._named)]
+
+    def read_state(self) -> State:
+        """With what torch_dcp leaves out of a load."""
+        state = super().read_state()
+        if self._named or not self.locate("adam_step"):
+            return state
+        return replace(state, notes=(*state.notes, NOT_LOADED))
+
+    def state_dicts(self) -> list[StateDict]:
+        """One for each optimizer. Of a setting, those of the first group or parameter; of what an
+        optimizer counts, all."""
+        out = []
+        for base, owners in self._groups.items():
+            state: dict[str, list[Place]] = {}
+            for name, items in self.saved.items.items():
+                match = STATE.fullmatch(name)
+                if match and match["base"] == base:
+                    tensor = items[0].offset is not None
+                    paths = [(name, i) for i in range(len(items))] if tensor else [(name,)]
+                    found = (Place(self.saved.path, p, self._at(p)) for p in paths)
+                    state.setdefault(match["key"], []).extend(found)
+            group: dict[str, list[Place]] = {}
+            for names in owners.values():
+                for key, name in names.items():
+                    if not self._named or key in COUNTED or key not in group:
+                        group.setdefault(key, []).extend(self.scalar(name))
+            out.append(StateDict(self.saved.path, state, group))
+        return out
+
+    def _at(self, path: tuple[Key, ...]) -> Any:
+        value = self.trees[self.saved.path][path[0]]
+        return value[path[1]] if len(path) > 1 else value
+
+    def fragments(self, name: str) -> list[Fragment]:
+        """By parameter; torch_dcp numbers them, and is refused."""
+        return super().fragments(name) if self._named else BaseCheckpoint.fragments(self, name)
+
+    def shallow_globals(self) -> Mapping[str, frozenset[str]]:
+        """Those of `.metadata`."""
+        return {f"{self.path.name}/{self.saved.path.name}": self.saved.globals}
+
+    def dialect(self) -> str:
+        """What kind of checkpoint this is, in a few words."""
+        kind = "fsdp_dtensor" if self._named else "torch_dcp"
+        return f"megatron-lm · {kind} · {len(self.saved.items)} values"
+
+
+def opened_flat(folder: Path, step: int, without: Collection[Path] = ()) -> MegatronFlatCheckpoint:
+    """Read `.metadata`; values are read when they are asked for."""
+    saved = Saved.open(folder)
+    return MegatronFlatCheckpoint(folder, step, {saved.path: Values(saved)}, {}, saved=saved)

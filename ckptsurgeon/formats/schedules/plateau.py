@@ -1,0 +1,71 @@
+"""torch's ReduceLROnPlateau: the param groups' lr is the rate, and a metric decides when it falls.
+
+Source of the rules: `torch/optim/lr_scheduler.py`, 2.4 to 2.13. The state keeps a copy of the rates
+that nothing reads, the factor, the floors, and how many bad epochs there were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.protocol import Checkpoint, Place, Setting
+from ckptsurgeon.formats.schedules.annealing import unscheduled
+from ckptsurgeon.formats.schedules.check import refuse_low_peak
+
+NAME = "ReduceLROnPlateau"
+KEYS = frozenset(
+    {"factor", "min_lrs", "patience", "cooldown", "num_bad_epochs", "best", "mode", "last_epoch"}
+)
+
+
+def is_plateau(schedule: Any) -> bool:
+    """Whether a saved state is one of ReduceLROnPlateau."""
+    return isinstance(schedule, Mapping) and schedule.keys() >= KEYS
+
+
+def words(schedule: Mapping[str, Any]) -> str:
+    """The schedule as a person would say it."""
+    bad, patience = schedule["num_bad_epochs"], schedule["patience"]
+    return f"{NAME}, {bad} bad of {patience} allowed, then × {schedule['factor']:g}"
+
+
+def reschedule(
+    checkpoint: Checkpoint, values: Mapping[str, Any]
+) -> tuple[list[Setting], list[str]]:
+    """The groups' lr, the largest of which gets `lr`, and the floors. See
+    `Checkpoint.reschedule`."""
+    if lacking := sorted(values.keys() - {"lr", "min_lr"}):
+        raise SurgeryError(
+            f"{NAME} has no {', '.join(lacking)}: a metric decides when its rate falls",
+            next="ckptsurgeon set-lr LR --min-lr LR    the rate now, and the least it falls to",
+        )
+    peak = values.get("lr", max((place.value for place in checkpoint.locate("lr")), default=0.0))
+    refuse_low_peak(peak, values.get("min_lr", 0.0))
+    settings = list(unscheduled(checkpoint, values["lr"])) if "lr" in values else []
+    rates = [setting.value for setting in settings if setting.place.path[-1] == "lr"]
+    places = checkpoint.locate("scheduler")
+    for scheduler in places:
+        new: dict[str, Any] = {"_last_lr": rates[: len(scheduler.value["min_lrs"])] or None}
+        if "min_lr" in values:
+            new["min_lrs"] = [float(values["min_lr"])] * len(scheduler.value["min_lrs"])
+            new["default_min_lr"] = float(values["min_lr"])
+        for key, value in new.items():
+            path = (*scheduler.path, key)
+            old = checkpoint.value(scheduler.file, path)
+            if old is not None and value is not None:
+                name = "lr" if key == "_last_lr" else "min_lr"
+                settings.append(Setting(name, Place(scheduler.file, path, old), value))
+    return settings, [_later(places[0].value, values)] if "lr" in values else []
+
+
+def _later(state: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """What becomes of the rate."""
+    floor = values.get("min_lr", min(state["min_lrs"]))
+    left = max(1, int(state["patience"]) - int(state["num_bad_epochs"]) + 1)
+    return (
+        f"{NAME} keeps this rate until its metric stops improving: after {left} more "
+        f"bad evaluation{'s' if left > 1 else ''} in a row it multiplies the rate by "
+        f"{state['factor']:g}, down to {floor:g}"
+    )

@@ -1,0 +1,174 @@
+"""The story of a run: what was kept, what was left and why, and what is saved: for its picture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsurgeon.edits import Move, Receipt
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.logs import curves
+from ckptsurgeon.logs.curves import Branch, Curves
+from ckptsurgeon.logs.signals import LOSS
+from ckptsurgeon.look import soundness
+from ckptsurgeon.look.advise import Advice, advise
+from ckptsurgeon.run.attic import pruned
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.receipts import standing
+
+SOUND, UNSOUND, INCOMPLETE, ATTIC, PRUNED = (
+    "sound",
+    "unsound",
+    "incomplete",
+    "in the attic",
+    "pruned",
+)
+CHECKED = 64
+"""Saved steps that are verified, the newest; of those before only the file names are."""
+LOST = 0.02
+"""The share of the steps so far that a killed job may lose without a word in the picture."""
+_NUMBER = re.compile(r"(\d+)(?:\.\w+)?$")
+
+
+@dataclass(frozen=True)
+class Left:
+    """A branch that was trained and left. `to` is the step from which training went on after it;
+    `receipt` and `why` are of the surgery that left it, None where a trainer did it by itself."""
+
+    curves: Branch
+    to: int | None
+    receipt: str | None = None
+    title: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Story:
+    """`saved` is step → one of the words above; `skips` and `rewarms` are ranges of steps, both
+    ends included; `edits` are surgeries that went nowhere: step and receipt."""
+
+    name: str
+    kept: Branch
+    left: tuple[Left, ...]
+    saved: Mapping[int, str]
+    skips: tuple[tuple[int, int], ...]
+    rewarms: tuple[tuple[int, int], ...]
+    edits: tuple[tuple[int, str], ...]
+    advice: Advice
+
+
+def tell(read: Curves, run: Run | None, rule: str | None = None) -> Story:
+    """The story of a run by its curves, its receipts and its attic; without a run by the curves
+    alone. Reads only."""
+    told = advise(read, run, rule=rule, level=soundness.NAMES)
+    by_themselves = [Left(branch, _before(branch)) for branch in read.left]
+    if run is None or run.bare:
+        name = ", ".join(path.name for path in read.sources)
+        return Story(name, read.kept, tuple(by_themselves), {}, (), (), (), told)
+    receipts = run.receipts()
+    force = standing(receipts)
+    return Story(
+        run.name,
+        read.kept,
+        (*by_themselves, *_left(run, receipts)),
+        _saved(run, receipts),
+        tuple(dict.fromkeys(span for r in force if r.promise for span in r.promise.skip or ())),
+        tuple(_rewarms(force)),
+        tuple((_resumed(r), r.id) for r in force if not _goes_back(r) and r.promise),
+        told,
+    )
+
+
+def _before(branch: Branch) -> int | None:
+    """Where a trainer went on that left this branch by itself; None for the few steps that every
+    killed job loses, whose arrows would hide those of surgeries."""
+    steps = branch[LOSS].steps
+    first, last = int(steps[0]), int(steps[-1])
+    return first - 1 if last - first > LOST * last else None
+
+
+def _resumed(receipt: Receipt) -> int:
+    """The step from which the trainer goes on after a surgery."""
+    assert receipt.promise is not None
+    return receipt.promise.step - 1
+
+
+def _goes_back(receipt: Receipt) -> bool:
+    return receipt.undoes is not None or "rollback" in receipt.recipe
+
+
+def _moved(receipt: Receipt) -> list[int]:
+    """The steps that a surgery moved to the attic: the number in the name of a file or folder."""
+    names = (Path(edit.dst).name for edit in receipt.inverse if isinstance(edit, Move))
+    found = (_NUMBER.search(name) for name in names if "events" not in name)
+    return [int(match[1]) for match in found if match]
+
+
+def _left(run: Run, receipts: Sequence[Receipt]) -> Iterator[Left]:
+    """What each surgery took out of the logs, in the order in which it was done."""
+    known = {receipt.id: receipt for receipt in receipts}
+    for receipt in receipts:
+        surgery = known.get(receipt.undoes or "", receipt)
+        if surgery.promise is None:
+            continue
+        paths = list(_cut(run, receipt))
+        branch = curves.of_cut(paths, {}, _resumed(surgery)) if paths else {}
+        if LOSS in branch:
+            undone = receipt.undoes is not None
+            to = max(_moved(surgery), default=None) if undone else _resumed(receipt)
+            yield Left(branch, to, receipt.id, receipt.title, receipt.why)
+
+
+def _cut(run: Run, receipt: Receipt) -> Iterator[Path]:
+    """The event files that a surgery keeps in the attic as they were, or, when that is gone, what
+    it kept of them in a folder of its own."""
+    homes = dict.fromkeys([run.root / HOME, *(folder / HOME for folder in run.logs.roots())])
+    found = [
+        path
+        for home in homes
+        for path in sorted((home / "attic" / receipt.id).rglob("*tf-events*"))
+        if not path.name.endswith(HOME)
+    ]
+    own = {folder.name for folder in run.logs.branches()}
+    found = [path for path in found if path.parent.name not in own]
+    if found:
+        yield from found
+        return
+    for edit in receipt.inverse:
+        if isinstance(edit, Move) and "tfevents" in edit.src and not edit.src.endswith(HOME):
+            path = run.root / edit.src
+            if path.parent in run.logs.branches() and path.is_file():
+                yield path
+
+
+def _rewarms(receipts: Sequence[Receipt]) -> Iterator[tuple[int, int]]:
+    for receipt in receipts:
+        window = receipt.recipe.get("rewarm")
+        if isinstance(window, Mapping) and receipt.promise and window.get("iterations"):
+            step = _resumed(receipt)
+            yield step + 1, step + int(window["iterations"])
+
+
+def _saved(run: Run, receipts: Sequence[Receipt]) -> dict[int, str]:
+    """Every saved step; of one that was saved again, what is there now."""
+    states: dict[int, str] = {}
+    for receipt in standing(receipts):
+        gone = (run.root / pruned(receipt.id)).exists()
+        states |= dict.fromkeys(_moved(receipt), PRUNED if gone else ATTIC)
+    steps = run.steps()
+    for step in steps:
+        states[step] = _state(run, step, step in steps[-CHECKED:])
+    return dict(sorted(states.items()))
+
+
+def _state(run: Run, step: int, verified: bool) -> str:
+    if not run.complete(step):
+        return INCOMPLETE
+    level = soundness.MEANING if verified else soundness.NAMES
+    try:
+        return UNSOUND if soundness.check(run.format, run.root, step, level).findings else SOUND
+    except (SurgeryError, OSError):
+        return UNSOUND

@@ -1,0 +1,214 @@
+"""The state becomes the mean of several steps: pre-trained model averaging.
+
+Source: Li et al. 2505.12082 (PMA): a run that does not come back from a spike resumes from the
+average of the checkpoints before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from ckptsurgeon.edits import AnyChange
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.operations.computed_changes import (
+    Parameter,
+    by_parameter,
+    change,
+    new_weights,
+    refuse_weightless,
+    source,
+    sources_of,
+)
+from ckptsurgeon.operations.reset import Reset
+from ckptsurgeon.operations.section import (
+    Changes,
+    Recipe,
+    Section,
+    check_step,
+    given,
+    unknown_value,
+)
+from ckptsurgeon.run.run import Run
+
+MOMENTS = ("last", "average", "zero")
+Parameters = Mapping[Parameter, Mapping[str, Sequence[Part]]]
+
+
+@dataclass(frozen=True)
+class Average(Section):
+    """Masters and weights of the step that is edited become the mean of `steps`, or of the `last`
+    so many saved steps up to it, each as much as `weights` says. The mean is taken of the fp32
+    masters, and the weights are rounded from it. `moments` stay those of the edited step (`last`),
+    become their mean, or are reset (`zero`); its counters and schedule stay."""
+
+    key: ClassVar[str] = "average"
+
+    steps: list[str] = field(default_factory=list)
+    last: int | None = None
+    weights: list[str] = field(default_factory=list)
+    moments: str = "last"
+
+    def check(self, recipe: Recipe) -> None:
+        if bool(self.steps) == (self.last is not None):
+            raise UsageError("an average has either `steps` or `last`", next="last: 3")
+        if self.last is not None and self.last < 2:
+            raise UsageError(f"`average.last` is {self.last}", next="2 or more")
+        numbers = self._numbers("steps", self.steps, int)
+        if self.steps and len(set(numbers)) < 2:
+            raise UsageError("`average.steps` needs two different steps", next="steps: [20, 40]")
+        for step in numbers:
+            check_step(int(step))
+        shares = self._numbers("weights", self.weights, float)
+        if shares and (len(shares) != len(self.steps) or sum(shares) <= 0 or min(shares) < 0):
+            raise UsageError(
+                f"`average.weights` is {self.weights}",
+                next="one for each of `steps`, none below 0, and not all 0",
+            )
+        if self.moments not in MOMENTS:
+            raise unknown_value(self.moments, MOMENTS, "average.moments")
+        if "moments" in recipe[Reset].reset:
+            raise UsageError("both `average` and `reset` decide the moments", next="moments: zero")
+
+    def _numbers(self, key: str, texts: Sequence[str], kind: type) -> list[float]:
+        try:
+            numbers = [kind(text) for text in texts]
+        except ValueError:
+            numbers = [math.nan]
+        if not all(map(math.isfinite, numbers)):
+            raise UsageError(f"`average.{key}` is {list(texts)}", next=f"{key}: [20, 40]")
+        return numbers
+
+    def reads(self, run: Run, step: int) -> list[Path]:
+        return sources_of(run, self.steps_at(run, step))
+
+    def steps_at(self, run: Run, step: int) -> list[int]:
+        """The steps of the mean. Raises UsageError for one that is not saved."""
+        saved = run.steps()
+        if self.last is None:
+            steps = [int(text) for text in self.steps]
+        else:
+            steps = [other for other in saved if other <= step][-self.last :]
+            if len(steps) < self.last:
+                raise UsageError(
+                    f"only {len(steps)} steps are saved up to {step}, and the average is of "
+                    f"{self.last}",
+                    next="ckptsurgeon status    list the saved steps",
+                )
+        for other in steps:
+            if other not in saved:
+                raise UsageError(
+                    f"step {other} is not saved", next="ckptsurgeon status    list the saved steps"
+                )
+            if missing := run.format.missing(run.root, other):
+                raise UsageError(
+                    f"step {other} lacks {missing[0]}, so nothing is averaged with it",
+                    next=f"ckptsurgeon verify --step {other}",
+                )
+        return steps
+
+    def title(self, run: Run, step: int) -> list[str]:
+        steps = ", ".join(map(str, self.steps_at(run, step)))
+        return [f"average steps {steps} ({self.moments} moments)"]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        steps = self.steps_at(run, checkpoint.step)
+        opened = [checkpoint if s == checkpoint.step else run.checkpoint(s) for s in steps]
+        for other in opened:
+            if sentences := other.contradictions():
+                raise SurgeryError(
+                    f"step {other.step} is not sound: {sentences[0]}",
+                    next=f"ckptsurgeon verify --step {other.step}",
+                )
+        own = by_parameter(checkpoint.parts())
+        refuse_weightless(checkpoint, own)
+        all_parts = [own if o is checkpoint else by_parameter(o.parts()) for o in opened]
+        for other, parts in zip(opened, all_parts, strict=True):
+            _refuse_other_layout(checkpoint.step, own, other.step, parts)
+        shares = tuple(float(text) for text in self.weights) or (1.0,) * len(steps)
+        told = f"mean of steps {', '.join(map(str, steps))}"
+        changes: list[AnyChange] = []
+        for parameter, kinds in own.items():
+            for part in kinds.get("weights", ()):
+                masters = [parts[parameter].get("master", [part]) for parts in all_parts]
+                if "master" not in kinds:
+                    masters = [parts[parameter]["weights"] for parts in all_parts]
+                changes.append(new_weights(run, part, masters, opened, "mean", shares, told))
+            averaged = ("master", *(("exp_avg", "exp_avg_sq") if self.moments == "average" else ()))
+            for kind in averaged:
+                for i, part in enumerate(kinds.get(kind, ())):
+                    terms = tuple(
+                        (source(run, of, p.place, p.start, p.end),)
+                        for of, p in zip(
+                            opened, (parts[parameter][kind][i] for parts in all_parts), strict=True
+                        )
+                    )
+                    changes.append(change(run, part, "mean", terms, shares, told))
+        if self.moments != "zero":
+            return changes, []
+        reset, warnings = Reset(reset=["moments"]).changes(run, recipe, checkpoint)
+        return [*changes, *reset], warnings
+
+
+def _refuse_other_layout(step: int, own: Parameters, other_step: int, other: Parameters) -> None:
+    """Raise SurgeryError unless both steps keep the same parameters, cut in the same way."""
+    mine, theirs = _layout(own), _layout(other)
+    if mine == theirs:
+        return
+    differing = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+    name, _ = differing[0]
+    raise SurgeryError(
+        f"steps {step} and {other_step} are cut differently: {len(differing)} of {len(mine)} "
+        f"parameters, the first {name}",
+        next="average steps that the same model saved at the same parallel sizes",
+    )
+
+
+def _layout(parameters: Parameters) -> dict[Parameter, Any]:
+    return {
+        key: [
+            (p.kind, p.start, p.end, p.first, p.place.value.dtype, p.place.value.size)
+            for stretches in kinds.values()
+            for p in stretches
+        ]
+        for key, kinds in parameters.items()
+    }
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def average(
+    steps: Annotated[
+        list[int] | None, typer.Argument(metavar="[STEP]...", help="The steps of the mean.")
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--last", metavar="N", help="The newest N saved steps instead.")
+    ] = None,
+    moments: Annotated[
+        str | None,
+        typer.Option("--moments", metavar="WHAT", help="last, average or zero; last if not given."),
+    ] = None,
+) -> dict[str, Any]:
+    """Make weights the mean of several steps.
+
+    The mean is of the fp32 masters; the weights are rounded from it. What is edited is the latest
+    step, or the one that a rollback goes to. Its moments, counters and schedule stay unless
+    --moments says otherwise.
+
+    Examples:
+    ckptsurgeon average --last 3
+    ckptsurgeon average 4 6 8 --moments average --dry-run
+    """
+    texts = [str(step) for step in steps or ()] or None
+    return {"average": given(steps=texts, last=last, moments=moments)}
+
+
+SECTIONS = (Average,)
+COMMANDS = {"average": average}

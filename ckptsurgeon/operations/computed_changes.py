@@ -1,0 +1,123 @@
+"""Changes of tensors whose new numbers are computed from others when they are written."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ckptsurgeon.arithmetic import ITEM
+from ckptsurgeon.edits import Change, Computed, Source, relative
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.formats import Checkpoint, Part, Place
+from ckptsurgeon.run.run import Run
+
+Parameter = tuple[str, str]
+"""A parameter's name, and the cut of it."""
+Kinds = Mapping[str, Sequence[Part]]
+"""Its stretches by what they are."""
+
+
+def source(run: Run, checkpoint: Checkpoint, place: Place, start: int, end: int) -> Source:
+    """Elements of a tensor as a source, named from the run's root."""
+    file, first, last = checkpoint.span(place, start, end)
+    return Source(relative(file, run.root), first, last, place.value.dtype)
+
+
+def by_parameter(parts: Iterable[Part]) -> dict[Parameter, dict[str, list[Part]]]:
+    """Parameter → kind → its stretches in the order of its elements."""
+    out: dict[Parameter, dict[str, list[Part]]] = {}
+    for part in parts:
+        kinds = out.setdefault((part.parameter, part.cut), {})
+        kinds.setdefault(part.kind, []).append(part)
+    for kinds in out.values():
+        for stretches in kinds.values():
+            stretches.sort(key=lambda part: part.first)
+    return out
+
+
+def refuse_weightless(checkpoint: Checkpoint, parameters: Mapping[Parameter, Kinds]) -> None:
+    """Raise SurgeryError where only moments are kept in what can be edited."""
+    if not any(kinds.keys() & {"weights", "master"} for kinds in parameters.values()):
+        raise SurgeryError(
+            f"the weights of {checkpoint.path.name} are in files that are not edited here",
+            next="graft, clip_moments and reset work on its moments",
+        )
+
+
+def matching(
+    parameters: Mapping[Parameter, Mapping[str, Sequence[Part]]], pattern: str, key: str
+) -> list[Parameter]:
+    """Those whose names match. Raises UsageError with the nearest names where none does."""
+    found = [parameter for parameter in parameters if re.search(pattern, parameter[0])]
+    if not found:
+        names = sorted({name for name, _ in parameters})
+        plain = re.sub(r"[\\^$.*+?()\[\]{}|]+", " ", pattern).strip()
+        near = difflib.get_close_matches(plain, names, n=3, cutoff=0.3) or names[:3]
+        raise UsageError(
+            f"`{key}`: no parameter matches {pattern!r}, of {len(names)} names",
+            next=f"the nearest are {', '.join(near)}",
+        )
+    return found
+
+
+def new_weights(
+    run: Run,
+    part: Part,
+    masters: Sequence[Sequence[Part]],
+    opened: Sequence[Checkpoint],
+    rule: str,
+    numbers: tuple[float, ...],
+    told: str,
+) -> Change:
+    """A parameter's weights as `rule` makes them of its masters, rounded from the new ones; one of
+    `masters` for each of `opened`, or the weights themselves where nothing else is kept.
+
+    Raises SurgeryError where the masters do not cover the weights, element by element."""
+    terms = []
+    for stretches, of in zip(masters, opened, strict=True):
+        at = part.first
+        for stretch in stretches:
+            if stretch.first != at:
+                break
+            at += stretch.end - stretch.start
+        size = part.end - part.start
+        if at - part.first != size:
+            raise SurgeryError(
+                f"{part.parameter}: its {size} weights have masters for {at - part.first}",
+                next="ckptsurgeon verify --level 3    list what contradicts itself",
+            )
+        terms.append(tuple(source(run, of, s.place, s.start, s.end) for s in stretches))
+    own = all(stretches[0].kind == "weights" for stretches in masters)
+    return change(run, part, rule, tuple(terms), numbers, told, via="" if own else "float32")
+
+
+def change(
+    run: Run,
+    part: Part,
+    rule: str,
+    terms: tuple[tuple[Source, ...], ...],
+    numbers: tuple[float, ...],
+    told: str,
+    via: str = "",
+) -> Change:
+    """The new numbers of one stretch. Raises SurgeryError for a dtype that can't be computed."""
+    tensor = part.place.value
+    if tensor.dtype not in ITEM:
+        raise SurgeryError(
+            f"{part.parameter}: its {part.kind} are {tensor.dtype}, which nothing is computed of",
+            next="reset the moments, or train with an optimizer that keeps floats",
+        )
+    size = (part.end - part.start) * ITEM_BYTES[tensor.dtype]
+    new = Computed(rule, tensor.dtype, size, terms, numbers, via, told)
+    whole = part.start == 0 and part.end == tensor.numel
+    elements = None if whole else (part.start, part.end)
+    file, path = run.relative(part.place.file), part.place.path
+    return Change(file, f"{part.kind} of {part.parameter}", "values", new, path, elements)
+
+
+def sources_of(run: Run, steps: Iterable[int]) -> list[Path]:
+    """Every file of these steps: what a plan that reads them relies on."""
+    return [file for step in steps for file in run.format.files(run.root, step)]

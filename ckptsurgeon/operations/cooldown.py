@@ -1,0 +1,139 @@
+"""The rate decays from this step on: the branch of a constant or WSD run that is evaluated.
+
+Sources: MiniCPM 2404.06395 §4 (a decay of 10 % of the steps), Hägele et al. 2405.18392 (10 to 20 %,
+1-sqrt).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.formats import Checkpoint, Decay, State
+from ckptsurgeon.formats.schedules.shapes import SHAPES
+from ckptsurgeon.operations.hyperparameters import SCHEDULE, Hyperparameters
+from ckptsurgeon.operations.place_changes import PlaceChanges
+from ckptsurgeon.operations.rewarm import samples_of
+from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
+from ckptsurgeon.operations.skip import Skip
+from ckptsurgeon.run.run import Run
+
+
+@dataclass(frozen=True)
+class Cooldown(Section):
+    """From the rate of the next step to `to` in `steps` trained iterations, along `shape`; the rate
+    then stays there. `percent` is the share of the whole run that the cooldown is: 10 after 900
+    steps means 100 more."""
+
+    key: ClassVar[str] = "cooldown"
+
+    steps: int | None = None
+    percent: float | None = None
+    shape: str = "linear"
+    to: float = 0.0
+
+    def check(self, recipe: Recipe) -> None:
+        if (self.steps is None) == (self.percent is None):
+            raise UsageError("a cooldown has either `steps` or `percent`", next="percent: 10")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"`cooldown.steps` is {self.steps}", next="1 or more")
+        if self.percent is not None and not 0 < self.percent < 100:
+            raise UsageError(f"`cooldown.percent` is {self.percent:g}", next="0 < percent < 100")
+        if self.shape not in SHAPES:
+            raise unknown_value(self.shape, SHAPES, "cooldown.shape")
+        if self.to < 0:
+            raise UsageError(f"`cooldown.to` is {self.to:g}", next="to is never below 0")
+        refuse_both(recipe, self.key)
+
+    def settled(self, state: State) -> Cooldown:
+        """With `steps` for `percent`, so that a plan keeps what it was made with."""
+        if self.percent is None:
+            return self
+        steps = round(state.step * self.percent / (100 - self.percent))
+        return replace(self, steps=max(1, steps), percent=None)
+
+    def title(self, run: Run, step: int) -> list[str]:
+        return [f"cool down to {self.to:g} in {self.steps} steps ({self.shape})"]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        state, steps = checkpoint.state(), self.steps or 0
+        if steps > state.step:
+            raise UsageError(
+                f"a cooldown of {steps} steps is longer than the run before it: {state.step} steps",
+                next=f"ckptsurgeon cooldown --steps {max(1, state.step // 10)}    or --percent 10",
+            )
+        lr = state.promise.lr
+        if lr is not None and self.to >= lr and not _open_window(state):
+            raise UsageError(
+                f"the next step's rate is {lr:g}, so it can't go down to {self.to:g}",
+                next="a lower `to`, or rewarm_schedule, which raises the rate first",
+            )
+        samples = samples_to(run, recipe, state, steps)
+        settings, warnings = checkpoint.cooldown(Decay(steps, samples, self.shape, self.to))
+        places = PlaceChanges(run)
+        for name, place, value in settings:
+            places.put(name, place, value)
+        return list(places.changes.values()), warnings
+
+
+def _open_window(state: State) -> bool:
+    """Whether a re-warm window keeps the next rate below its schedule."""
+    return bool(state.promise.rewarm)
+
+
+def refuse_both(recipe: Recipe, key: str) -> None:
+    """Raise UsageError where `set` gives the schedule another shape in the same surgery."""
+    other = [name for name in recipe[Hyperparameters].given() if name in SCHEDULE]
+    if other:
+        raise UsageError(
+            f"both `{key}` and `set` decide {', '.join(other)}",
+            next=f"drop {', '.join(other)} from set",
+        )
+
+
+def samples_to(run: Run, recipe: Recipe, state: State, steps: int) -> int | None:
+    """The samples that the next `steps` trained iterations take; None where the checkpoint counts
+    no samples. Skipped iterations are not counted."""
+    if state.batch_size is None or state.promise.consumed_samples is None:
+        return None
+    settings, skips = recipe[Hyperparameters], recipe[Skip]
+    first = skips.consumed_after(run, settings, state)
+    begin = replace(state, step=settings.iteration_after(state))
+    return samples_of(steps, begin, first, skips.ranges_after(state.promise.skip or ()))
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def cooldown(
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="D", help="Over so many trained iterations.")
+    ] = None,
+    percent: Annotated[
+        float | None,
+        typer.Option("--percent", metavar="P", help="Or over this share of the whole run."),
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option("--shape", metavar="SHAPE", help="linear, 1-sqrt or cosine.")
+    ] = None,
+    to: Annotated[
+        float | None, typer.Option("--to", metavar="LR", help="The last rate; 0 if not given.")
+    ] = None,
+) -> dict[str, Any]:
+    """Let the learning rate decay from this step on.
+
+    The rate of the next step is the one that it would have had. Make a fork first if the run is to
+    go on as it was.
+
+    Examples:
+    ckptsurgeon cooldown --percent 10
+    ckptsurgeon cooldown --steps 4 --shape 1-sqrt --dry-run
+    """
+    return {"cooldown": given(steps=steps, percent=percent, shape=shape, to=to)}
+
+
+SECTIONS = (Cooldown,)
+COMMANDS = {"cooldown": cooldown}

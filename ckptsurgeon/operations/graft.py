@@ -1,0 +1,223 @@
+"""Moments of another step, under weights that stay: Adam's state from before it went wrong.
+
+Source: Marin, docs/reports/marin-32b-retro.md, where optimizer state was rebuilt offline.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from ckptsurgeon.edits import AnyChange, Change, Computed
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats.moments import ALL, NUMBERED
+from ckptsurgeon.formats.optimizers.entry import CONSTANT
+from ckptsurgeon.formats.optimizers.table import STEPS, recognise
+from ckptsurgeon.operations.computed_changes import source, sources_of
+from ckptsurgeon.operations.section import (
+    Changes,
+    Recipe,
+    Section,
+    check_pattern,
+    check_step,
+    given,
+    unknown_value,
+)
+from ckptsurgeon.run.run import Run
+
+
+@dataclass(frozen=True)
+class Graft(Section):
+    """exp_avg, exp_avg_sq and Adam's step become those of `step`, of this run or of `run`; masters
+    and weights stay. `only` exp_avg, or the moments of parameters that match `params`: then the
+    step, which others share, stays as well."""
+
+    key: ClassVar[str] = "graft"
+
+    step: int
+    run: str = ""
+    only: str = ""
+    params: str = ""
+
+    def check(self, recipe: Recipe) -> None:
+        check_step(self.step)
+        check_pattern("graft.params", self.params)
+        if self.only == "exp_avg_sq":
+            raise UsageError(
+                "grafting only exp_avg_sq is refused: the exp_avg that stays may be many times its "
+                "root, and so would the next updates be",
+                next="graft moments, or graft moments --only exp_avg",
+            )
+        if self.only not in ("", "exp_avg"):
+            raise unknown_value(self.only, ("exp_avg",), "graft.only")
+
+    def reads(self, run: Run, step: int) -> list[Path]:
+        return sources_of(self._donor(run), [self.step])
+
+    def _donor(self, run: Run) -> Run:
+        """The run that the moments come from. Raises UsageError for a step that it has not."""
+        donor = Run.open(Path(self.run)) if self.run else run
+        if self.step not in donor.steps():
+            raise UsageError(
+                f"step {self.step} is not saved in {donor.root}",
+                next="ckptsurgeon status    list the saved steps",
+            )
+        return donor
+
+    def title(self, run: Run, step: int) -> list[str]:
+        part = " ".join(item for item in (self.only, self.params) if item)
+        where = f" of {self.run}" if self.run else ""
+        return [f"graft the moments of step {self.step}{where}{f' ({part})' if part else ''}"]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        donor_run = self._donor(run)
+        if donor_run.root == run.root and self.step == checkpoint.step:
+            raise UsageError(
+                f"step {self.step} is the step that is edited", next="graft from another step"
+            )
+        donor = donor_run.checkpoint(self.step)
+        if sentences := donor.contradictions():
+            raise SurgeryError(
+                f"step {self.step} is not sound: {sentences[0]}",
+                next=f"ckptsurgeon verify --step {self.step}",
+            )
+        _refuse_more(checkpoint)
+        names = (self.only,) if self.only else ALL
+        changes: list[AnyChange] = []
+        if self.params:
+            changes += self._of_parameters(run, checkpoint, donor, names)
+        else:
+            for name in names:
+                pairs = _pairs(name, checkpoint.locate(name), donor.locate(name))
+                changes += (self._copied(run, name, donor, *pair, None) for pair in pairs)
+        if not changes:
+            raise SurgeryError(f"{checkpoint.path.name} holds no moments", next="ckptsurgeon show")
+        if self.only or self.params:
+            return changes, ["Adam's step is shared and stays, so the bias correction is its own"]
+        return [*changes, *_steps(run, checkpoint, donor)], []
+
+    def _of_parameters(
+        self, run: Run, checkpoint: Checkpoint, donor: Checkpoint, names: tuple[str, ...]
+    ) -> Iterator[Change]:
+        known: set[str] = set()
+        for name in names:
+            if not checkpoint.locate(name):
+                continue
+            own, theirs = checkpoint.fragments(name), donor.fragments(name)
+            pairs = _pairs(name, [f.place for f in own], [f.place for f in theirs])
+            for mine, other, pair in zip(own, theirs, pairs, strict=True):
+                known.add(mine.parameter)
+                if (mine.parameter, mine.start, mine.end) != (
+                    other.parameter, other.start, other.end,
+                ):  # fmt: skip
+                    raise _other_layout(name)
+                if re.search(self.params, mine.parameter) and mine.start < mine.end:
+                    field = f"{name} of {mine.parameter}"
+                    yield self._copied(run, field, donor, *pair, (mine.start, mine.end))
+        if not any(re.search(self.params, name) for name in known):
+            raise UsageError(
+                f"`graft.params`: no parameter matches {self.params!r}",
+                next=f"the {len(known)} names are {', '.join(sorted(known)[:4])} …",
+            )
+
+    def _copied(
+        self,
+        run: Run,
+        field: str,
+        donor: Checkpoint,
+        place: Place,
+        other: Place,
+        elements: tuple[int, int] | None,
+    ) -> Change:
+        tensor = place.value
+        start, end = elements or (0, tensor.numel)
+        term = (source(run, donor, other, start, end),)
+        size = (end - start) * ITEM_BYTES[tensor.dtype]
+        new = Computed("copy", tensor.dtype, size, (term,), told=f"as at step {self.step}")
+        file = run.relative(place.file)
+        return Change(file, field, "values", new, place.path, elements)
+
+
+def _pairs(name: str, own: list[Place], theirs: list[Place]) -> list[tuple[Place, Place]]:
+    """The tensors of both steps that are at the same place. Raises SurgeryError for others."""
+    own = [place for place in own if isinstance(place.value, Tensor)]
+    theirs = [place for place in theirs if isinstance(place.value, Tensor)]
+    if [_shape(place) for place in own] != [_shape(place) for place in theirs]:
+        raise _other_layout(name)
+    return list(zip(own, theirs, strict=True))
+
+
+def _shape(place: Place) -> tuple[Any, ...]:
+    return place.path, place.value.dtype, place.value.size
+
+
+def _other_layout(name: str) -> SurgeryError:
+    return SurgeryError(
+        f"{name} is cut or kept in another way in the two steps",
+        next="graft from a step that the same model saved at the same parallel sizes",
+    )
+
+
+def _steps(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Iterator[Change]:
+    own, theirs = checkpoint.locate("adam_step"), donor.locate("adam_step")
+    if [place.path for place in own] != [place.path for place in theirs]:
+        raise _other_layout("Adam's step")
+    for place, other in zip(own, theirs, strict=True):
+        value = type(place.value)(other.value)
+        yield Change(run.relative(place.file), "adam_step", place.value, value, place.path)
+
+
+def _refuse_more(checkpoint: Checkpoint) -> None:
+    """Refuse an optimizer that keeps more than moments and a step: that would be of two steps."""
+    for each in checkpoint.state_dicts():
+        known = recognise(each)
+        usual = {*ALL, *NUMBERED, *STEPS}
+        more = [key for key in each.state if key not in usual and known.state[key] != CONSTANT]
+        if more:
+            raise SurgeryError(
+                f"{each.file.name}: {known.name} keeps {', '.join(more)} beside the moments, and "
+                "they would stay those of another step",
+                next="roll back to the step whose optimizer state is wanted",
+            )
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def graft(
+    what: Annotated[str, typer.Argument(metavar="moments", help="What is grafted.")],
+    step: Annotated[int, typer.Option("--from", metavar="STEP", help="The step to take them of.")],
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="DIR", help="Of another run of the same layout.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="exp_avg", help="Graft only this moment.")
+    ] = None,
+    params: Annotated[
+        str | None,
+        typer.Option("--params", metavar="REGEX", help="Only parameters whose names match REGEX."),
+    ] = None,
+) -> dict[str, Any]:
+    """Take the moments of another step.
+
+    exp_avg, exp_avg_sq and Adam's step; weights and fp32 masters stay.
+
+    Examples:
+    ckptsurgeon graft moments --from 6
+    ckptsurgeon graft moments --from 6 --params word_embeddings --dry-run
+    """
+    if what != "moments":
+        raise unknown_value(what, ("moments",), "graft")
+    return {"graft": given(step=step, run=run, only=only, params=params)}
+
+
+SECTIONS = (Graft,)
+COMMANDS = {"graft": graft}

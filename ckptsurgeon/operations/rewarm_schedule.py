@@ -1,0 +1,86 @@
+"""The schedule starts again: warm-up to a peak and decay, as continued pre-training does it.
+
+Sources: Gupta et al. 2308.04014, Ibrahim et al. 2403.08763 (re-warming and re-decaying).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.operations.cooldown import Cooldown, refuse_both, samples_to
+from ckptsurgeon.operations.hyperparameters import DECAY_STYLES
+from ckptsurgeon.operations.place_changes import PlaceChanges
+from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
+from ckptsurgeon.run.run import Run
+
+
+@dataclass(frozen=True)
+class RewarmSchedule(Section):
+    """From 0 to the peak `to` in `warmup` trained iterations, then along `shape` to `min_lr` in
+    `decay` more: the scheduler stands at its start again. What is not given stays."""
+
+    key: ClassVar[str] = "rewarm_schedule"
+
+    to: float
+    warmup: int
+    decay: int
+    min_lr: float | None = None
+    shape: str | None = None
+
+    def check(self, recipe: Recipe) -> None:
+        if self.to <= 0:
+            raise UsageError(f"`rewarm_schedule.to` is {self.to:g}", next="a rate above 0")
+        if self.warmup < 0 or self.decay < 1:
+            raise UsageError(
+                f"a warm-up of {self.warmup} and a decay of {self.decay} iterations can't be",
+                next="warmup: 0 or more, decay: 1 or more; both count iterations from here",
+            )
+        if self.min_lr is not None and self.min_lr < 0:
+            raise UsageError(
+                f"`rewarm_schedule.min_lr` is {self.min_lr:g}", next="min_lr is never below 0"
+            )
+        if self.shape is not None and self.shape not in DECAY_STYLES:
+            raise unknown_value(self.shape, DECAY_STYLES, "rewarm_schedule.shape")
+        if recipe.get(Cooldown):
+            raise UsageError(
+                "both `cooldown` and `rewarm_schedule` decide the schedule",
+                next="rewarm_schedule: its decay is the cooldown",
+            )
+        refuse_both(recipe, self.key)
+
+    def title(self, run: Run, step: int) -> list[str]:
+        return [f"re-warm to {self.to:g} in {self.warmup} steps, decay in {self.decay}"]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        if not checkpoint.locate("position"):
+            raise SurgeryError(
+                "this checkpoint keeps no position of a scheduler that could start again",
+                next="start a new run from these weights, with the new schedule in its config",
+            )
+        warmup, end = self.warmup, self.warmup + self.decay
+        if checkpoint.state().schedule is not None:
+            counts = [samples_to(run, recipe, checkpoint.state(), n) for n in (warmup, end)]
+            if None in counts:
+                raise SurgeryError(
+                    "the schedule counts samples, and nothing in the checkpoint says how many an "
+                    "iteration takes",
+                    next="ckptsurgeon set lr=LR warmup=SAMPLES decay=SAMPLES position=0",
+                )
+            warmup, end = (count or 0 for count in counts)
+        values: dict[str, Any] = {"lr": self.to, "decay": end, "position": 0}
+        if self.warmup or checkpoint.state().schedule is not None:
+            values["warmup"] = warmup
+        values |= {} if self.min_lr is None else {"min_lr": self.min_lr}
+        values |= {} if self.shape is None else {"decay_style": self.shape}
+        settings, warnings = checkpoint.reschedule(values)
+        places = PlaceChanges(run)
+        for name, place, value in settings:
+            places.put(name, place, value)
+        return list(places.changes.values()), warnings
+
+
+SECTIONS = (RewarmSchedule,)
+COMMANDS: dict[str, Any] = {}

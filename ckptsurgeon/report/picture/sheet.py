@@ -1,0 +1,378 @@
+"""The sheet: loss, saved steps, learning rate, gradient norm and loss scale on one x axis."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.logs.curves import Branch, Curve
+from ckptsurgeon.logs.signals import GRAD_NORM, LOSS, LOSS_SCALE, LR
+from ckptsurgeon.report.picture.arrows import Arrow, label, rows
+from ckptsurgeon.report.picture.axes import Axis, axis
+from ckptsurgeon.report.picture.footer import footer, headline
+from ckptsurgeon.report.picture.legend import MARKS, legend
+from ckptsurgeon.report.picture.theme import LIGHT, Theme
+from ckptsurgeon.report.picture.thin import smoothed, thinned
+
+if TYPE_CHECKING:
+    from ckptsurgeon.look.story import Story
+
+FORMATS = ("svg", "png", "html")
+SIZE = (12.0, 7.4)
+DPI = 144
+PIXELS = 1200
+"""Columns that a curve is thinned to: those of the axes in a PNG."""
+SMOOTH = 60
+FALL = 0.02
+"""The share of the x axis, at its beginning, that does not decide how high the loss's axis is."""
+"""Of so many parts of all steps a median is taken."""
+STRIPS = ((LR, "lr"), (GRAD_NORM, "grad norm"), (LOSS_SCALE, "loss scale"))
+GAP = 0.01
+"""The share of the x axis from which on a pause is shown as one."""
+
+
+def draw(story: Story, format: str, x: str = "steps", theme: Theme = LIGHT) -> bytes:
+    """The picture as the bytes of an SVG or a PNG. Raises SurgeryError without matplotlib, or when
+    there is no loss to draw."""
+    if LOSS not in story.kept:
+        raise SurgeryError(
+            f"there is nothing to draw: {story.advice.reason}",
+            untouched="nothing was written",
+            next="ckptsurgeon report --tag loss=NAME    what the loss is called in the logs",
+        )
+    try:
+        import matplotlib
+    except ImportError:
+        raise SurgeryError(
+            "a picture needs matplotlib, which is not installed",
+            untouched="nothing was written",
+            next="pip install 'ckptsurgeon[plot]'",
+        ) from None
+    style: Any = {
+        "svg.hashsalt": theme.name, "svg.fonttype": "path", "font.size": 9.0,
+        "font.family": "sans-serif", "axes.edgecolor": theme.grid, "text.color": theme.ink,
+        "axes.labelcolor": theme.muted, "xtick.color": theme.muted, "ytick.color": theme.muted,
+        "axes.facecolor": theme.ground, "figure.facecolor": theme.ground, "path.simplify": False,
+    }  # fmt: skip
+    out = io.BytesIO()
+    with matplotlib.rc_context(style):
+        figure = _Sheet(story, x, theme).figure()
+        metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
+        figure.savefig(out, format=format, dpi=DPI, metadata=metadata)
+    return out.getvalue()
+
+
+@dataclass
+class _Sheet:
+    """The figure while it is drawn."""
+
+    story: Story
+    x: str
+    theme: Theme
+
+    def figure(self) -> Any:
+        """The whole of it."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        branches = [self.story.kept, *(left.curves for left in self.story.left)]
+        self.axis: Axis = axis(self.x, branches)
+        strips = [(signal, name) for signal, name in STRIPS if self._varies(signal)]
+        self.low, self.high = self._limits(branches)
+        figure = Figure(figsize=SIZE)
+        FigureCanvasAgg(figure)
+        row = [0.42] if self.story.saved else []
+        heights = [5.2, *row, *([1.0] * len(strips))]
+        grid = figure.add_gridspec(
+            len(heights), 1, height_ratios=heights, hspace=0.09, left=0.075, right=0.975,
+            top=0.905, bottom=0.1,
+        )  # fmt: skip
+        first = figure.add_subplot(grid[0])
+        axes = [first, *(figure.add_subplot(grid[i], sharex=first) for i in range(1, len(heights)))]
+        for item in axes:
+            self._plain(item)
+        self._bands(axes)
+        self._loss(axes[0])
+        if row:
+            self._saved(axes[1])
+        for item, (signal, name) in zip(axes[1 + len(row) :], strips, strict=True):
+            self._strip(item, signal, name)
+        self._onset(axes)
+        first.set_xlim(self.low, self.high + 0.012 * (self.high - self.low))
+        axes[-1].tick_params(axis="x", labelbottom=True, length=3)
+        axes[-1].set_xlabel(self.axis.label)
+        axes[-1].xaxis.set_major_formatter(_short)
+        self._texts(figure)
+        return figure
+
+    # --- what all strips share -------------------------------------------------------------------
+
+    def _plain(self, axes: Any) -> None:
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        axes.grid(True, color=self.theme.grid, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.tick_params(length=0, labelsize=8, labelbottom=False)
+
+    def _limits(self, branches: Sequence[Branch]) -> tuple[float, float]:
+        import numpy as np
+
+        ends = []
+        for branch in branches:
+            steps = branch[LOSS].steps
+            ends += self._of(branch, np.array([steps[0], steps[-1]])).tolist()
+        low, high = min(ends), max(ends)
+        return low, high if high > low else low + 1.0
+
+    def _of(self, branch: Branch, steps: Any) -> Any:
+        return self.axis.of(branch, steps, self.story.kept)
+
+    def _varies(self, signal: str) -> bool:
+        """Whether a signal is worth a strip: it is logged, and not one value throughout."""
+        import numpy as np
+
+        branches = [self.story.kept, *(left.curves for left in self.story.left)]
+        values = [branch[signal].values for branch in branches if signal in branch]
+        return bool(values) and bool(np.ptp(np.nan_to_num(np.concatenate(values))) > 0)
+
+    def _curve(self, axes: Any, branch: Branch, signal: str, kept: bool) -> Any:
+        """Raw behind, smoothed before it; returns the smoothed line's x and y."""
+        curve = branch[signal]
+        x, color = self._of(branch, curve.steps), self.theme.kept if kept else self.theme.left
+        raw = thinned(x, curve.values, self.low, self.high, PIXELS)
+        points = self._points(curve) if signal in (LOSS, GRAD_NORM) else 1
+        order = 3.0 if kept else 2.0
+        shown = raw
+        if points > 1:
+            axes.plot(
+                *self._broken(*raw), color=color, linewidth=0.6, alpha=0.28 if kept else 0.16,
+                zorder=order,
+            )  # fmt: skip
+            shown = smoothed(x, curve.values, points, PIXELS)
+        width, alpha = (2.0, 1.0) if kept else (1.2, 0.55)
+        if signal != LOSS:
+            width *= 0.65
+        axes.plot(
+            *self._broken(*shown), color=color, linewidth=width, alpha=alpha, zorder=order + 2,
+            solid_joinstyle="round", solid_capstyle="round",
+        )  # fmt: skip
+        return shown
+
+    def _points(self, curve: Curve) -> int:
+        """How many points of a curve are one part of all steps."""
+        import numpy as np
+
+        branches = [self.story.kept, *(left.curves for left in self.story.left)]
+        ends = [branch[LOSS].steps[[0, -1]] for branch in branches]
+        span = max(b for _, b in ends) - min(a for a, _ in ends)
+        each = float(np.median(np.diff(curve.steps))) if len(curve) > 1 else 1.0
+        return round(float(span) / SMOOTH / max(1.0, each))
+
+    def _broken(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """A gap where nothing was trained: over time, that of another branch."""
+        import numpy as np
+
+        gaps = np.diff(x)
+        wide = (gaps > GAP * (self.high - self.low)) & (
+            gaps > 20 * (np.median(gaps) if len(gaps) else 0.0)
+        )
+        where = np.flatnonzero(wide) + 1
+        return np.insert(x, where, np.nan), np.insert(y, where, np.nan)
+
+    def _bands(self, axes: Sequence[Any]) -> None:
+        for spans, color in (
+            (self.story.skips, self.theme.skip), (self.story.rewarms, self.theme.rewarm),
+        ):  # fmt: skip
+            for first, last in spans:
+                a, b = self._of(self.story.kept, [first - 1, last])
+                for item in axes:
+                    item.axvspan(a, b, color=color, alpha=0.18, linewidth=0, zorder=1)
+
+    # --- the strips ------------------------------------------------------------------------------
+
+    def _loss(self, axes: Any) -> None:
+        import numpy as np
+        from matplotlib.ticker import LogLocator
+
+        kept = self._curve(axes, self.story.kept, LOSS, True)
+        ends = [(left, *self._curve(axes, left.curves, LOSS, False)) for left in self.story.left]
+        # The fall at the very beginning would press all that follows to the floor.
+        steps, whole = self.story.kept[LOSS].steps, self.story.kept[LOSS].values
+        begun = self._of(self.story.kept, steps) > self.low + FALL * (self.high - self.low)
+        values = [whole[begun] if begun.sum() > 1 else whole]
+        values += [left.curves[LOSS].values for left in self.story.left]
+        finite = np.concatenate([y[np.isfinite(y)] for y in values])
+        low, high = float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf))
+        if low > high:
+            low, high = 0.0, 1.0
+        log = low > 0 and high > 6 * low
+        arrows = [self._arrow(left, x, y, kept, high) for left, x, y in ends if left.to is not None]
+        packed = self._packed(arrows)
+        count = 1 + max((arrow.row for arrow in packed), default=-1)
+        room = 0.07 * count + (0.03 if count else 0.04)
+        if log:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter(_short)
+            axes.minorticks_off()
+            low, high = math.log(low), math.log(high)
+        top = low + (high - low + 1e-9) / (1 - room)
+        bottom = low - 0.03 * (top - low)
+        axes.set_ylim(*((math.exp(bottom), math.exp(top)) if log else (bottom, top)))
+        axes.set_ylabel("loss")
+        for _, x, y in ends:
+            good = np.flatnonzero(np.isfinite(y))
+            if len(good):
+                axes.plot([x[good[-1]]], [y[good[-1]]], "x", color=self.theme.bad, markersize=8,
+                          markeredgewidth=2, zorder=7)  # fmt: skip
+        for arrow in packed:
+            self._draw(axes, arrow, 1 - room + 0.035 + 0.07 * arrow.row)
+
+    def _arrow(self, left: Any, x: Any, y: Any, kept: Any, high: float) -> Arrow:
+        import numpy as np
+
+        good = np.flatnonzero(np.isfinite(y))
+        end = good[-1] if len(good) else len(x) - 1
+        to_x = float(self._of(self.story.kept, [left.to])[0])
+        to_y = float(np.interp(to_x, *kept))
+        words = label(left.receipt, left.title, left.why)
+        start = float(y[end]) if len(good) else high
+        return Arrow(float(x[end]), start, to_x, to_y if math.isfinite(to_y) else high, words, 0)
+
+    def _packed(self, arrows: Sequence[Arrow]) -> list[Arrow]:
+        spans = []
+        for arrow in arrows:
+            low, high = sorted((arrow.x, arrow.to_x))
+            low, high = (
+                min(low, self._start(arrow)),
+                max(high, self._start(arrow) + self._wide(arrow)),
+            )
+            spans.append((low, high))
+        found = rows(spans, 0.01 * (self.high - self.low))
+        return [
+            Arrow(item.x, item.y, item.to_x, item.to_y, item.text, row)
+            for item, row in zip(arrows, found, strict=True)
+        ]
+
+    def _wide(self, arrow: Arrow) -> float:
+        return 0.0054 * len(arrow.text) * (self.high - self.low)
+
+    def _start(self, arrow: Arrow) -> float:
+        """Where the label begins: at the left end of the arrow, unless it would leave the axes."""
+        left = min(arrow.x, arrow.to_x) + 0.006 * (self.high - self.low)
+        return max(self.low, min(left, self.high - self._wide(arrow)))
+
+    def _draw(self, axes: Any, arrow: Arrow, height: float) -> None:
+        """Up from the cross, back, and down to the kept line."""
+        from matplotlib.transforms import blended_transform_factory
+
+        mixed = blended_transform_factory(axes.transData, axes.transAxes)
+        y, to_y = (
+            axes.transAxes.inverted().transform(axes.transData.transform((0, value)))[1]
+            for value in (arrow.y, arrow.to_y)
+        )
+        color = self.theme.muted
+        side = 0.0035 * arrow.row * (self.high - self.low)  # or the lines of equal ends were one
+        up, down = arrow.x + side, arrow.to_x - side
+        look = {"color": color, "linewidth": 0.9, "transform": mixed, "zorder": 6, "clip_on": False}
+        axes.plot([arrow.x, up, up, down], [y, y, height, height], alpha=0.9,
+                  solid_joinstyle="round", **look)  # fmt: skip
+        axes.annotate(
+            "", xy=(down, to_y), xytext=(down, height), xycoords=mixed,
+            textcoords=mixed, zorder=9,
+            arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 0.9, "alpha": 0.9,
+                        "shrinkA": 0, "shrinkB": 3, "mutation_scale": 10},
+        )  # fmt: skip
+        axes.text(
+            self._start(arrow), height + 0.008, arrow.text,
+            fontsize=8, color=self.theme.ink, va="bottom", ha="left", zorder=8, transform=mixed,
+            bbox={"facecolor": self.theme.ground, "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
+        )  # fmt: skip
+
+    def _saved(self, axes: Any) -> None:
+        axes.set_ylim(-1, 1)
+        axes.set_yticks([0], ["saved"])
+        axes.grid(False)
+        groups: dict[str, list[int]] = {}
+        for step, state in self.story.saved.items():
+            groups.setdefault(state, []).append(step)
+        for state, steps in groups.items():
+            marker, size, color, filled = MARKS[state]
+            shade = getattr(self.theme, color)
+            look = {"facecolors": shade if filled else "none", "edgecolors": shade}
+            axes.scatter(
+                self._of(self.story.kept, steps), [0] * len(steps), s=size, marker=marker,
+                linewidths=1.2, zorder=4, clip_on=False, **({"color": shade} if marker == "x"
+                                                           else look),
+            )  # fmt: skip
+        told = self.story.advice
+        if told.back_to is not None:
+            (x,) = self._of(self.story.kept, [told.back_to])
+            axes.scatter([x], [0], s=130, marker="o", facecolors="none", zorder=5, clip_on=False,
+                         edgecolors=self.theme.sign, linewidths=1.8)  # fmt: skip
+        for item in told.candidates:
+            (x,) = self._of(self.story.kept, [item.step])
+            axes.scatter([x], [0.78], s=16, marker="v", color=self.theme.sign, zorder=5,
+                         clip_on=False)  # fmt: skip
+
+    def _strip(self, axes: Any, signal: str, name: str) -> None:
+        import numpy as np
+
+        for left in self.story.left:
+            if signal in left.curves:
+                self._curve(axes, left.curves, signal, False)
+        if signal in self.story.kept:
+            self._curve(axes, self.story.kept, signal, True)
+        branches = [self.story.kept, *(left.curves for left in self.story.left)]
+        values = np.concatenate([b[signal].values for b in branches if signal in b])
+        values = values[np.isfinite(values) & (values > 0)]
+        if signal == LOSS_SCALE and len(values):
+            axes.set_yscale("log", base=2)
+        elif len(values) and values.max() > 8 * np.quantile(values, 0.02):
+            axes.set_yscale("log")
+        axes.minorticks_off()
+        axes.set_ylabel(name)
+        if signal == LR:
+            for step, receipt in self.story.edits:
+                (x,) = self._of(self.story.kept, [step])
+                axes.axvline(x, color=self.theme.muted, linewidth=0.9, linestyle=(0, (2, 2)))
+                axes.annotate(receipt, (x, 1), xycoords=("data", "axes fraction"), fontsize=7,
+                              xytext=(3, -8), textcoords="offset points",
+                              color=self.theme.muted)  # fmt: skip
+
+    def _onset(self, axes: Sequence[Any]) -> None:
+        spike = self.story.advice.spike
+        if spike is None or self.story.advice.verdict not in ("diverged", "too early"):
+            return
+        (x,) = self._of(self.story.kept, [spike.first])
+        for item in axes:
+            item.axvline(x, color=self.theme.sign, linewidth=1.1, linestyle=(0, (4, 2)), zorder=6)
+        first, late = spike.signs[0], x > self.low + 0.8 * (self.high - self.low)
+        axes[0].annotate(
+            f"onset {spike.first}: {first.signal}", (x, 0), xycoords=("data", "axes fraction"),
+            xytext=(-5 if late else 5, 6), textcoords="offset points", fontsize=8.5,
+            color=self.theme.sign, ha="right" if late else "left", zorder=8,
+        )  # fmt: skip
+
+    # --- words -----------------------------------------------------------------------------------
+
+    def _texts(self, figure: Any) -> None:
+        figure.text(0.012, 0.965, self.story.name, fontsize=13, fontweight="bold", va="center")
+        figure.text(0.012, 0.932, headline(self.story), fontsize=9.5, color=self.theme.muted,
+                    va="center")  # fmt: skip
+        figure.text(0.012, 0.022, footer(self.story), fontsize=8.5, color=self.theme.muted,
+                    va="center")  # fmt: skip
+        legend(figure, self.story, self.theme)
+
+
+def _short(value: float, _: object = None) -> str:
+    """A number at a tick: 1500, 20k, 3.5M."""
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(value) < 10_000 or unit == "T":
+            return f"{value:g}{unit}"
+        value /= 1000
+    return f"{value:g}"

@@ -1,0 +1,297 @@
+"""`advise` and `report` as a user types them: on runs, bare logs, other files, and bad input."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsurgeon.logs.tensorboard import event_file, frame
+from tests.cli.conftest import Surgeon, on_terminal
+from tests.conftest import Trained
+from tests.look.advised_runs import kept
+from train.log import Report, loss_line
+from train.progress import Progress
+
+LOSS = "lm-loss-training/lm loss"
+
+
+def write_log(folder: Path, losses: Iterable[float], first: int = 1, tag: str = LOSS) -> Path:
+    """An event file by torch's own writer."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+    for step, value in enumerate(losses, first):
+        writer.add_scalar(tag, value, step, walltime=1.7e9 + step)
+    writer.close()
+    return max(folder.glob("*tfevents*"))
+
+
+def spiked(points: int = 400, at: int = 250, height: float = 3.0) -> list[float]:
+    dice = random.Random(1)
+    return [
+        2 + 2 / math.sqrt(k) + dice.gauss(0, 0.05) + (height if k >= at else 0.0)
+        for k in range(1, points + 1)
+    ]
+
+
+def answer(surgeon: Surgeon, *words: object) -> dict[str, Any]:
+    done = surgeon("advise", "--json", *words)
+    assert done.exit_code == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+# --- what it reads -------------------------------------------------------------------------------
+
+
+def rows(name: str = "lr-too-high", seed: int = 1) -> list[dict[str, str]]:
+    text = gzip.decompress(kept(name, seed).read_bytes()).decode()
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_every_kind_of_log_leads_to_the_same_spikes(surgeon: Surgeon, tmp_path: Path) -> None:
+    table = rows()
+    losses = [float(row["loss"]) for row in table]
+    files = {
+        name: tmp_path / name for name in ("log.csv", "log.jsonl", "trainer_state.json", "out")
+    }
+    files["log.csv"].write_bytes(gzip.decompress(kept("lr-too-high", 1).read_bytes()))
+    objects = [{"step": int(row["step"]), "loss": float(row["loss"])} for row in table]
+    files["log.jsonl"].write_text("".join(json.dumps(item) + "\n" for item in objects))
+    files["trainer_state.json"].write_text(json.dumps({"log_history": objects}))
+    files["out"].write_text(
+        "".join(
+            f"noise\n{loss_line(report(float(r['loss'])), progress(int(r['step'])), 600)}\n"
+            for r in table
+        )
+    )
+    write_log(tmp_path / "tb", losses)
+    told = [answer(surgeon, "--log", file) for file in files.values()]
+    told.append(answer(surgeon, "--tb", tmp_path / "tb"))
+    assert [item["verdict"] for item in told] == ["diverged"] * 5
+    assert [item["onset"] for item in told] == [302] * 5
+    assert {item["points"] for item in told} == {600}
+    assert told[0]["spikes"][-1]["signs"][1]["signal"] == "grad-norm"
+
+
+def report(loss: float) -> Report:
+    return Report(loss, 1e-3, 8, 1.0, 1.0, 0, 0.1)
+
+
+def progress(step: int) -> Progress:
+    return Progress(iteration=step, samples=step * 8, tokens=0, gigaflos=0.0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[titan] 2026-08-21 - root - INFO - step: {step:2}  loss: {loss:8.5f}  grad_norm:  1.0",
+        "h:0\tolmo_core.train:92\tINFO\t[step={step}/600,epoch=1]\n    optim/LR (group 0)=0.0004\n"
+        "    optim/total grad norm=1.0\n    train/CE loss={loss:.4f}",
+        "x: iteration: {step} / 600 | consumed_tokens: 1K | lm_loss: {loss:.3g} | lr: 1e-4 | "
+        "grad_norm: 1.0",
+        '2022 | INFO | train_inner | {{"num_updates": "{step}", "loss": "{loss:g}", "gnorm": "1"}}',
+    ],
+    ids=["torchtitan", "OLMo-core", "nanotron", "metaseq"],
+)
+def test_the_printed_lines_of_other_trainers(surgeon: Surgeon, tmp_path: Path, line: str) -> None:
+    (tmp_path / "out").write_text(
+        "".join(
+            line.format(step=int(row["step"]), loss=float(row["loss"])) + "\n" for row in rows()
+        )
+    )
+    told = answer(surgeon, "--log", tmp_path / "out")
+    assert (told["verdict"], told["onset"], told["points"]) == ("diverged", 302, 600)
+
+
+def test_a_tag_by_another_name(surgeon: Surgeon, tmp_path: Path) -> None:
+    write_log(tmp_path / "tb", spiked(), tag="my/loss")
+    assert answer(surgeon, "--tb", tmp_path / "tb")["verdict"] == "unknown"
+    assert answer(surgeon, "--tb", tmp_path / "tb", "--tag", "loss=my/loss")["onset"] == 250
+
+
+# --- a run ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def diverged(trained: Trained) -> Path:
+    """Real checkpoints at 2, 4, 6 and 8, beside logs whose loss leaves its course at 60."""
+    root = trained()
+    for path in (root / "tensorboard").glob("*tfevents*"):
+        path.unlink()
+    dice = random.Random(2)
+    losses = [2 + dice.gauss(0, 0.05) for _ in range(200)] + [9.0] * 200
+    write_log(root / "tensorboard", losses)
+    return root
+
+
+def test_a_recipe_comes_out_that_plan_accepts(surgeon: Surgeon, diverged: Path) -> None:
+    told = answer(surgeon, "-C", diverged)
+    assert (told["verdict"], told["onset"], told["back_to"]) == ("diverged", 201, 8)
+    assert [item["step"] for item in told["candidates"]] == [8, 6, 4, 2]
+    assert all(item["sound"] for item in told["candidates"])
+    assert told["candidates"][0]["distance"]["steps"] == 392
+    recipe = diverged / "recipe.yaml"
+    before = sorted(path for path in diverged.rglob("*"))
+    done = surgeon("advise", "-C", diverged, "-o", recipe)
+    assert done.exit_code == 0, done.stderr
+    assert sorted({*before, recipe}) == sorted(diverged.rglob("*"))
+    first = next(item for item in told["recipes"] if item["recipe"] is not None)
+    text = recipe.read_text()
+    assert f"# Source: {first['source']}." in text and "rollback:\n  to: 8\n" in text
+    assert surgeon("plan", recipe, "-C", diverged).exit_code == 0
+    again = surgeon("advise", "-C", diverged, "-o", recipe)
+    assert again.exit_code == 2 and recipe.read_text() == text
+
+
+def test_the_answer_names_rules_steps_and_sources(surgeon: Surgeon, diverged: Path) -> None:
+    text = surgeon("advise", "-C", diverged).stdout
+    for part in (
+        "the loss diverged at step 201", "6 sigma over 128 points (OLMo-core)",
+        "193 before it, 392 steps", "PaLM (arXiv 2204.02311)", "advise -o recipe.yaml",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_doctor_says_that_the_loss_diverged(surgeon: Surgeon, diverged: Path) -> None:
+    done = surgeon("doctor", "-C", diverged)
+    assert done.exit_code == 4
+    assert "the loss diverged at step 201" in done.stdout
+    assert f"next: ckptsurgeon -C {diverged} advise" in done.stdout
+
+
+def test_status_shows_the_loss_on_a_terminal_alone(surgeon: Surgeon, diverged: Path) -> None:
+    code, shown = on_terminal("", "-C", diverged, "status")
+    assert code == 0 and "█" in shown and "saved steps" in shown
+    assert f"the loss diverged at step 201: ckptsurgeon -C {diverged} advise" in shown
+    assert "advise" not in surgeon("status", "-C", diverged).stdout
+
+
+def test_nothing_is_proposed_to_a_healthy_run(surgeon: Surgeon, tmp_path: Path) -> None:
+    write_log(tmp_path / "tb", spiked(at=1000))
+    told = answer(surgeon, "--tb", tmp_path / "tb")
+    assert told["verdict"] == "healthy" and told["spikes"] == [] == told["recipes"]
+    done = surgeon("advise", "--tb", tmp_path / "tb", "-o", tmp_path / "recipe.yaml")
+    assert done.exit_code == 1 and "nothing is proposed" in done.stderr
+    assert not (tmp_path / "recipe.yaml").exists()
+
+
+def test_one_rule_can_be_picked(surgeon: Surgeon, tmp_path: Path) -> None:
+    write_log(tmp_path / "tb", spiked())
+    told = answer(surgeon, "--tb", tmp_path / "tb", "--rule", "olmo2")
+    assert told["verdict"] == "unknown" and "1001" in told["reason"]
+    told = answer(surgeon, "--tb", tmp_path / "tb", "--rule", "cusum")
+    assert {spike["rule"] for spike in told["spikes"]} == {"cusum"}
+
+
+def test_a_picture_is_written_once(surgeon: Surgeon, diverged: Path) -> None:
+    file = diverged / "run.svg"
+    done = surgeon("report", "-C", diverged, "-o", file)
+    assert done.exit_code == 0, done.stderr
+    assert file.read_bytes().startswith(b"<?xml")
+    assert surgeon("report", "-C", diverged, "-o", file).exit_code == 2
+    assert surgeon("report", "-C", diverged, "-o", diverged / "run.gif").exit_code == 2
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def test_logs_of_a_restart_whose_clock_ran_backwards(surgeon: Surgeon, tmp_path: Path) -> None:
+    """Steps 1 to 300, then 200 on again, with times of a day before."""
+    first = write_log(tmp_path / "tb", spiked(300, at=1000))
+    data = first.read_bytes()
+    second = tmp_path / "tb" / "events.out.tfevents.1600000000.host.2.0"
+    write_log(tmp_path / "other", spiked(200, at=1000), first=200)
+    second.write_bytes(next((tmp_path / "other").iterdir()).read_bytes())
+    done = surgeon("advise", "--tb", tmp_path / "tb")
+    assert done.exit_code in (0, 1) and "Traceback" not in done.output
+    assert first.read_bytes() == data
+
+
+def test_damaged_records_are_left_out_and_named(surgeon: Surgeon, tmp_path: Path) -> None:
+    path = write_log(tmp_path / "tb", spiked())
+    data = bytearray(path.read_bytes())
+    index = event_file.scan(path)
+    data[index.offsets[100] + 20] ^= 0xFF
+    path.write_bytes(data)
+    told = answer(surgeon, "--tb", tmp_path / "tb")
+    assert told["onset"] == 250 and any("damaged bytes" in note for note in told["notes"])
+
+
+def test_a_tag_that_only_one_branch_has(surgeon: Surgeon, tmp_path: Path) -> None:
+    write_log(tmp_path / "tb", spiked(300, at=1000))
+    write_log(tmp_path / "tb", [0.5] * 100, tag="grad-norm/grad-norm")
+    assert answer(surgeon, "--tb", tmp_path / "tb")["verdict"] == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("log.csv", "step,loss\n", "no tag in"),
+        ("log.csv", "step,loss\n1,2.5\n", "1 points"),
+        ("log.csv", "step,loss\nx,y\n,,,\n\0\n3,nan\n", "1 points"),
+        ("log.jsonl", '{"step": 1}\n[\n{"step": "a", "loss": 1}\n', "no tag in"),
+        ("log.jsonl", '{"step": 1e400, "loss": 1}\n{"step": true, "loss": 2}\n', "no tag in"),
+        ("log.txt", "", "no tag in"),
+        ("log.txt", "\x1b[31m iteration 3/ 5 | lm loss: 1.0E+00 |\n", "1 points"),
+        ("state.json", '{"log_history": [{"step": 3, "loss": 1.0}, 7, {"loss": 2}]}', "1 points"),
+    ],
+)
+def test_poor_files_are_never_a_verdict(
+    surgeon: Surgeon, tmp_path: Path, name: str, content: str, says: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    done = surgeon("advise", "--log", tmp_path / name)
+    assert done.exit_code == 0, done.stderr
+    assert "I can't tell" in done.stdout and says in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--log", "nowhere.csv"), "can't be read"),
+        (("--log", "{folder}"), "can't be read"),
+        (("--log", "{folder}/bad.json"), "no log_history"),
+        (("--tb", "nowhere"), "is not a directory"),
+        (("--tb", "{folder}"), "no event file"),
+        (("--tb", "{folder}", "--rule", "7sigma"), "is not known"),
+        (("--tb", "{folder}", "--order", "luck"), "luck"),
+        (("--tb", "{folder}", "--tag", "loss"), "SIGNAL=NAME"),
+        ((), "no training run"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    surgeon: Surgeon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: Any, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.json").write_text("[")
+    given = [word.format(folder=tmp_path) for word in words]
+    for command in (("advise",), ("report", "-o", "run.svg")):
+        done = surgeon(*command, *given)
+        assert done.exit_code == 2 and says in done.stderr, done.stderr
+    assert not (tmp_path / "run.svg").exists()
+
+
+def test_a_run_without_logs(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    for path in (root / "tensorboard").glob("*tfevents*"):
+        path.unlink()
+    assert "I can't tell" in surgeon("advise", "-C", root).stdout
+    done = surgeon("report", "-C", root, "-o", root / "run.svg")
+    assert done.exit_code == 1 and "nothing to draw" in done.stderr
+    assert surgeon("doctor", "-C", root).exit_code == 0
+
+
+def test_a_log_of_nothing_but_a_version(surgeon: Surgeon, tmp_path: Path) -> None:
+    (tmp_path / "events.out.tfevents.1700000000.host.1.0").write_bytes(
+        event_file.version_record(1.7e9) + frame.frame(b"")[:7]
+    )
+    assert "I can't tell" in surgeon("advise", "--tb", tmp_path).stdout

@@ -1,0 +1,81 @@
+"""Megatron-LM's torch_dcp and fsdp_dtensor: what was set, read back by torch's own loader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsurgeon import look, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.run.run import Run
+from tests.support.megatron_flat import NAMES, loaded, save
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
+
+RECIPE: dict[str, Any] = {
+    "rollback": {"to": 20},
+    "set": {"lr": 3e-5, "min_lr": 3e-6, "beta2": 0.99, "eps": 1e-7, "weight_decay": 0.05},
+    "reset": ["moments"],
+}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_was_set_is_what_is_loaded(tmp_path: Path, named: bool) -> None:
+    root = save(tmp_path, named=named)
+    before = snapshot(root)
+    promise = operate(root, RECIPE).promise
+    assert promise is not None and promise.step == 21
+    assert (root / "latest_checkpointed_iteration.txt").read_text() == "20"
+    state = loaded(root, 20, named=named)
+    assert state["iteration"] == 20 and state["args"].consumed_train_samples == 320
+    schedule = state["opt_param_scheduler"]
+    assert (schedule["max_lr"], schedule["min_lr"]) == (3e-5, 3e-6)
+    assert (schedule["start_wd"], schedule["end_wd"]) == (0.05, 0.05)
+    if named:
+        groups = list(state["optimizer"]["param_to_group_meta"].values())
+        assert groups[1] == groups[2], "the loader refuses two of one group that differ"
+    else:
+        groups = state["optimizer"]["optimizer"]["param_groups"]
+    moments = (state["optimizer"] if named else state["optimizer"]["optimizer"])["state"]
+    assert len(groups) == len(moments) == 3 if named else len(groups) == 2
+    for group in groups:
+        assert (group["max_lr"], group["min_lr"], group["lr"]) == (3e-5, 3e-6, promise.lr)
+        assert tuple(group["betas"]) == (0.9, 0.99) and group["eps"] == 1e-7 and group["step"] == 0
+    for entry in moments.values():
+        assert not entry["exp_avg"].any() and not entry["exp_avg_sq"].any()
+    assert promise.weight_decay == (0.05, 0.0)
+    assert promise.betas == (0.9, 0.99) and promise.eps == 1e-7 and promise.groups is None
+    take_back(root, before)
+
+
+def test_some_parameters_are_reset_by_their_names(tmp_path: Path) -> None:
+    root = save(tmp_path)
+    operate(root, {"reset": ["moments"], "moments": {"params": r"up\.weight"}})
+    state = loaded(root, 30)["optimizer"]["state"]
+    assert not state[NAMES[0]]["exp_avg"].any() and state[NAMES[1]]["exp_avg"].all()
+
+
+def test_counters_flags_and_the_scale(tmp_path: Path) -> None:
+    root = save(tmp_path / "named")
+    promise = operate(root, {"skip": ["31-40"], "skip_by_counters": True}).promise
+    assert promise is not None and promise.consumed_samples == 640
+    assert loaded(root, 30)["args"].consumed_train_samples == 640
+    plan = surgery.plan(Run.open(root), from_data({"set": {"lr": 3e-5}}))
+    assert any("relaunch with --lr 3e-05:" in text for text in plan.warnings)
+    root = save(tmp_path / "numbered", named=False)
+    operate(root, {"set": {"loss_scale": 1024}})
+    assert float(loaded(root, 30, named=False)["optimizer"]["grad_scaler"]["scale"]) == 1024
+
+
+def test_what_is_missing_or_contradicts_itself_is_found(tmp_path: Path) -> None:
+    root = save(tmp_path)
+    assert look.verify(Run.open(root), level=4).findings == ()
+    (root / "iter_0000030" / "__0_0.distcp").unlink()
+    run = Run.open(root)
+    assert not run.complete(30) and run.complete(20)
+    with pytest.raises(SurgeryError, match="incomplete"):
+        surgery.plan(run, from_data({"set": {"eps": 1e-6}}))
+    operate(root, {"rollback": {"to": 20}})

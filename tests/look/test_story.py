@@ -1,0 +1,102 @@
+"""The story of a run by its receipts: what was left, where training went on, what is saved."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from ckptsurgeon import Run, plan, plan_undo, surgery
+from ckptsurgeon.logs.curves import of_rows
+from ckptsurgeon.look.logged import own
+from ckptsurgeon.look.story import Story, tell
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.run.attic import attics, prune
+from tests.conftest import Trained
+from tests.support.launch import launch
+
+
+def story(root: Path) -> Story:
+    run = Run.open(root)
+    return tell(own(run, {}), run)
+
+
+def operate(root: Path, **recipe: object) -> None:
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data(recipe)))
+
+
+def steps(branch: object) -> list[int]:
+    return list(np.asarray(branch["loss"].steps))  # type: ignore[index]
+
+
+def test_a_run_without_surgery_is_one_line(trained: Trained) -> None:
+    told = story(trained())
+    assert steps(told.kept) == [1, 2, 3, 4, 5, 6, 7, 8] and not told.left
+    assert told.saved == dict.fromkeys((2, 4, 6, 8), "sound")
+    assert told.advice.verdict == "unknown" and "8 points" in told.advice.reason
+
+
+def test_what_a_rollback_left_and_what_was_trained_again(trained: Trained) -> None:
+    root = trained()
+    operate(root, rollback={"to": 4}, why="a spike at 7", skip=["7-7"], set={"lr": 5e-4})
+    (left,) = story(root).left
+    assert (left.receipt, left.to, left.why) == ("0001", 4, "a spike at 7")
+    assert steps(left.curves) == [5, 6, 7, 8]
+    told = story(root)
+    assert told.saved == {2: "sound", 4: "sound", 6: "in the attic", 8: "in the attic"}
+    assert told.skips == ((7, 7),) and steps(told.kept) == [1, 2, 3, 4]
+
+    launch(f"--config={root / 'train.yaml'}", "train_iters=8")
+    told = story(root)
+    assert steps(told.kept) == [1, 2, 3, 4, 5, 6, 8]
+    assert set(told.saved.values()) == {"sound"}
+
+    run = Run.open(root)
+    surgery.apply(run, plan_undo(run, None))
+    told = story(root)
+    assert steps(told.kept) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [(left.receipt, left.to, steps(left.curves)) for left in told.left] == [
+        ("0002", 8, [5, 6, 8])
+    ]
+    assert told.skips == ()
+
+
+def test_what_a_trainer_trained_again_by_itself() -> None:
+    def logged(stop: int) -> list[tuple[int, dict[str, float], float]]:
+        return [(step, {"loss": 2.0}, math.nan) for step in range(1, stop + 1)]
+
+    again = [(step, {"loss": 1.0}, math.nan) for step in range(51, 201)]
+    (left,) = tell(of_rows([*logged(100), *again], Path("log")), None).left
+    assert (left.to, steps(left.curves)[0], steps(left.curves)[-1]) == (50, 51, 100)
+    few = [(step, {"loss": 1.0}, math.nan) for step in range(99, 201)]
+    assert [left.to for left in tell(of_rows([*logged(100), *few], Path("log")), None).left] == [
+        None
+    ]
+
+
+def test_a_pruned_attic_is_named_and_the_cut_branch_still_drawn(trained: Trained) -> None:
+    root = trained()
+    operate(root, rollback={"to": 4}, tensorboard={"keep_as": "tb-left"})
+    run = Run.open(root)
+    prune(run, attics(run))
+    told = story(root)
+    assert told.saved == {2: "sound", 4: "sound", 6: "pruned", 8: "pruned"}
+    assert [(left.to, steps(left.curves)) for left in told.left] == [(4, [5, 6, 7, 8])]
+
+
+def test_an_edit_in_place_leaves_nothing(trained: Trained) -> None:
+    root = trained()
+    operate(root, set={"lr": 5e-4})
+    told = story(root)
+    assert told.edits == ((8, "0001"),) and not told.left
+
+
+def test_a_damaged_step_is_no_sound_one(trained: Trained) -> None:
+    root = trained()
+    next((root / "global_step4").glob("*optim_states.pt")).unlink()
+    shard = next((root / "global_step6").glob("*optim_states.pt"))
+    shard.write_bytes(shard.read_bytes()[:100])
+    told = story(root)
+    assert told.saved == {2: "sound", 4: "incomplete", 6: "unsound", 8: "sound"}

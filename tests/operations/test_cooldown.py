@@ -1,0 +1,405 @@
+"""After a cooldown the real scheduler objects give the rates of the closed form, at every step."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as torch_lr
+
+from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon.edits import Plan
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.operations.cooldown import Cooldown
+from ckptsurgeon.recipe.file import from_data, load
+from tests.support import megatron_engine, megatron_legacy
+from tests.support.dcp_trainers import olmo, resumed_titan, torchtitan
+from tests.support.deepspeed_engine import make, process_group
+from tests.support.deepspeed_schedulers import options
+from tests.support.fairseq_files import make_run as fairseq
+from tests.support.launch import REPO
+from tests.support.nanotron_files import make as nanotron
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import take_back
+from train.schedule import AnnealingLR
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+PEAK, STEP, D = 1e-3, 60, 10
+SHAPES = ("linear", "1-sqrt", "cosine")
+
+
+def closed(rate: float, to: float, shape: str, steps: int = D) -> list[float]:
+    """The rates of the next `steps` + 1 updates by the formulas of the papers."""
+    left = {
+        "linear": lambda done: 1 - done,
+        "1-sqrt": lambda done: 1 - math.sqrt(done),
+        "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+    }[shape]
+    return [to + (rate - to) * left(k / steps) for k in range(steps + 1)]
+
+
+def same(found: Sequence[float], wanted: Sequence[float]) -> None:
+    """To 1e-12 of the first rate, and nothing left out."""
+    assert len(found) == len(wanted)
+    assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) <= 1e-12 * wanted[0]
+
+
+def cooled(root: Path, *, half: bool = False, **wanted: Any) -> Plan:
+    """The plan, applied; nothing is left to do, nothing is wrong, and it can be taken back. Of one
+    whose other `half` is on the command line, that is all that a second plan has to say."""
+    run, recipe = Run.open(root), from_data({"cooldown": wanted})
+    made = plan(run, recipe)
+    surgery.apply(run, made)
+    if half:
+        assert made.warnings[-1].startswith("relaunch with ")
+        assert refused(root, **wanted) in made.warnings[-1].replace("with", "the trainer with", 1)
+    else:
+        assert plan(Run.open(root), from_data(dict(made.recipe))).empty
+    assert look.verify(Run.open(root)).findings == ()
+    assert made.before is not None and made.promise is not None
+    assert made.promise.lr == pytest.approx(made.before.lr, rel=1e-12)
+    return made
+
+
+def refused(root: Path, **wanted: Any) -> str:
+    """What the refusal says to do instead; the run is as it was."""
+    before = snapshot(root)
+    with pytest.raises(SurgeryError) as error:
+        plan(Run.open(root), from_data({"cooldown": wanted}))
+    assert snapshot(root) == before
+    return " ".join(error.value.next)
+
+
+# --- torch ---------------------------------------------------------------------------------------
+
+CLASSES: dict[str, Callable[[Any], Any]] = {
+    "LinearLR": lambda o: torch_lr.LinearLR(o, 0.5, total_iters=20),
+    "PolynomialLR": lambda o: torch_lr.PolynomialLR(o, 200, power=2.0),
+    "CosineAnnealingLR": lambda o: torch_lr.CosineAnnealingLR(o, 200, 1e-5),
+    "OneCycleLR": lambda o: torch_lr.OneCycleLR(o, PEAK, total_steps=200),
+    "OneCycleLR-linear": lambda o: torch_lr.OneCycleLR(
+        o, PEAK, total_steps=200, anneal_strategy="linear", three_phase=True
+    ),
+    "LambdaLR": lambda o: torch_lr.LambdaLR(o, lambda t: 0.99**t),
+    "StepLR": lambda o: torch_lr.StepLR(o, 25),
+}
+HELD = {
+    "LinearLR": ("linear",), "PolynomialLR": ("linear",), "CosineAnnealingLR": ("cosine",),
+    "OneCycleLR": ("linear", "cosine"), "OneCycleLR-linear": ("linear", "cosine"),
+}  # fmt: skip
+
+
+def born() -> torch.optim.AdamW:
+    layer = torch.nn.Linear(2, 2)
+    groups = [{"params": [layer.weight]}, {"params": [layer.bias], "lr": PEAK / 4}]
+    return torch.optim.AdamW(groups, lr=PEAK)
+
+
+def accelerated(root: Path, name: str) -> Path:
+    """What Accelerate saves of a class of torch after STEP updates."""
+    optimizer = born()
+    scheduler = CLASSES[name](optimizer)
+    for _ in range(STEP):
+        optimizer.step()
+        scheduler.step()
+    folder = root / f"checkpoint_{STEP}"
+    folder.mkdir(parents=True)
+    torch.save(optimizer.state_dict(), folder / "optimizer.bin")
+    torch.save(scheduler.state_dict(), folder / "scheduler.bin")
+    torch.save({}, folder / "random_states_0.pkl")
+    return root
+
+
+def loaded(root: Path, make: Callable[[Any], Any]) -> tuple[Any, Any]:
+    optimizer = born()
+    scheduler = make(optimizer)
+    folder = root / f"checkpoint_{STEP}"
+    optimizer.load_state_dict(torch.load(folder / "optimizer.bin", weights_only=False))
+    scheduler.load_state_dict(torch.load(folder / "scheduler.bin", weights_only=False))
+    return optimizer, scheduler
+
+
+def stepped(optimizer: Any, scheduler: Any, steps: int = D) -> list[list[float]]:
+    """The rates of each param group, of the next `steps` + 1 updates."""
+    rates = []
+    for _ in range(steps + 1):
+        rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    return [list(column) for column in zip(*rates, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [(name, shape) for name, shapes in HELD.items() for shape in shapes]
+)
+def test_a_class_of_torch_that_can_hold_it_does(tmp_path: Path, name: str, shape: str) -> None:
+    root = accelerated(tmp_path, name)
+    before = snapshot(root)
+    to = 0.0 if name == "PolynomialLR" else 1e-6
+    rates = [column[0] for column in stepped(*loaded(root, CLASSES[name]), 0)]
+    cooled(root, steps=D, shape=shape, to=to)
+    found = stepped(*loaded(root, CLASSES[name]))
+    for rate, column in zip(rates, found, strict=True):
+        share = rate / max(rates) if name == "LinearLR" else 1.0
+        same(column, closed(rate, to * share, shape))
+    take_back(root, before)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_function_that_a_refusal_names_is_the_cooldown(tmp_path: Path, name: str) -> None:
+    """Of a class that can't hold the shape; the LambdaLR loads what is in the checkpoint."""
+    root = accelerated(tmp_path, name)
+    shape = next(shape for shape in reversed(SHAPES) if shape not in HELD.get(name, ()))
+    rates = [column[0] for column in stepped(*loaded(root, CLASSES[name]), 0)]
+    words = refused(root, steps=D, shape=shape, to=1e-6)
+    match = re.search(r"LambdaLR\(optimizer, (lambda .*)\)    it loads last_epoch (\d+)$", words)
+    assert match and int(match[2]) == STEP
+    function = eval(match[1], {"math": math})
+    peak = max(rates) / function(STEP)
+    same([peak * function(STEP + k) for k in range(D + 1)], closed(max(rates), 1e-6, shape))
+    assert peak * function(STEP + 10 * D) == pytest.approx(1e-6, rel=1e-9)
+
+
+# --- Megatron's AnnealingLR ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def annealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("annealed") / "run"
+    with megatron_engine.megatron():
+        megatron_engine.make(root, steps=14)
+    return root
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+def test_annealing_lr_decays_from_where_it_stands(
+    annealed: Path, tmp_path: Path, shape: str
+) -> None:
+    root = copied(annealed, tmp_path)
+    before = snapshot(root)
+    rate = look.inspect(Run.open(root)).promise.lr
+    assert rate is not None
+    made = cooled(root, steps=D, shape=shape, to=1e-7)
+    assert "--use-checkpoint-lr-scheduler" in " ".join(made.warnings)
+    with megatron_engine.megatron():
+        held = megatron_engine.resume(root, D + 1, use_checkpoint_lr_scheduler=True)
+    same(held["rates"], closed(rate, 1e-7, shape))
+    take_back(root, before)
+
+
+def test_the_bundled_trainers_scheduler_decays_alike() -> None:
+    """By its own code, from the state that a cooldown leaves."""
+    group: dict[str, float] = {"lr": 0.0}
+
+    class Optimizer:
+        param_groups = (group,)
+
+    for shape in SHAPES:
+        state = {
+            "max_lr": PEAK, "min_lr": 1e-5, "decay_style": shape, "warmup_steps": 480,
+            "decay_steps": 480 + 8 * D, "num_steps": 480,
+        }  # fmt: skip
+        scheduler = AnnealingLR(
+            Optimizer(), max_lr=1.0, min_lr=0.0, warmup_steps=1, decay_steps=2,
+            decay_style="constant",
+        )  # fmt: skip
+        scheduler.load_state_dict({**state, "warmup_tokens": 0, "num_tokens": 0})
+        rates = []
+        for _ in range(D + 1):
+            rates.append(group["lr"])
+            scheduler.step(8)
+        same(rates, closed(PEAK, 1e-5, shape))
+
+
+def test_a_style_that_annealing_lr_lacks_is_refused(annealed: Path) -> None:
+    assert "its shapes are cosine, linear" in refused(annealed, steps=D, shape="1-sqrt")
+
+
+def test_the_recipe_of_the_paper_is_planned(tmp_path: Path) -> None:
+    """recipes/cookbook/cooldown-1-sqrt, on a trainer that has the shape: Megatron-LM's WSD."""
+    unset = ("lr_wsd_decay_style", "lr_wsd_decay_samples", "lr_wsd_decay_iters")
+    root = megatron_legacy.save(tmp_path / "run", **dict.fromkeys(unset))
+    made = plan(Run.open(root), load(REPO / "recipes" / "cookbook" / "cooldown-1-sqrt.yaml"))
+    assert made.title == "cool down to 0 in 8 steps (1-sqrt)"
+    samples = 8 * megatron_legacy.BATCH
+    told = f"--lr-wsd-decay-style minus_sqrt --lr-wsd-decay-samples {samples}"
+    assert told in " ".join(made.warnings)
+    assert made.promise is not None and made.before is not None
+    assert made.promise.lr == pytest.approx(made.before.lr, rel=1e-12)
+
+
+# --- DeepSpeed -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    with process_group():
+        yield
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+@pytest.mark.parametrize("name", ["WarmupLR", "WarmupCosineLR"])
+def test_the_config_that_deepspeed_needs_is_told(
+    tmp_path: Path, name: str, shape: str, alone: None
+) -> None:
+    from deepspeed.runtime import lr_schedules
+
+    make(tmp_path, options(name), 12)
+    words = refused(tmp_path, steps=D, shape=shape, to=1e-6)
+    config = json.loads("{" + words.partition("config: ")[2] + "}")
+    rate = look.inspect(Run.open(tmp_path)).promise.lr
+    assert rate is not None
+    base = config.get("optimizer", {"params": {"lr": rate}})["params"]["lr"]
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=base)
+    section = config["scheduler"]
+    scheduler = getattr(lr_schedules, section["type"])(optimizer, **section["params"])
+    (saved,) = tmp_path.glob("global_step12/mp_rank_00_model_states.pt")
+    scheduler.load_state_dict(torch.load(saved, weights_only=False)["lr_scheduler"])
+    optimizer.param_groups[0]["lr"] = rate  # the engine loads the groups, then this scheduler
+    same(stepped(optimizer, scheduler)[0], closed(rate, 1e-6, shape))
+
+
+def test_what_deepspeed_cannot_decay_by_is_refused(tmp_path: Path, alone: None) -> None:
+    make(tmp_path, options("WarmupLR"), 6)
+    assert "LambdaLR" in refused(tmp_path, steps=2, shape="1-sqrt")
+
+
+# --- trainers that compute it from their config --------------------------------------------------
+
+
+def test_torchtitan_gets_the_rate_as_its_base_and_its_options(tmp_path: Path) -> None:
+    """Its LambdaLR at the options that the plan names is compared in test_word_libraries."""
+    root = torchtitan(tmp_path / "run")
+    before = snapshot(root)
+    rate = resumed_titan(root).optimizer.param_groups[0]["lr"]
+    made = cooled(root, half=True, steps=4, shape="1-sqrt", to=1e-6)
+    schedule = resumed_titan(root).schedule
+    assert schedule.base_lrs == [rate, rate]
+    assert f"--training.steps 10 --lr_scheduler.decay_ratio {4 / 10}" in made.warnings[-1]
+    assert "--lr_scheduler.decay_type sqrt" in made.warnings[-1]
+    take_back(root, before)
+
+
+def test_others_are_told_what_to_write(tmp_path: Path) -> None:
+    words = refused(olmo(tmp_path / "olmo"), steps=4)
+    assert "override_decay='{start: 7, duration: 4, shape: linear, end_lr: 0.0}'" in words
+    assert "linear and cosine" in refused(tmp_path / "olmo", steps=4, shape="1-sqrt")
+    words = refused(nanotron(tmp_path / "nanotron"), steps=2, shape="1-sqrt")
+    assert "lr_decay_style: 1-sqrt, lr_decay_starting_step: " in words
+    fairseq(tmp_path / "fairseq")
+    words = refused(tmp_path / "fairseq", steps=2)
+    assert "--lr-scheduler polynomial_decay --power 1 --lr " in words
+
+
+# --- a schedule that starts again ----------------------------------------------------------------
+
+
+def rewarmed(peak: float, floor: float, warmup: int, decay: int, shape: str) -> list[float]:
+    """Linear from 0, then the shape: the rates of every update of the new schedule and one more."""
+    up = [peak * k / warmup for k in range(warmup)]
+    return [*up, *(rate for rate in closed(peak, floor, shape, decay))]
+
+
+@pytest.mark.witness("Megatron-DeepSpeed", "set-lr --restart", by="deepspeed")
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+def test_annealing_lr_starts_again(annealed: Path, tmp_path: Path, shape: str) -> None:
+    """From any position: the second pre-training of 2308.04014."""
+    root = copied(annealed, tmp_path)
+    before = snapshot(root)
+    wanted = {"to": 3e-4, "warmup": 4, "decay": 8, "min_lr": 3e-5, "shape": shape}
+    made = plan(Run.open(root), from_data({"rewarm_schedule": wanted}))
+    surgery.apply(Run.open(root), made)
+    assert plan(Run.open(root), from_data(dict(made.recipe))).empty
+    with megatron_engine.megatron():
+        held = megatron_engine.resume(root, 13, use_checkpoint_lr_scheduler=True)
+    found, expected = held["rates"], rewarmed(3e-4, 3e-5, 4, 8, shape)
+    assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) <= 1e-12 * 3e-4
+    assert made.promise is not None and made.promise.lr == 0.0 == found[0]
+    take_back(root, before)
+
+
+def test_a_cosine_of_torch_starts_again(tmp_path: Path) -> None:
+    root = accelerated(tmp_path, "CosineAnnealingLR")
+    wanted = {"to": 2e-3, "warmup": 0, "decay": D, "min_lr": 1e-6}
+    surgery.apply(Run.open(root), plan(Run.open(root), from_data({"rewarm_schedule": wanted})))
+    same(stepped(*loaded(root, CLASSES["CosineAnnealingLR"]))[0], closed(2e-3, 1e-6, "cosine"))
+    with pytest.raises(SurgeryError, match="keeps no warmup"):
+        plan(Run.open(root), from_data({"rewarm_schedule": {**wanted, "warmup": 2}}))
+
+
+def test_deepspeed_is_told_the_config_of_a_new_start(tmp_path: Path, alone: None) -> None:
+    make(tmp_path, options("WarmupDecayLR"), 6)
+    wanted = {"to": 2e-3, "warmup": 3, "decay": 7}
+    made = plan(Run.open(tmp_path), from_data({"rewarm_schedule": wanted}))
+    (warning,) = made.warnings
+    assert '"warmup_max_lr": 0.002, "total_num_steps": 10, "warmup_num_steps": 3' in warning
+
+
+def test_without_a_position_nothing_starts_again(tmp_path: Path) -> None:
+    fairseq(tmp_path / "run")
+    with pytest.raises(SurgeryError, match="no position of a scheduler that could start again"):
+        plan(
+            Run.open(tmp_path / "run"),
+            from_data({"rewarm_schedule": {"to": 1e-4, "warmup": 1, "decay": 2}}),
+        )
+
+
+def test_set_lr_restart_is_this_section() -> None:
+    from ckptsurgeon.operations.hyperparameters import set_lr
+
+    data = set_lr("3e-4", warmup="500", decay="20000", restart=True)
+    assert data == {"rewarm_schedule": {"to": 3e-4, "warmup": 500, "decay": 20000}}
+    with pytest.raises(UsageError, match="needs its peak, warm-up and decay"):
+        set_lr("3e-4", restart=True)
+
+
+# --- the section ---------------------------------------------------------------------------------
+
+
+def test_a_percentage_is_of_the_whole_run(tmp_path: Path) -> None:
+    """MiniCPM's 10 %: of 60 steps and those that are added."""
+    root = accelerated(tmp_path, "LinearLR")
+    made = plan(Run.open(root), from_data({"cooldown": {"percent": 25}}))
+    assert made.recipe["cooldown"] == {"steps": 20}
+    assert made.title == "cool down to 0 in 20 steps (linear)"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({}, "either `steps` or `percent`"),
+        ({"steps": 4, "percent": 4}, "either `steps` or `percent`"),
+        ({"steps": 0}, "`cooldown.steps` is 0"),
+        ({"percent": 100}, "0 < percent < 100"),
+        ({"steps": 4, "shape": "sqrt"}, "1-sqrt"),
+        ({"steps": 4, "to": -1e-9}, "never below 0"),
+        ({"steps": 61}, "longer than the run before it: 60 steps"),
+        ({"steps": 4, "to": 1e-2}, "can't go down to 0.01"),
+    ],
+)
+def test_a_cooldown_that_cannot_be_meant_is_refused(
+    tmp_path: Path, wanted: dict[str, Any], says: str
+) -> None:
+    root = accelerated(tmp_path, "LinearLR")
+    with pytest.raises(UsageError) as error:
+        plan(Run.open(root), from_data({"cooldown": wanted}))
+    assert says in f"{error.value.what} {error.value.next}"
+
+
+def test_two_words_on_one_schedule_are_refused() -> None:
+    with pytest.raises(UsageError, match="both `cooldown` and `set` decide lr"):
+        from_data({"cooldown": {"steps": 4}, "set": {"lr": 1e-4}})
+    assert from_data({"cooldown": {"steps": 4}, "set": {"beta2": 0.99}}).get(Cooldown)
+
+
+def copied(source: Path, folder: Path) -> Path:
+    shutil.copytree(source, folder / "run")
+    return folder / "run"

@@ -1,0 +1,186 @@
+"""The picture: nothing is thinned away, every format opens, and it says what it has no data for."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import struct
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.logs.curves import Curve, Curves, of_rows
+from ckptsurgeon.look.logged import own
+from ckptsurgeon.look.story import Story, tell
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.report.picture import draw, page
+from ckptsurgeon.report.picture.arrows import MOST, label, rows
+from ckptsurgeon.report.picture.axes import axis
+from ckptsurgeon.report.picture.footer import footer
+from ckptsurgeon.report.picture.theme import DARK
+from ckptsurgeon.report.picture.thin import smoothed, thinned
+from tests.conftest import Trained
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def story(trained: Trained) -> Story:
+    """Rolled back from 8 to 4, with a reason."""
+    root = trained()
+    run = Run.open(root)
+    recipe = {"rollback": {"to": 4}, "why": "a spike & more <at> 7", "skip": ["7-8"]}
+    surgery.apply(run, plan(run, from_data(recipe)))
+    return tell(own(run, {}), run)
+
+
+# --- thinning ------------------------------------------------------------------------------------
+
+
+def test_no_spike_is_thinned_away() -> None:
+    dice = np.random.default_rng(0)
+    x, y = np.arange(100_000.0), dice.normal(2.0, 0.1, 100_000)
+    where = dice.choice(100_000, 40, replace=False)
+    y[where[:20]], y[where[20:]] = 9.0, -9.0
+    few_x, few_y = thinned(x, y, 0.0, 100_000.0, 1000)
+    assert len(few_x) == 2000 and (np.diff(few_x) >= 0).all()
+    columns = few_y.reshape(-1, 2)
+    whole = y.reshape(1000, 100)
+    assert (columns.min(axis=1) == whole.min(axis=1)).all()
+    assert (columns.max(axis=1) == whole.max(axis=1)).all()
+
+
+def test_a_short_curve_stays_as_it_is() -> None:
+    x, y = np.arange(5.0), np.arange(5.0)
+    assert thinned(x, y, 0.0, 4.0, 1000)[1] is y
+
+
+def test_a_stretch_that_is_no_number_leaves_a_gap() -> None:
+    x, y = np.arange(10_000.0), np.ones(10_000)
+    y[4000:5000] = math.nan
+    few_x, few_y = thinned(x, y, 0.0, 10_000.0, 100)
+    gap = few_x[np.isnan(few_y)]
+    assert gap.min() >= 4000 and gap.max() < 5000
+
+
+def test_smoothing_does_not_move_an_edge() -> None:
+    x, y = np.arange(600.0), np.where(np.arange(600) < 300, 2.0, 50.0)
+    line_x, line_y = smoothed(x, y, 11, 1000)
+    assert (line_y[line_x < 297] == 2.0).all() and (line_y[line_x > 303] == 50.0).all()
+
+
+# --- arrows --------------------------------------------------------------------------------------
+
+
+def test_arrows_of_one_row_do_not_overlap() -> None:
+    spans = [(0.0, 9.0), (1.0, 3.0), (5.0, 8.0), (2.0, 6.0)]
+    found = rows(spans, 0.1)
+    assert found[1] == found[2] == 0
+    for i, (a, b) in enumerate(spans):
+        for k, (c, d) in enumerate(spans[:i]):
+            assert found[i] != found[k] or b < c or d < a
+
+
+def test_many_rollbacks_share_the_last_row() -> None:
+    assert max(rows([(0.0, 10.0)] * 40, 0.1)) == MOST - 1
+
+
+def test_an_arrow_names_receipt_and_reason() -> None:
+    assert label("0003", "rollback 8 → 4", "a spike") == "0003  a spike"
+    assert label("0003", "rollback 8 → 4", "") == "0003  rollback 8 → 4"
+    assert len(label("0003", "", "x" * 500)) == 120
+
+
+# --- formats -------------------------------------------------------------------------------------
+
+
+def test_an_svg_is_one_and_the_same_each_time(story: Story) -> None:
+    drawn = draw(story, "svg")
+    assert ElementTree.fromstring(drawn).tag == f"{SVG}svg"
+    assert drawn == draw(story, "svg") and drawn != draw(story, "svg", theme=DARK)
+
+
+def test_a_png_has_the_size_of_the_sheet(story: Story) -> None:
+    drawn = draw(story, "png")
+    assert drawn[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", drawn[16:24]) == (1728, 1065)
+
+
+def test_a_page_needs_nothing_but_itself(story: Story) -> None:
+    made = page(story).decode()
+    assert made.count("<svg") == 2 and "<script" not in made
+    loaded = re.findall(r"""(?:src|href)=["']([^"'#][^"']*)""", made)
+    assert loaded == [] and "@import" not in made and "url(http" not in made
+    assert "a spike &amp; more &lt;at&gt; 7" in made
+    names = re.findall(r'\bid="([^"]+)"', made)
+    assert len(names) == len(set(names))
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', made)) <= set(names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_the_page(story: Story, tmp_path: Path, scheme: str) -> None:
+    """Headless Chromium, where one is installed; the ground has the colour of the scheme."""
+    names = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
+    browser = next((path for name in names if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip("no Chromium is installed")
+    (tmp_path / "run.html").write_bytes(page(story))
+    shot = tmp_path / "shot.png"
+    preferred = {"light": 1, "dark": 0}[scheme]
+    subprocess.run(
+        [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900",
+            f"--blink-settings=preferredColorScheme={preferred}", f"--screenshot={shot}",
+            (tmp_path / "run.html").as_uri(),
+        ],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    from matplotlib.image import imread
+
+    pixels = imread(str(shot))[..., :3]
+    ground = {"light": (1.0, 1.0, 1.0), "dark": (13 / 255, 17 / 255, 23 / 255)}[scheme]
+    assert np.abs(pixels[2, 2] - ground).max() < 0.01
+    kept = {"light": (10, 95, 180), "dark": (88, 166, 255)}[scheme]
+    close = np.abs(pixels - np.array(kept) / 255).max(axis=2) < 0.02
+    assert close.sum() > 200  # the kept line
+
+
+@pytest.mark.parametrize("x", ["steps", "tokens", "samples", "time"])
+def test_every_axis_is_drawn(story: Story, x: str) -> None:
+    assert draw(story, "svg", x).startswith(b"<?xml")
+
+
+def test_the_foot_counts_what_was_thrown_away(story: Story) -> None:
+    """32 tokens a sample, 8 samples a step: 4 steps were kept and 4 thrown away."""
+    assert footer(story) == (
+        "kept 1.024k tokens   ·   thrown away 1.024k tokens, 50 % of what was trained"
+    )
+
+
+def test_an_axis_that_the_logs_do_not_know_is_refused() -> None:
+    rows = [(step, {"loss": 1.0}, math.nan) for step in range(1, 5)]
+    kept = of_rows(rows, Path("log")).kept
+    for kind in ("tokens", "samples", "time", "epochs"):
+        with pytest.raises(UsageError):
+            axis(kind, [kept])
+
+
+def test_one_point_and_a_run_of_nan_are_drawn() -> None:
+    for values in ([1.0], [math.nan] * 5, [1.0, math.inf, 2.0], [0.0, 0.0]):
+        steps = np.arange(1, len(values) + 1)
+        curve = Curve(steps, np.array(values), np.full(len(values), math.nan))
+        told = tell(Curves({"loss": curve}, sources=(Path("log"),)), None)
+        assert draw(told, "png")[:4] == b"\x89PNG"
+
+
+def test_without_a_loss_there_is_no_picture(story: Story) -> None:
+    with pytest.raises(SurgeryError, match="nothing to draw"):
+        draw(replace(story, kept={}), "svg")

@@ -1,0 +1,79 @@
+"""Runs of Megatron-Bridge by their description, on what Megatron-core's formats are made of.
+
+As `save_checkpoint` in `training/checkpointing.py` of NVIDIA-NeMo/Megatron-Bridge 067f987d: no args
+in the common state, the counters in `train_state.pt`, and `latest_train_state.pt` a copy of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support import megatron_dist, megatron_flat
+from tests.support.megatron_legacy import BATCH
+
+CONFIG = """\
+_target_: megatron.bridge.training.config.ConfigContainer
+checkpoint:
+  _target_: megatron.bridge.training.config.CheckpointConfig
+  load: {run}
+  save: {run}
+  load_optim: true
+  non_persistent_ckpt_type: null
+optimizer:
+  lr: 6.0e-05
+  min_lr: 6.0e-06
+  weight_decay: 0.1
+  clip_grad: 1.0
+rng:
+  seed: 1234
+scheduler:
+  lr_decay_style: cosine
+  lr_decay_iters: 1000
+  lr_warmup_iters: 10
+  lr_warmup_samples: 0
+  lr_decay_samples: null
+  lr_warmup_init: 0.0
+  start_weight_decay: 0.1
+  end_weight_decay: 0.1
+  override_opt_param_scheduler: {override}
+train:
+  train_iters: 1000
+  global_batch_size: {batch}
+"""
+
+
+def save(
+    root: Path, steps: tuple[int, ...] = (20, 30), *, flat: bool = False, override: bool = False
+) -> Path:
+    """Of torch_dist, or with `flat` of fsdp_dtensor; its config overrides the schedule or not."""
+    if flat:
+        megatron_flat.save(root, steps, args=False)
+    else:
+        megatron_dist.save(root, steps, args=False)
+    for step in steps:
+        folder = root / f"iter_{step:07d}"
+        numbers: dict[str, Any] = {
+            "step": step, "consumed_train_samples": step * BATCH, "skipped_train_samples": 0,
+            "consumed_valid_samples": 0,
+        }  # fmt: skip
+        state = {key: torch.tensor(value, dtype=torch.int64) for key, value in numbers.items()}
+        flops = torch.tensor(1e9, dtype=torch.float32)
+        state["floating_point_operations_so_far"] = flops
+        for key in ("do_train", "do_valid", "do_test"):
+            state[key] = torch.tensor(True)
+        torch.save(state, folder / "train_state.pt")
+        text = CONFIG.format(run=root, override=str(override).lower(), batch=BATCH)
+        (folder / "run_config.yaml").write_text(text)
+    shutil.copy(folder / "train_state.pt", root / "latest_train_state.pt")
+    return root
+
+
+def resumed(root: Path) -> tuple[int, dict[str, Any]]:
+    """The iteration that `_resolve_checkpoint_iteration` finds, and the counters of it."""
+    latest = torch.load(root / "latest_train_state.pt", weights_only=True)
+    step = latest["step"].item()
+    state = torch.load(root / f"iter_{step:07d}" / "train_state.pt", weights_only=True)
+    return step, {key: value.item() for key, value in state.items()}
