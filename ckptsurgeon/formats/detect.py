@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +23,13 @@ FORMATS = (
 )
 """`module:Class` of each format, those that are told apart by more first. They are imported when
 they are asked: most commands need one."""
-DESCRIBED = ("lightning", "composer")
+DESCRIBED = (
+    "lightning", "lightning-sharded", "lightning-deepspeed", "composer", "composer-sharded",
+    "automodel", "verl",
+)  # fmt: skip
 """Pages in `described/`, asked after all of these."""
+PAGED = re.compile(r".*\.(?:ckpt|pt)|ep(?:och_)?\d.*|global_step_\d+")
+"""What a run of one of those pages has in its folder."""
 SIGNS = "no global_step<N>, iter_<N> or step-<N> folder, no latest"
 """What most runs would have had, for one that no format recognizes."""
 
@@ -36,7 +42,7 @@ def detect(run: Path) -> Format | None:
         item: Format = getattr(importlib.import_module(module), cls)()
         if item.recognizes(run):
             return item
-    if not any(path.suffix in (".ckpt", ".pt") for path in _listed(run)):
+    if not any(PAGED.fullmatch(path.name) for path in _listed(run)):
         return None  # no page describes other files, and to read one costs more than to look
     found = [page for page in _pages() if page.recognizes(run)]
     if len(found) > 1:

@@ -93,6 +93,8 @@ CLASSES: Mapping[str, Collection[str]] = {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "SavePlan",
         "StorageMeta", "TensorProperties", "TensorStorageMetadata", "TensorWriteData", "WriteItem",
         "WriteItemType", "_MEM_FORMAT_ENCODING", "_StorageInfo", "_StoragePrefix", "_get_layout",
+        "DTensor", "DTensorSpec", "DeviceMesh", "Partial", "Replicate", "Shard", "ShardOrderEntry",
+        "TensorMeta", "_FlatLayout", "_MeshLayout", "_StridedShard",
     },
 }  # fmt: skip
 """Known by package and class: the modules inside have changed from version to version."""

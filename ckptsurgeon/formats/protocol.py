@@ -15,6 +15,9 @@ from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Fill, K
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 
+Located = tuple[Path, tuple[Key, ...]]
+"""A file, and a key path in it."""
+
 
 class Place(NamedTuple):
     """One place where a checkpoint keeps a field.

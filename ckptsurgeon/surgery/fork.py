@@ -105,24 +105,28 @@ def make_partial(folder: Path, what: str) -> Path:
 def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:
     files = run.format.files(run.root, step)
     folders = {partial}
-    for source in files:
-        target = partial / source.relative_to(run.root)
-        for parent in reversed(target.relative_to(partial).parents[:-1]):
+
+    def made(source: Path) -> Path:
+        """Where `source` comes to lie, in a folder that is there."""
+        below = source.relative_to(run.root)
+        for parent in reversed(below.parents[:-1]):
             if partial / parent not in folders:
                 disk.make_directory(partial / parent)
                 folders.add(partial / parent)
-        _share(source, target, how)
+        return partial / below
+
+    for source in files:
+        _share(source, made(source), how)
     for name in LAUNCH:
         if (run.root / name).is_file():
             _share(run.root / name, partial / name, "copy")
     for pointer, text in run.format.pointers(run.root, step).items():
-        target = partial / pointer.relative_to(run.root)
         if isinstance(text, str):
-            disk.write_new(target, text.encode())
+            disk.write_new(made(pointer), text.encode())
         elif pointer not in files:
-            _share(text, target, how)
-    for made in sorted(folders, reverse=True):
-        disk.fsync_directory(made)
+            _share(text, made(pointer), how)
+    for folder in sorted(folders, reverse=True):
+        disk.fsync_directory(folder)
     return files
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from ckptsurgeon.edits import (
     AnyChange,
@@ -47,7 +48,8 @@ def render(
             pointers.append(rewrite(run, change.file, text, id, new=change.old is None))
     rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
     copied = {file: _copied(content, rendered) for file, content in copies.items()}
-    shards_first = [*_shards(run, rendered, id), *_shards(run, copied, id)]
+    beside = _made_beside(run, copies, rendered)
+    shards_first = [*_shards(run, rendered, id), *_shards(run, {**copied, **beside}, id)]
     return [*shards_first, *logs, *pointers, *asides]
 
 
@@ -57,6 +59,25 @@ def _copied(copy: Content, rendered: Mapping[str, Append | Content]) -> Content:
     assert isinstance(span, Span)
     edit = rendered.get(span.file, copy)
     return edit.whole() if isinstance(edit, Append) else edit
+
+
+def _made_beside(
+    run: Run, copies: Mapping[str, Content], rendered: Mapping[str, Append | Content]
+) -> dict[str, Append | Content]:
+    """New files that an edited shard refers to: its copy in another folder needs them there too."""
+    pairs = {
+        (PurePosixPath(span.file).parent, PurePosixPath(file).parent)
+        for file, content in copies.items()
+        for span in content.pieces
+        if isinstance(span, Span)
+    }
+    return {
+        (there / PurePosixPath(file).name).as_posix(): content
+        for file, content in rendered.items()
+        for here, there in sorted(pairs)
+        if here != there and PurePosixPath(file).parent == here
+        if not (run.root / file).exists()
+    }
 
 
 def _shards(run: Run, rendered: Mapping[str, Append | Content], id: str) -> list[Edit]:

@@ -178,6 +178,11 @@ def _make_first(cls: Global, first: Any, *rest: Any) -> Any:
 
 
 def _make_subclass(cls: Global, make: Global, kind: Global, args: Any, state: Any) -> Any:
+    if kind.name == "DTensor":  # a pair, the second what its __slots__ hold
+        slots = state[1] if isinstance(state, tuple) and len(state) == 2 else state
+        local = slots.get("_local_tensor") if isinstance(slots, dict) else None
+        if isinstance(local, Tensor):
+            return local  # what this rank has of it
     made: Any = make(*args)
     return made
 

@@ -27,11 +27,13 @@ class Chunk(NamedTuple):
     size: tuple[int, ...]
 
 
-def weights(saved: Saved) -> Iterator[Weight]:
-    """Every weight, in the order of `.metadata`. Raises SurgeryError for chunks that are cut along
-    more than two axes, or do not cover their tensor."""
+def weights(saved: Saved, inside: str = "") -> Iterator[Weight]:
+    """Every weight, in the order of `.metadata`: what begins with `inside`, where it is given.
+    Raises SurgeryError for chunks that are cut along more than two axes, or do not cover their
+    tensor."""
     for name, items in saved.items.items():
-        if items[0].offset is None or STATE.match(name):
+        foreign = not name.startswith(inside) if inside else STATE.match(name)
+        if items[0].offset is None or foreign:
             continue
         chunks, dtype = [], ""
         for item in items:
@@ -49,7 +51,7 @@ def weights(saved: Saved) -> Iterator[Weight]:
             for axis in range(len(chunks[0].size))
         )
         spans = tuple(_spans(name, shape, chunks, ITEM_BYTES[dtype]))
-        yield Weight(name.removeprefix("model."), dtype, shape, spans)
+        yield Weight(name.removeprefix(inside or "model."), dtype, shape, spans)
 
 
 def _steps(size: Sequence[int]) -> tuple[int, ...]:

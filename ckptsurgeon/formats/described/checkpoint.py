@@ -11,8 +11,8 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
-from ckptsurgeon.formats.plain.checkpoint import Located, TorchCheckpoint
-from ckptsurgeon.formats.protocol import Place, Setting, State, Weight
+from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.protocol import Located, Place, Setting, State, Weight
 
 
 @dataclass
@@ -56,12 +56,8 @@ class DescribedCheckpoint(TorchCheckpoint):
     def notes(self) -> Iterator[str]:
         """Whether a loader was asked."""
         yield from super().notes()
-        page = self.description
-        if page is not None and not page.witness:
-            yield (
-                f"{page.name} is known by its description alone: no loader of it has been asked "
-                "which values it takes"
-            )
+        if self.description is not None:
+            yield from self.description.doubts()
 
     def weights(self) -> Iterator[Weight]:
         """Each tensor of one file whose rows lie one after the other. Raises SurgeryError where the

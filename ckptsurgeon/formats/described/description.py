@@ -19,6 +19,8 @@ from ckptsurgeon.files.plain_yaml import unknown_key
 KeyPath = tuple[Key, ...]
 ANY = "*"
 """In a key path: each item of a list, each value of a dict. In a file pattern: any text."""
+LOADERS = ("dcp", "deepspeed")
+"""What `loader` may name; without it a pattern is of files that torch.save wrote."""
 COUNTERS = ("iteration", "consumed_samples", "tokens")
 """What `fields` may name."""
 OPTIONS = ("clip_grad", "seed", "optimizer", "skip")
@@ -27,10 +29,11 @@ OPTIONS = ("clip_grad", "seed", "optimizer", "skip")
 
 @dataclass(frozen=True)
 class FilePattern:
-    """A file by its path from the run: `*` is any text, `{step}` the number of the step, `{rank}`
-    and `{world}` those of the ranks, any other `{name}` some number."""
+    """A file, or a `folder`, by its path from the run: `*` is any text, `{step}` the number of the
+    step, `{rank}` and `{world}` those of the ranks, any other `{name}` some number."""
 
     text: str
+    folder: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_parts", [re.compile(_regex(p)) for p in self.text.split("/")])
@@ -40,7 +43,17 @@ class FilePattern:
         {step}, or the file."""
         names = self.text.split("/")
         depth = next((i for i, name in enumerate(names) if "{step}" in name), len(names) - 1)
-        return run.joinpath(*file.relative_to(run).parts[: depth + 1])
+        return self.above(run, file, depth + 1)
+
+    def numbers(self, name: str) -> dict[str, int] | None:
+        """Those in `name`, which has no folder in it; None if it is not of this pattern."""
+        match = re.fullmatch(_regex(self.text), name)
+        return {key: int(text) for key, text in match.groupdict().items()} if match else None
+
+    @staticmethod
+    def above(run: Path, file: Path, depth: int) -> Path:
+        """`file`, or the folder that leads to it, so many names below the run."""
+        return run.joinpath(*file.relative_to(run).parts[:depth])
 
     def matches(self, run: Path) -> list[tuple[Path, dict[str, int]]]:
         """Each file of this pattern below `run` with the numbers in its path, ascending by path."""
@@ -52,7 +65,7 @@ class FilePattern:
             for folder, numbers in found:
                 for path in _listed(folder):
                     match = part.fullmatch(path.name)
-                    if match is None or (path.is_dir() if last else not path.is_dir()):
+                    if match is None or path.is_dir() is not (self.folder or not last):
                         continue
                     here = {name: int(text) for name, text in match.groupdict().items()}
                     if all(numbers.get(name, number) == number for name, number in here.items()):
@@ -64,8 +77,11 @@ class FilePattern:
 @dataclass(frozen=True)
 class Content:
     """What is in the files of one pattern, as key paths: `optimizers` lead to what torch's
-    `state_dict()` of an optimizer returned, and so on. `has` must be there."""
+    `state_dict()` of an optimizer returned, and so on. `has` must be there. With a `loader` the
+    pattern is of folders: of torch.distributed.checkpoint, where a key path is what the names of
+    values begin with, or of a DeepSpeed engine, which knows its own optimizer."""
 
+    loader: str = ""
     has: tuple[KeyPath, ...] = ()
     optimizers: tuple[KeyPath, ...] = ()
     schedulers: tuple[KeyPath, ...] = ()
@@ -81,9 +97,18 @@ class Content:
 
 
 @dataclass(frozen=True)
+class Within:
+    """Where the number of a step is that is a `folder`: under a key path in a `file` inside."""
+
+    folder: FilePattern
+    file: FilePattern
+
+
+@dataclass(frozen=True)
 class Description:
     """One trainer. `number` leads to the step in a file whose name has none; `last` are copies of a
     step, or links to one, and what a restart loads; `pointer` is a text file that names a step.
+    Where a step is a folder, `within` says which, and in which of its files the number is.
 
     `witness` names the library whose loader has resumed an edited checkpoint in a test; without it
     every plan says that none was asked. `logs` says by the name of the run's folder where its event
@@ -94,10 +119,20 @@ class Description:
     source: str = ""
     witness: str = ""
     number: KeyPath = ()
+    within: Within | None = None
     last: tuple[FilePattern, ...] = ()
     pointer: tuple[str, str] | None = None
     logs: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+
+    def doubts(self) -> list[str]:
+        """What a plan says of a page whose loader was never asked."""
+        if self.witness:
+            return []
+        return [
+            f"{self.name} is known by its description alone: no loader of it has been asked "
+            "which values it takes"
+        ]
 
     @classmethod
     def read(cls, path: Path) -> Description:
@@ -109,13 +144,15 @@ class Description:
         """The page as plain data; `where` names it in an error. Unless `numbered`, what says no
         step is step 0."""
         page = _Page(where)
-        page.known(data, cls.__dataclass_fields__)
+        page.known(data, [key for key in cls.__dataclass_fields__ if key != "within"])
         for key in ("name", "files"):
             if not data.get(key):
                 raise page.wrong(key, "is missing: a description needs `name` and `files`")
         files = page.mapping(data["files"], "files")
-        contents = {page.pattern(text): page.content(item, text) for text, item in files.items()}
-        number = page.path(data["number"], "number") if "number" in data else ()
+        read = [(text, page.content(item, text)) for text, item in files.items()]
+        contents = {page.pattern(text, folder=bool(item.loader)): item for text, item in read}
+        number, within = page.number(data["number"]) if "number" in data else ((), None)
+        page.loaders(contents, within)
         unnumbered = [each.text for each in contents if "{step}" not in each.text]
         if numbered and unnumbered and not number:
             raise page.wrong(
@@ -135,7 +172,11 @@ class Description:
             source=str(data.get("source", "")),
             witness=str(data.get("witness", "")),
             number=number,
-            last=tuple(page.pattern(text) for text in page.items(data.get("last", []), "last")),
+            within=within,
+            last=tuple(
+                page.pattern(text, folder=any(item.loader for item in contents.values()))
+                for text in page.items(data.get("last", []), "last")
+            ),
             pointer=(str(pointer["file"]), str(pointer["text"])) if pointer else None,
             logs={k: str(v) for k, v in page.mapping(data.get("logs", {}), "logs").items()},
             options={key: str(text) for key, text in options.items()},
@@ -169,11 +210,34 @@ class _Page:
             raise self.wrong(key, "is not a list")
         return value
 
-    def pattern(self, text: Any) -> FilePattern:
+    def pattern(self, text: Any, *, folder: bool = False) -> FilePattern:
         parts = str(text).split("/")
         if not all(parts) or ".." in parts:
             raise self.wrong("files", f"has {text!r}, which is no path inside the run")
-        return FilePattern(str(text))
+        return FilePattern(str(text), folder)
+
+    def number(self, value: Any) -> tuple[KeyPath, Within | None]:
+        if not isinstance(value, Mapping):
+            return self.path(value, "number"), None
+        data = self.mapping(value, "number")
+        if set(data) != {"folder", "file", "keys"}:
+            raise self.wrong("number", "is a list of keys, or has `folder`, `file` and `keys`")
+        within = Within(self.pattern(data["folder"], folder=True), self.pattern(data["file"]))
+        return self.path(data["keys"], "number.keys"), within
+
+    def loaders(self, contents: Mapping[FilePattern, Content], within: Within | None) -> None:
+        """Refuse what can't be read together."""
+        loaded = [(each, item) for each, item in contents.items() if item.loader]
+        if len(loaded) > 1:
+            raise self.wrong("files", "has two patterns with a `loader`: one is known of a step")
+        for each, item in loaded:
+            if item.has or item.optional:
+                raise self.wrong(f"files.{each.text}", "has a `loader`, and so no has or optional")
+            if item.loader == "deepspeed" and item.paths() != list(item.schedulers):
+                raise self.wrong(f"files.{each.text}", "is an engine's: it takes schedulers alone")
+        inside = [each.text for each in contents if within and not _below(each, within.folder)]
+        if within and inside:
+            raise self.wrong(f"files.{inside[0]}", f"is not in the folder {within.folder.text!r}")
 
     def path(self, value: Any, key: str) -> KeyPath:
         path = self.items(value, key)
@@ -189,10 +253,14 @@ class _Page:
         self.known(data, Content.__dataclass_fields__, inside)
         fields = self.mapping(data.get("fields", {}), f"{inside}fields")
         self.known(fields, COUNTERS, f"{inside}fields.")
+        loader = data.get("loader", "")
+        if loader not in ("", *LOADERS):
+            raise self.wrong(f"{inside}loader", f"is not one of {', '.join(LOADERS)}")
         optional = data.get("optional", False)
         if not isinstance(optional, bool):
             raise self.wrong(f"{inside}optional", "is neither true nor false")
         return Content(
+            loader=loader,
             has=tuple((key,) for key in self.items(data.get("has", []), f"{inside}has")),
             **{
                 key: self.paths(data.get(key, []), inside + key)
@@ -201,6 +269,10 @@ class _Page:
             fields={key: self.paths(item, inside + key) for key, item in fields.items()},
             optional=optional,
         )
+
+
+def _below(pattern: FilePattern, folder: FilePattern) -> bool:
+    return pattern.text == folder.text or pattern.text.startswith(f"{folder.text}/")
 
 
 def _regex(text: str) -> str:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import read_shards
-from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
-from ckptsurgeon.formats.described.description import Content, Description, FilePattern
+from ckptsurgeon.formats.dcp.shards import absent
+from ckptsurgeon.formats.deepspeed.engine import Engine
+from ckptsurgeon.formats.described.checkpoint import expanded
+from ckptsurgeon.formats.described.copied import Copied
+from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
+from ckptsurgeon.formats.described.reading import opened
+from ckptsurgeon.formats.described.sharded import beginnings
 from ckptsurgeon.formats.layout import BaseFormat
-from ckptsurgeon.formats.plain.checkpoint import Located
+from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count
 from ckptsurgeon.formats.step_folders import files_below, refuse_link
 
@@ -37,19 +44,25 @@ class Described(BaseFormat):
     # --- steps -----------------------------------------------------------------------------------
 
     def recognizes(self, run: Path) -> bool:
-        """True with a file of a pattern that has what `has` names."""
+        """True with a file of a pattern that has what `has` names, or a folder that its loader
+        knows."""
         return any(
-            self._number(path, content) is not None
+            _is_loaded(path, content.loader)
+            if content.loader
+            else self._number(path, content) is not None
             for path, content in self._candidates(run)
-            if not content.optional
         )
 
     def _candidates(self, run: Path) -> Iterator[tuple[Path, Content]]:
-        """The newest file of each pattern: one is enough to know a trainer by."""
+        """The newest file of each pattern: one is enough to know a trainer by. Of folders each, as
+        the newest may be half saved."""
         for pattern, content in self.description.files.items():
+            if content.optional:
+                continue
             for path, _ in reversed(pattern.matches(run)):
                 yield path, content
-                break
+                if not content.loader:
+                    break
 
     def _number(self, path: Path, content: Content) -> int | None:
         """The step in a file, or 0 where its name has it; None for another trainer's file, and for
@@ -60,24 +73,27 @@ class Described(BaseFormat):
             return None
         key = (self.name, str(path), status.st_ino, status.st_size, status.st_mtime_ns)
         if key not in _known:
-            _known[key] = self._read_number(path, content)
+            _known[key] = _read_number(path, content, self.description.number)
         return _known[key]
 
-    def _read_number(self, path: Path, content: Content) -> int | None:
-        try:
-            tree = Archive.open(path).tree()
-            if any(not list(expanded(tree, needed)) for needed in content.has):
-                return None
-            number = get(tree, self.description.number) if self.description.number else 0
-        except (SurgeryError, OSError, ArithmeticError, LookupError, TypeError, ValueError,
-                AttributeError):  # fmt: skip
-            return None
-        return number if is_count(number) else None
+    def _within(self, folder: Path) -> int | None:
+        """The step in the file of `folder` that has it."""
+        within = self.description.within
+        matches = within.file.matches(folder) if within else []
+        return self._number(matches[0][0], Content()) if matches else None
 
     def _found(self, run: Path) -> dict[int, list[Shard]]:
         """The shards of each step; copies of a step are not among them."""
         copies = {path for path, _ in self._copies(run)}
         steps: dict[int, list[Shard]] = {}
+        if within := self.description.within:
+            for folder, _ in within.folder.matches(run):
+                if folder in copies or folder.is_symlink():
+                    continue
+                step = self._within(folder)
+                if step is not None:
+                    steps.setdefault(step, []).extend(self._inside(folder))
+            return steps
         for pattern, content in self.description.files.items():
             for path, numbers in pattern.matches(run):
                 if path in copies or path.is_symlink():
@@ -88,6 +104,27 @@ class Described(BaseFormat):
                 if step is not None:
                     steps.setdefault(step, []).append((path, pattern, numbers))
         return steps
+
+    def _inside(self, folder: Path) -> list[Shard]:
+        """The shards of a step that is a folder, by whatever name."""
+        within = self.description.within
+        depth = within.folder.text.count("/") + 1 if within else 0
+        out: list[Shard] = []
+        for pattern, content in self.description.files.items():
+            rest = "/".join(pattern.text.split("/")[depth:])
+            inner = FilePattern(rest, pattern.folder).matches(folder) if rest else [(folder, {})]
+            out += [
+                (path, pattern, numbers)
+                for path, numbers in inner
+                if not content.loader or _is_loaded(path, content.loader)
+            ]
+        return out
+
+    def _folder(self, run: Path, path: Path, pattern: FilePattern) -> Path:
+        """What is the step of the shard `path` and nothing else."""
+        if within := self.description.within:
+            return pattern.above(run, path, within.folder.text.count("/") + 1)
+        return pattern.entry(run, path)
 
     def _copies(self, run: Path) -> list[tuple[Path, Mapping[str, int]]]:
         found = [each for pattern in self.description.last for each in pattern.matches(run)]
@@ -104,11 +141,11 @@ class Described(BaseFormat):
         if shards:
             return shards
         pattern = next(iter(self.description.files))
-        return [
-            (path, pattern, numbers)
-            for path, numbers in self._copies(run)
-            if self.pointed(path) == step and not path.is_symlink()
-        ]
+        left = [(path, numbers) for path, numbers in self._copies(run) if not path.is_symlink()]
+        left = [(path, numbers) for path, numbers in left if self.pointed(path) == step]
+        if self.description.within:
+            return [shard for path, _ in left for shard in self._inside(path)]
+        return [(path, pattern, numbers) for path, numbers in left]
 
     def directory(self, run: Path, step: int) -> Path:
         """The folder of the step, or the run where steps are files."""
@@ -117,13 +154,15 @@ class Described(BaseFormat):
 
     def entries(self, run: Path, step: int) -> list[Path]:
         """The folder, or the files but for copies that a restart loads."""
-        return sorted({each.entry(run, p) for p, each, _ in self._found(run).get(step, [])})
+        shards = self._found(run).get(step, [])
+        return sorted({self._folder(run, path, pattern) for path, pattern, _ in shards})
 
     def files(self, run: Path, step: int) -> list[Path]:
         """The shards, what lies beside them in a folder, and the copies of the step."""
         shards = {path for path, _, _ in self._shards(run, step)}
-        beside = {p for e in self.entries(run, step) if e.is_dir() for p in files_below(e)}
-        return sorted(shards | beside | set(self._copies_of(run, step)))
+        whole = {*shards, *self.entries(run, step), *self._copies_of(run, step)}
+        below = {file for path in whole if path.is_dir() for file in files_below(path)}
+        return sorted({path for path in whole if not path.is_dir()} | below)
 
     def _copies_of(self, run: Path, step: int) -> list[Path]:
         """Copies, not links: what a link leads to is edited where it is."""
@@ -135,14 +174,33 @@ class Described(BaseFormat):
 
     def missing(self, run: Path, step: int) -> list[str]:
         """A pattern without a file, and the ranks below the world size or the highest one."""
-        shards = self._shards(run, step)
         for entry in self.entries(run, step):
             refuse_link(entry)
+        names: list[str] = []
+        for shards in self._whole(run, step).values():
+            names += self._lacking(run, step, shards)
+        return list(dict.fromkeys(names))
+
+    def _whole(self, run: Path, step: int) -> dict[Path, list[Shard]]:
+        """What a load reads together, by where it lies: each folder, and each copy of one; all
+        files of the step where steps are no such folders."""
+        shards = self._shards(run, step)
+        if not self.description.within:
+            return {self.directory(run, step): shards}
+        out: dict[Path, list[Shard]] = {}
+        for shard in shards:
+            out.setdefault(self._folder(run, shard[0], shard[1]), []).append(shard)
+        return out | {path: self._inside(path) for path in self._copies_of(run, step)}
+
+    def _lacking(self, run: Path, step: int, shards: Sequence[Shard]) -> list[str]:
         names: list[str] = []
         for pattern, content in self.description.files.items():
             mine = [(path, numbers) for path, each, numbers in shards if each == pattern]
             if not mine and not content.optional:
                 names.append(pattern.text.replace("{step}", str(step)))
+            for path, _ in mine:
+                below = path.relative_to(run).as_posix()
+                names += [f"{below}/{name}" for name in _unloaded(path, content.loader)]
             ranks = {numbers["rank"] for _, numbers in mine if "rank" in numbers}
             if not ranks:
                 continue
@@ -158,21 +216,28 @@ class Described(BaseFormat):
 
     def pointer_files(self, run: Path) -> list[Path]:
         """The text file that names a step, and of each kind of copy the newest."""
-        named = [run / self.description.pointer[0]] if self.description.pointer else []
         return [
-            *named,
+            *self._texts(run),
             *(path for pattern in self.description.last for path in _newest(pattern, run)),
         ]
+
+    def _texts(self, run: Path) -> list[Path]:
+        """The text file; where a page has copies or links too, if it is there."""
+        page = self.description
+        file = run / page.pointer[0] if page.pointer else None
+        return [file] if file is not None and (file.exists() or not page.last) else []
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
         """The text, and every copy with the shard of its rank that it must be a copy of: whichever
         a restart picks, it is this step."""
         out: dict[Path, str | Path] = {}
-        if self.description.pointer:
-            file, template = self.description.pointer
-            out[run / file] = template.replace("{step}", str(step))
         shards = self._shards(run, step)
+        for file in self._texts(run):
+            out[file] = self._text(step, shards[0][2] if shards else {})
         for path, numbers in self._copies(run):
+            if path.is_dir():
+                out |= self._repeated(run, path, step)
+                continue
             alike = [p for p, _, n in shards if n.get("rank") == numbers.get("rank")]
             if not alike:
                 raise SurgeryError(
@@ -184,14 +249,36 @@ class Described(BaseFormat):
                 out[path] = alike[0]
         return out
 
+    def _text(self, step: int, numbers: Mapping[str, int]) -> str:
+        """What names the step, with the other numbers in its name."""
+        text = self.description.pointer[1] if self.description.pointer else ""
+        for name, number in {**numbers, "step": step}.items():
+            text = text.replace(f"{{{name}}}", str(number))
+        return text
+
+    def _repeated(self, run: Path, copy: Path, step: int) -> dict[Path, str | Path]:
+        """Each file of a folder that must be a copy of the step. Raises SurgeryError for a link: no
+        edit makes one."""
+        if self.pointed(copy) == step:
+            return {}
+        folder = self.directory(run, step)
+        if copy.is_symlink():
+            target = shlex.quote(os.path.relpath(folder, copy.parent))
+            raise SurgeryError(
+                f"{copy.name} is a link to the folder {copy.readlink()}, and a surgery sets no "
+                "links to folders",
+                next=f"ln -sfn {target} {shlex.quote(str(copy))}    then the same once more",
+            )
+        return {copy / file.relative_to(folder): file for file in files_below(folder)}
+
     def pointed(self, pointer: Path) -> int | None:
         """The step in the text, or in the copy."""
         page = self.description
         if page.pointer and pointer.name == page.pointer[0]:
-            head, _, tail = page.pointer[1].partition("{step}")
-            named = (text(pointer) or "").strip()
-            digits = named.removeprefix(head.lstrip()).removesuffix(tail.rstrip())
-            return int(digits) if digits.isascii() and digits.isdecimal() else None
+            named = FilePattern(page.pointer[1].strip()).numbers((text(pointer) or "").strip())
+            return named["step"] if named else None
+        if page.within:
+            return self._within(pointer)
         if page.number:
             return self._number(pointer, next(iter(page.files.values())))
         return self._named(pointer)
@@ -200,7 +287,9 @@ class Described(BaseFormat):
         """The step that a link leads to by its name, or that a copy equals: in size and in its
         end, where the checksum of every record is."""
         run = pointer.parent
-        found = {path: step for step, each in self._found(run).items() for path, _, _ in each}
+        shards = [(step, *each) for step, of in self._found(run).items() for each in of]
+        found = {self._folder(run, path, pattern): step for step, path, pattern, _ in shards}
+        found |= {path: step for step, path, _, _ in shards}
         if pointer.is_symlink():
             return found.get(pointer.resolve())
         end = _end(pointer)
@@ -214,13 +303,13 @@ class Described(BaseFormat):
 
     def idle_paths(self, run: Path, step: int) -> list[str]:
         """Of each file pattern, by dots."""
-        contents = self.description.files
-        trees, _ = read_shards(path for path, _, _ in self._shards(run, step))
+        shards = self._shards(run, step)
+        trees, _ = read_shards(path for path, each, _ in shards if not each.folder)
         idle = []
-        for pattern, content in contents.items():
-            mine = [trees[path] for path, each, _ in self._shards(run, step) if each == pattern]
+        for pattern, content in self.description.files.items():
+            mine = [path for path, each, _ in shards if each == pattern]
             for path in content.paths():
-                if not any(list(expanded(tree, path)) for tree in mine):
+                if not any(_leads(file, trees, content, path) for file in mine):
                     idle.append(f"{pattern.text}: {'.'.join(map(str, path)) or 'all of it'}")
         return idle
 
@@ -242,37 +331,64 @@ class Described(BaseFormat):
 
     # --- contents --------------------------------------------------------------------------------
 
-    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> DescribedCheckpoint:
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> Checkpoint:
         """Read the tree of every shard, and of every copy of the step."""
         contents = self.description.files
-        shards = {path: contents[pattern] for path, pattern, _ in self._shards(run, step)}
-        first = next(iter(contents.values()))
-        inside = shards | dict.fromkeys(self._copies_of(run, step), first)
-        inside = {path: content for path, content in inside.items() if path not in without}
-        trees, archives = read_shards(inside)
-        located = {
-            key: tuple(_located(trees, inside, key))
-            for key in ("optimizers", "schedulers", "scalers", "weights")
-        }
-        if not any(located.values()):
-            raise _leads_nowhere(inside)
-        fields = {name for content in inside.values() for name in content.fields}
-        ranks = {n["rank"] for _, _, n in self._shards(run, step) if "rank" in n}
+        whole = self._whole(run, step)
+        if self.description.within:
+            each = [
+                opened(self.description, folder, step, _contents(shards, contents), 1, without)
+                for folder, shards in whole.items()
+            ]
+            return each[0] if len(each) == 1 else Copied(tuple(each))
+        (shards,) = whole.values()
+        ranks = {numbers["rank"] for _, _, numbers in shards if "rank" in numbers}
+        inside = _contents(shards, contents)
+        inside |= dict.fromkeys(self._copies_of(run, step), next(iter(contents.values())))
         path = self.directory(run, step)
-        return DescribedCheckpoint(
-            path=next(iter(shards), run) if path == run else path,
-            step=step,
-            trees=trees,
-            archives=archives,
-            optimizers=located["optimizers"],
-            schedulers=located["schedulers"],
-            scales=tuple((file, (*at, "scale")) for file, at in located["scalers"]),
-            family=self.name,
-            ranks=(max(1, len(ranks)), 1),
-            description=self.description,
-            weights_at=located["weights"],
-            counters={name: tuple(_counters(trees, inside, name)) for name in fields},
-        )
+        path = next(iter(inside), run) if path == run else path
+        return opened(self.description, path, step, inside, len(ranks), without)
+
+
+def _contents(
+    shards: Sequence[Shard], contents: Mapping[FilePattern, Content]
+) -> dict[Path, Content]:
+    return {path: contents[pattern] for path, pattern, _ in shards}
+
+
+def _is_loaded(folder: Path, loader: str) -> bool:
+    """Whether the loader would take the folder for one of its own."""
+    if loader == "dcp":
+        return (folder / METADATA).is_file()
+    return any(folder.glob("*_model_states.pt"))
+
+
+def _unloaded(folder: Path, loader: str) -> list[str]:
+    """What the loader would miss in the folder."""
+    if loader == "dcp":
+        return absent(folder)
+    return Engine(folder).missing(folder, 0) if loader else []
+
+
+def _leads(file: Path, trees: Mapping[Path, Any], content: Content, path: KeyPath) -> bool:
+    if content.loader == "dcp":
+        return bool(beginnings(Saved.open(file), path, rest=r"(\..+)?"))
+    if content.loader:
+        models = sorted(file.glob("*_model_states.pt"))
+        return any(list(expanded(Archive.open(model).tree(), path)) for model in models)
+    return bool(list(expanded(trees[file], path)))
+
+
+def _read_number(path: Path, content: Content, number: KeyPath) -> int | None:
+    try:
+        tree = Archive.open(path).tree()
+        if any(not list(expanded(tree, needed)) for needed in content.has):
+            return None
+        step = get(tree, number) if number else 0
+    except (SurgeryError, OSError, ArithmeticError, LookupError, TypeError, ValueError,
+            AttributeError):  # fmt: skip
+        return None
+    return step if is_count(step) else None
 
 
 def _newest(pattern: FilePattern, run: Path) -> list[Path]:
@@ -287,15 +403,6 @@ def _newest(pattern: FilePattern, run: Path) -> list[Path]:
     return list(newest.values())
 
 
-def _leads_nowhere(inside: Mapping[Path, Content]) -> SurgeryError:
-    file, content = next(iter(inside.items()))
-    named = [".".join(map(str, path)) for path in content.paths()]
-    return SurgeryError(
-        f"{file.name} holds nothing that the description names: {', '.join(named)}",
-        next="--format FORMAT    with the key paths of this file",
-    )
-
-
 def _end(path: Path) -> tuple[int, bytes] | None:
     try:
         with path.open("rb") as file:
@@ -304,19 +411,3 @@ def _end(path: Path) -> tuple[int, bytes] | None:
             return size, file.read()
     except OSError:
         return None
-
-
-def _located(
-    trees: Mapping[Path, Any], inside: Mapping[Path, Content], key: str
-) -> Iterator[Located]:
-    for file, content in inside.items():
-        for path in getattr(content, key):
-            yield from ((file, full) for full in expanded(trees[file], path))
-
-
-def _counters(
-    trees: Mapping[Path, Any], inside: Mapping[Path, Content], name: str
-) -> Iterator[Located]:
-    for file, content in inside.items():
-        for path in content.fields.get(name, ()):
-            yield from ((file, full) for full in expanded(trees[file], path))

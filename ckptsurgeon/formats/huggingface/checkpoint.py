@@ -1,4 +1,4 @@
-"""One saved step of a Hugging Face run: torch's state dicts, or a DeepSpeed engine's shards.
+"""One saved step of a Hugging Face run: torch's state dicts.
 
 The optimizer is loaded first, then the scheduler (`transformers/trainer.py`,
 `_load_optimizer_and_scheduler`); the first step uses the lr of the param groups.
@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Decay, Part, Place, Setting
+from ckptsurgeon.formats.protocol import Decay, Place, Setting
 from ckptsurgeon.formats.schedules import torch, transformers
 
 
@@ -45,9 +44,6 @@ def passed_over(settings: list[Setting], step: int) -> Iterator[str]:
 COUNTS = ("_num_yielded", "_sampler_iter_yielded")
 OWN = ("_snapshot", "_sampler_iter_state", "_index_sampler_state", "fetcher_state", "dataset_state")
 """Keys of a loader's state: its two counters, and the states of what it is made of."""
-
-BINS = ("pytorch_model.bin", "model.pt")
-"""Files of whole weights beside an engine."""
 
 
 @dataclass
@@ -96,47 +92,3 @@ class HuggingFaceCheckpoint(TorchCheckpoint):
         if self.family == "transformers" and torch.kind(self.schedule()) == "LambdaLR":
             return transformers.cooldown(self, decay)
         return super().cooldown(decay)
-
-
-@dataclass
-class EngineCheckpoint(DeepSpeedCheckpoint):
-    """DeepSpeed's shards, and the scheduler of the Trainer or of Accelerate beside them."""
-
-    schedulers: tuple[Path, ...] = ()
-
-    def find(self, field: str) -> list[Place]:
-        """The engine's places, and of the schedulers those beside it."""
-        places = super().find(field)
-        if field == "scheduler":
-            places += [Place(file, (), self.trees[file]) for file in self.schedulers]
-        if field == "position":
-            places += [p for file in self.schedulers for p in self.at(file, ("last_epoch",))]
-        return places
-
-    def parts(self) -> list[Part]:
-        """Those of the engine, which is what a resume loads. Refused where the weights are saved
-        beside it once more: that copy would stay as it was."""
-        copies = [p for p in self.path.iterdir() if p.suffix == ".safetensors" or p.name in BINS]
-        if copies:
-            raise SurgeryError(
-                f"{copies[0].name} repeats the weights of the engine, and would keep the old ones",
-                next=f"move {copies[0].name} out of the step, and export it anew afterwards",
-            )
-        return super().parts()
-
-    def schedule(self) -> Any:
-        """The engine's; else that beside it, which is loaded after."""
-        inner = super().schedule()
-        if inner is None and self.schedulers:
-            return self.trees[self.schedulers[0]]
-        return inner
-
-    def contradictions(self) -> list[str]:
-        """Also two schedulers of different positions."""
-        sentences = super().contradictions()
-        return [*sentences, *self._positions()]
-
-    def _positions(self) -> Iterator[str]:
-        positions = {p.file.name: p.value.get("last_epoch") for p in self.locate("scheduler")}
-        if len(set(positions.values())) > 1:
-            yield f"schedulers stand at different steps: {positions}"

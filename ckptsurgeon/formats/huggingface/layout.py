@@ -15,9 +15,10 @@ from ckptsurgeon.files import json_text
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats import json_beside
 from ckptsurgeon.formats.checkpoint import opened, read_shards
-from ckptsurgeon.formats.deepspeed.layout import STEP, DeepSpeed
+from ckptsurgeon.formats.deepspeed.engine import Engine, EngineCheckpoint
+from ckptsurgeon.formats.deepspeed.layout import STEP
 from ckptsurgeon.formats.huggingface import fsdp
-from ckptsurgeon.formats.huggingface.checkpoint import EngineCheckpoint, HuggingFaceCheckpoint
+from ckptsurgeon.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
 from ckptsurgeon.formats.protocol import Rival
 from ckptsurgeon.formats.schedules.torch import is_torch
@@ -46,7 +47,7 @@ class _Saved(StepFolders):
         refuse_link(self.directory(run, step))
         folder = _inside(self.directory(run, step))
         if engine := _engine(folder):
-            return [f"{engine.name}/{name}" for name in _Engine(engine).missing(folder, 0)]
+            return [f"{engine.name}/{name}" for name in Engine(engine).missing(folder, 0)]
         if (folder / fsdp.OPTIMIZER).is_dir():
             lacking = fsdp.missing(folder)
         else:
@@ -58,7 +59,7 @@ class _Saved(StepFolders):
         folder = _inside(self.directory(run, step))
         engine = _engine(folder)
         return [
-            *(_Engine(engine).strays(run, 0) if engine else []),
+            *(Engine(engine).strays(run, 0) if engine else []),
             *(
                 f"{name}: is none of Accelerate's, and older releases then load no such state"
                 for name in listed(folder)
@@ -80,10 +81,14 @@ class _Saved(StepFolders):
         registered = opened([p for p in _matching(folder, CUSTOM) if p not in without])
         schedulers += [path for path, archive in registered.items() if is_torch(archive.tree())]
         if engine := _engine(folder):
-            inner = _Engine(engine).open(folder, step, without)
+            inner = Engine(engine).open(folder, step, without)
             trees, archives = read_shards(schedulers)
             return EngineCheckpoint(
-                folder, step, inner.trees | trees, inner.archives | archives, tuple(schedulers)
+                folder,
+                step,
+                inner.trees | trees,
+                inner.archives | archives,
+                schedulers=tuple((path, ()) for path in schedulers),
             )
         optimizers = [p for p in _matching(folder, OPTIMIZER) if p not in without]
         scaler = folder / SCALER
@@ -106,8 +111,8 @@ class _Saved(StepFolders):
                 prefix="optimizer.",
                 options=self.options,
                 texts=texts,
-                schedulers=tuple(schedulers),
-                scalers=tuple(scalers),
+                schedulers=tuple((path, inside) for path in schedulers),
+                scales=tuple((path, ("scale",)) for path in scalers),
             )
         return HuggingFaceCheckpoint(
             path=folder,
@@ -240,18 +245,6 @@ class Accelerate(_Saved):
         if key in calls:
             return f"in the script, call {calls[key]}, then relaunch"
         return super().advise(key, value)
-
-
-class _Engine(DeepSpeed):
-    """A DeepSpeed step whose folder is known, whatever its name."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-
-    def directory(self, run: Path, step: int) -> Path:
-        """The folder."""
-        return self._folder
 
 
 def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:

@@ -10,23 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals, optimizer_state
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.formats.protocol import Decay, Disagreement, Place, Setting, State, StateDict
+from ckptsurgeon.formats.protocol import (
+    Decay,
+    Disagreement,
+    Located,
+    Place,
+    Setting,
+    State,
+    StateDict,
+)
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, torch
 
 GROUPS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 """Fields of the param groups."""
-
-
-Located = tuple[Path, tuple[Key, ...]]
-"""A file, and the path of an optimizer's state dict in it."""
 
 
 @dataclass

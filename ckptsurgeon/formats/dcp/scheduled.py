@@ -1,0 +1,133 @@
+"""A step of torch.distributed.checkpoint with torch's schedulers and gradient scalers.
+
+They are state dicts in torch files beside the folder, or lie in it, flattened as torch does it:
+one value for each key. What FSDP users of Accelerate, Lightning and Composer have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
+from ckptsurgeon.formats.protocol import Located, Place, Setting
+from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.schedules import annealing, torch
+
+
+@dataclass
+class ScheduledCheckpoint(DcpCheckpoint):
+    """`schedulers` are (file, path of a scheduler's state), `scales` (file, path of the loss
+    scale). In the folder itself the path is what the names begin with."""
+
+    schedulers: tuple[Located, ...] = ()
+    scales: tuple[Located, ...] = ()
+
+    growth: ClassVar[Mapping[str, int]] = {"_growth_tracker": 0}
+
+    # --- places ----------------------------------------------------------------------------------
+
+    def find(self, field: str) -> list[Place]:
+        """Of the optimizer, and of the schedulers and scalers."""
+        if field == "scheduler":
+            return [Place(file, path, self._saved_by(file, path)) for file, path in self.schedulers]
+        if field == "position":
+            places = [self.at(file, (*path, "last_epoch")) for file, path in self.schedulers]
+            return [place for each in places for place in each]
+        if field == "loss_scale":
+            return [place for file, path in self.scales for place in self.at(file, path)]
+        return super().find(field)
+
+    def _saved_by(self, file: Path, path: tuple[Key, ...]) -> Any:
+        """The whole state of a scheduler, in the folder put together from its values."""
+        if file != self.saved.path:
+            return get(self.trees[file], path)
+        inside = f"{path[0]}."
+        return {
+            name.removeprefix(inside): self.trees[file][name]
+            for name in self.saved.items
+            if name.startswith(inside)
+        }
+
+    def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
+        """Also of what was flattened: (beginning of the name, key, …)."""
+        if file == self.saved.path and len(path) > 1 and (file, path[:1]) in self.schedulers:
+            path = (f"{path[0]}.{path[1]}", *path[2:])
+        return super().at(file, path, wins)
+
+    def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
+        """By the names that each group holds; the rates of the groups too."""
+        return [(self._parameters(self._owner(str(p.path[0]), key)), p) for p in self.settings(key)]
+
+    def scaler_start(self) -> list[tuple[Place, Any]]:
+        """torch's GradScaler begins at 65536 and counts the steps since the last change."""
+        start: list[tuple[Place, Any]] = [(place, 65536.0) for place in self.locate("loss_scale")]
+        for file, path in self.scales:
+            start += [(place, 0) for place in self.at(file, (*path[:-1], "_growth_tracker"))]
+        return start
+
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """Refused for a weight decay that the scheduler sets anew, as Megatron's does."""
+        schedule = self.schedule()
+        if key == "weight_decay" and isinstance(schedule, Mapping) and "end_wd" in schedule:
+            raise SurgeryError(
+                f"the scheduler of {self.trainer} sets the weight decay of every group when it is "
+                "loaded, from start_wd and end_wd of its own",
+                next="set the weight decay in the trainer's config, and let it override the "
+                "scheduler's state",
+            )
+        return super().in_group(key, place, value)
+
+    # --- meaning ---------------------------------------------------------------------------------
+
+    def schedule(self) -> Any:
+        """The state of the first scheduler, or None."""
+        places = self.locate("scheduler")
+        return places[0].value if places else None
+
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """By the class of the saved scheduler; lr alone where none is saved."""
+        with understood(self.path):
+            schedule = self.schedule()
+            if torch.is_torch(schedule):
+                settings, notes = torch.reschedule(self, values)
+                return [self._placed(setting) for setting in settings], notes
+            if schedule is not None:
+                raise SurgeryError(
+                    "the scheduler's state is of no known class, so what it makes of an lr is "
+                    "unknown",
+                    next="set lr where the trainer makes its scheduler",
+                )
+            return annealing.reschedule(self, values)
+
+    def _placed(self, setting: Setting) -> Setting:
+        """With the place as the folder names it."""
+        (place,) = self.at(setting.place.file, setting.place.path)
+        return setting._replace(place=place)
+
+    def next_rate(self) -> float | None:
+        """The groups' own: the scheduler sets it from the step after."""
+        return float(self.agreed("lr")[0])
+
+    def peak(self) -> float | None:
+        """What the saved scheduler computes from."""
+        if torch.is_torch(self.schedule()):
+            return torch.peak(self)
+        return max((float(place.value) for place in self.locate("lr")), default=None)
+
+    def scheduler(self) -> str:
+        """By its class."""
+        schedule = self.schedule()
+        if torch.is_torch(schedule):
+            return torch.words(schedule)
+        return "an unknown schedule" if schedule is not None else ""
+
+    def notes(self) -> list[str]:
+        """Also what a scheduler does beside the rate."""
+        schedule = self.schedule()
+        return [*super().notes(), *(torch.notes(schedule) if torch.is_torch(schedule) else ())]

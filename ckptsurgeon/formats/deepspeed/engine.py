@@ -1,0 +1,80 @@
+"""A DeepSpeed step inside the checkpoint of another trainer, which keeps a scheduler of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ckptsurgeon.formats.deepspeed.layout import DeepSpeed
+from ckptsurgeon.formats.protocol import Located, Part, Place, State
+
+BINS = ("pytorch_model.bin", "model.pt")
+"""Files of whole weights beside an engine."""
+
+
+class Engine(DeepSpeed):
+    """A DeepSpeed step whose folder is known, whatever its name."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def directory(self, run: Path, step: int) -> Path:
+        """The folder."""
+        return self._folder
+
+
+@dataclass
+class EngineCheckpoint(DeepSpeedCheckpoint):
+    """`schedulers` are (file, path of the state) that the engine's trainer loads after it;
+    `doubts` what else a reader of its promise must know."""
+
+    schedulers: tuple[Located, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    def find(self, field: str) -> list[Place]:
+        """The engine's places, and of the schedulers those beside it."""
+        places = super().find(field)
+        if field == "scheduler":
+            places += [p for file, path in self.schedulers for p in self.at(file, path)]
+        if field == "position":
+            located = ((file, (*path, "last_epoch")) for file, path in self.schedulers)
+            places += [place for item in located for place in self.at(*item)]
+        return places
+
+    def schedule(self) -> Any:
+        """The engine's; else that beside it, which is loaded after."""
+        inner = super().schedule()
+        if inner is None and self.schedulers:
+            return self.value(*self.schedulers[0])
+        return inner
+
+    def parts(self) -> list[Part]:
+        """Those of the engine, which is what a resume loads. Refused where the weights are saved
+        beside it once more: that copy would stay as it was."""
+        copies = [p for p in self.path.iterdir() if p.suffix == ".safetensors" or p.name in BINS]
+        if copies:
+            raise SurgeryError(
+                f"{copies[0].name} repeats the weights of the engine, and would keep the old ones",
+                next=f"move {copies[0].name} out of the step, and export it anew afterwards",
+            )
+        return super().parts()
+
+    def read_state(self) -> State:
+        """The engine's, with the doubts."""
+        state = super().read_state()
+        return replace(state, notes=(*state.notes, *self.doubts))
+
+    def contradictions(self) -> list[str]:
+        """Also two schedulers of different positions."""
+        sentences = super().contradictions()
+        return [*sentences, *self._positions()]
+
+    def _positions(self) -> Iterator[str]:
+        positions = {p.file.name: p.value.get("last_epoch") for p in self.locate("scheduler")}
+        if len(set(positions.values())) > 1:
+            yield f"schedulers stand at different steps: {positions}"

@@ -1,0 +1,138 @@
+"""Opens one saved step as its page says: torch files, a folder of values, or an engine's shards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.dcp import Saved, Values
+from ckptsurgeon.formats.checkpoint import read_shards
+from ckptsurgeon.formats.deepspeed.engine import Engine, EngineCheckpoint
+from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
+from ckptsurgeon.formats.described.description import Content, Description
+from ckptsurgeon.formats.described.sharded import DescribedSharded, beginnings, optimizer
+from ckptsurgeon.formats.protocol import Located
+
+KEYS = ("optimizers", "schedulers", "scalers", "weights")
+
+
+def opened(
+    page: Description,
+    path: Path,
+    step: int,
+    shards: Mapping[Path, Content],
+    ranks: int,
+    without: Collection[Path],
+) -> DescribedCheckpoint | DescribedSharded | EngineCheckpoint:
+    """The step `step` at `path`: `shards` are its files, and the folder that a loader reads.
+    Raises SurgeryError where nothing of what the page names is there."""
+    named = {p: c for p, c in shards.items() if p not in without and c.paths()}
+    inside = {p: c for p, c in named.items() if not c.loader}
+    for folder, content in shards.items():
+        if content.loader == "dcp":
+            return _sharded(page, path, step, folder, content, inside)
+        if content.loader == "deepspeed":
+            return _engine(page, path, step, folder, content, without)
+    trees, archives = read_shards(inside)
+    located = {key: tuple(_located(trees, inside, key)) for key in KEYS}
+    if not any(located.values()):
+        raise _leads_nowhere(inside or shards)
+    return DescribedCheckpoint(
+        path=path,
+        step=step,
+        trees=trees,
+        archives=archives,
+        optimizers=located["optimizers"],
+        schedulers=located["schedulers"],
+        scales=tuple((file, (*at, "scale")) for file, at in located["scalers"]),
+        family=page.name,
+        ranks=(max(1, ranks), 1),
+        description=page,
+        weights_at=located["weights"],
+        counters=_counters(trees, inside),
+    )
+
+
+def _sharded(
+    page: Description,
+    path: Path,
+    step: int,
+    folder: Path,
+    content: Content,
+    beside: Mapping[Path, Content],
+) -> DescribedSharded:
+    saved = Saved.open(folder)
+    trees, archives = read_shards(beside)
+    located = {key: tuple(_located(trees, beside, key)) for key in KEYS}
+    within = [name for keys in content.schedulers for name in beginnings(saved, keys)]
+    counters = {name: list(places) for name, places in _counters(trees, beside).items()}
+    for name, paths in content.fields.items():
+        named = [value for keys in paths for value in beginnings(saved, keys, rest="")]
+        counters[name] = [*counters.get(name, ()), *((saved.path, (value,)) for value in named)]
+    return DescribedSharded(
+        path=path,
+        step=step,
+        trees={**trees, saved.path: Values(saved)},
+        archives=archives,
+        saved=saved,
+        trainer=page.name,
+        prefix=optimizer(saved, content.optimizers),
+        options=page.options,
+        schedulers=(*located["schedulers"], *((saved.path, (name,)) for name in within)),
+        scales=tuple((file, (*at, "scale")) for file, at in located["scalers"]),
+        description=page,
+        counted_at={name: tuple(places) for name, places in counters.items()},
+        weights_in=tuple(n for keys in content.weights for n in beginnings(saved, keys)),
+    )
+
+
+def _engine(
+    page: Description,
+    path: Path,
+    step: int,
+    folder: Path,
+    content: Content,
+    without: Collection[Path],
+) -> EngineCheckpoint:
+    """What the trainer loads itself is in the client state: in every model file."""
+    inner = Engine(folder).open(folder, step, without)
+    models = {file: content for file in inner.trees if file.name.endswith("_model_states.pt")}
+    return EngineCheckpoint(
+        path,
+        step,
+        inner.trees,
+        inner.archives,
+        schedulers=tuple(_located(inner.trees, models, "schedulers")),
+        doubts=tuple(page.doubts()),
+    )
+
+
+def _leads_nowhere(inside: Mapping[Path, Content]) -> SurgeryError:
+    file, content = next(iter(inside.items()))
+    named = [".".join(map(str, path)) for path in content.paths()]
+    return SurgeryError(
+        f"{file.name} holds nothing that the description names: {', '.join(named)}",
+        next="--format FORMAT    with the key paths of this file",
+    )
+
+
+def _located(
+    trees: Mapping[Path, Any], inside: Mapping[Path, Content], key: str
+) -> Iterator[Located]:
+    for file, content in inside.items():
+        for path in getattr(content, key):
+            yield from ((file, full) for full in expanded(trees[file], path))
+
+
+def _counters(
+    trees: Mapping[Path, Any], inside: Mapping[Path, Content]
+) -> dict[str, tuple[Located, ...]]:
+    """By name."""
+    out: dict[str, tuple[Located, ...]] = {}
+    for file, content in inside.items():
+        for name, paths in content.fields.items():
+            found = ((file, full) for path in paths for full in expanded(trees[file], path))
+            out[name] = (*out.get(name, ()), *found)
+    return out

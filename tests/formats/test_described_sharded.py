@@ -1,0 +1,283 @@
+"""Pages for trainers that save in shards: folders of torch's values, an engine, files of ranks.
+
+No library of theirs runs here: torch's and DeepSpeed's own functions write what the cited sources
+write, and load what was edited."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+)
+
+from ckptsurgeon import Run, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe.file import from_data
+from tests.support import deepspeed_engine
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.distributed")
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+EDITS = {"beta2": 0.97, "eps": 1e-6, "weight_decay": 0.3}
+
+
+def stepped(times: int) -> tuple[torch.nn.Module, Any, Any]:
+    """A model, its AdamW and LambdaLR after some updates."""
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 0.9**step)
+    for _ in range(times):
+        model(torch.ones(3, 4)).pow(2).sum().backward()
+        adam.step()
+        schedule.step()
+    return model, adam, schedule
+
+
+def composer_state(step: int) -> dict[str, Any]:
+    """`State.state_dict` of mosaicml/composer 6405188 with fsdp state_dict_type sharded."""
+    model, adam, schedule = stepped(step)
+    weights, optimizer = get_state_dict(model, adam)
+    counts = {"batch": step, "sample": 8 * step, "token": 64 * step}
+    state = {
+        "model": weights,
+        "optimizers": {"AdamW": optimizer},
+        "schedulers": {"LambdaLR": schedule.state_dict()},
+        "timestamp": {"Timestamp": counts},
+    }
+    return {"state": state, "rng": [{}]}
+
+
+def composer(root: Path) -> Path:
+    for step in (2, 4, 6):
+        dcp.save(composer_state(step), checkpoint_id=root / f"ep0-ba{step}", no_dist=True)
+    (root / "latest-rank0.pt").symlink_to("ep0-ba6")
+    return root
+
+
+def automodel_state(step: int) -> dict[str, Any]:
+    """`OptimizerState.state_dict` of NVIDIA-NeMo/Automodel 36044ad, and its scheduler's."""
+    model, adam, _ = stepped(step)
+    schedule = {
+        "max_lr": 1e-3, "lr_warmup_steps": 0, "num_steps": step, "lr_decay_style": "cosine",
+        "lr_decay_steps": 40, "min_lr": 0.0, "start_wd": 0.01, "end_wd": 0.01,
+        "wd_incr_style": "constant", "wd_incr_steps": 40,
+    }  # fmt: skip
+    return {"optim": get_optimizer_state_dict(model, adam, options=FLAT), "sched": schedule}
+
+
+def automodel(root: Path) -> Path:
+    for step in (2, 4, 6):
+        folder = root / f"epoch_0_step_{step}"
+        dcp.save(automodel_state(step), checkpoint_id=folder / "optim", no_dist=True)
+        torch.save({"step": step, "epoch": 0}, folder / "step_scheduler.pt")
+    (root / "LATEST").symlink_to("epoch_0_step_6")
+    return root
+
+
+def verl(root: Path) -> Path:
+    """`FSDPCheckpointManager.save_checkpoint` of volcengine/verl b178a3c, FSDP1: views of flat
+    parameters, as torch's state_dict() has them."""
+    for step in (2, 4, 6):
+        folder = root / f"global_step_{step}" / "actor"
+        folder.mkdir(parents=True)
+        for rank in range(2):
+            model, adam, schedule = stepped(step)
+            name = f"world_size_2_rank_{rank}.pt"
+            torch.save(model.state_dict(), folder / f"model_{name}")
+            torch.save(adam.state_dict(), folder / f"optim_{name}")
+            extra = {"lr_scheduler": schedule.state_dict(), "rng": {}}
+            torch.save(extra, folder / f"extra_state_{name}")
+        torch.save({"samples": 8 * step}, root / f"global_step_{step}" / "data.pt")
+    (root / "latest_checkpointed_iteration.txt").write_text("6")
+    return root
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[[Callable[[Path], Path]], Path]:
+    def make(maker: Callable[[Path], Path]) -> Path:
+        (tmp_path / "run").mkdir()
+        return maker(tmp_path / "run")
+
+    return make
+
+
+Make = Callable[[Callable[[Path], Path]], Path]
+
+
+def test_a_sharded_composer_run(made: Make) -> None:
+    root = made(composer)
+    before = snapshot(root)
+    run = Run.open(root)
+    assert (run.format.name, run.steps(), run.latest()) == ("composer-sharded", [2, 4, 6], 6)
+    recipe = {"set": {**EDITS, "lr": 5e-4, "consumed_samples": 100}, "reset": ["moments"]}
+    plan = operate(root, recipe)
+    state = composer_state(6)
+    dcp.load(state, checkpoint_id=root / "ep0-ba6", no_dist=True)
+    saved = state["state"]
+    model, adam, schedule = stepped(0)
+    set_optimizer_state_dict(model, adam, saved["optimizers"]["AdamW"])
+    schedule.load_state_dict(saved["schedulers"]["LambdaLR"])
+    group = adam.param_groups[0]
+    assert plan.promise is not None
+    assert group["lr"] == plan.promise.lr == pytest.approx(5e-4 * 0.9**6)
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.97), 1e-6, 0.3)
+    assert schedule.base_lrs == [5e-4]
+    assert all(not s["exp_avg"].any() and int(s["step"]) == 0 for s in adam.state.values())
+    assert saved["timestamp"]["Timestamp"]["sample"] == 100
+    shapes = {weight.name: weight.shape for weight in Run.open(root).checkpoint(6).weights()}
+    assert shapes == {"0.weight": (2, 4), "0.bias": (2,)}
+    take_back(root, before)
+
+
+def test_an_automodel_run(made: Make) -> None:
+    root = made(automodel)
+    before = snapshot(root)
+    run = Run.open(root)
+    assert (run.format.name, run.steps(), run.latest()) == ("automodel", [2, 4, 6], 6)
+    plan = operate(root, {"set": {"beta2": 0.97, "eps": 1e-6}, "reset": ["moments"]})
+    assert plan.promise is not None and plan.promise.betas == (0.9, 0.97)
+    state = automodel_state(6)
+    dcp.load(state, checkpoint_id=root / "epoch_0_step_6" / "optim", no_dist=True)
+    model, adam, _ = stepped(6)
+    set_optimizer_state_dict(model, adam, state["optim"], options=FLAT)
+    assert adam.param_groups[0]["eps"] == 1e-6 and adam.param_groups[0]["betas"] == (0.9, 0.97)
+    assert all(not s["exp_avg"].any() for s in adam.state.values())
+    take_back(root, before)
+    for values, words in (
+        ({"lr": 5e-4}, "of no known class"),
+        ({"weight_decay": 0.3}, "from start_wd and end_wd"),
+    ):
+        with pytest.raises(SurgeryError, match=words):
+            surgery.plan(Run.open(root), from_data({"set": values}))
+    with pytest.raises(SurgeryError, match="sets no links to folders"):
+        surgery.plan(Run.open(root), from_data({"rollback": {"to": 4}}))
+
+
+def test_a_text_in_place_of_a_link(made: Make) -> None:
+    """As Automodel writes it where a link can't be made."""
+    root = made(automodel)
+    (root / "LATEST").unlink()
+    (root / "LATEST.txt").write_text("epoch_0_step_6")
+    before = snapshot(root)
+    assert Run.open(root).latest() == 6
+    operate(root, {"rollback": {"to": 4}})
+    assert (root / "LATEST.txt").read_text() == "epoch_0_step_4"
+    assert (Run.open(root).steps(), Run.open(root).latest()) == ([2, 4], 4)
+    take_back(root, before)
+
+
+def test_a_verl_run(made: Make) -> None:
+    root = made(verl)
+    before = snapshot(root)
+    run = Run.open(root)
+    assert (run.format.name, run.steps(), run.latest()) == ("verl", [2, 4, 6], 6)
+    operate(root, {"rollback": {"to": 4}, "set": {**EDITS, "lr": 5e-4}, "reset": ["moments"]})
+    assert (root / "latest_checkpointed_iteration.txt").read_text() == "4"
+    for rank in range(2):
+        folder = root / "global_step_4" / "actor"
+        _, adam, schedule = stepped(0)
+        adam.load_state_dict(torch.load(folder / f"optim_world_size_2_rank_{rank}.pt"))
+        extra = torch.load(folder / f"extra_state_world_size_2_rank_{rank}.pt")
+        schedule.load_state_dict(extra["lr_scheduler"])
+        group = adam.param_groups[0]
+        assert group["lr"] == pytest.approx(5e-4 * 0.9**4) and schedule.base_lrs == [5e-4]
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.97), 1e-6, 0.3)
+        assert all(not s["exp_avg"].any() for s in adam.state.values())
+    take_back(root, before)
+    (root / "global_step_6/actor/optim_world_size_2_rank_1.pt").unlink()
+    assert not Run.open(root).complete(6)
+
+
+def test_the_files_of_fsdp2_hold_what_a_rank_has_of_each_tensor(made: Make) -> None:
+    """verl with FSDP2 saves DTensors: their local part is edited."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    root = made(verl)
+    with deepspeed_engine.process_group():
+        model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for _ in range(6):
+            model(torch.ones(3, 4)).sum().backward()
+            adam.step()
+        state = adam.state_dict()
+        state["param_groups"][0].update(initial_lr=1e-3, lr=1e-3 * 0.9**6)
+        files = sorted((root / "global_step_6" / "actor").glob("optim_*.pt"))
+        for file in files:
+            torch.save(state, file)
+        before = snapshot(root)
+        operate(root, {"set": {**EDITS, "lr": 5e-4}, "reset": ["moments"]})
+        for file in files:
+            adam.load_state_dict(torch.load(file, weights_only=False))
+            group = adam.param_groups[0]
+            assert group["lr"] == pytest.approx(5e-4 * 0.9**6) and group["eps"] == 1e-6
+            for held in adam.state.values():
+                assert not held["exp_avg"].full_tensor().any() and int(held["step"]) == 0
+        take_back(root, before)
+
+
+def test_a_half_saved_folder_hides_no_other(made: Make) -> None:
+    root = made(composer)
+    shutil.rmtree(root / "ep0-ba4")
+    (root / "ep0-ba6" / ".metadata").unlink()
+    run = Run.open(root)
+    assert (run.format.name, run.complete(2), run.complete(6)) == ("composer-sharded", True, False)
+
+
+OPTIONS = deepspeed_engine.Options(stage=1)
+
+
+def lightning(root: Path) -> Path:
+    """`DeepSpeedStrategy.save_checkpoint` of lightning 2.6.6: a real engine under the tag
+    `checkpoint`, the Trainer's state as its client state, and no scheduler of the engine's own."""
+    with deepspeed_engine.process_group():
+        engine = deepspeed_engine.build(OPTIONS)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(deepspeed_engine.live(engine), T_max=40)
+        for step in range(1, 5):
+            deepspeed_engine.train(engine, 1)
+            cosine.step()
+            if step % 2:
+                continue
+            state = {"pytorch-lightning_version": "2.6.6", "epoch": 0, "global_step": step}
+            state["lr_schedulers"] = [cosine.state_dict()]
+            for name in (f"epoch=0-step={step}.ckpt", "last.ckpt"):
+                engine.save_checkpoint(str(root / name), client_state=state, tag="checkpoint")
+    return root
+
+
+def test_an_engine_of_lightning(made: Make) -> None:
+    root = made(lightning)
+    before = snapshot(root)
+    run = Run.open(root)
+    assert (run.format.name, run.steps(), run.latest()) == ("lightning-deepspeed", [2, 4], 4)
+    operate(root, {"set": {"eps": 1e-5}})
+    operate(root, {"rollback": {"to": 2}, "set": {**EDITS, "lr": 5e-4}, "reset": ["moments"]})
+    with deepspeed_engine.process_group():
+        engine = deepspeed_engine.build(OPTIONS)
+        _, state = engine.load_checkpoint(str(root / "last.ckpt"), load_lr_scheduler_states=False)
+        held = deepspeed_engine.effective(engine)
+        adam = deepspeed_engine.live(engine)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=40)
+        cosine.load_state_dict(state["lr_schedulers"][0])
+    assert (state["global_step"], cosine.base_lrs) == (2, [5e-4] * 2)
+    assert held["lr"] == pytest.approx(cosine.get_last_lr())
+    assert (held["betas"], held["eps"]) == ([[0.9, 0.97]] * 2, [1e-6] * 2)
+    assert held["weight_decay"] == [0.3, 0.0]
+    assert held["steps"] == [0] and held["moments"] == {"exp_avg": 0.0, "exp_avg_sq": 0.0}
+    for _ in range(2):
+        run = Run.open(root)
+        surgery.apply(run, surgery.plan_undo(run))
+    assert snapshot(root) == before

@@ -1,0 +1,174 @@
+"""Lightning with FSDP2: its own Trainer saves folders on two ranks, and resumes from edits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from ckptsurgeon import Run, look, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.surgery.fork import fork
+from tests.support.launch import run_module
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
+
+pytestmark = [
+    pytest.mark.formats,
+    pytest.mark.filterwarnings("ignore"),  # of the libraries' own making
+]
+PEAK = 1e-3
+STEP = "epoch=0-step={}.ckpt"
+
+
+def train(root: Path, stop: int, resume: str = "") -> dict[int, dict[str, Any]]:
+    """Two ranks to step `stop`: what each update used."""
+    environment = {"TORCHELASTIC_RUN_ID": "1", "PYTHONWARNINGS": "ignore"}
+    done = run_module(
+        "tests.support.lightning_fsdp2", root, stop, resume, ranks=2, environment=environment
+    )
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
+    return {int(step): used for step, used in json.loads(line).items()}
+
+
+def cosine(peak: float, step: int) -> float:
+    """torch's own rate after `step` updates."""
+    twin = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(twin, T_max=40, eta_min=1e-5)
+    for _ in range(step):
+        twin.step()
+        schedule.step()
+    return float(schedule.get_last_lr()[0])
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    """By name, the values that torch reads in a folder."""
+    metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    wanted: dict[str, Any] = {
+        name: torch.ones(item.size) if hasattr(item, "size") else None
+        for name, item in metadata.items()
+    }
+    dcp.load(wanted, checkpoint_id=folder, no_dist=True)
+    return wanted
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("lightning") / "run"
+    train(root, 6)
+    return root
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original, tmp_path / "run") / "checkpoints"
+
+
+def test_a_resume_uses_all_that_was_set(folder: Path, tmp_path: Path) -> None:
+    before = snapshot(folder)
+    run = Run.open(folder)
+    assert (run.format.name, run.steps(), run.latest()) == ("lightning-sharded", [2, 4, 6], 6)
+    assert look.verify(run, level=4).findings == ()
+    values = {"lr": 5e-4, "beta2": 0.97, "eps": 1e-6, "weight_decay": 0.3}
+    plan = operate(folder, {"rollback": {"to": 4}, "set": values, "reset": ["moments"]})
+    promise = plan.promise
+    assert promise is not None and promise.step == 5
+    assert Run.open(folder).pointers() == {"last.ckpt": 4}
+    seen = train(shutil.copytree(folder.parent, tmp_path / "resumed"), 6, "last")
+    assert sorted(seen) == [5, 6]
+    assert seen[5]["lr"] == pytest.approx([promise.lr] * 2, rel=1e-12)
+    assert seen[6]["lr"] == pytest.approx([cosine(5e-4, 5)] * 2, rel=1e-9)
+    for step in (5, 6):
+        assert seen[step]["betas"] == [[0.9, 0.97]] * 2 and seen[step]["eps"] == [1e-6] * 2
+        assert seen[step]["weight_decay"] == [0.3, 0.0]
+        assert seen[step]["adam_step"] == step - 5
+    assert (seen[5]["moments"] == 0, seen[6]["moments"] > 0) == (True, True)
+    take_back(folder, before)
+
+
+def test_a_resume_of_an_untouched_step_goes_on(folder: Path) -> None:
+    operate(folder, {"rollback": {"to": 4}})
+    seen = train(folder.parent, 6, "last")
+    assert [seen[step]["lr"][0] for step in (5, 6)] == pytest.approx(
+        [cosine(PEAK, 4), cosine(PEAK, 5)], rel=1e-9
+    )
+    assert seen[5]["adam_step"] == 4 and seen[5]["moments"] > 0
+    assert Run.open(folder).steps() == [2, 4, 6]
+
+
+def test_the_step_and_its_copy_are_edited_alike(folder: Path) -> None:
+    before = snapshot(folder)
+    operate(folder, {"set": {"lr": 5e-4, "eps": 1e-6}, "reset": ["moments"]})
+    for name in (STEP.format(6), "last.ckpt"):
+        values = saved(folder / name)
+        assert [values[f"optimizer_0.param_groups.{i}.eps"] for i in (0, 1)] == [1e-6] * 2
+        assert not values["optimizer_0.state.first.weight.exp_avg"].any()
+        meta = torch.load(folder / name / "meta.pt", weights_only=False)
+        assert meta["lr_schedulers"][0]["base_lrs"] == [5e-4] * 2
+    assert look.verify(Run.open(folder), level=4).findings == ()
+    operate(folder, {"rollback": {"to": 4}, "set": {"eps": 1e-5}})
+    assert saved(folder / "last.ckpt")["optimizer_0.param_groups.1.eps"] == 1e-5
+    assert Run.open(folder).latest() == 4
+    for _ in range(2):
+        run = Run.open(folder)
+        surgery.apply(run, surgery.plan_undo(run))
+    assert snapshot(folder) == before
+
+
+def test_a_copy_that_stands_alone_is_the_step(folder: Path) -> None:
+    for step in (2, 4, 6):
+        shutil.rmtree(folder / STEP.format(step))
+    before = snapshot(folder)
+    run = Run.open(folder)
+    assert (run.steps(), run.latest()) == ([6], 6)
+    operate(folder, {"set": {"weight_decay": 0.2}})
+    assert saved(folder / "last.ckpt")["optimizer_0.param_groups.0.weight_decay"] == 0.2
+    take_back(folder, before)
+
+
+def test_a_link_to_a_folder_is_left_to_the_user(folder: Path) -> None:
+    """As `save_last="link"` makes it."""
+    shutil.rmtree(folder / "last.ckpt")
+    (folder / "last.ckpt").symlink_to(STEP.format(6))
+    assert Run.open(folder).latest() == 6
+    before = snapshot(folder)
+    recipe = from_data({"rollback": {"to": 4}})
+    with pytest.raises(SurgeryError, match="sets no links to folders") as refused:
+        surgery.plan(Run.open(folder), recipe)
+    assert "ln -sfn epoch=0-step=4.ckpt" in str(refused.value.next)
+    assert snapshot(folder) == before
+    operate(folder, {"set": {"eps": 1e-6}})
+    take_back(folder, before)
+    (folder / "last.ckpt").unlink()
+    (folder / "last.ckpt").symlink_to(STEP.format(4))
+    for file in folder.rglob("*"):
+        os.utime(file, (1e9, 1e9))  # no trainer may be saving it
+    operate(folder, {"rollback": {"to": 4}})
+    assert Run.open(folder).latest() == 4
+
+
+def test_a_fork_has_the_folder_that_a_restart_loads(folder: Path, tmp_path: Path) -> None:
+    fork(Run.open(folder), 4, tmp_path / "branch", from_data({}), "copy")
+    run = Run.open(tmp_path / "branch")
+    assert (run.steps(), run.latest()) == ([4], 4)
+
+
+def test_what_is_not_whole_is_refused(folder: Path) -> None:
+    (folder / STEP.format(6) / "__1_0.distcp").unlink()
+    with pytest.raises(SurgeryError, match=r"step 6 is incomplete: missing: .*__1_0\.distcp"):
+        Run.open(folder).latest()
+        Run.open(folder).checkpoint(6)
+
+
+def test_the_weights_are_exported_whole(folder: Path) -> None:
+    shapes = {weight.name: weight.shape for weight in Run.open(folder).checkpoint(6).weights()}
+    assert shapes == {
+        "first.weight": (16, 8), "first.bias": (16,), "second.weight": (4, 16), "second.bias": (4,),
+    }  # fmt: skip

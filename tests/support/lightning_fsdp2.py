@@ -1,0 +1,93 @@
+"""FSDP2 by Lightning's own Trainer, on CPU ranks that speak gloo.
+
+`python -m tests.support.lightning_fsdp2 ROOT STOP RESUME`, once for each rank: trains to step STOP,
+saves every second step below ROOT/checkpoints, and prints as JSON what each update used. RESUME is
+a `ckpt_path`, or empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+
+PEAK, EVERY = 1e-3, 2
+
+
+class Module(lightning.LightningModule):
+    """Two layers, of which one decays; the schedule goes to 1e-5 in 40 steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[int, Any] = {}
+
+    def configure_model(self) -> None:
+        if hasattr(self, "first"):
+            return
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(8, 16)
+        self.second = torch.nn.Linear(16, 4)
+        for layer in (self.first, self.second):
+            fully_shard(layer, mesh=self.device_mesh["data_parallel"])
+        fully_shard(self, mesh=self.device_mesh["data_parallel"])
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        return self.second(self.first(batch)).pow(2).mean()
+
+    def configure_optimizers(self) -> Any:
+        groups = [
+            {"params": list(self.first.parameters()), "weight_decay": 0.1},
+            {"params": list(self.second.parameters()), "weight_decay": 0.0},
+        ]
+        adam = torch.optim.AdamW(groups, lr=PEAK)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=40, eta_min=1e-5)
+        return {"optimizer": adam, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        states = [state for state in optimizer.state.values() if state]
+        keys = ("lr", "betas", "eps", "weight_decay")
+        self.seen[self.trainer.global_step + 1] = {
+            **{key: [group[key] for group in optimizer.param_groups] for key in keys},
+            "adam_step": max((int(state["step"]) for state in states), default=0),
+            "moments": sum(float(s["exp_avg"].to_local().abs().sum()) for s in states),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("root", type=Path)
+    parser.add_argument("stop", type=int)
+    parser.add_argument("resume")
+    parser.add_argument("--ranks", type=int, default=2)
+    wanted = parser.parse_args()
+    torch.set_num_threads(1)
+    module = Module()
+    saver = ModelCheckpoint(
+        dirpath=wanted.root / "checkpoints", every_n_train_steps=EVERY, save_top_k=-1,
+        save_last=True,
+    )  # fmt: skip
+    trainer = lightning.Trainer(
+        default_root_dir=wanted.root, max_steps=wanted.stop, accelerator="cpu",
+        devices=wanted.ranks, callbacks=[saver], logger=False, enable_progress_bar=False,
+        enable_model_summary=False, use_distributed_sampler=False,
+        strategy=ModelParallelStrategy(
+            data_parallel_size=wanted.ranks, tensor_parallel_size=1, process_group_backend="gloo"
+        ),
+    )  # fmt: skip
+    data = torch.rand(256, 8, generator=torch.Generator().manual_seed(1))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    trainer.fit(module, loader, ckpt_path=wanted.resume or None)
+    if trainer.is_global_zero:
+        print(json.dumps(module.seen))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
