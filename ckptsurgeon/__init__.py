@@ -16,7 +16,7 @@ from ckptsurgeon.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
-    from ckptsurgeon.edits import Plan, Promise, Receipt
+    from ckptsurgeon.edits import Plan, Receipt
     from ckptsurgeon.look.verify import inspect, verify
     from ckptsurgeon.operations.events import TensorBoard
     from ckptsurgeon.operations.hyperparameters import Hyperparameters
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe
     from ckptsurgeon.operations.skip import Skip
     from ckptsurgeon.operations.swap_optimizer import SwapOptimizer
+    from ckptsurgeon.promise import Promise
     from ckptsurgeon.recipe.file import from_data, load
     from ckptsurgeon.run.run import Run
     from ckptsurgeon.surgery.apply import apply, recover
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.surgery.undo import plan_undo
 
 _HOMES = {
-    "Plan": "edits", "Promise": "edits", "Receipt": "edits",
+    "Plan": "edits", "Promise": "promise", "Receipt": "edits",
     "Recipe": "operations.section", "from_data": "recipe.file", "load": "recipe.file",
     "Hyperparameters": "operations.hyperparameters", "Relaunch": "operations.relaunch",
     "Moments": "operations.reset", "Repair": "operations.rollback",

@@ -1,4 +1,4 @@
-"""Plain values that a surgery is made of: changes, edits, fingerprints, promise, plan, receipt.
+"""Plain values that a surgery is made of: changes, edits, fingerprints, plan, receipt.
 
 Every path is a POSIX string relative to the run's root (it starts with `..` when a log directory
 lies outside). Nothing here reads or writes the disk. Each value survives JSON and `from_json`.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from ckptsurgeon.promise import Promise
 
 
 def relative(path: Path, root: Path) -> str:
@@ -300,86 +302,6 @@ class Fingerprint:
     ino: int
     size: int
     mtime_ns: int
-
-
-Epsilon: TypeAlias = float | tuple[float | None, ...] | None
-"""What an optimizer adds to its denominators: Adafactor has two."""
-
-
-class Caveat(str):
-    """A sentence about `field` of a promise, for its reader: the next step uses the value and the
-    one after it does not, or, unless `known`, the checkpoint does not decide it at all."""
-
-    field: str
-    known: bool
-
-    def __new__(cls, text: str, field: str, *, known: bool = True) -> Caveat:
-        self = super().__new__(cls, text)
-        self.field, self.known = field, known
-        return self
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What the trainer will really use at `step` = N + 1.
-
-    `lr` is the rate of the first update; `weight_decay` has one value per param group;
-    `adam_step` is the counter before that update; `consumed_samples` is the position of the next
-    sample; `skip` are inclusive iteration ranges; `rewarm` is (kind, start, end), positions of the
-    schedule in samples, or (). None: the format does not keep the field.
-    `settings` are the other numbers that the param groups hold, of each group. A trainer that
-    counts batches goes on with batch `data_batches` (from 0) of pass `data_epoch` (from 1).
-    `optimizer` is its name, or of several with the same keys all names. Where param groups differ
-    in them, `groups` has the betas and eps of each; `betas` and `eps` are those of the first.
-
-    What follows says how far the values reach, and is no value itself. `one_step` are the fields
-    that only this step uses as they are, `not_known` those that the checkpoint does not decide,
-    each with the reason and what helps. `then` is the first step after a window that holds the
-    weights, and its rate."""
-
-    step: int
-    lr: float | None
-    betas: tuple[float, ...] | None
-    eps: Epsilon
-    weight_decay: tuple[float, ...] | None
-    adam_step: int | None
-    loss_scale: float | None
-    clip_grad: float | None
-    consumed_samples: int | None
-    skip: tuple[tuple[int, int], ...] | None
-    seed: int | None
-    rewarm: tuple[str, int, int] | tuple[()] | None = None
-    optimizer: str | None = None
-    groups: tuple[tuple[tuple[float, ...] | None, Epsilon], ...] | None = None
-    settings: tuple[tuple[str, tuple[float, ...]], ...] | None = None
-    data_epoch: int | None = None
-    data_batches: int | None = None
-    one_step: Mapping[str, str] = field(default_factory=dict, compare=False)
-    not_known: Mapping[str, str] = field(default_factory=dict, compare=False)
-    then: tuple[int, float] | None = field(default=None, compare=False)
-
-    @classmethod
-    def values(cls) -> tuple[str, ...]:
-        """The fields that are values of the step, in order."""
-        return tuple(item.name for item in fields(cls) if item.compare)
-
-    def told(self, sentences: Iterable[str]) -> Promise:
-        """The same with each `Caveat` among the sentences."""
-        caveats = [item for item in sentences if isinstance(item, Caveat)]
-        one_step = {item.field: str(item) for item in caveats if item.known}
-        not_known = {item.field: str(item) for item in caveats if not item.known}
-        return replace(
-            self, one_step={**self.one_step, **one_step}, not_known={**self.not_known, **not_known}
-        )
-
-
-def differences(promised: Promise, actual: Promise) -> list[str]:
-    """The fields in which two promises differ, one sentence each."""
-    return [
-        f"{name}: promised {getattr(promised, name)!r}, found {getattr(actual, name)!r}"
-        for name in Promise.values()
-        if getattr(promised, name) != getattr(actual, name)
-    ]
 
 
 @dataclass(frozen=True)

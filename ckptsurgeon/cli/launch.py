@@ -13,8 +13,8 @@ import typer
 
 from ckptsurgeon import disk, report
 from ckptsurgeon.cli.options import Cancelled, Common
-from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.promise import Promise
 
 if TYPE_CHECKING:
     from ckptsurgeon.launch.slurm import Job

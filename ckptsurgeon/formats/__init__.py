@@ -5,15 +5,13 @@ them). A new format is one file or folder here, and one line in `detect.FORMATS`
 """
 
 from ckptsurgeon.formats.fields import FIELDS
-from ckptsurgeon.formats.protocol import (
+from ckptsurgeon.formats.protocol import Checkpoint, Disagreement, Format
+from ckptsurgeon.formats.values import (
     Adam,
     Blob,
-    Checkpoint,
     Codes,
     Copy,
     Decay,
-    Disagreement,
-    Format,
     Fragment,
     Hazard,
     Part,

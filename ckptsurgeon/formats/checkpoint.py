@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -17,10 +16,8 @@ from ckptsurgeon.edits import (
     Computed,
     Content,
     Elements,
-    Epsilon,
     Fill,
     Key,
-    Promise,
 )
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import append, compact
@@ -28,14 +25,14 @@ from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats import strips
+from ckptsurgeon.formats import param_groups, strips
 from ckptsurgeon.formats.fields import FIELDS
-from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.patched import New, patched
-from ckptsurgeon.formats.protocol import (
+from ckptsurgeon.formats.protocol import Disagreement
+from ckptsurgeon.formats.sane import problem, understood
+from ckptsurgeon.formats.values import (
     Blob,
     Decay,
-    Disagreement,
     Fragment,
     Part,
     Place,
@@ -46,7 +43,7 @@ from ckptsurgeon.formats.protocol import (
     Strip,
     Weight,
 )
-from ckptsurgeon.formats.sane import problem, understood
+from ckptsurgeon.promise import Promise
 
 KEPT_SCANS = 2 << 20
 """Bytes of pickle whose scans are kept from reading to rendering: a scan is 20 times as large."""
@@ -133,8 +130,8 @@ class BaseCheckpoint(ABC):
         return Promise(
             step=step + 1,
             lr=lr,
-            betas=_rates(betas[0]) if betas else None,
-            eps=_epsilon(eps[0]) if eps else None,
+            betas=param_groups.rates(betas[0]) if betas else None,
+            eps=param_groups.epsilon(eps[0]) if eps else None,
             weight_decay=tuple(float(value) for value in decays) or None,
             adam_step=int(max(adam)) if adam else None,
             loss_scale=float(scale[0]) if scale else 1.0,
@@ -142,9 +139,9 @@ class BaseCheckpoint(ABC):
             consumed_samples=int(samples[0]) if samples else None,
             skip=None if ranges is None else tuple((int(a), int(b)) for a, b in ranges),
             seed=int(seed[0]) if seed else None,
-            optimizer=_named(headers) or None,
-            groups=_differing(betas, eps),
-            settings=_numbers(headers) or None,
+            optimizer=param_groups.named(headers) or None,
+            groups=param_groups.differing(betas, eps),
+            settings=param_groups.numbers(headers) or None,
             data_epoch=int(epoch[0]) if epoch else None,
             data_batches=int(batches[0]) if batches else None,
         )
@@ -372,46 +369,6 @@ class BaseCheckpoint(ABC):
             for file, tree in self.trees.items()
         }
         return replace(self, trees=trees | roots)
-
-
-def _rates(betas: Any) -> tuple[float, ...]:
-    return tuple(float(beta) for beta in betas)
-
-
-def _epsilon(eps: Any) -> Epsilon:
-    if isinstance(eps, (list, tuple)):
-        return tuple(None if item is None else float(item) for item in eps)
-    return None if eps is None else float(eps)
-
-
-def _named(headers: Sequence[StateDict]) -> str:
-    """What the optimizers are called; empty where their keys are unknown."""
-    names = dict.fromkeys(table.name(each) for each in headers)
-    return " and ".join(name for name in names if name)
-
-
-def _numbers(headers: Sequence[StateDict]) -> tuple[tuple[str, tuple[float, ...]], ...]:
-    """The numbers that the groups hold besides what every optimizer has, of each group."""
-    numbers: dict[str, list[float]] = {}
-    for each in headers:
-        for key in sorted(table.HYPERPARAMETERS & set(each.group)):
-            for place in each.group[key]:
-                if isinstance(place.value, (int, float)) and not isinstance(place.value, bool):
-                    numbers.setdefault(key, []).append(float(place.value))
-    return tuple((key, tuple(values)) for key, values in sorted(numbers.items()))
-
-
-def _differing(
-    betas: Sequence[Any], eps: Sequence[Any]
-) -> tuple[tuple[tuple[float, ...] | None, Epsilon], ...] | None:
-    """Both of each param group, or None where all groups have the same."""
-    alike = len({_rates(each) for each in betas}) < 2 and len({_epsilon(e) for e in eps}) < 2
-    if alike:
-        return None
-    return tuple(
-        (_rates(pair) if pair is not None else None, _epsilon(small))
-        for pair, small in zip_longest(betas, eps)
-    )
 
 
 def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Archive]:

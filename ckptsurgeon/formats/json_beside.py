@@ -11,8 +11,8 @@ from ckptsurgeon.edits import Append, Change, Content
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files import json_text
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
-from ckptsurgeon.formats.protocol import Place
 from ckptsurgeon.formats.sane import problem
+from ckptsurgeon.formats.values import Place
 
 
 @dataclass

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckptsurgeon.formats.protocol import Checkpoint, Hazard, Rival, State
+from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.values import Hazard, Rival, State
 
 
 class BaseFormat:

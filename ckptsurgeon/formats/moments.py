@@ -16,7 +16,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
-from ckptsurgeon.formats.protocol import Place
+from ckptsurgeon.formats.values import Place
 
 NESTED = "__bnb_optimizer_quant_state__"
 NUMBERS = {"exp_avg": "1", "exp_avg_sq": "2"}

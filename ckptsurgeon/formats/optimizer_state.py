@@ -10,7 +10,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats import moments
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
-from ckptsurgeon.formats.protocol import Place
+from ckptsurgeon.formats.values import Place
 
 States = list[tuple[tuple[Key, ...], Mapping[Key, Any]]]
 """The path and the content of each state: of a parameter, or of a flat group."""

@@ -1,4 +1,4 @@
-"""The protocols of a Format and its Checkpoint, and the values that they answer in.
+"""The protocols of a Format and its Checkpoint; `values` has what they answer in.
 
 `layout.BaseFormat` and `checkpoint.BaseCheckpoint` do what most families have in common.
 """
@@ -6,204 +6,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from ckptsurgeon.edits import ZEROS, AnyChange, Append, Change, Content, Fill, Key, Promise
+from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
-
-Located = tuple[Path, tuple[Key, ...]]
-"""A file, and a key path in it."""
-
-
-class Place(NamedTuple):
-    """One place where a checkpoint keeps a field.
-
-    `path` is the key path inside the pickle of `file`. `wins` is true when the trainer's value at
-    step N + 1 comes from here, and false for a copy that is overwritten or never read. `zero` is
-    what a tensor becomes to hold zeros: a code where its elements are quantized."""
-
-    file: Path
-    path: tuple[Key, ...]
-    value: Any
-    wins: bool = True
-    zero: str | Fill = ZEROS
-
-
-class Fragment(NamedTuple):
-    """The part of one parameter that is in the tensor at `place`: its elements [start, end)."""
-
-    parameter: str
-    place: Place
-    start: int
-    end: int
-
-
-class Part(NamedTuple):
-    """A stretch of one parameter: the elements [start, end) of the tensor at `place` are those from
-    `first` on of its `kind` (weights, master, exp_avg, exp_avg_sq). `cut` tells apart what several
-    ranks each hold a piece or a copy of."""
-
-    parameter: str
-    cut: str
-    kind: str
-    place: Place
-    start: int
-    end: int
-    first: int
-
-
-class Weight(NamedTuple):
-    """One weight of the model: its bytes are those of `spans` (file, start, end), in order."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    spans: tuple[tuple[Path, int, int], ...]
-
-
-class Blob(NamedTuple):
-    """A torch archive inside a larger file: `length` bytes from `start` on. `kind` is exp_avg or
-    exp_avg_sq when its one tensor is of a moment, and None when it may be padding, which trainers
-    save as they find it in memory."""
-
-    file: Path
-    start: int
-    length: int
-    kind: str | None = ""
-
-
-class Copy(NamedTuple):
-    """One rank's copy of a replicated parameter: a tensor, or `elements` [start, end) of it."""
-
-    place: Place
-    elements: tuple[int, int] | None
-
-
-class Replica(NamedTuple):
-    """The copies of one parameter's weights, master, exp_avg or exp_avg_sq (`kind`) that should be
-    equal."""
-
-    parameter: str
-    kind: str
-    copies: tuple[Copy, ...]
-
-
-class Codes(NamedTuple):
-    """Elements of one byte each: an index into the numbers at `book`, times the number at `scale`
-    of their block, as bitsandbytes keeps moments."""
-
-    place: Place
-    scale: Place
-    book: Place
-
-
-class Adam(NamedTuple):
-    """What the moments of a strip were made with: the updates that its optimizer counted, betas,
-    eps and lr of its param group; None where they are not kept. `lawful` is whether the optimizer
-    is known to keep plain means of the gradient and its square."""
-
-    step: float | None
-    betas: tuple[float, ...] | None
-    eps: float | None
-    lr: float | None
-    lawful: bool
-
-
-class Strip(NamedTuple):
-    """The same `numel` elements of a parameter in everything that is kept of them, side by side.
-
-    `tensors` has by kind (exp_avg, exp_avg_sq, master, weights) the place of a tensor whose
-    elements lie in order, and the first one that is theirs; `codes` has those that are quantized.
-    `shape` is of the whole parameter where it is known and all of it is here."""
-
-    parameter: str
-    numel: int
-    tensors: Mapping[str, tuple[Place, int]]
-    adam: Adam | None = None
-    codes: Mapping[str, Codes] = MappingProxyType({})
-    shape: tuple[int, ...] | None = None
-
-
-class StateDict(NamedTuple):
-    """What one optimizer saved: the places of each key of its states, and of each key of its param
-    groups. `whole` are the states themselves where the trainer loads an optimizer without them, as
-    torch does; `beside` are keys of the saved dict that are neither."""
-
-    file: Path
-    state: Mapping[str, list[Place]]
-    group: Mapping[str, list[Place]]
-    whole: tuple[Place, ...] = ()
-    beside: tuple[str, ...] = ()
-
-
-class Setting(NamedTuple):
-    """A new value for one place; `field` is what a plan calls it."""
-
-    field: str
-    place: Place
-    value: Any
-
-
-class Decay(NamedTuple):
-    """A cooldown: the rate goes from what the next step would use to `to` in `steps` updates along
-    `shape` (linear, 1-sqrt, cosine). `samples` is how many these take, where that is known."""
-
-    steps: int
-    samples: int | None
-    shape: str
-    to: float
-
-
-class Hazard(NamedTuple):
-    """What is wrong with a run although its files are sound, and the launch that helps."""
-
-    what: str
-    next: str
-
-
-class Rival(NamedTuple):
-    """A checkpoint outside the run's own steps that the trainer would load in place of one of them:
-    its step and `what` it is. A surgery moves `paths` aside; where there are none it lies outside
-    the run, and `remedy` is what to do by hand."""
-
-    step: int
-    what: str
-    paths: tuple[Path, ...]
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
-class State:
-    """One checkpoint as its trainer would see it: no tensor bytes.
-
-    `schedule` has Megatron's AnnealingLR keys (steps are samples) or None. Of another family,
-    `scheduler` says it in words, and `peak_lr` is what `lr` of a recipe sets and scales. `tokens`,
-    `gigaflos` and `saved_at` (Unix time of the newest file) are what event files are matched with;
-    `batch_size`, `rampup` (start, increment, samples) and `sizes` (the sample from which each
-    holds, and a batch size) give the samples of an iteration. `data` says why the consumed samples
-    do not decide which data comes next, where they do not."""
-
-    step: int
-    promise: Promise
-    schedule: Mapping[str, Any] | None
-    dialect: str
-    data_parallel: int
-    model_parallel: int
-    dynamic_loss_scale: bool
-    tokens: int | None
-    gigaflos: float | None
-    saved_at: float
-    notes: tuple[str, ...] = ()
-    batch_size: int | None = None
-    rampup: tuple[int, int, int] | None = None
-    peak_lr: float | None = None
-    scheduler: str = ""
-    sizes: tuple[tuple[int, int], ...] = ()
-    data: str = ""
+from ckptsurgeon.formats.values import (
+    Blob,
+    Decay,
+    Fragment,
+    Hazard,
+    Part,
+    Place,
+    Replica,
+    Rival,
+    Setting,
+    State,
+    StateDict,
+    Strip,
+    Weight,
+)
 
 
 class Checkpoint(Protocol):

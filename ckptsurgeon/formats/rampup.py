@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptsurgeon.formats.protocol import State
+from ckptsurgeon.formats.values import State
 
 
 def batch_size(state: State, consumed: int) -> int:

@@ -12,7 +12,8 @@ from ckptsurgeon.formats.moments import ALL, NUMBERED
 from ckptsurgeon.formats.optimizers.entry import ABSENT_KEY, ANEW, CONSTANT, NOTHING, ZERO, Entry
 from ckptsurgeon.formats.optimizers.roles import ROLES
 from ckptsurgeon.formats.optimizers.table import STEPS, recognise
-from ckptsurgeon.formats.protocol import Checkpoint, Place, Setting, StateDict
+from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.values import Place, Setting, StateDict
 
 WITHOUT = "start the trainer without its saved optimizer state"
 

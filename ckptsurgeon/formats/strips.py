@@ -9,7 +9,8 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.storage_edit import contiguous as contiguous
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.optimizers import adam
-from ckptsurgeon.formats.protocol import Adam, Checkpoint, Codes, Place, StateDict, Strip
+from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.values import Adam, Codes, Place, StateDict, Strip
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MASTERS = ("master_param", "fp32_param", "param")

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.launch.hearing import Hearing, way_back
 from ckptsurgeon.launch.slurm import Job
 from ckptsurgeon.logs.printed.word import Word
 from ckptsurgeon.operations.relaunch import Relaunch
+from ckptsurgeon.promise import Promise
 from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
 from ckptsurgeon.transaction.receipts import standing
 

@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass
 
 from ckptsurgeon import look
-from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.look.advise import DIVERGED, judge
 from ckptsurgeon.look.logged import own
 from ckptsurgeon.operations.replicas import drifted
+from ckptsurgeon.promise import Promise
 from ckptsurgeon.run.run import Run
 
 STEPS_AHEAD = 5

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Change, Promise, Receipt
+from ckptsurgeon.edits import Change, Receipt
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint, Place, State, rampup
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
 from ckptsurgeon.logs.printed.word import Expected
+from ckptsurgeon.promise import Promise
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import receipts
 

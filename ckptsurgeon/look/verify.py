@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ckptsurgeon.edits import Promise, differences
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint, Disagreement, State
@@ -15,6 +14,7 @@ from ckptsurgeon.look.vitals.between import Between
 from ckptsurgeon.look.vitals.facts import Moment
 from ckptsurgeon.look.vitals.jobs import ODD
 from ckptsurgeon.progress import Progress
+from ckptsurgeon.promise import Promise, differences
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import receipt_file, standing, told
 

@@ -18,13 +18,13 @@ from ckptsurgeon.edits import (
     Hole,
     Move,
     Plan,
-    Promise,
     Receipt,
     Replace,
     Rewrite,
     length,
 )
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.style import (
     GREEN,
     MANY,

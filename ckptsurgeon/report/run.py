@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.fields import SHOWN
 from ckptsurgeon.report.plan import fields, promise, reasons
 from ckptsurgeon.report.style import (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptsurgeon.edits import Plan, Promise, Receipt, differences
+from ckptsurgeon.edits import Plan, Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.progress import Progress
+from ckptsurgeon.promise import Promise, differences
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import journal
 from ckptsurgeon.transaction.journal import Recovery

@@ -13,8 +13,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Content, Plan, Promise, Receipt, Rewrite, from_json, to_json
+from ckptsurgeon.edits import Content, Plan, Receipt, Rewrite, from_json, to_json
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.promise import Promise
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import inverse
 from ckptsurgeon.version import VERSION

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from ckptsurgeon.edits import (
-    Promise,
-)
+from ckptsurgeon.promise import Promise
 
 PROMISE = Promise(
     step=6211,

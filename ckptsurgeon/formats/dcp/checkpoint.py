@@ -21,7 +21,7 @@ from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.shards import MOMENTS, DcpShards
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.protocol import Part, Place, State, StateDict
+from ckptsurgeon.formats.values import Part, Place, State, StateDict
 
 GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 

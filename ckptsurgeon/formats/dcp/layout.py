@@ -21,9 +21,9 @@ from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
 from ckptsurgeon.formats.layout import BaseFormat
-from ckptsurgeon.formats.protocol import Rival, State
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.step_folders import files_below, refuse_link
+from ckptsurgeon.formats.values import Rival, State
 
 CONFIG = "config.json"
 """What OLMo-core's ConfigSaverCallback leaves in each step."""

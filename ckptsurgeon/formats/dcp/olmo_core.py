@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ckptsurgeon.edits import Caveat
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
-from ckptsurgeon.formats.protocol import Decay, Place, Setting
 from ckptsurgeon.formats.schedules import olmo_core
+from ckptsurgeon.formats.values import Decay, Place, Setting
+from ckptsurgeon.promise import Caveat
 
 FIXED = ("initial_lr",)
 """Keys of the param groups that a load takes from the config, where it names no others."""

@@ -15,9 +15,9 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
-from ckptsurgeon.formats.protocol import Located, Place, Setting
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, torch
+from ckptsurgeon.formats.values import Located, Place, Setting
 
 
 @dataclass

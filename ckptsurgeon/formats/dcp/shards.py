@@ -19,8 +19,8 @@ from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
-from ckptsurgeon.formats.protocol import Blob, Fragment, Place, Weight
 from ckptsurgeon.formats.sane import problem
+from ckptsurgeon.formats.values import Blob, Fragment, Place, Weight
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

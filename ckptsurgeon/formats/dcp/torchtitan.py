@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ckptsurgeon.edits import Caveat
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
-from ckptsurgeon.formats.protocol import Decay, Place, Setting
+from ckptsurgeon.formats.values import Decay, Place, Setting
+from ckptsurgeon.promise import Caveat
 
 
 @dataclass

@@ -12,7 +12,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats.protocol import Weight
+from ckptsurgeon.formats.values import Weight
 
 STATE = re.compile(r"(optimizer|optim|chained_\d+|lr_scheduler|train_state|dataloader|rng_state)\b")
 """How the names of tensors begin that are no weights."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ckptsurgeon.edits import Promise
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import known_globals
@@ -26,7 +25,11 @@ from ckptsurgeon.formats.deepspeed import (
 )
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.protocol import (
+from ckptsurgeon.formats.sane import is_count, understood
+from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_cooldown
+from ckptsurgeon.formats.schedules.names import is_megatron
+from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trained_after
+from ckptsurgeon.formats.values import (
     Decay,
     Fragment,
     Part,
@@ -37,10 +40,7 @@ from ckptsurgeon.formats.protocol import (
     Strip,
     Weight,
 )
-from ckptsurgeon.formats.sane import is_count, understood
-from ckptsurgeon.formats.schedules import annealing, deepspeed, torch
-from ckptsurgeon.formats.schedules.names import is_megatron
-from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trained_after
+from ckptsurgeon.promise import Promise
 
 BUNDLED = {"adamw": "AdamW", "sgdw": "SGDW"}
 """The bundled trainer's names for its optimizers → what people call them."""
@@ -87,7 +87,7 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         with understood(self.path):
             schedule = self.schedule()
             if torch.is_torch(schedule):
-                return torch.cooldown(self, decay)
+                return torch_cooldown.cooldown(self, decay)
             if deepspeed.is_deepspeed(schedule):
                 return deepspeed.cooldown(self, decay)
             shapes = (*SHAPES, "1-sqrt") if self.bundled else SHAPES

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Caveat
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.megatron import options
 from ckptsurgeon.formats.megatron.options import NEVER, SCHEDULE
-from ckptsurgeon.formats.protocol import Setting, State
 from ckptsurgeon.formats.schedules.rewarm import HOLD
+from ckptsurgeon.formats.values import Setting, State
+from ckptsurgeon.promise import Caveat
 
 USE, OVERRIDE = "--use-checkpoint-{}", "--override-{}"
 """With the name of the scheduler's class, as the trainer's flags spell it."""

@@ -15,7 +15,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.protocol import Fragment, Place
+from ckptsurgeon.formats.values import Fragment, Place
 
 
 def fragments(checkpoint: DeepSpeedShards, name: str) -> list[Fragment]:

@@ -23,9 +23,10 @@ from ckptsurgeon.formats.deepspeed.parallel import absent_layers
 from ckptsurgeon.formats.deepspeed.shards import MODEL
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.megatron.options import OPTIONS
-from ckptsurgeon.formats.protocol import Checkpoint, Hazard, State
+from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import MAX_RANKS, is_count, problem, understood
 from ckptsurgeon.formats.step_folders import refuse_link
+from ckptsurgeon.formats.values import Hazard, State
 
 STEP = re.compile(r"global_step(\d+)")
 LATEST = "latest"

@@ -17,7 +17,7 @@ from ckptsurgeon.formats import optimizer_state
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.deepspeed import universal
 from ckptsurgeon.formats.optimizers.state_dict import by_key, state_dict
-from ckptsurgeon.formats.protocol import Place, StateDict
+from ckptsurgeon.formats.values import Place, StateDict
 
 OPTIM = re.compile(
     r"(?P<dtype>bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d{2,})_optim_states\.pt"

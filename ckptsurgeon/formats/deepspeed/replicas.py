@@ -19,7 +19,7 @@ from ckptsurgeon.formats.deepspeed.optimizer import OPTIM
 from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.deepspeed.weights import COLUMNS, ROWS
-from ckptsurgeon.formats.protocol import Copy, Place, Replica
+from ckptsurgeon.formats.values import Copy, Place, Replica
 
 RANK = re.compile(r"mp_rank_(\d+)")
 

@@ -19,10 +19,10 @@ from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.deepspeed import optimizer
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.moments import ALL
-from ckptsurgeon.formats.protocol import Place, StateDict
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
+from ckptsurgeon.formats.values import Place, StateDict
 
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d{2,})_model_states\.pt")
 GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum")

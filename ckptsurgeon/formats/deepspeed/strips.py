@@ -19,7 +19,7 @@ from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.optimizers.adam import is_adam
-from ckptsurgeon.formats.protocol import Adam, Fragment, Place, Strip
+from ckptsurgeon.formats.values import Adam, Fragment, Place, Strip
 
 FLATS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 """The masters of ZeRO 1 and 2, and of ZeRO 3."""

@@ -16,7 +16,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.formats.protocol import Hazard, Place, StateDict
+from ckptsurgeon.formats.values import Hazard, Place, StateDict
 
 FOLDER = re.compile(r"global_step(\d+)_universal")
 POINTER = "latest_universal"

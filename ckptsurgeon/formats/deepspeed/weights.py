@@ -20,7 +20,7 @@ from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.deepspeed import fragments
 from ckptsurgeon.formats.deepspeed.parallel import LAYER
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.protocol import Place, Weight
+from ckptsurgeon.formats.values import Place, Weight
 
 ROWS = re.compile(
     r"(word_embeddings|query_key_value|dense_h_to_4h|lm_head|(^|\.)head)\.(weight|bias)$"

@@ -12,7 +12,7 @@ from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Located, Place, Setting, State, Weight
+from ckptsurgeon.formats.values import Located, Place, Setting, State, Weight
 
 
 @dataclass

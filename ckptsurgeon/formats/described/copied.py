@@ -10,9 +10,9 @@ from typing import Any
 from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.formats.protocol import (
+from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.values import (
     Blob,
-    Checkpoint,
     Decay,
     Fragment,
     Part,

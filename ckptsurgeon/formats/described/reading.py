@@ -13,7 +13,7 @@ from ckptsurgeon.formats.deepspeed.engine import Engine, EngineCheckpoint
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.description import Content, Description
 from ckptsurgeon.formats.described.sharded import DescribedSharded, beginnings, optimizer
-from ckptsurgeon.formats.protocol import Located
+from ckptsurgeon.formats.values import Located
 
 KEYS = ("optimizers", "schedulers", "scalers", "weights")
 

@@ -13,7 +13,7 @@ from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.described.description import COUNTERS, Description, KeyPath
-from ckptsurgeon.formats.protocol import Located, Part, Place, Weight
+from ckptsurgeon.formats.values import Located, Part, Place, Weight
 
 
 @dataclass

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Decay, Place, Setting
 from ckptsurgeon.formats.schedules import torch, transformers
+from ckptsurgeon.formats.values import Decay, Place, Setting
 
 
 def global_step(checkpoint: JsonBeside) -> list[Place]:

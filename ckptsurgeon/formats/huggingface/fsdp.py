@@ -18,7 +18,7 @@ from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent, blobs
 from ckptsurgeon.formats.huggingface.checkpoint import global_step, passed_over
 from ckptsurgeon.formats.json_beside import JsonBeside
-from ckptsurgeon.formats.protocol import Blob, Place, Setting, Weight
+from ckptsurgeon.formats.values import Blob, Place, Setting, Weight
 
 OPTIMIZER, MODEL = "optimizer_0", "pytorch_model_fsdp_0"
 SECOND = "optimizer_1"

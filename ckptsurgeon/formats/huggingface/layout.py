@@ -20,9 +20,9 @@ from ckptsurgeon.formats.deepspeed.layout import STEP
 from ckptsurgeon.formats.huggingface import fsdp
 from ckptsurgeon.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
-from ckptsurgeon.formats.protocol import Rival
 from ckptsurgeon.formats.schedules.torch import is_torch
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
+from ckptsurgeon.formats.values import Rival
 from ckptsurgeon.transaction.home import HOME
 
 STATE = "trainer_state.json"

@@ -19,7 +19,7 @@ from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, MegatronDistCheckpoint
 from ckptsurgeon.formats.megatron.flat import MegatronFlatCheckpoint
-from ckptsurgeon.formats.protocol import Place, State
+from ckptsurgeon.formats.values import Place, State
 
 COUNTERS = "train_state.pt"
 CONFIG = "run_config.yaml"

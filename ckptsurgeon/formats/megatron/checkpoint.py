@@ -13,12 +13,12 @@ from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.megatron import arguments, flags, identity, soundness
 from ckptsurgeon.formats.megatron.shards import MegatronShards
-from ckptsurgeon.formats.protocol import Decay, Place, Setting, State
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron, names
 from ckptsurgeon.formats.schedules.annealing import present_rate
 from ckptsurgeon.formats.schedules.check import samples_of
 from ckptsurgeon.formats.schedules.megatron import in_proportion
+from ckptsurgeon.formats.values import Decay, Place, Setting, State
 
 Self = TypeVar("Self", bound="MegatronCheckpoint")
 NOTHING: Mapping[str, Any] = {}

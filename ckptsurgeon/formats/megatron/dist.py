@@ -20,7 +20,7 @@ from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
-from ckptsurgeon.formats.protocol import Place, StateDict, Strip
+from ckptsurgeon.formats.values import Place, StateDict, Strip
 
 CONFIG = "metadata.json"
 """Written last: a folder without it is not complete."""

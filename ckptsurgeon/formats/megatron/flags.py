@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Caveat
 from ckptsurgeon.formats.megatron import identity, tiers
 from ckptsurgeon.formats.megatron.arguments import plain
 from ckptsurgeon.formats.megatron.options import NEVER
 from ckptsurgeon.formats.megatron.shards import MegatronShards
 from ckptsurgeon.formats.schedules.megatron import in_proportion
+from ckptsurgeon.promise import Caveat
 
 USE = "--use-checkpoint-opt_param-scheduler"
 CKPT_STEP = (

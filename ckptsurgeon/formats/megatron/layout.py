@@ -25,9 +25,10 @@ from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, opened_dist
 from ckptsurgeon.formats.megatron.flags import USE
 from ckptsurgeon.formats.megatron.flat import ROOT, opened_flat
 from ckptsurgeon.formats.megatron.tiers import OTHER, TRACKER
-from ckptsurgeon.formats.protocol import Checkpoint, Hazard, Rival
+from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.step_folders import files_below, listed, refuse_link
+from ckptsurgeon.formats.values import Hazard, Rival
 
 BRIDGE = f"latest_{bridge.COUNTERS}"
 """The pointer of Megatron-Bridge, which saves Megatron-core's checkpoints."""

@@ -22,10 +22,10 @@ from ckptsurgeon.formats.megatron import arguments
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.formats.protocol import Place, StateDict, Strip
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
+from ckptsurgeon.formats.values import Place, StateDict, Strip
 
 ARGS = {
     "consumed_samples": "consumed_train_samples",

@@ -8,7 +8,7 @@ from pathlib import Path
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.megatron.shards import MegatronShards
-from ckptsurgeon.formats.protocol import Place
+from ckptsurgeon.formats.values import Place
 
 
 def contradictions(checkpoint: MegatronShards) -> list[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.files.text_file import number
-from ckptsurgeon.formats.protocol import Rival
 from ckptsurgeon.formats.step_folders import listed
+from ckptsurgeon.formats.values import Rival
 
 TRACKER = "latest_checkpointed_iteration.txt"
 OTHER = "non_persistent"

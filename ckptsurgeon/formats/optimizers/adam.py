@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptsurgeon.formats.optimizers.table import candidates
-from ckptsurgeon.formats.protocol import StateDict
+from ckptsurgeon.formats.values import StateDict
 
 NAMES = frozenset(
     {

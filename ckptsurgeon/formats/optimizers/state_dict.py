@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Key
-from ckptsurgeon.formats.protocol import Place, StateDict
+from ckptsurgeon.formats.values import Place, StateDict
 
 BESIDE = frozenset(
     # of torch; fairseq's loss scale; nanotron's names and sums of gradients

@@ -8,7 +8,7 @@ from functools import lru_cache
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.optimizers import pytorch_optimizer, quantized, torch_optim, trainers
 from ckptsurgeon.formats.optimizers.entry import CONSTANT, Entry
-from ckptsurgeon.formats.protocol import StateDict
+from ckptsurgeon.formats.values import StateDict
 
 ENTRIES: tuple[Entry, ...] = (
     *torch_optim.ENTRIES,

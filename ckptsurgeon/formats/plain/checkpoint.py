@@ -16,17 +16,10 @@ from ckptsurgeon.formats import known_globals, optimizer_state
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.formats.protocol import (
-    Decay,
-    Disagreement,
-    Located,
-    Place,
-    Setting,
-    State,
-    StateDict,
-)
+from ckptsurgeon.formats.protocol import Disagreement
 from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.schedules import annealing, torch
+from ckptsurgeon.formats.schedules import annealing, torch, torch_cooldown
+from ckptsurgeon.formats.values import Decay, Located, Place, Setting, State, StateDict
 
 GROUPS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 """Fields of the param groups."""
@@ -150,7 +143,7 @@ class TorchCheckpoint(JsonBeside):
         """By the class of the saved scheduler."""
         with understood(self.path):
             if torch.is_torch(self.schedule()):
-                return torch.cooldown(self, decay)
+                return torch_cooldown.cooldown(self, decay)
         return super().cooldown(decay)
 
     def contradictions(self) -> list[str]:

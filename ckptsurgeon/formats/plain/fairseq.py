@@ -15,8 +15,9 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
-from ckptsurgeon.formats.protocol import Checkpoint, State
+from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count, problem, understood
+from ckptsurgeon.formats.values import State
 
 SUFFIX = r"(?P<suffix>(?:-model_part-(?P<mp>\d+))?(?:-shard(?P<dp>\d+))?)\.pt"
 FLAT = re.compile(rf"(?P<stem>checkpoint(?:_last|_(?:\d+_)?(?P<updates>\d{{1,18}})|\d+)){SUFFIX}")

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptsurgeon.edits import Caveat, Key
+from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Decay, Place, Setting
+from ckptsurgeon.formats.values import Decay, Place, Setting
+from ckptsurgeon.promise import Caveat
 
 OPTIMIZER = "last_optimizer_state"
 FLAGS = {

@@ -20,9 +20,9 @@ from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats import json_beside
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.protocol import Decay, Fragment, Place, Setting
 from ckptsurgeon.formats.sane import is_count, problem, understood
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
+from ckptsurgeon.formats.values import Decay, Fragment, Place, Setting
 
 LATEST = "latest.txt"
 METADATA = "checkpoint_metadata.json"

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import sane
-from ckptsurgeon.formats.protocol import Checkpoint, Decay, Place, Setting
+from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.schedules.check import (
     ASSERTED,
     refuse_early_decay,
@@ -22,6 +22,7 @@ from ckptsurgeon.formats.schedules.check import (
 )
 from ckptsurgeon.formats.schedules.megatron import stable_then_decay
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron, value
+from ckptsurgeon.formats.values import Decay, Place, Setting
 
 PLAIN = {
     "max_lr": "max_lr", "min_lr": "min_lr", "decay_style": "decay_style",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats.protocol import Decay
+from ckptsurgeon.formats.values import Decay
 
 ASSERTED = ", and the trainer asserts max_lr >= min_lr on resume"
 """What both of Megatron's schedulers make of a low peak."""

@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ckptsurgeon.edits import Caveat
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats.protocol import Checkpoint, Decay, Setting
+from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import refuse_rates
 from ckptsurgeon.formats.schedules.check import refuse_early_decay
+from ckptsurgeon.formats.values import Decay, Setting
+from ckptsurgeon.promise import Caveat
 
 KEY = "last_batch_iteration"
 WARMUPS = ("WarmupLR", "WarmupDecayLR")

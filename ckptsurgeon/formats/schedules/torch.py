@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptsurgeon.edits import Caveat, Key
+from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats.protocol import Checkpoint, Decay, Place, Setting
+from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import refuse_rates
 from ckptsurgeon.formats.schedules import plateau
 from ckptsurgeon.formats.schedules.check import refuse_low_peak
-from ckptsurgeon.formats.schedules.shapes import as_lambda
+from ckptsurgeon.formats.values import Place, Setting
+from ckptsurgeon.promise import Caveat
 
 COMMON = frozenset(
     {
@@ -69,13 +70,11 @@ NAMES = {
     "_step_count": "position",
 }  # fmt: skip
 """Field → what a plan calls it; all others are `lr`."""
-DECAYS = {"LinearLR": "linear", "PolynomialLR": "linear", "CosineAnnealingLR": "cosine"}
-"""Class → the shape of a cooldown that it can hold; OneCycleLR holds those of STRATEGIES."""
 STRATEGIES = {"cosine": "cos", "linear": "linear"}
 
 
 @dataclass
-class _New:
+class New:
     """New values by path in the scheduler's state, and by key in each param group."""
 
     rates: list[float]
@@ -119,7 +118,7 @@ def words(schedule: Mapping[str, Any]) -> str:
 def peak(checkpoint: Checkpoint) -> float:
     """What `lr` of a recipe sets and scales: the largest base_lr, or max_lr of OneCycleLR."""
     places = checkpoint.locate("scheduler")
-    return max(_peaks(places[0].value, _groups(checkpoint, places[0])), default=0.0)
+    return max(peaks(places[0].value, group_rates(checkpoint, places[0])), default=0.0)
 
 
 def notes(schedule: Mapping[str, Any]) -> list[str]:
@@ -154,10 +153,10 @@ def reschedule(
             f"{name} keeps no {', '.join(lacking)} in its state: the trainer's own code has it",
             next=("ckptsurgeon show    what the scheduler keeps",),
         )
-    groups = _groups(checkpoint, places[0])
+    groups = group_rates(checkpoint, places[0])
     factor = 1.0
     if "lr" in values:
-        top = max(_peaks(state, groups), default=0.0)
+        top = max(peaks(state, groups), default=0.0)
         if top <= 0:
             raise SurgeryError(
                 f"the base rate of {name} is 0, so what the schedule makes of another one is "
@@ -165,7 +164,7 @@ def reschedule(
                 next="set lr where the trainer makes its scheduler",
             )
         factor = values["lr"] / top
-    new = _one_cycle(state, groups, factor, values) if name == "OneCycleLR" else None
+    new = one_cycle(state, groups, factor, values) if name == "OneCycleLR" else None
     if new is None:
         new = _recomputed(state, factor, values)
         new.groups = [{"lr": rate} for rate in new.rates]
@@ -173,99 +172,17 @@ def reschedule(
             for group, old in zip(new.groups, groups, strict=True):
                 group["initial_lr"] = old.get("initial_lr", 0.0) * factor
     refuse_rates(new.rates)
-    return list(_settings(checkpoint, places, new)), _warnings(state, values)
-
-
-def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[str]]:
-    """The parameters of the class that make it decay so, from its step 0 or, with OneCycleLR, from
-    where it stands. `decay.steps` are the scheduler's.
-
-    Raises SurgeryError for a class that can't, with the LambdaLR that can."""
-    places = checkpoint.locate("scheduler")
-    state = places[0].value
-    name, groups = kind(state), _groups(checkpoint, places[0])
-    rates = [group["lr"] for group in groups]
-    top = max(rates, default=0.0)
-    if DECAYS.get(name, "") != decay.shape and not (
-        name == "OneCycleLR" and decay.shape in STRATEGIES
-    ):
-        raise beyond_state(state, decay, max(_peaks(state, groups), default=0.0), top)
-    if top <= 0:
-        raise SurgeryError("the rate is 0 here, so nothing is left to decay")
-    if name == "PolynomialLR" and decay.to:
-        raise SurgeryError("PolynomialLR decays to 0", next="cooldown --to 0")
-    warnings = _warnings(state, {})
-    if name == "OneCycleLR":
-        new = _one_cycle(*_as_cycle(state, groups, decay))
-    else:
-        changed: dict[tuple[Key, ...], Any] = {("last_epoch",): 0, ("base_lrs",): rates}
-        changed |= {("_step_count",): 1} if state["_step_count"] else {}
-        changed |= {(key,): value for key, value in _decaying(name, decay, top).items()}
-        changed["_last_lr",] = rates
-        new = _New(rates, changed, [{"lr": rate, "initial_lr": rate} for rate in rates])
-    if name == "CosineAnnealingLR":
-        warnings.append(
-            f"CosineAnnealingLR rises again after its {decay.steps} steps: end the run there"
-        )
-    if len(set(rates)) > 1 and name != "LinearLR":
-        warnings.append(f"all param groups end at {decay.to:g}, whatever they start from")
-    return list(_settings(checkpoint, places, new)), warnings
-
-
-def rebased(checkpoint: Checkpoint) -> list[Setting]:
-    """A LambdaLR whose base rates are the rates of the next step: nothing where they are."""
-    places = checkpoint.locate("scheduler")
-    rates = [group["lr"] for group in _groups(checkpoint, places[0])]
-    groups = [{"initial_lr": rate} for rate in rates]
-    return list(_settings(checkpoint, places, _New(rates, {("base_lrs",): rates}, groups)))
-
-
-def beyond_state(state: Mapping[str, Any], decay: Decay, peak: float, rate: float) -> SurgeryError:
-    """The refusal of a cooldown by a scheduler whose state has no room for it."""
-    now = int(state["last_epoch"])
-    if peak <= 0:
-        return SurgeryError(f"the base rate of {kind(state)} is 0: no factor of it is a rate")
-    function = as_lambda(decay.shape, now, decay.steps, rate / peak, decay.to / peak)
-    return SurgeryError(
-        f"{kind(state)} can't decay {decay.shape} by what its state holds",
-        next=f"make the scheduler LambdaLR(optimizer, {function})    it loads last_epoch {now}",
-    )
-
-
-def _decaying(name: str, decay: Decay, top: float) -> dict[str, Any]:
-    if name == "LinearLR":
-        return {"start_factor": 1.0, "end_factor": decay.to / top, "total_iters": decay.steps}
-    if name == "PolynomialLR":
-        return {"power": 1.0, "total_iters": decay.steps}
-    return {"eta_min": decay.to, "T_max": decay.steps}
-
-
-def _as_cycle(
-    state: Mapping[str, Any], groups: Sequence[Mapping[str, float]], decay: Decay
-) -> tuple[dict[str, Any], list[dict[str, float]], float, dict[str, Any]]:
-    """OneCycleLR with its last phase from here on: what `_one_cycle` takes."""
-    now, phases = int(state["last_epoch"]), state["_schedule_phases"]
-    if now < len(phases) - 1:
-        raise SurgeryError(f"OneCycleLR stands at step {now}, too early for a last phase")
-    ends = [*[float(now - i) for i in range(len(phases) - 1)][::-1], float(now + decay.steps)]
-    new = {**state, "_anneal_func_type": STRATEGIES[decay.shape]}
-    new["_schedule_phases"] = [
-        {**phase, "end_step": end} for phase, end in zip(phases, ends, strict=True)
-    ]
-    rates = [
-        {"initial_lr": group["lr"], "max_lr": group["lr"], "min_lr": decay.to} for group in groups
-    ]
-    return new, rates, 1.0, {"decay": now + decay.steps + 1, "decay_style": decay.shape}
+    return list(settings_of(checkpoint, places, new)), warnings_of(state, values)
 
 
 # --- each class ----------------------------------------------------------------------------------
 
 
-def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, Any]) -> _New:
+def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, Any]) -> New:
     """New rates at the position. Where a rate is base_lr times what the position alone gives, it
     takes the same factor, whatever the function is."""
     if kind(state) == "SequentialLR":
-        new = _New([])
+        new = New([])
         now = bisect_right(state["_milestones"], state["last_epoch"])
         for i, inner in enumerate(state["_schedulers"]):
             part = _recomputed(inner, factor, values)
@@ -301,7 +218,7 @@ def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, An
         if moved is not None:
             rates = [rate * moved for rate in base]
     changed["_last_lr",] = rates
-    return _New(rates, changed)
+    return New(rates, changed)
 
 
 def _moved(state: Mapping[str, Any], values: Mapping[str, Any]) -> dict[tuple[Key, ...], Any]:
@@ -333,12 +250,12 @@ def _share(state: Mapping[str, Any], now: int) -> float | None:
     return float((1.0 - done) ** state["power"])  # PolynomialLR
 
 
-def _one_cycle(
+def one_cycle(
     state: Mapping[str, Any],
     groups: Sequence[Mapping[str, float]],
     factor: float,
     values: Mapping[str, Any],
-) -> _New:
+) -> New:
     """OneCycleLR keeps its rates in the groups. initial_lr and min_lr follow max_lr, as the class
     derives them from it."""
     phases = [dict(phase) for phase in state["_schedule_phases"]]
@@ -364,7 +281,7 @@ def _one_cycle(
         if values["decay_style"] not in STRATEGIES:
             raise UsageError("OneCycleLR decays cosine or linear", next="decay_style: cosine")
         changed["_anneal_func_type",] = style = STRATEGIES[values["decay_style"]]
-    new = _New([], changed)
+    new = New([], changed)
     i = next((i for i, end in enumerate(ends) if now <= end), len(ends) - 1)
     start = ends[i - 1] if i else 0.0
     done = (now - start) / (ends[i] - start)
@@ -386,7 +303,7 @@ def _one_cycle(
 # --- places --------------------------------------------------------------------------------------
 
 
-def _groups(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, float]]:
+def group_rates(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, float]]:
     """The rates in each param group, as the first file that has them keeps them."""
     places = checkpoint.locate("lr")
     if not places:
@@ -418,7 +335,7 @@ def _kept(state: Mapping[str, Any]) -> frozenset[str]:
     return inner & {"lr", "min_lr"}
 
 
-def _peaks(state: Mapping[str, Any], groups: Sequence[Mapping[str, float]]) -> list[float]:
+def peaks(state: Mapping[str, Any], groups: Sequence[Mapping[str, float]]) -> list[float]:
     if kind(state) == "OneCycleLR":
         return [group["max_lr"] for group in groups]
     if kind(state) == plateau.NAME:
@@ -426,11 +343,11 @@ def _peaks(state: Mapping[str, Any], groups: Sequence[Mapping[str, float]]) -> l
     if kind(state) == "CyclicLR":
         return [float(rate) for rate in state["max_lrs"]]
     if kind(state) == "SequentialLR":
-        return [rate for inner in state["_schedulers"] for rate in _peaks(inner, groups)]
+        return [rate for inner in state["_schedulers"] for rate in peaks(inner, groups)]
     return [float(rate) for rate in state["base_lrs"]]
 
 
-def _settings(checkpoint: Checkpoint, places: Sequence[Place], new: _New) -> Iterator[Setting]:
+def settings_of(checkpoint: Checkpoint, places: Sequence[Place], new: New) -> Iterator[Setting]:
     for scheduler in places:
         for path, value in new.state.items():
             full = (*scheduler.path, *path)
@@ -456,7 +373,7 @@ def _same(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def _warnings(state: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+def warnings_of(state: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
     out: list[str] = []
     if "position" in values and kind(state) == "LambdaLR":
         out.append(

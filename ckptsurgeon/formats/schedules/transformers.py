@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.protocol import Checkpoint, Decay, Setting
-from ckptsurgeon.formats.schedules import torch
+from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.schedules import torch_cooldown
+from ckptsurgeon.formats.values import Decay, Setting
 
 Share = Callable[[int], float | None]
 
@@ -53,7 +54,7 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
     top = max((float(place.value) for place in checkpoint.locate("lr")), default=0.0)
     if top <= 0:
         raise SurgeryError("the rate is 0 here, so nothing is left to decay")
-    settings = torch.rebased(checkpoint)
+    settings = torch_cooldown.rebased(checkpoint)
     kwargs = {
         "num_decay_steps": decay.steps,
         "decay_type": decay.shape,

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ckptsurgeon.edits import Promise
 from ckptsurgeon.logs.printed.stated import Number, Stated
+from ckptsurgeon.promise import Promise
 
 UPDATES = 2
 """Statements about so many different updates are heard."""
