@@ -7,6 +7,7 @@ them). A new format is one file or folder here, and one line in `detect.FORMATS`
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.protocol import Checkpoint, Disagreement, Format
 from ckptsurgeon.formats.values import (
+    MOMENTS,
     Adam,
     Blob,
     Codes,
@@ -26,6 +27,7 @@ from ckptsurgeon.formats.values import (
 
 __all__ = [
     "FIELDS",
+    "MOMENTS",
     "Adam",
     "Blob",
     "Checkpoint",

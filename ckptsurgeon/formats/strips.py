@@ -10,9 +10,8 @@ from ckptsurgeon.files.archives.storage_edit import contiguous as contiguous
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.optimizers import adam
 from ckptsurgeon.formats.protocol import Checkpoint
-from ckptsurgeon.formats.values import Adam, Codes, Place, StateDict, Strip
+from ckptsurgeon.formats.values import MOMENTS, Adam, Codes, Place, StateDict, Strip
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 MASTERS = ("master_param", "fp32_param", "param")
 """What optimizers of 16-bit weights call their fp32 copy."""
 QUANTIZED = {

@@ -15,6 +15,10 @@ Located = tuple[Path, tuple[Key, ...]]
 """A file, and a key path in it."""
 
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's, by torch's names; parts, strips and places are named so in every format."""
+
+
 class Place(NamedTuple):
     """One place where a checkpoint keeps a field.
 

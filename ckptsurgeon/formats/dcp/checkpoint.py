@@ -18,10 +18,10 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.dcp import weights
-from ckptsurgeon.formats.dcp.shards import MOMENTS, DcpShards
+from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.values import Part, Place, State, StateDict
+from ckptsurgeon.formats.values import MOMENTS, Part, Place, State, StateDict
 
 GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 

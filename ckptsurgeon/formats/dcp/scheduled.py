@@ -15,8 +15,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
-from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.schedules import annealing, torch
+from ckptsurgeon.formats.schedules import saved, torch
 from ckptsurgeon.formats.values import Located, Place, Setting
 
 
@@ -65,11 +64,8 @@ class ScheduledCheckpoint(DcpCheckpoint):
         return [(self._parameters(self._owner(str(p.path[0]), key)), p) for p in self.settings(key)]
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
-        """torch's GradScaler begins at 65536 and counts the steps since the last change."""
-        start: list[tuple[Place, Any]] = [(place, 65536.0) for place in self.locate("loss_scale")]
-        for file, path in self.scales:
-            start += [(place, 0) for place in self.at(file, (*path[:-1], "_growth_tracker"))]
-        return start
+        """Of torch's GradScaler."""
+        return saved.scaler_start(self, self.scales)
 
     def in_group(self, key: str, place: Place, value: Any) -> Any:
         """Refused for a weight decay that the scheduler sets anew, as Megatron's does."""
@@ -92,18 +88,11 @@ class ScheduledCheckpoint(DcpCheckpoint):
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """By the class of the saved scheduler; lr alone where none is saved."""
-        with understood(self.path):
-            schedule = self.schedule()
-            if torch.is_torch(schedule):
-                settings, notes = torch.reschedule(self, values)
-                return [self._placed(setting) for setting in settings], notes
-            if schedule is not None:
-                raise SurgeryError(
-                    "the scheduler's state is of no known class, so what it makes of an lr is "
-                    "unknown",
-                    next="set lr where the trainer makes its scheduler",
-                )
-            return annealing.reschedule(self, values)
+        schedule = self.schedule()
+        settings, notes = saved.reschedule(self, schedule, values)
+        if schedule is None:
+            return settings, notes
+        return [self._placed(setting) for setting in settings], notes
 
     def _placed(self, setting: Setting) -> Setting:
         """With the place as the folder names it."""

@@ -20,9 +20,7 @@ from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.sane import problem
-from ckptsurgeon.formats.values import Blob, Fragment, Place, Weight
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from ckptsurgeon.formats.values import MOMENTS, Blob, Fragment, Place, Weight
 
 
 @dataclass

@@ -17,10 +17,9 @@ from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.deepspeed.weights import EXPERT
-from ckptsurgeon.formats.values import Fragment, Part, Place
+from ckptsurgeon.formats.values import MOMENTS, Fragment, Part, Place
 
 MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
-MOMENTS = ("exp_avg", "exp_avg_sq")
 TIED = "tied_modules."
 RANK = re.compile(r"mp_rank_(\d+)")
 

@@ -19,7 +19,7 @@ from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.optimizers.adam import is_adam
-from ckptsurgeon.formats.values import Adam, Fragment, Place, Strip
+from ckptsurgeon.formats.values import MOMENTS, Adam, Fragment, Place, Strip
 
 FLATS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 """The masters of ZeRO 1 and 2, and of ZeRO 3."""
@@ -102,7 +102,7 @@ def _parts(checkpoint: DeepSpeedShards, item: Optimizer) -> Iterator[Part]:
         places = {
             str(kind): Place(item.file, (*path, kind), value) for kind, value in state.items()
         }
-        flats = {kind: places[kind] for kind in of_states.MOMENTS if kind in places}
+        flats = {kind: places[kind] for kind in MOMENTS if kind in places}
         if number < len(outer[key]):
             inside = (*item.outer, key, number)
             flats["master"] = Place(item.file, inside, outer[key][number])

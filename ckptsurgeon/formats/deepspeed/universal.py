@@ -16,12 +16,11 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.formats.values import Hazard, Place, StateDict
+from ckptsurgeon.formats.values import MOMENTS, Hazard, Place, StateDict
 
 FOLDER = re.compile(r"global_step(\d+)_universal")
 POINTER = "latest_universal"
 GLOBAL = "optimizer_state.pt"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 DEFECTS = (
     "DeepSpeed loads a universal copy of ZeRO 3 with the settings of param group 0 in every group: "
     "its weight decay also falls on biases and norms",

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals, optimizer_state
 from ckptsurgeon.formats.json_beside import JsonBeside
@@ -18,7 +17,7 @@ from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
 from ckptsurgeon.formats.protocol import Disagreement
 from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.schedules import annealing, torch, torch_cooldown
+from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
 from ckptsurgeon.formats.values import Decay, Located, Place, Setting, State, StateDict
 
 GROUPS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
@@ -119,25 +118,12 @@ class TorchCheckpoint(JsonBeside):
         return get(self.trees[file], path)
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
-        """torch's GradScaler begins at 65536 and counts the steps since the last change."""
-        start = [(place, 65536.0) for place in self.locate("loss_scale")]
-        for file, path in self.scales:
-            start += [(place, 0) for place in self.at(file, (*path[:-1], "_growth_tracker"))]
-        return start
+        """Of torch's GradScaler."""
+        return saved.scaler_start(self, self.scales)
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """By the class of the saved scheduler; lr alone where none is saved."""
-        with understood(self.path):
-            schedule = self.schedule()
-            if torch.is_torch(schedule):
-                return torch.reschedule(self, values)
-            if schedule is not None:
-                raise SurgeryError(
-                    "the scheduler's state is of no known class, so what it makes of an lr is "
-                    "unknown",
-                    next="set lr where the trainer makes its scheduler",
-                )
-            return annealing.reschedule(self, values)
+        return saved.reschedule(self, self.schedule(), values)
 
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """By the class of the saved scheduler."""

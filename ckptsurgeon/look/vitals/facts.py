@@ -10,9 +10,9 @@ from pathlib import Path
 from ckptsurgeon.edits import Change, Receipt
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats import MOMENTS, Checkpoint
 from ckptsurgeon.look.vitals import bound
-from ckptsurgeon.look.vitals.jobs import MOMENTS, Job, Range, Source, jobs
+from ckptsurgeon.look.vitals.jobs import Job, Range, Source, jobs
 from ckptsurgeon.look.vitals.reading import Reading
 from ckptsurgeon.look.vitals.scan import scan
 from ckptsurgeon.progress import Progress

@@ -11,11 +11,10 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
-from ckptsurgeon.formats import Checkpoint, Strip
+from ckptsurgeon.formats import MOMENTS, Checkpoint, Strip
 from ckptsurgeon.formats.strips import contiguous, dense
 from ckptsurgeon.look.vitals.bound import Edited, limit
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 ODD = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
     ValueError,

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ckptsurgeon.formats import Adam
+from ckptsurgeon.formats import MOMENTS, Adam
 from ckptsurgeon.look.vitals import pairs
 from ckptsurgeon.look.vitals.bound import FLOOR, QUANTIZED, TOLERANCE
 from ckptsurgeon.look.vitals.codes import Decoder
-from ckptsurgeon.look.vitals.jobs import MOMENTS, Job, by_file
+from ckptsurgeon.look.vitals.jobs import Job, by_file
 from ckptsurgeon.look.vitals.reader import BLOCK, Reader
 from ckptsurgeon.look.vitals.reading import TINY, Numbers, Pair, Reading
 from ckptsurgeon.progress import Progress

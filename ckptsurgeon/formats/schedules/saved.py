@@ -1,0 +1,36 @@
+"""A saved scheduler of any trainer that keeps torch's state dicts, or none: what sets its rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.schedules import annealing, torch
+from ckptsurgeon.formats.values import Located, Place, Setting
+
+
+def reschedule(
+    checkpoint: BaseCheckpoint, schedule: Any, values: Mapping[str, Any]
+) -> tuple[list[Setting], list[str]]:
+    """By the class of `schedule`; lr alone where none is saved. Raises SurgeryError for a class
+    that no rule is known of."""
+    with understood(checkpoint.path):
+        if torch.is_torch(schedule):
+            return torch.reschedule(checkpoint, values)
+        if schedule is not None:
+            raise SurgeryError(
+                "the scheduler's state is of no known class, so what it makes of an lr is unknown",
+                next="set lr where the trainer makes its scheduler",
+            )
+        return annealing.reschedule(checkpoint, values)
+
+
+def scaler_start(checkpoint: BaseCheckpoint, scales: Iterable[Located]) -> list[tuple[Place, Any]]:
+    """torch's GradScaler begins at 65536 and counts the steps since the last change."""
+    start: list[tuple[Place, Any]] = [(place, 65536.0) for place in checkpoint.locate("loss_scale")]
+    for file, path in scales:
+        start += [(place, 0) for place in checkpoint.at(file, (*path[:-1], "_growth_tracker"))]
+    return start
