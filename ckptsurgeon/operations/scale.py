@@ -14,8 +14,8 @@ import typer
 from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.formats.stretches import by_parameter
 from ckptsurgeon.operations.computed_changes import (
-    by_parameter,
     change,
     matching,
     new_weights,
