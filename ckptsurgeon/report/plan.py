@@ -246,16 +246,16 @@ def _reach(promise: Promise, name: str, item: str) -> str:
 
 def cost(edits: Sequence[Edit]) -> str:
     """Bytes that will be written, and how many shards are copied for it: an append copies none."""
-    written, copied = 0, 0
+    written, copied = 0, set()
     for edit in edits:
         if isinstance(edit, Append):
             written += sum(len(data) for _, data in edit.writes)
         elif isinstance(edit, (Move, Replace)) and edit.content is not None:
             pieces = edit.content.pieces
             written += sum(length(piece) for piece in pieces if not isinstance(piece, Hole))
-            if isinstance(edit, Replace) and edit.file.endswith(".pt"):
-                copied += 1
-    shards = f"{count(copied, 'shard')} copied" if copied else "no shard copied"
+            if isinstance(edit, Replace) and edit.file.endswith(".pt") and pieces:
+                copied.add(edit.file)  # once, though it is first emptied where two must agree
+    shards = f"{count(len(copied), 'shard')} copied" if copied else "no shard copied"
     return f"{size(written)} written, {shards}"
 
 

@@ -296,9 +296,10 @@ def test_an_absent_value_is_added() -> None:
 
 
 def test_a_copied_shard_is_part_of_the_cost() -> None:
-    copy = Replace("global_step2/a.pt", "s", "k", Content((Span("global_step2/a.pt", 0, 5000),)))
+    empty = Replace("global_step2/a.pt", "s", "k", Content(()))
+    copy = replace(empty, content=Content((Span("global_step2/a.pt", 0, 5000),)))
     assert "5.0 kB written, 1 shard copied, undo kept" in report.plan(
-        replace(PLAN, edits=(copy,)), "x", LOOK
+        replace(PLAN, edits=(empty, copy)), "x", LOOK
     )
 
 
