@@ -193,7 +193,9 @@ def test_colour_is_yellow_for_what_moves_aside_and_nothing_else_in_a_plan() -> N
     assert [line.count("\033[33m") for line in painted] == [1, 1]
     assert all(">" in line for line in painted)
     assert "\033[32mdone:" in report.done(RECEIPT, report.Style(100, color=True))
-    assert "\033[31merror:" in report.error(SurgeryError("x", next="y"), report.Style(100, color=True))
+    assert "\033[31merror:" in report.error(
+        SurgeryError("x", next="y"), report.Style(100, color=True)
+    )
 
 
 class _Terminal(io.StringIO):
