@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +16,6 @@ from ckptsurgeon.errors import DamagedFile, SurgeryError, VerificationFailed
 from ckptsurgeon.operations.completion import saved_steps
 
 if TYPE_CHECKING:
-    from ckptsurgeon.look.glance import Glance
     from ckptsurgeon.report.style import Row
     from ckptsurgeon.run.run import Run
 
@@ -45,7 +43,8 @@ def status(*, common: Common) -> None:
 
 
 def _loss(run: Run) -> Sequence[Row]:
-    """The end of the loss and advise's verdict on it, on a terminal only: scripts read --json."""
+    """The end of the loss and what it says, on a terminal only: scripts read --json. Without NumPy,
+    which takes longer to load than all of `status`."""
     if not sys.stdout.isatty():
         return ()
     from ckptsurgeon.look.glance import glance
@@ -55,20 +54,7 @@ def _loss(run: Run) -> Sequence[Row]:
         seen = glance(run)
     except (SurgeryError, OSError):  # a log that can't be read is no reason to show no status
         return ()
-    return () if seen is None else sparkline(seen, run.steps(), _verdict(seen))
-
-
-def _verdict(seen: Glance) -> str:
-    """That of advise on these points. NumPy is loaded only where the loss does not end calmly."""
-    if seen.calm:
-        return f"the loss is at its best level of the last {len(seen.steps)} points"
-    from ckptsurgeon.logs.curves import of_rows
-    from ckptsurgeon.look.advise import judge
-    from ckptsurgeon.report.advice import verdict
-
-    points = zip(seen.steps, seen.values, strict=True)
-    told = judge(of_rows([(step, {"loss": value}, math.nan) for step, value in points], Path()))
-    return f"{verdict(told)}: ckptsurgeon advise" if told.spike is not None else verdict(told)
+    return () if seen is None else sparkline(seen, run.steps())
 
 
 def show(
