@@ -122,6 +122,27 @@ def test_the_step_and_its_copy_are_edited_alike(folder: Path) -> None:
     assert snapshot(folder) == before
 
 
+def test_the_saver_forgets_what_is_not_in_the_run(folder: Path) -> None:
+    """In `meta.pt` of the step and of its copy."""
+    meta = folder / STEP.format(4) / "meta.pt"
+    state = torch.load(meta, weights_only=False)
+    (saver,) = state["callbacks"].values()
+    scores = {STEP.format(4): torch.tensor(0.5), STEP.format(3): torch.tensor(0.25)}
+    saver["dirpath"] = str(folder)
+    saver["best_k_models"] = {str(folder / name): score for name, score in scores.items()}
+    saver["best_model_path"] = str(folder / STEP.format(3))
+    saver["best_model_score"] = scores[STEP.format(3)]
+    torch.save(state, meta)
+    before = snapshot(folder)
+    operate(folder, {"rollback": {"to": 4}})
+    for name in (STEP.format(4), "last.ckpt"):
+        (held,) = torch.load(folder / name / "meta.pt", weights_only=False)["callbacks"].values()
+        assert held["best_k_models"] == {str(folder / STEP.format(4)): 0.5}
+        assert held["best_model_path"] == str(folder / STEP.format(4))
+        assert held["best_model_score"] == 0.5
+    take_back(folder, before)
+
+
 def test_a_copy_that_stands_alone_is_the_step(folder: Path) -> None:
     for step in (2, 4, 6):
         shutil.rmtree(folder / STEP.format(step))

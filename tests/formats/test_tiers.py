@@ -127,6 +127,36 @@ def test_a_best_model_that_is_not_there_is_told(tmp_path: Path) -> None:
         assert any("best model so far" in line for line in plan.warnings) == told
 
 
+def test_a_best_model_that_left_ranks_nothing_any_more(tmp_path: Path) -> None:
+    """With the Trainer's own comparison: step 2 had been the best, and its folder went when 4 was
+    better. Back at 3, the next metric is the best so far, although 2 had a better one."""
+    from transformers import TrainerState, TrainingArguments
+    from transformers.trainer import Trainer
+
+    root = tmp_path / "run"
+    hugging_face(root)
+    (root / "checkpoint-2").rename(root / "checkpoint-3")
+    file = root / "checkpoint-3" / "trainer_state.json"
+    best = {"best_metric": 0.5, "best_global_step": 2, "best_model_checkpoint": "out/checkpoint-2"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "global_step": 3, **best}))
+
+    def is_best() -> bool:
+        arguments = TrainingArguments(
+            str(tmp_path / "out"), metric_for_best_model="loss", greater_is_better=False,
+            save_strategy="steps", use_cpu=True,
+        )  # fmt: skip
+        live = SimpleNamespace(args=arguments, state=TrainerState.load_from_json(str(file)))
+        return bool(Trainer._determine_best_metric(live, {"eval_loss": 0.7}, trial=None))  # type: ignore[arg-type]
+
+    before = snapshot(root)
+    assert not is_best()
+    plan = operate(root, {"rollback": {"to": 3}})
+    assert "no longer names checkpoint-2 as the best model" in "\n".join(plan.warnings)
+    assert is_best()
+    assert [json.loads(file.read_text())[key] for key in best] == [None] * 3
+    take_back(root, before)
+
+
 # --- Accelerate ----------------------------------------------------------------------------------
 
 

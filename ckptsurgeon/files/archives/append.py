@@ -56,11 +56,11 @@ def render(
     """One edit that makes all `changes` to the torch file `source`, called `file` in the edit.
 
     A value of data.pkl is set by `splice`; a tensor becomes `ZEROS`, `Elements` or `Computed`,
-    one of bytes a `Fill` (as many bytes are written), one of one element a number of its dtype. A
-    key whose `old` is `ABSENT` is inserted, one whose `new` is goes, and a `Renamed` one keeps its
-    value. The result is `Content` if the file has other links, is a symbolic link, may not be
-    written, is of the legacy format, if too much of a shared storage stays, if bytes are yet to be
-    computed, or if `strict`:
+    one of bytes a `Fill` (as many bytes are written), one of one element a number of its dtype,
+    and any may make way for None. A key whose `old` is `ABSENT` is inserted, one whose `new` is
+    goes, and a `Renamed` one keeps its value. The result is `Content` if the file has other links,
+    is a symbolic link, may not be written, is of the legacy format, if too much of a shared storage
+    stays, if bytes are yet to be computed, or if `strict`:
     storages then stay where they are, for readers that compute where they must be.
     Raises DamagedFile, or SurgeryError if a path leads nowhere or a tensor can't be changed alone.
     """
@@ -104,7 +104,7 @@ def _sorted(
     tensors: list[Wish] = []
     for change in changes:
         value = _value(archive.tree(), file, change)
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or change.new is None:
             if isinstance(change.new, (Fill, Elements, Computed)) or (
                 change.new == ZEROS and not isinstance(value, str)
             ):
