@@ -4,6 +4,7 @@ removes nothing of the new branch: each with the functions of the library itself
 from __future__ import annotations
 
 import json
+import os
 import queue
 import shutil
 from collections.abc import Iterator
@@ -102,6 +103,27 @@ def test_the_trainer_resumes_the_step_and_rotates_none_of_the_new_branch(tmp_pat
     shutil.copytree(root / "checkpoint-2", root / "checkpoint-3")  # the new branch
     rotate_checkpoints(str(root), save_total_limit=1)
     assert sorted(path.name for path in root.glob("checkpoint-*")) == ["checkpoint-3"]
+
+
+def test_the_times_of_folders_stay(tmp_path: Path) -> None:
+    """The Trainer rotates by the times of the folders, so neither a surgery nor its undo makes an
+    older step the newest."""
+    from transformers.trainer_utils import rotate_checkpoints, sort_checkpoints
+
+    root = tmp_path / "run"
+    hugging_face(root)
+    folders = [root / "checkpoint-2", root / "checkpoint-4"]
+    for age, folder in enumerate(folders):
+        os.utime(folder, (1e9 + age * 100, 1e9 + age * 100))
+    operate(root, {"rollback": {"to": 2}, "set": {"iteration": 3, "eps": 1e-6}})
+    assert folders[0].stat().st_mtime == 1e9
+    surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
+    assert sort_checkpoints(str(root), use_mtime=True) == [str(folder) for folder in folders]
+    shutil.copytree(folders[1], root / "checkpoint-6")
+    os.utime(root / "checkpoint-6")
+    rotate_checkpoints(str(root), save_total_limit=2, use_mtime=True)
+    names = sorted(path.name for path in root.glob("checkpoint-*"))
+    assert names == ["checkpoint-4", "checkpoint-6"]
 
 
 def test_a_folder_that_only_begins_like_a_step_comes_back(tmp_path: Path) -> None:
