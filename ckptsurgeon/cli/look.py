@@ -12,7 +12,7 @@ import typer
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Common
-from ckptsurgeon.errors import DamagedFile, SurgeryError, VerificationFailed
+from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.operations.completion import saved_steps
 
 if TYPE_CHECKING:
@@ -182,6 +182,15 @@ def doctor(
         bool,
         typer.Option("--vitals", help="Also say what is unusual in its tensors, worst first."),
     ] = False,
+    against: Annotated[
+        int | None,
+        typer.Option(
+            "--against",
+            metavar="STEP",
+            help="With --vitals: also the growth of each norm since an earlier step.",
+            autocompletion=saved_steps,
+        ),
+    ] = None,
     jobs: Annotated[
         int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
     ] = 8,
@@ -198,10 +207,13 @@ def doctor(
     Examples:
     ckptsurgeon doctor
     ckptsurgeon doctor --vitals
+    ckptsurgeon doctor --vitals --against 6
     """
     from ckptsurgeon.look.doctor import Diagnosis, diagnose
     from ckptsurgeon.look.vitals.vitals import examine
 
+    if against is not None and not vitals:
+        raise UsageError("--against belongs to --vitals", next="--vitals --against STEP")
     run = common.open_run()
     diagnoses = [replace(item, next=common.here(item.next)) for item in diagnose(run)]
     seen = None
@@ -209,8 +221,10 @@ def doctor(
         check = common.here("ckptsurgeon verify --level 4    all that is wrong with the step")
         with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
             try:
-                seen = examine(run, jobs=jobs, progress=progress)
+                seen = examine(run, against=against, jobs=jobs, progress=progress)
                 diagnoses += [Diagnosis(fact, check) for fact in seen.facts]
+            except UsageError:
+                raise
             except SurgeryError as error:  # mostly one that is among the findings already
                 diagnoses.append(Diagnosis(f"the vital signs can't be read: {error.what}", check))
     common.answer(
