@@ -263,6 +263,10 @@ class BaseCheckpoint(ABC):
             next="ckptsurgeon verify    what can be checked here",
         )
 
+    def pieces(self, place: Place) -> list[Place]:
+        """Itself: a tensor is saved as one."""
+        return [place]
+
     def parts(self) -> list[Part]:
         """Refused: a format that knows whose each tensor is overrides it."""
         raise SurgeryError(

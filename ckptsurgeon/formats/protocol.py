@@ -94,6 +94,10 @@ class Checkpoint(Protocol):
         exp_avg_sq). Raises SurgeryError where the format does not say."""
         ...
 
+    def pieces(self, place: Place) -> list[Place]:
+        """The tensors that the one at `place` was saved in: itself, or its chunks, one by one."""
+        ...
+
     def parts(self) -> list[Part]:
         """Every stretch of every parameter's weights, masters and moments that the trainer loads.
         Raises SurgeryError where the format does not say whose they are."""

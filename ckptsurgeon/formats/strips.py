@@ -27,9 +27,18 @@ def strips(checkpoint: Checkpoint) -> Iterator[Strip]:
     for each in checkpoint.state_dicts():
         lawful = adam.is_adam(each)
         settings = Settings(checkpoint, each)
-        for owner, state in owners(each).items():
+        for owner, state in owners(_pieces(checkpoint, each)).items():
             if strip := _strip(state, settings.adam(owner, state, lawful), owner, names):
                 yield strip
+
+
+def _pieces(checkpoint: Checkpoint, state_dict: StateDict) -> StateDict:
+    """With the tensors as they are saved, in chunks."""
+    state = {
+        key: [piece for place in places for piece in checkpoint.pieces(place)]
+        for key, places in state_dict.state.items()
+    }
+    return state_dict._replace(state=state)
 
 
 class Settings:
@@ -176,7 +185,8 @@ def _names(checkpoint: Checkpoint) -> dict[Any, str]:
             continue
         for parameter, place, start, end in fragments:
             if start == 0 and end == place.value.numel:
-                names[place.file, place.path] = parameter
+                for piece in checkpoint.pieces(place):
+                    names[piece.file, piece.path] = parameter
     return names
 
 

@@ -136,6 +136,8 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
         files = len({item.file for item in group})
         if group[0].path:
             note = f"{count(len(group), 'place')} in {count(files, 'shard')}"
+            chunks = sum(item.chunks for item in group)
+            note += f", {count(chunks, 'chunk')}" if chunks > len(group) else ""
             note += f" ({clean(name)})" if several else ""
         elif files > 1:
             note = f"{count(files, 'file')} called {clean(name)}"

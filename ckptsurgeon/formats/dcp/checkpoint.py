@@ -114,7 +114,7 @@ class DcpCheckpoint(DcpShards, ABC):
         out = []
         for name, items in self.saved.items.items():
             owner, _, kind = name.removeprefix(inside).rpartition(".")
-            if items[0].offset is None or (name.startswith(inside) and kind not in MOMENTS):
+            if not items.is_tensor or (name.startswith(inside) and kind not in MOMENTS):
                 continue
             if not name.startswith(inside):
                 if weights.STATE.match(name):
@@ -144,12 +144,10 @@ class DcpCheckpoint(DcpShards, ABC):
         """Parameter → key → the path of each value."""
         states: dict[str, dict[str, list[tuple[Key, ...]]]] = {}
         inside = f"{self.prefix}state."
-        for name, items in self.saved.items.items():
+        for name in self.saved.items:
             if name.startswith(inside):
-                tensor = items[0].offset is not None
-                paths: list[tuple[Key, ...]] = [(name, i) for i in range(len(items))]
                 owner, _, key = name.removeprefix(inside).rpartition(".")
-                states.setdefault(owner, {})[key] = paths if tensor else [(name,)]
+                states.setdefault(owner, {})[key] = self.paths(name)
         return states
 
     def _alike(self, states: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:

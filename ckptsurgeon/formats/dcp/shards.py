@@ -1,7 +1,7 @@
 """One saved step that torch.distributed.checkpoint wrote, with or without torch files beside it.
 
-What it holds is addressed through its `.metadata`: (name, key, …) leads into a value, (name, 0)
-to the first chunk of a tensor.
+What it holds is addressed through its `.metadata`: (name, key, …) leads into a value, (name,) to a
+tensor with all of its chunks, (name, 0) to the first chunk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.files.dcp import METADATA, Saved
+from ckptsurgeon.files.dcp import METADATA, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
@@ -37,6 +37,8 @@ class DcpShards(BaseCheckpoint):
             value = get(self.trees[file], path)
         except KeyError:
             return []
+        if isinstance(value, Whole):
+            return [Place(file, path, value, wins, chunks=len(value))]
         if isinstance(value, Tensor) and value.numel == 1:
             value = self.saved.archive(self.saved.of(path)).value(value)
         return [Place(file, path, value, wins)]
@@ -46,16 +48,34 @@ class DcpShards(BaseCheckpoint):
         items = self.saved.items.get(name)
         if items is None:
             return []
-        return self.at(self.saved.path, (name,) if items[0].offset is None else (name, 0), wins)
+        return self.at(self.saved.path, (name, 0) if items.is_tensor else (name,), wins)
+
+    def paths(self, name: str) -> list[tuple[Key, ...]]:
+        """The one path to a value or a tensor, whatever the number of its chunks; to each chunk
+        where `.metadata` does not say what the tensor is."""
+        items = self.saved.items[name]
+        if not items.is_tensor or (items.whole is not None and not items.is_number):
+            return [(name,)]
+        return [(name, chunk) for chunk in range(len(items))]
+
+    def pieces(self, place: Place) -> list[Place]:
+        """Of a whole tensor, its chunks."""
+        if place.file != self.saved.path or not isinstance(place.value, Whole):
+            return super().pieces(place)
+        name = place.path[0]
+        return [
+            place._replace(path=(name, chunk), value=tensor, chunks=1)
+            for chunk, tensor in enumerate(place.value)
+        ]
 
     def moments(self, name: str) -> list[Place]:
-        """Every chunk of every tensor with `name` in its own."""
+        """Every tensor with `name` in its own."""
         return [
             place
             for fqn, items in self.saved.items.items()
-            if items[0].offset is not None and name in fqn.split(".")
-            for chunk in range(len(items))
-            for place in self.at(self.saved.path, (fqn, chunk))
+            if name in fqn.split(".") and items.is_tensor
+            for path in self.paths(fqn)
+            for place in self.at(self.saved.path, path)
         ]
 
     def holder(self, place: Place) -> Archive:
@@ -68,6 +88,8 @@ class DcpShards(BaseCheckpoint):
         """By the CRC of the tensor's storage; False when it can't be told without a read."""
         if place.file != self.saved.path or not isinstance(place.value, Tensor):
             return super().is_zero(place, elements)
+        if isinstance(place.value, Whole):
+            return place.value.numel == 0 or self.saved.is_zero(str(place.path[0]))
         archive = self.saved.archive(self.saved.of(place.path))
         return place.value.numel == 0 or archive.is_zero(place.value)
 
@@ -125,7 +147,7 @@ class DcpShards(BaseCheckpoint):
         files = {path: self.archives[path].globals() for path in self.archives}
         files[self.saved.path] = self.saved.globals
         for items in self.saved.items.values():
-            if items[0].offset is None:
+            if not items.is_tensor:
                 path = self.saved.folder / items[0].file
                 names = self.saved.archive(items[0]).globals()
                 files[path] = files.get(path, frozenset()) | names
@@ -172,8 +194,5 @@ def absent(folder: Path) -> list[str]:
 def _ends(folder: Path, identity: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
     """How far the values reach in each file: `.metadata` is parsed once while it is the same, as
     every command asks for every step."""
-    ends: dict[str, int] = {}
-    for items in Saved.open(folder).items.values():
-        for item in items:
-            ends[item.file] = max(ends.get(item.file, 0), item.start + item.length)
-    return tuple(sorted(ends.items()))
+    table = Saved.open(folder).table
+    return tuple(sorted(zip(table.files, table.ends, strict=True)))

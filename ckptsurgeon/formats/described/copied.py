@@ -142,6 +142,10 @@ class Copied:
         """By the one that has the place."""
         return self._of(place.file).is_zero(place, elements)
 
+    def pieces(self, place: Place) -> list[Place]:
+        """By the one that has the place."""
+        return self._of(place.file).pieces(place)
+
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """By the one that has the place."""
         return self._of(place.file).span(place, start, end)
