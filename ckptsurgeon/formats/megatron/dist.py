@@ -70,7 +70,7 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
                 owner = f"{name[: match.start(1)]}{name[match.end() :]}"
             owners.setdefault(owner, {}).setdefault(key, []).extend(
                 Place(self.saved.path, path, get(self.trees[self.saved.path], path))
-                for path in self.paths(name)
+                for path in self.saved.paths(name)
             )
         alike: dict[frozenset[str], dict[str, list[Place]]] = {}
         for own in owners.values():

@@ -154,7 +154,9 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
                 match = STATE.fullmatch(name)
                 if match and match["base"] == base:
                     values = self.trees[self.saved.path]
-                    found = (Place(self.saved.path, p, get(values, p)) for p in self.paths(name))
+                    found = (
+                        Place(self.saved.path, p, get(values, p)) for p in self.saved.paths(name)
+                    )
                     state.setdefault(match["key"], []).extend(found)
             group: dict[str, list[Place]] = {}
             for names in owners.values():
