@@ -101,6 +101,11 @@ def _in_buffers(checkpoint: MegatronShards, file: Path, weights: Sequence[Named]
                     yield Part(name, "", kind, flat, start, start + place.value.numel, 0)
 
 
+    for mine, *others in views.values():  # a frozen weight has a storage of its own
+        if others or mine.place.value.storage_numel != mine.place.value.numel:
+            raise _unknown(file, f"where the masters of {mine.name} are, which lies in a buffer")
+
+
 def _buffers(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:
     """The dict of each buffer, in the order of the optimizers and model chunks."""
     if isinstance(tree, Mapping) and "numel_unpadded" in tree:
