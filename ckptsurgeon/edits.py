@@ -182,6 +182,17 @@ def length(piece: Piece) -> int:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A symbolic link that says `target`, where a `Content` would be a file."""
+
+    target: str
+
+    @property
+    def size(self) -> int:
+        return len(os.fsencode(self.target))
+
+
+@dataclass(frozen=True)
 class Rewrite:
     """A small file that gets new bytes (`old` says what it was), or a new one when `new_file`."""
 
@@ -192,7 +203,17 @@ class Rewrite:
     new_file: bool = False
 
 
-AnyChange: TypeAlias = Change | Aside | Rewrite
+@dataclass(frozen=True)
+class Relink:
+    """A symbolic link that leads to `new` in place of `old`: both are the text of the link."""
+
+    file: str
+    field: str
+    old: str
+    new: str
+
+
+AnyChange: TypeAlias = Change | Aside | Rewrite | Relink
 
 
 # --- edits: what the disk gets -------------------------------------------------------------------
@@ -212,12 +233,13 @@ class Move:
 class Replace:
     """`file` is linked to `kept`, then `staged` is renamed over it: `file` exists at every moment.
     `staged` is written from `content`, or is there already when `content` is None (undo).
-    Inverse: the same with `kept` as the staged file."""
+    Inverse: the same with `kept` as the staged file. Either of both may be a symbolic link, which
+    is never followed."""
 
     file: str
     staged: str
     kept: str
-    content: Content | None = None
+    content: Content | Link | None = None
 
 
 @dataclass(frozen=True)
@@ -362,7 +384,8 @@ _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         Fill, Elements, Source, Computed, Checksum, Renamed, Change, Aside, Span, Hole, Content,
-        Rewrite, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise, Plan, Receipt,
+        Link, Rewrite, Relink, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise, Plan,
+        Receipt,
     )
 }  # fmt: skip
 

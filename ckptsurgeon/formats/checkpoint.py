@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -199,6 +199,12 @@ class BaseCheckpoint(ABC):
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """The number itself in every place."""
         return [Setting(counter, place, value) for place in self.locate(counter)], []
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """Nothing: most trainers look at what is in the run when they clean up."""
+        return [], []
 
     def rescale(self, scale: float) -> list[Setting]:
         """The scale in every place, and the counters of `growth` beside each at their start."""

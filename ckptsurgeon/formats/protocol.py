@@ -124,6 +124,14 @@ class Checkpoint(Protocol):
         that a load computes from it, and what to warn of; nothing where it is kept nowhere."""
         ...
 
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """What to write so that the trainer's own clean-up, and its choice of the best step, count
+        on no step that is not in the run once `gone` has left it and `resumed` are what a restart
+        loads; and what to warn of."""
+        ...
+
     def rescale(self, scale: float) -> list[Setting]:
         """What to write so that the dynamic loss scale is `scale` from the next step on: the scale
         and the counters that its next growth is taken from; nothing where there is none."""

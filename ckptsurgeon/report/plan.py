@@ -14,11 +14,13 @@ from ckptsurgeon.edits import (
     Append,
     Change,
     Computed,
+    Content,
     Edit,
     Hole,
     Move,
     Plan,
     Receipt,
+    Relink,
     Replace,
     Rewrite,
     length,
@@ -98,7 +100,8 @@ def changes(items: Sequence[AnyChange], *, back: bool = False) -> list[Row]:
     for label in dict.fromkeys(labels):
         mine = [item for item, own in zip(items, labels, strict=True) if own == label]
         rows += _changed(label, [item for item in mine if isinstance(item, Change)], back)
-        files = [item for item in mine if not isinstance(item, Change)]
+        rows += _relinked(label, [item for item in mine if isinstance(item, Relink)], back)
+        files = [item for item in mine if not isinstance(item, (Change, Relink))]
         if label == "checkpoint":
             rows += _asides([item.file for item in files], back)
         elif files:
@@ -139,6 +142,18 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
         else:
             note = "" if group[0].file == label else clean(group[0].file)
         rows.append(Row(label, text, note, sign))
+    return rows
+
+
+def _relinked(label: str, items: Sequence[Relink], back: bool) -> list[Row]:
+    """A row for each link; of many, the first with their number."""
+    rows = []
+    for item in items[: 1 if len(items) > MANY else MANY]:
+        old, new = (item.new, item.old) if back else (item.old, item.new)
+        note = f"the link {clean(item.file)}"
+        if len(items) > MANY:
+            note = f"{count(len(items), 'link')}, the first {clean(item.file)}"
+        rows.append(Row(label, arrow(label, old, new), note, "~"))
     return rows
 
 
@@ -246,16 +261,16 @@ def _reach(promise: Promise, name: str, item: str) -> str:
 
 def cost(edits: Sequence[Edit]) -> str:
     """Bytes that will be written, and how many shards are copied for it: an append copies none."""
-    written, copied = 0, 0
+    written, copied = 0, set()
     for edit in edits:
         if isinstance(edit, Append):
             written += sum(len(data) for _, data in edit.writes)
-        elif isinstance(edit, (Move, Replace)) and edit.content is not None:
+        elif isinstance(edit, (Move, Replace)) and isinstance(edit.content, Content):
             pieces = edit.content.pieces
             written += sum(length(piece) for piece in pieces if not isinstance(piece, Hole))
-            if isinstance(edit, Replace) and edit.file.endswith(".pt"):
-                copied += 1
-    shards = f"{count(copied, 'shard')} copied" if copied else "no shard copied"
+            if isinstance(edit, Replace) and edit.file.endswith(".pt") and pieces:
+                copied.add(edit.file)  # once, though it is first emptied where two must agree
+    shards = f"{count(len(copied), 'shard')} copied" if copied else "no shard copied"
     return f"{size(written)} written, {shards}"
 
 

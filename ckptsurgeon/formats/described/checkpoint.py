@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.formats.described import savers
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.values import Located, Place, Setting, State, Weight
@@ -17,14 +19,15 @@ from ckptsurgeon.formats.values import Located, Place, Setting, State, Weight
 
 @dataclass
 class DescribedCheckpoint(TorchCheckpoint):
-    """The files of one step, and those of a copy of it that a restart loads. `weights_at` and
-    `counters` are (file, key path)."""
+    """The files of one step, and those of a copy of it that a restart loads. `weights_at`,
+    `counters` and `savers` are (file, key path)."""
 
     loose: ClassVar[bool] = True
 
     description: Description | None = None
     weights_at: tuple[Located, ...] = ()
     counters: Mapping[str, tuple[Located, ...]] | None = None
+    savers: tuple[Located, ...] = ()
 
     def find(self, field: str) -> list[Place]:
         """What the page names, and what a torch optimizer and scheduler keep."""
@@ -53,6 +56,12 @@ class DescribedCheckpoint(TorchCheckpoint):
         tokens = self.agreed("tokens")
         return replace(super().read_state(), tokens=int(tokens[0]) if tokens else None)
 
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """See `savers`."""
+        return savers.forget(self, self.savers, gone, resumed)
+
     def notes(self) -> Iterator[str]:
         """Whether a loader was asked."""
         yield from super().notes()
@@ -80,7 +89,10 @@ def _weight(checkpoint: DescribedCheckpoint, file: Any, name: str, tensor: Tenso
         steps.append(width)
         width *= size
     if tensor.stride != tuple(reversed(steps)):
-        raise SurgeryError(f"{name} is not saved row after row, so it can't be joined")
+        raise SurgeryError(
+            f"{name} is not saved row after row, so it can't be joined",
+            next="join them with the converter of the trainer",
+        )
     archive = checkpoint.archives[file]
     archive.storage(tensor)
     item = ITEM_BYTES[tensor.dtype]

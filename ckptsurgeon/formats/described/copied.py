@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,12 @@ class Copied:
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """In every one; what to warn of, once."""
         return _together([one.recount(counter, value) for one in self.each])
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """In every one; what to warn of, once."""
+        return _together([one.forget(gone, resumed) for one in self.each])
 
     def strips(self) -> Iterator[Strip]:
         """Of every one."""

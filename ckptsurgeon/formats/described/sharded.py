@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from ckptsurgeon.errors import SurgeryError
@@ -12,18 +13,20 @@ from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
+from ckptsurgeon.formats.described import savers
 from ckptsurgeon.formats.described.description import COUNTERS, Description, KeyPath
-from ckptsurgeon.formats.values import Located, Part, Place, Weight
+from ckptsurgeon.formats.values import Located, Part, Place, Setting, Weight
 
 
 @dataclass
 class DescribedSharded(ScheduledCheckpoint):
     """`counted_at` are (file, key path) of each counter, `weights_in` how the names of weights
-    begin."""
+    begin, `savers` (file, key path)."""
 
     description: Description | None = None
     counted_at: Mapping[str, tuple[Located, ...]] | None = None
     weights_in: tuple[str, ...] = ()
+    savers: tuple[Located, ...] = ()
 
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(COUNTERS, ())
 
@@ -34,6 +37,12 @@ class DescribedSharded(ScheduledCheckpoint):
             here = file == self.saved.path
             places += self.scalar(str(path[0])) if here else self.at(file, path)
         return places
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """See `savers`."""
+        return savers.forget(self, self.savers, gone, resumed)
 
     def notes(self) -> list[str]:
         """Whether a loader was asked."""

@@ -6,7 +6,7 @@ torch.distributed.checkpoint wrote; schedulers and the Trainer's state lie besid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +16,7 @@ from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent, blobs
-from ckptsurgeon.formats.huggingface.checkpoint import global_step, passed_over
+from ckptsurgeon.formats.huggingface.checkpoint import forget, global_step, passed_over
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.values import Blob, Place, Setting, Weight
 
@@ -51,6 +51,12 @@ class FsdpCheckpoint(JsonBeside, ScheduledCheckpoint):
         """As in other steps of the Trainer."""
         settings, notes = super().recount(counter, value)
         return settings, [*notes, *passed_over(settings, value)]
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """See `forget`."""
+        return forget(self, gone)
 
     # --- the model, which is a folder of its own -------------------------------------------------
 

@@ -152,8 +152,11 @@ class Transformers(_Saved):
         ]
 
     def stale_pointers(self, run: Path, step: int) -> list[str]:
-        """The best model so far, where its folder is not in the run."""
+        """The best model so far, where its folder is not in the run; a step without an engine
+        inside forgets it (`checkpoint.forget`)."""
         state = self.directory(run, step) / STATE
+        if _engine(state.parent) is None:
+            return []
         best = json_text.mapping(state).get("best_model_checkpoint") if state.is_file() else None
         name = Path(best).name if isinstance(best, str) else ""
         match = re.fullmatch(r"checkpoint-(\d{1,18})", name)
