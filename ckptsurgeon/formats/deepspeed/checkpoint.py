@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats import known_globals
+from ckptsurgeon.formats import known_globals, strips
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.deepspeed import (
     flags,
@@ -19,7 +19,6 @@ from ckptsurgeon.formats.deepspeed import (
     parts,
     replicas,
     soundness,
-    strips,
     universal,
     weights,
 )
@@ -119,8 +118,10 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         return weights.weights(self)
 
     def strips(self) -> Iterator[Strip]:
-        """See `strips`."""
-        return strips.strips(self)
+        """Of `parts.stretches`: with what can be read and not edited."""
+        with understood(self.path):
+            known = list(parts.stretches(self))
+        return strips.of_parts(self, known)
 
     def contradictions(self) -> list[str]:
         """See `soundness`."""

@@ -120,29 +120,11 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
                 yield Part(parameter, cut, kind, place, 0, tensor.numel, 0)
 
     def strips(self) -> Iterator[Strip]:
-        """With the weights where both are cut alike. Flat buckets hold padding that no name gives
-        the length of, and are left out."""
+        """Flat buckets hold padding that no name gives the length of, and are left out."""
         for strip in super().strips():
             places = [place for place, _ in strip.tensors.values()]
-            if not places or ".bucket_idx_" in str(places[0].path[0]):
-                continue
-            weight = self._weight(strip, places[0])
-            if weight is None or "master" not in strip.tensors:
+            if places and ".bucket_idx_" not in str(places[0].path[0]):
                 yield strip
-            else:
-                yield strip._replace(tensors={**strip.tensors, "weights": (weight, 0)})
-
-    def _weight(self, strip: Strip, place: Place) -> Place | None:
-        """The chunk of the weight of this name that has the same elements as one of a state."""
-        items = self.saved.items.get(strip.parameter, ())
-        mine = self.saved.of(place.path)
-        for chunk, item in enumerate(items):
-            if item.offset == mine.offset is not None:
-                path = (strip.parameter, chunk)
-                tensor = get(self.trees[self.saved.path], path)
-                if isinstance(tensor, Tensor) and tensor.size == place.value.size:
-                    return Place(self.saved.path, path, tensor)
-        return None
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

@@ -27,7 +27,7 @@ FLAT = {"param": "master", **{kind: kind for kind in MOMENTS}}
 ALIGNED = 64
 """Elements at whose multiples a weight begins in a buffer."""
 MASTERS = "fp32_from_fp16_params"
-NUMBER = "number "
+NUMBER = "parameter "
 """What a parameter is called that has no name."""
 HINT = "only operations on moments as a whole work here: reset, graft"
 
@@ -99,6 +99,10 @@ def _in_buffers(checkpoint: MegatronShards, file: Path, weights: Sequence[Named]
                 if isinstance(buffer.get(key), Tensor):
                     flat = Place(file, (*path, key), buffer[key])
                     yield Part(name, "", kind, flat, start, start + place.value.numel, 0)
+
+    for mine, *others in views.values():  # a frozen weight has a storage of its own
+        if others or mine.place.value.storage_numel != mine.place.value.numel:
+            raise _unknown(file, f"where the masters of {mine.name} are, which lies in a buffer")
 
 
 def _buffers(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:
