@@ -47,7 +47,8 @@ class Fill:
 
 @dataclass(frozen=True)
 class Renamed:
-    """`Change.new` of a dict key that becomes `key`, its value staying."""
+    """`Change.new` of a dict key that becomes `key`, its value staying; without a path, of a file
+    that gets the name `key` in its folder."""
 
     key: str
 
@@ -223,11 +224,12 @@ AnyChange: TypeAlias = Change | Aside | Rewrite | Relink
 @dataclass(frozen=True)
 class Move:
     """Rename `src` to `dst`, which does not exist. With `content`, `src` is first staged from it,
-    so a new file is a Move too. Inverse: the move back."""
+    so a new file is a Move too; it gets the rights of the file `like`. Inverse: the move back."""
 
     src: str
     dst: str
     content: Content | None = None
+    like: str | None = None
 
 
 @dataclass(frozen=True)
