@@ -410,7 +410,8 @@ def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Ar
     for archive in archives.values():
         room -= archive.record(PICKLE).size
         if room >= 0:
-            archive.scan(keep=True)
+            with archive.reading():
+                archive.scan(keep=True)
     return archives
 
 
@@ -419,7 +420,11 @@ def read_shards(
 ) -> tuple[dict[Path, Any], dict[Path, Archive]]:
     """The tree and the archive of each path; see `opened`."""
     archives = opened(paths, known)
-    return {path: archive.tree() for path, archive in archives.items()}, archives
+    trees = {}
+    for path, archive in archives.items():
+        with archive.reading():
+            trees[path] = archive.tree()
+    return trees, archives
 
 
 def _is_scalar(value: Any) -> bool:
