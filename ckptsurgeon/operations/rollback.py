@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange, Aside, Change, Content, Rewrite, Span
+from ckptsurgeon.edits import AnyChange, Aside, Change, Content, Relink, Rewrite, Span
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint
@@ -114,13 +115,20 @@ def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
     for path, text in pointers.items():
         if isinstance(text, Path):
             if run.format.pointed(path) != checkpoint.step:
-                changes.append(_copy(run, path, text))
+                link = path.is_symlink()
+                changes.append(relinked(run, path, text) if link else _copy(run, path, text))
             continue
         old = path.read_text("utf-8", "replace") if path.exists() else None
         changes.append(Change(run.relative(path), "latest", old, text))
     if recipe.get(swap_optimizer.SwapOptimizer) is None:
         changes += swap_optimizer.saved_config(run, checkpoint)
     return changes, run.format.stale_pointers(run.root, checkpoint.step)
+
+
+def relinked(run: Run, path: Path, target: Path) -> Relink:
+    """The link at `path` leads to `target`, from the folder that it is in."""
+    new = os.path.relpath(target, path.parent)
+    return Relink(run.relative(path), "latest", str(path.readlink()), new)
 
 
 def _copy(run: Run, path: Path, shard: Path) -> Rewrite:

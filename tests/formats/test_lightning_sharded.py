@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -183,25 +182,20 @@ def test_a_copy_that_stands_alone_is_the_step(folder: Path) -> None:
     take_back(folder, before)
 
 
-def test_a_link_to_a_folder_is_left_to_the_user(folder: Path) -> None:
+def test_a_link_to_a_folder_leads_a_resume_to_the_step(folder: Path, tmp_path: Path) -> None:
     """As `save_last="link"` makes it."""
     shutil.rmtree(folder / "last.ckpt")
     (folder / "last.ckpt").symlink_to(STEP.format(6))
     assert Run.open(folder).latest() == 6
     before = snapshot(folder)
-    recipe = from_data({"rollback": {"to": 4}})
-    with pytest.raises(SurgeryError, match="sets no links to folders") as refused:
-        surgery.plan(Run.open(folder), recipe)
-    assert "ln -sfn epoch=0-step=4.ckpt" in str(refused.value.next)
-    assert snapshot(folder) == before
     operate(folder, {"set": {"eps": 1e-6}})
     take_back(folder, before)
-    (folder / "last.ckpt").unlink()
-    (folder / "last.ckpt").symlink_to(STEP.format(4))
-    for file in folder.rglob("*"):
-        os.utime(file, (1e9, 1e9))  # no trainer may be saving it
-    operate(folder, {"rollback": {"to": 4}})
-    assert Run.open(folder).latest() == 4
+    operate(folder, {"rollback": {"to": 4}, "set": {"eps": 1e-6}})
+    assert (folder / "last.ckpt").readlink() == Path(STEP.format(4))
+    resumed = shutil.copytree(folder.parent, tmp_path / "resumed", symlinks=True)
+    seen = train(resumed, 6, "last")
+    assert sorted(seen) == [5, 6] and seen[5]["eps"] == [1e-6] * 2
+    take_back(folder, before)
 
 
 def test_a_fork_has_the_folder_that_a_restart_loads(folder: Path, tmp_path: Path) -> None:

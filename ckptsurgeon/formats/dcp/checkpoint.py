@@ -126,7 +126,7 @@ class DcpCheckpoint(DcpShards, ABC):
             for name, items in saved.items.items():
                 of = next((each for each in mine if name.startswith(each.inside)), None)
                 owner, _, kind = name.removeprefix(of.inside if of else "").rpartition(".")
-                if items[0].offset is None or (of is not None and kind not in MOMENTS):
+                if not items.is_tensor or (of is not None and kind not in MOMENTS):
                     continue
                 if of is None:
                     if weights.STATE.match(name):

@@ -55,12 +55,10 @@ class Optimizer:
     def states(self) -> dict[str, dict[str, Paths]]:
         """Parameter → key → the path of each value."""
         states: dict[str, dict[str, Paths]] = {}
-        for name, items in self.saved.items.items():
+        for name in self.saved.items:
             if name.startswith(self.inside):
-                tensor = items[0].offset is not None
-                paths: Paths = [(name, i) for i in range(len(items))]
                 owner, _, key = name.removeprefix(self.inside).rpartition(".")
-                states.setdefault(owner, {})[key] = paths if tensor else [(name,)]
+                states.setdefault(owner, {})[key] = self.saved.paths(name)
         return states
 
     def alike(self, states: Mapping[str, Mapping[str, Any]], values: Any) -> list[list[str]]:

@@ -1,7 +1,7 @@
 """One saved step that torch.distributed.checkpoint wrote, with or without torch files beside it.
 
-What it holds is addressed through its `.metadata`: (name, key, …) leads into a value, (name, 0)
-to the first chunk of a tensor.
+What it holds is addressed through its `.metadata`: (name, key, …) leads into a value, (name,) to a
+tensor with all of its chunks, (name, 0) to the first chunk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.files.dcp import METADATA, Saved
+from ckptsurgeon.files.dcp import METADATA, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
@@ -44,6 +44,8 @@ class DcpShards(BaseCheckpoint):
             value = get(self.trees[file], path)
         except KeyError:
             return []
+        if isinstance(value, Whole):
+            return [Place(file, path, value, wins, chunks=len(value))]
         if isinstance(value, Tensor) and value.numel == 1:
             value = saved.archive(saved.of(path)).value(value)
         return [Place(file, path, value, wins)]
@@ -54,17 +56,27 @@ class DcpShards(BaseCheckpoint):
         items = saved.items.get(name)
         if items is None:
             return []
-        return self.at(saved.path, (name,) if items[0].offset is None else (name, 0), wins)
+        return self.at(saved.path, (name, 0) if items.is_tensor else (name,), wins)
+
+    def pieces(self, place: Place) -> list[Place]:
+        """Of a whole tensor, its chunks."""
+        if not isinstance(place.value, Whole):
+            return super().pieces(place)
+        name = place.path[0]
+        return [
+            place._replace(path=(name, chunk), value=tensor, chunks=1)
+            for chunk, tensor in enumerate(place.value)
+        ]
 
     def moments(self, name: str) -> list[Place]:
-        """Every chunk of every tensor with `name` in its own."""
+        """Every tensor with `name` in its own."""
         return [
             place
             for saved in self.folders.values()
             for fqn, items in saved.items.items()
-            if items[0].offset is not None and name in fqn.split(".")
-            for chunk in range(len(items))
-            for place in self.at(saved.path, (fqn, chunk))
+            if name in fqn.split(".") and items.is_tensor
+            for path in saved.paths(fqn)
+            for place in self.at(saved.path, path)
         ]
 
     def holder(self, place: Place) -> Archive:
@@ -77,6 +89,8 @@ class DcpShards(BaseCheckpoint):
         saved = self.folders.get(place.file)
         if saved is None or not isinstance(place.value, Tensor):
             return super().is_zero(place, elements)
+        if isinstance(place.value, Whole):
+            return place.value.numel == 0 or saved.is_zero(str(place.path[0]))
         archive = saved.archive(saved.of(place.path))
         return place.value.numel == 0 or archive.is_zero(place.value)
 
@@ -141,7 +155,7 @@ class DcpShards(BaseCheckpoint):
         for saved in self.folders.values():
             files[saved.path] = saved.globals
             for items in saved.items.values():
-                if items[0].offset is None:
+                if not items.is_tensor:
                     path = saved.folder / items[0].file
                     names = saved.archive(items[0]).globals()
                     files[path] = files.get(path, frozenset()) | names
@@ -188,8 +202,5 @@ def absent(folder: Path) -> list[str]:
 def _ends(folder: Path, identity: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
     """How far the values reach in each file: `.metadata` is parsed once while it is the same, as
     every command asks for every step."""
-    ends: dict[str, int] = {}
-    for items in Saved.open(folder).items.values():
-        for item in items:
-            ends[item.file] = max(ends.get(item.file, 0), item.start + item.length)
-    return tuple(sorted(ends.items()))
+    table = Saved.open(folder).table
+    return tuple(sorted(zip(table.files, table.ends, strict=True)))

@@ -105,7 +105,10 @@ def _weight(checkpoint: DescribedCheckpoint, file: Any, name: str, tensor: Tenso
         steps.append(width)
         width *= size
     if tensor.stride != tuple(reversed(steps)):
-        raise SurgeryError(f"{name} is not saved row after row, so it can't be joined")
+        raise SurgeryError(
+            f"{name} is not saved row after row, so it can't be joined",
+            next="join them with the converter of the trainer",
+        )
     archive = checkpoint.archives[file]
     archive.storage(tensor)
     item = ITEM_BYTES[tensor.dtype]

@@ -65,7 +65,10 @@ class FilePattern:
             for folder, numbers in found:
                 for path in _listed(folder):
                     match = part.fullmatch(path.name)
-                    if match is None or path.is_dir() is not (self.folder or not last):
+                    if match is None:
+                        continue
+                    dangling = last and path.is_symlink() and not path.exists()
+                    if path.is_dir() is not (self.folder or not last) and not dangling:
                         continue
                     here = {name: int(text) for name, text in match.groupdict().items()}
                     if all(numbers.get(name, number) == number for name, number in here.items()):
