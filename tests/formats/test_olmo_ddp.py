@@ -45,6 +45,7 @@ def of(held: dict[str, Any], key: str) -> list[Any]:
     return [value for name, value in held.items() if name.endswith(f".{key}")]
 
 
+@pytest.mark.witness("OLMo-core, OLMoDDP", "rollback", by="ai2-olmo-core")
 def test_a_resume_begins_where_the_step_is(root: Path) -> None:
     from tests.support.olmo_ddp import COSINE, LR, STEPS, resume
 
@@ -60,8 +61,8 @@ def test_a_resume_begins_where_the_step_is(root: Path) -> None:
     take_back(root, before)
 
 
-@pytest.mark.parametrize("only", ["", "^0"])
-def test_a_resume_begins_the_moments_anew(root: Path, only: str) -> None:
+def begun_anew(root: Path, only: str = "") -> None:
+    """The moments of `only` are zero after the library's load, and nothing else is."""
     from tests.support.olmo_ddp import resume
 
     before, untouched = snapshot(root), resume(root / "step4")[0].held()
@@ -77,6 +78,17 @@ def test_a_resume_begins_the_moments_anew(root: Path, only: str) -> None:
     take_back(root, before)
 
 
+@pytest.mark.witness("OLMo-core, OLMoDDP", "rollback", "reset moments", by="ai2-olmo-core")
+def test_a_resume_begins_the_moments_anew(root: Path) -> None:
+    begun_anew(root)
+
+
+@pytest.mark.witness("OLMo-core, OLMoDDP", "reset moments --params", by="ai2-olmo-core")
+def test_a_resume_begins_the_moments_of_parameters_anew(root: Path) -> None:
+    begun_anew(root, "^0")
+
+
+@pytest.mark.witness("OLMo-core, OLMoDDP", "average", by="ai2-olmo-core")
 def test_the_average_of_masters_is_that_of_weights(root: Path) -> None:
     from tests.support.olmo_ddp import resume
 
