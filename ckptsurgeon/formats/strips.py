@@ -56,7 +56,7 @@ def of_parts(checkpoint: Checkpoint, parts: Iterable[Part]) -> Iterator[Strip]:
     for each in checkpoint.state_dicts():
         lawful = adam.is_adam(each)
         settings = Settings(checkpoint, each)
-        for owner, state in owners(each).items():
+        for owner, state in owners(_pieces(checkpoint, each)).items():
             known = settings.adam(owner, state, lawful)
             states.append((owner, state, known))
             made.update({(place.file, place.path): known for place in state.values()})
@@ -120,6 +120,15 @@ def _ordered_alike(places: Mapping[str, Place]) -> dict[str, Place]:
         return tensors
     first = next(iter(tensors.values()))
     return {kind: place for kind, place in tensors.items() if _alike(place, first)}
+
+
+def _pieces(checkpoint: Checkpoint, state_dict: StateDict) -> StateDict:
+    """With the tensors as they are saved, in chunks."""
+    state = {
+        key: [piece for place in places for piece in checkpoint.pieces(place)]
+        for key, places in state_dict.state.items()
+    }
+    return state_dict._replace(state=state)
 
 
 class Settings:
@@ -266,7 +275,8 @@ def _names(checkpoint: Checkpoint) -> dict[Any, str]:
             continue
         for parameter, place, start, end in fragments:
             if start == 0 and end == place.value.numel:
-                names[place.file, place.path] = parameter
+                for piece in checkpoint.pieces(place):
+                    names[piece.file, piece.path] = parameter
     return names
 
 

@@ -17,7 +17,7 @@ from ckptsurgeon.edits import AnyChange, Change, Computed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats import Checkpoint, Fragment, Place
 from ckptsurgeon.formats.moments import ALL, NUMBERED
 from ckptsurgeon.formats.optimizers.entry import CONSTANT
 from ckptsurgeon.formats.optimizers.table import STEPS, recognise
@@ -96,7 +96,8 @@ class Graft(Section):
             changes += self._of_parameters(run, checkpoint, donor, names)
         else:
             for name in names:
-                pairs = _pairs(name, checkpoint.locate(name), donor.locate(name))
+                own, theirs = _tensors(checkpoint, name), _tensors(donor, name)
+                pairs = _pairs(name, own, theirs)
                 changes += (self._copied(run, name, donor, *pair, None) for pair in pairs)
         if not changes:
             raise SurgeryError(f"{checkpoint.path.name} holds no moments", next="ckptsurgeon show")
@@ -112,7 +113,7 @@ class Graft(Section):
             if not checkpoint.locate(name):
                 continue
             own, theirs = (
-                sorted(each.fragments(name), key=lambda part: (_order(part.place), part.start))
+                sorted(_fragments(each, name), key=lambda part: (_order(part.place), part.start))
                 for each in (checkpoint, donor)
             )
             pairs = _pairs(name, [f.place for f in own], [f.place for f in theirs])
@@ -147,6 +148,22 @@ class Graft(Section):
         new = Computed("copy", tensor.dtype, size, (term,), told=f"as at step {self.step}")
         file = run.relative(place.file)
         return Change(file, field, "values", new, place.path, elements)
+
+
+def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
+    """Those of the moment `name` as they are saved, in chunks."""
+    return [piece for place in checkpoint.locate(name) for piece in checkpoint.pieces(place)]
+
+
+def _fragments(checkpoint: Checkpoint, name: str) -> list[Fragment]:
+    """The same, with the parameter of each."""
+    return [
+        fragment
+        if piece is fragment.place
+        else Fragment(fragment.parameter, piece, 0, piece.value.numel)
+        for fragment in checkpoint.fragments(name)
+        for piece in checkpoint.pieces(fragment.place)
+    ]
 
 
 def _pairs(name: str, own: list[Place], theirs: list[Place]) -> list[tuple[Place, Place]]:

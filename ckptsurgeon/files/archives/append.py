@@ -28,7 +28,7 @@ from ckptsurgeon.edits import (
     Value,
 )
 from ckptsurgeon.errors import DEFECT, SurgeryError
-from ckptsurgeon.files.archives import rewrite
+from ckptsurgeon.files.archives import retype, rewrite
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import StorageEdit, Wish, storage_edits
 from ckptsurgeon.files.archives.zip_directory import Directory
@@ -61,7 +61,8 @@ def render(
     goes, and a `Renamed` one keeps its value. The result is `Content` if the file has other links,
     is a symbolic link, may not be written, is of the legacy format, if too much of a shared storage
     stays, if bytes are yet to be computed, or if `strict`:
-    storages then stay where they are, for readers that compute where they must be.
+    storages then stay where they are, for readers that compute where they must be. A tensor whose
+    `Computed` numbers are of another dtype gets that one, in a file written anew.
     Raises DamagedFile, or SurgeryError if a path leads nowhere or a tensor can't be changed alone.
     """
     with collector_paused():
@@ -90,6 +91,8 @@ def _render(
             )
         except KeyError as missing:
             raise SurgeryError(f"{file}: {missing} can't be set", next=DEFECT) from None
+    if any(map(retype.changes_dtype, tensors)):
+        return retype.render(archive, file, data or scanned.data, tensors)
     storages = storage_edits(archive.tree(), tensors)
     if archive.directory is None or strict or not _can_grow(archive, storages):
         return rewrite.render(archive, file, data, storages)
@@ -140,8 +143,8 @@ def _sorted(
 def _computed(archive: Archive, file: str, change: Change, new: Computed, tensor: Tensor) -> Wish:
     """What is computed is little-endian and in the order of the tensor's shape."""
     start, end = change.elements or (0, tensor.numel)
-    size = (end - start) * ITEM_BYTES[tensor.dtype]
-    if new.dtype != tensor.dtype or new.size != size or archive.byte_order() != "<":
+    size = (end - start) * ITEM_BYTES[new.dtype]
+    if new.size != size or archive.byte_order() != "<":
         raise SurgeryError(
             f"{file}: {change.path!r} takes other numbers than were computed", next=DEFECT
         )

@@ -33,7 +33,7 @@ def weights(saved: Saved, inside: str = "") -> Iterator[Weight]:
     tensor."""
     for name, items in saved.items.items():
         foreign = not name.startswith(inside) if inside else STATE.match(name)
-        if items[0].offset is None or foreign:
+        if not items.is_tensor or foreign:
             continue
         chunks, dtype = [], ""
         for item in items:

@@ -17,6 +17,7 @@ from ckptsurgeon.formats.deepspeed import (
     optimizer,
     parallel,
     parts,
+    precision,
     replicas,
     soundness,
     universal,
@@ -29,6 +30,7 @@ from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_coo
 from ckptsurgeon.formats.schedules.names import is_megatron
 from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trained_after
 from ckptsurgeon.formats.values import (
+    Conversion,
     Decay,
     Fragment,
     Part,
@@ -94,6 +96,11 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
             if self.megatron:
                 warnings += flags.schedule_flags(self, settings)
             return settings, warnings
+
+    def conversion(self, to: str) -> Conversion:
+        """See `precision`."""
+        with understood(self.path):
+            return precision.conversion(self, to)
 
     def fragments(self, name: str) -> list[Fragment]:
         """See `fragments`. Refused where a universal copy would keep the others."""

@@ -14,6 +14,7 @@ from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.described import savers
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.schedules import torch
 from ckptsurgeon.formats.values import Located, Place, Setting, State, Weight
 
 
@@ -41,12 +42,27 @@ class DescribedCheckpoint(TorchCheckpoint):
         places = self.locate("iteration")
         return int(places[0].value) if places else self.step
 
+    def _several(self) -> int:
+        """The optimizers in a file."""
+        return len({path for _, path in self.optimizers})
+
+    @property
+    def numbered(self) -> bool:
+        """Of several optimizers each update counts as a step."""
+        return self._several() <= 1
+
+    def scheduler(self) -> tuple[str, float | None]:
+        """Without a peak where there are several optimizers: each has its own."""
+        if self._several() > 1:
+            schedule = self.schedule()
+            return torch.words(schedule) if torch.is_torch(schedule) else "", None
+        return super().scheduler()
+
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused for several optimizers in a file: a recipe has one lr."""
-        paths = {path for _, path in self.optimizers}
-        if len(paths) > 1:
+        if (several := self._several()) > 1:
             raise SurgeryError(
-                f"{self.path.name} holds {len(paths)} optimizers, and a recipe has one lr",
+                f"{self.path.name} holds {several} optimizers, and a recipe has one lr",
                 next="ckptsurgeon show    their rates; set lr where the trainer makes them",
             )
         return super().reschedule(values)

@@ -13,6 +13,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.values import (
     Blob,
+    Conversion,
     Decay,
     Fragment,
     Part,
@@ -116,6 +117,13 @@ class Copied:
         """In every one; what to warn of, once."""
         return _together([one.forget(gone, resumed) for one in self.each])
 
+    def conversion(self, to: str) -> Conversion:
+        """Of every one; config and launch are those of the first."""
+        made = [one.conversion(to) for one in self.each]
+        settings = tuple(setting for item in made for setting in item.settings)
+        names = {file: name for item in made for file, name in item.names.items()}
+        return made[0]._replace(settings=settings, names=names)
+
     def strips(self) -> Iterator[Strip]:
         """Of every one."""
         return (strip for one in self.each for strip in one.strips())
@@ -141,6 +149,10 @@ class Copied:
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the one that has the place."""
         return self._of(place.file).is_zero(place, elements)
+
+    def pieces(self, place: Place) -> list[Place]:
+        """By the one that has the place."""
+        return self._of(place.file).pieces(place)
 
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """By the one that has the place."""

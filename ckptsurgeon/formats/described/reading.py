@@ -13,7 +13,7 @@ from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.description import Content, Description
 from ckptsurgeon.formats.described.engine import DescribedEngine
-from ckptsurgeon.formats.described.sharded import DescribedSharded, beginnings, optimizer
+from ckptsurgeon.formats.described.sharded import DescribedSharded, beginnings, optimizers
 from ckptsurgeon.formats.values import Located
 
 KEYS = ("optimizers", "schedulers", "scalers", "weights", "savers")
@@ -73,6 +73,7 @@ def _sharded(
     for name, paths in content.fields.items():
         named = [value for keys in paths for value in beginnings(saved, keys, rest="")]
         counters[name] = [*counters.get(name, ()), *((saved.path, (value,)) for value in named)]
+    first, *others = optimizers(saved, content.optimizers)
     return DescribedSharded(
         path=path,
         step=step,
@@ -80,7 +81,8 @@ def _sharded(
         archives=archives,
         saved=saved,
         trainer=page.name,
-        prefix=optimizer(saved, content.optimizers),
+        prefix=first,
+        further=tuple((saved, prefix) for prefix in others),
         options=page.options,
         schedulers=(*located["schedulers"], *((saved.path, (name,)) for name in within)),
         scales=tuple((file, (*at, "scale")) for file, at in located["scalers"]),

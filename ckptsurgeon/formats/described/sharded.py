@@ -30,6 +30,11 @@ class DescribedSharded(ScheduledCheckpoint):
 
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(COUNTERS, ())
 
+    @property
+    def numbered(self) -> bool:
+        """Of several optimizers each update counts as a step."""
+        return len(self.optimizers) == 1
+
     def counted(self, field: str) -> list[Place]:
         """What the page names."""
         places = []
@@ -72,14 +77,8 @@ def beginnings(saved: Saved, path: KeyPath, rest: str = r"\..+") -> list[str]:
     return list(dict.fromkeys(match[1] for match in found if match))
 
 
-def optimizer(saved: Saved, paths: tuple[KeyPath, ...]) -> str:
-    """How the names of the one optimizer begin. Raises SurgeryError for several."""
+def optimizers(saved: Saved, paths: tuple[KeyPath, ...]) -> list[str]:
+    """How the names of each optimizer begin; what a page names, where none is there."""
     rest = r"\.(?:state|param_groups)\..+"
     found = [name for path in paths for name in beginnings(saved, path, rest)]
-    if len(found) > 1:
-        raise SurgeryError(
-            f"{saved.folder.name} holds several optimizers ({', '.join(found)}), and only one is "
-            "known in shards",
-            next="set what you want where the script makes its optimizers",
-        )
-    return f"{found[0]}." if found else ".".join(map(str, paths[0] if paths else ())) + "."
+    return [f"{name}." for name in found or [".".join(map(str, paths[0] if paths else ()))]]

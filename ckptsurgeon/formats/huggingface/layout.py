@@ -100,15 +100,16 @@ class _Saved(StepFolders):
         state = folder / STATE
         values, texts = json_beside.read([state] if state.is_file() else [])
         if (folder / fsdp.OPTIMIZER).is_dir():
-            saved = Saved.open(folder / fsdp.OPTIMIZER)
+            saved, *further = map(Saved.open, fsdp.folders(folder, "optimizer"))
             return FsdpCheckpoint(
                 path=folder,
                 step=step,
-                trees={**trees, **values, saved.path: Values(saved)},
+                trees={**trees, **values, **{s.path: Values(s) for s in (saved, *further)}},
                 archives=archives,
                 saved=saved,
                 trainer=f"{self.name}, FSDP",
                 prefix="optimizer.",
+                further=tuple((each, "optimizer.") for each in further),
                 options=self.options,
                 texts=texts,
                 schedulers=tuple((path, inside) for path in schedulers),

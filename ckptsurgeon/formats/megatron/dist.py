@@ -62,17 +62,15 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
         with the same keys, as several optimizers may be chained under one name (Muon and Adam)."""
         owners: dict[str, dict[str, list[Place]]] = {}
         for name, items in self.saved.items.items():
-            if items[0].offset is None or not (match := TENSOR.match(name)):
+            if not items.is_tensor or not (match := TENSOR.match(name)):
                 continue
             owner, _, last = name.rpartition(".")
             key = last if ".bucket_idx_" in name else match[1]
             if ".bucket_idx_" not in name:
                 owner = f"{name[: match.start(1)]}{name[match.end() :]}"
             owners.setdefault(owner, {}).setdefault(key, []).extend(
-                Place(
-                    self.saved.path, (name, chunk), get(self.trees[self.saved.path], (name, chunk))
-                )
-                for chunk in range(len(items))
+                Place(self.saved.path, path, get(self.trees[self.saved.path], path))
+                for path in self.saved.paths(name)
             )
         alike: dict[frozenset[str], dict[str, list[Place]]] = {}
         for own in owners.values():
