@@ -26,8 +26,9 @@ from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats import param_groups, strips
+from ckptsurgeon.formats import heads, param_groups, strips
 from ckptsurgeon.formats.fields import FIELDS
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.protocol import Disagreement
 from ckptsurgeon.formats.sane import problem, understood
@@ -283,6 +284,10 @@ class BaseCheckpoint(ABC):
             "master and moments",
             next="reset and graft work on the moments of all parameters",
         )
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """Refused: a format that knows how many heads the model has overrides it."""
+        raise heads.unsaid(self.path.name)
 
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """In the archive that has the tensor."""

@@ -214,9 +214,7 @@ def _moments(run: Run, checkpoint: Checkpoint) -> list[Change]:
     files = {id(place.file): place.file for _, place, _ in settings}  # hashed once, not by place
     names = {key: run.relative(file) for key, file in files.items()}
     return [
-        Change(
-            names[id(place.file)], name, _old(place), new, place.path, chunks=place.chunks
-        )
+        Change(names[id(place.file)], name, _old(place), new, place.path, chunks=place.chunks)
         for name, place, new in settings
         if not (new == place.zero and checkpoint.is_zero(place))
     ]
