@@ -210,7 +210,8 @@ def _natively(path: Path, data: bytes, status: os.stat_result) -> _Native | None
     """None for a pickle that is not just as torch writes it."""
     if native.shards is None or len(data) > MOST:
         return None
-    table = native.shards.chunks(data, depth=MAX_DEPTH, integer=MAX_INTEGER, name=MAX_NAME)
+    read = getattr(native.shards, "chunks", None)  # none in a module of older sources
+    table = read and read(data, depth=MAX_DEPTH, integer=MAX_INTEGER, name=MAX_NAME)
     if table is None:
         return None
     try:

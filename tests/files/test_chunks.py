@@ -184,6 +184,26 @@ def test_a_reset_is_one_change_for_each_tensor(root: Path, monkeypatch: pytest.M
     take_back(root, before)
 
 
+@pytest.mark.parametrize("params", [None, "scale"])
+def test_the_moments_of_a_number_are_reset(tmp_path: Path, params: str | None) -> None:
+    """A parameter of one element, with one axis and with none."""
+    saved: dict[str, Any] = {"train_state.step": 3}
+    for name, tensor in {"scale.a": torch.rand(1) + 1, "scale.b": torch.tensor(2.0)}.items():
+        saved[name] = tensor
+        saved |= {f"optimizer.state.{name}.{m}": tensor + 1 for m in ("exp_avg", "exp_avg_sq")}
+        saved[f"optimizer.state.{name}.step"] = torch.tensor(3.0)
+        saved |= {f"optimizer.param_groups.{name}.{k}": v for k, v in chunked.GROUP.items()}
+    dcp.save(saved, checkpoint_id=tmp_path / "step-3", no_dist=True)
+    before = snapshot(tmp_path)
+    operate(tmp_path, {"reset": ["moments"], **({"moments": {"params": params}} if params else {})})
+    tensors = {name: torch.ones_like(v) for name, v in saved.items() if torch.is_tensor(v)}
+    dcp.load(tensors, checkpoint_id=tmp_path / "step-3", no_dist=True)
+    for name, found in tensors.items():
+        cleared = "exp_avg" in name or (name.endswith("step") and not params)
+        assert torch.equal(found, torch.zeros_like(found) if cleared else saved[name]), name
+    take_back(tmp_path, before)
+
+
 def test_the_plan_counts_the_chunks(root: Path) -> None:
     from ckptsurgeon.report.plan import changes
 

@@ -37,11 +37,9 @@ class DcpShards(BaseCheckpoint):
             value = get(self.trees[file], path)
         except KeyError:
             return []
-        if isinstance(value, Whole):
-            return [Place(file, path, value, wins, chunks=len(value))]
-        if isinstance(value, Tensor) and value.numel == 1:
+        if isinstance(value, Tensor) and not isinstance(value, Whole) and value.numel == 1:
             value = self.saved.archive(self.saved.of(path)).value(value)
-        return [Place(file, path, value, wins)]
+        return [self._place(path, value, wins)]
 
     def scalar(self, name: str, wins: bool = True) -> list[Place]:
         """The place of a number, kept as a value or as a tensor of one element."""
@@ -69,14 +67,17 @@ class DcpShards(BaseCheckpoint):
         ]
 
     def moments(self, name: str) -> list[Place]:
-        """Every tensor with `name` in its own."""
+        """Every tensor with `name` in its own; one of one element is a tensor too."""
         return [
-            place
+            self._place(path, get(self.trees[self.saved.path], path))
             for fqn, items in self.saved.items.items()
             if name in fqn.split(".") and items.is_tensor
             for path in self.paths(fqn)
-            for place in self.at(self.saved.path, path)
         ]
+
+    def _place(self, path: tuple[Key, ...], value: Any, wins: bool = True) -> Place:
+        chunks = len(value) if isinstance(value, Whole) else 1
+        return Place(self.saved.path, path, value, wins, chunks=chunks)
 
     def holder(self, place: Place) -> Archive:
         """That of the item, inside its file."""
