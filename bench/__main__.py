@@ -21,6 +21,7 @@ from pathlib import Path
 from bench import (
     average,
     bloom,
+    chunks,
     event_files,
     gpu,
     host,
@@ -49,6 +50,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "vitals": vitals.measure,
     "small_tensors": small_tensors.measure,
     "shards": shards.measure,
+    "chunks": chunks.measure,
     "layers": layers.measure,
     "training": training.measure,
     "kernels": kernels.measure,
