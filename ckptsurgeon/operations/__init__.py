@@ -59,6 +59,7 @@ OPERATIONS = (
         "clip-moments": "Bring the largest entries of exp_avg_sq down."
     }),
     Operation(f"{HERE}.scale", {"scale": "Multiply weights by a number."}),
+    Operation(f"{HERE}.precision", {"precision": "Go on in bf16 or fp32."}),
     Operation(f"{HERE}.replicas", {
         "sync-replicas": "Average parameters that every tensor-parallel rank keeps a copy of."
     }),

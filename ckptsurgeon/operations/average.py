@@ -173,7 +173,7 @@ def _layout(parameters: Parameters) -> dict[Parameter, Any]:
     return {
         key: [
             (p.kind, p.start, p.end, p.first, p.place.value.dtype, p.place.value.size)
-            for stretches in kinds.values()
+            for _, stretches in sorted(kinds.items())  # writers with threads save in any order
             for p in stretches
         ]
         for key, kinds in parameters.items()

@@ -183,7 +183,10 @@ class _Entries:
             while left:
                 data = file.read(min(left, SLICE * item))
                 if not data:
-                    raise SurgeryError(f"{each.file} became shorter while it was read")
+                    raise SurgeryError(
+                        f"{each.file} became shorter while it was read",
+                        next="stop what writes to the run, and try again",
+                    )
                 left -= len(data)
                 yield floats(data, each.dtype).astype("f4")
 
