@@ -26,6 +26,7 @@ def keys(kind: Any, prefix: str) -> list[str]:
         if name == getattr(kind, "rest", ("",))[0]:  # takes further keys
             out.append(f"{prefix}KEY")
             continue
+        (hint,) = [o for o in typing.get_args(hint) if dataclasses.is_dataclass(o)] or [hint]
         inner = dataclasses.is_dataclass(hint)
         out += keys(hint, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
     return out
