@@ -116,6 +116,14 @@ class Saved:
             return Whole(self, items, *items.whole)
         return [self.archive(item).tree() for item in items]
 
+    def paths(self, name: str) -> list[tuple[Key, ...]]:
+        """The one path to a value or a tensor, whatever the number of its chunks; to each chunk
+        where `.metadata` does not say what the tensor is."""
+        items = self.items[name]
+        if not items.is_tensor or (items.whole is not None and not items.is_number):
+            return [(name,)]
+        return [(name, chunk) for chunk in range(len(items))]
+
     def of(self, path: Sequence[Key]) -> Item:
         """The item that `path` leads to: a value's name and what is inside; a tensor's name and the
         number of the chunk. Raises KeyError."""

@@ -150,6 +150,18 @@ class Setting(NamedTuple):
     value: Any
 
 
+class Conversion(NamedTuple):
+    """What a step of another precision is, beside its weights of `dtype`: `settings`, new `names`
+    of files, keys of the `config` in the run that its trainer takes the precision from, and the
+    words of another `launch`; empty where none is needed."""
+
+    dtype: str
+    settings: tuple[Setting, ...]
+    names: Mapping[Path, str]
+    config: Mapping[str, str]
+    launch: str
+
+
 class Decay(NamedTuple):
     """A cooldown: the rate goes from what the next step would use to `to` in `steps` updates along
     `shape` (linear, 1-sqrt, cosine). `samples` is how many these take, where that is known."""

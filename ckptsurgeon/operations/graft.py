@@ -112,7 +112,10 @@ class Graft(Section):
         for name in names:
             if not checkpoint.locate(name):
                 continue
-            own, theirs = _fragments(checkpoint, name), _fragments(donor, name)
+            own, theirs = (
+                sorted(_fragments(each, name), key=lambda part: (_order(part.place), part.start))
+                for each in (checkpoint, donor)
+            )
             pairs = _pairs(name, [f.place for f in own], [f.place for f in theirs])
             for mine, other, pair in zip(own, theirs, pairs, strict=True):
                 known.add(mine.parameter)
@@ -165,11 +168,19 @@ def _fragments(checkpoint: Checkpoint, name: str) -> list[Fragment]:
 
 def _pairs(name: str, own: list[Place], theirs: list[Place]) -> list[tuple[Place, Place]]:
     """The tensors of both steps that are at the same place. Raises SurgeryError for others."""
-    own = [place for place in own if isinstance(place.value, Tensor)]
-    theirs = [place for place in theirs if isinstance(place.value, Tensor)]
+    own, theirs = (
+        sorted((p for p in places if isinstance(p.value, Tensor)), key=_order)
+        for places in (own, theirs)
+    )
     if [_shape(place) for place in own] != [_shape(place) for place in theirs]:
         raise _other_layout(name)
     return list(zip(own, theirs, strict=True))
+
+
+def _order(place: Place) -> list[str]:
+    """By the path: `.metadata` lists values in another order in each step. The files of ranks keep
+    theirs."""
+    return [str(key) for key in place.path]
 
 
 def _shape(place: Place) -> tuple[Any, ...]:
@@ -184,7 +195,7 @@ def _other_layout(name: str) -> SurgeryError:
 
 
 def _steps(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Iterator[Change]:
-    own, theirs = checkpoint.locate("adam_step"), donor.locate("adam_step")
+    own, theirs = (sorted(each.locate("adam_step"), key=_order) for each in (checkpoint, donor))
     if [place.path for place in own] != [place.path for place in theirs]:
         raise _other_layout("Adam's step")
     for place, other in zip(own, theirs, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.values import (
     Blob,
+    Conversion,
     Decay,
     Fragment,
     Part,
@@ -109,6 +110,19 @@ class Copied:
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """In every one; what to warn of, once."""
         return _together([one.recount(counter, value) for one in self.each])
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """In every one; what to warn of, once."""
+        return _together([one.forget(gone, resumed) for one in self.each])
+
+    def conversion(self, to: str) -> Conversion:
+        """Of every one; config and launch are those of the first."""
+        made = [one.conversion(to) for one in self.each]
+        settings = tuple(setting for item in made for setting in item.settings)
+        names = {file: name for item in made for file, name in item.names.items()}
+        return made[0]._replace(settings=settings, names=names)
 
     def strips(self) -> Iterator[Strip]:
         """Of every one."""

@@ -24,7 +24,7 @@ from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.values import Fragment, Place, State, StateDict
+from ckptsurgeon.formats.values import Fragment, Part, Place, State, StateDict
 
 INSIDE = r"(?P<base>optimizer(?:\.\d+)?(?:\.optimizer)?)"
 NUMBERED = re.compile(INSIDE + r"\.param_groups\.(?P<owner>\d+)\.(?P<key>\w+)")
@@ -154,7 +154,9 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
                 match = STATE.fullmatch(name)
                 if match and match["base"] == base:
                     values = self.trees[self.saved.path]
-                    found = (Place(self.saved.path, p, get(values, p)) for p in self.paths(name))
+                    found = (
+                        Place(self.saved.path, p, get(values, p)) for p in self.saved.paths(name)
+                    )
                     state.setdefault(match["key"], []).extend(found)
             group: dict[str, list[Place]] = {}
             for names in owners.values():
@@ -167,6 +169,11 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
     def fragments(self, name: str) -> list[Fragment]:
         """By parameter; torch_dcp numbers them, and is refused."""
         return super().fragments(name) if self._named else BaseCheckpoint.fragments(self, name)
+
+    def parts(self) -> list[Part]:
+        """Refused: torch_dcp numbers parameters, and fsdp_dtensor does not say what its weights are
+        rounded from."""
+        return BaseCheckpoint.parts(self)
 
     def shallow_globals(self) -> Mapping[str, frozenset[str]]:
         """Those of `.metadata`."""
