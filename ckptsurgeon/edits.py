@@ -48,7 +48,8 @@ class Fill:
 
 @dataclass(frozen=True)
 class Renamed:
-    """`Change.new` of a dict key that becomes `key`, its value staying."""
+    """`Change.new` of a dict key that becomes `key`, its value staying; without a path, of a file
+    that gets the name `key` in its folder."""
 
     key: str
 
@@ -111,7 +112,7 @@ class Change:
     In a shard, `path` is the key path inside its pickle (dict keys, list indices, attribute names)
     and `new` may be `ZEROS`, `Elements` or `Computed`, of the whole tensor or of its flattened
     `elements` [start, end), or a `Fill`. In a text pointer, `path` is empty and the values are the
-    whole text.
+    whole text. `chunks` counts the pieces of a tensor that is changed in all of them.
     """
 
     file: str
@@ -120,6 +121,7 @@ class Change:
     new: Value | Fill | Elements | Computed | Renamed
     path: tuple[Key, ...] = ()
     elements: tuple[int, int] | None = None
+    chunks: int = 1
 
 
 @dataclass(frozen=True)
@@ -223,11 +225,12 @@ AnyChange: TypeAlias = Change | Aside | Rewrite | Relink
 @dataclass(frozen=True)
 class Move:
     """Rename `src` to `dst`, which does not exist. With `content`, `src` is first staged from it,
-    so a new file is a Move too. Inverse: the move back."""
+    so a new file is a Move too; it gets the rights of the file `like`. Inverse: the move back."""
 
     src: str
     dst: str
     content: Content | None = None
+    like: str | None = None
 
 
 @dataclass(frozen=True)
@@ -395,7 +398,10 @@ def to_json(value: Any) -> Any:
     """What a JSON encoder's `default` makes of one of the values above: its own level only, the
     encoder asks for the others. Bytes are base64; tuples become lists."""
     if _KINDS.get(type(value).__name__) is type(value):
-        return {"kind": type(value).__name__, **vars(value)}
+        document = {"kind": type(value).__name__, **vars(value)}
+        if document.get("chunks") == 1:
+            del document["chunks"]  # of the many that are one: as receipts have always had them
+        return document
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode("ascii")}
     if isinstance(value, Mapping):

@@ -45,14 +45,12 @@ class Rollback(Section):
         return [f"rollback {newest} → {step}" if newest != step else f"rollback to {step}"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
-        newer = [
-            Aside(run.relative(path), "checkpoint")
-            for step in run.steps()
-            if step > checkpoint.step
-            for path in run.entries(step)
-        ]
+        later = (step for step in run.steps() if step > checkpoint.step)
+        newer = [path for step in later for path in run.entries(step)]
+        asides = [Aside(run.relative(path), "checkpoint") for path in newer]
         changes, warnings = _repoint(run, recipe, checkpoint)
-        return [*newer, *changes], warnings
+        forgotten, told = _forget(run, checkpoint, newer)
+        return [*asides, *changes, *forgotten], [*warnings, *told]
 
 
 @dataclass(frozen=True)
@@ -99,6 +97,15 @@ def _newest(run: Run) -> int:
                 continue
             return step
     raise problem
+
+
+def _forget(run: Run, checkpoint: Checkpoint, gone: list[Path]) -> Changes:
+    """What the trainer's own clean-up must not count on once `gone` has left."""
+    settings, warnings = checkpoint.forget(gone, run.format.pointer_files(run.root))
+    return [
+        Change(run.relative(place.file), field, place.value, value, place.path)
+        for field, place, value in settings
+    ], warnings
 
 
 def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:

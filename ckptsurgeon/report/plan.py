@@ -21,6 +21,7 @@ from ckptsurgeon.edits import (
     Plan,
     Receipt,
     Relink,
+    Renamed,
     Replace,
     Rewrite,
     length,
@@ -124,6 +125,9 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
         wanted = repr(item.new)
         if isinstance(item.new, Computed):  # of each tensor from others, told in the same words
             name, wanted = "", item.new.told
+        if isinstance(item.new, Renamed) and not item.path:  # each file has a name of its own
+            groups.setdefault(("", "", ""), []).append(item)
+            continue
         groups.setdefault((name, repr(item.old), wanted), []).append(item)
     several = len({name for name, _, _ in groups}) > 1
     rows = []
@@ -134,8 +138,12 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
         if old in (None, ABSENT, [], (), ""):
             sign, text = "+", value(label, new)
         files = len({item.file for item in group})
-        if group[0].path:
+        if isinstance(group[0].new, Renamed) and not group[0].path:
+            note = "" if files == 1 else f"and so {count(files - 1, 'other file')}"
+        elif group[0].path:
             note = f"{count(len(group), 'place')} in {count(files, 'shard')}"
+            chunks = sum(item.chunks for item in group)
+            note += f", {count(chunks, 'chunk')}" if chunks > len(group) else ""
             note += f" ({clean(name)})" if several else ""
         elif files > 1:
             note = f"{count(files, 'file')} called {clean(name)}"
@@ -261,16 +269,17 @@ def _reach(promise: Promise, name: str, item: str) -> str:
 
 def cost(edits: Sequence[Edit]) -> str:
     """Bytes that will be written, and how many shards are copied for it: an append copies none."""
-    written, copied = 0, 0
+    written, copied = 0, set()
     for edit in edits:
         if isinstance(edit, Append):
             written += sum(len(data) for _, data in edit.writes)
         elif isinstance(edit, (Move, Replace)) and isinstance(edit.content, Content):
             pieces = edit.content.pieces
             written += sum(length(piece) for piece in pieces if not isinstance(piece, Hole))
-            if pieces and isinstance(edit, Replace) and edit.file.endswith(".pt"):
-                copied += 1
-    shards = f"{count(copied, 'shard')} copied" if copied else "no shard copied"
+            file = edit.file if isinstance(edit, Replace) else edit.like
+            if file is not None and file.endswith(".pt") and pieces:
+                copied.add(file)  # once, though it is first emptied where two must agree
+    shards = f"{count(len(copied), 'shard')} copied" if copied else "no shard copied"
     return f"{size(written)} written, {shards}"
 
 

@@ -16,6 +16,7 @@ from ckptsurgeon.edits import (
     Link,
     Move,
     Relink,
+    Renamed,
     Replace,
     Rewrite,
     Span,
@@ -36,6 +37,7 @@ def render(
     asides: list[Edit] = []
     links: list[Relink] = []
     copies: dict[str, Content] = {}
+    named: dict[str, str] = {}
     for change in changes:
         if isinstance(change, Aside):
             move = Move(change.file, run.attic(change.file, id))
@@ -46,6 +48,9 @@ def render(
             copies[change.file] = change.content
         elif isinstance(change, Rewrite):
             logs.append(rewrite(run, change.file, change.content, id, new=change.new_file))
+        elif isinstance(change.new, Renamed) and not change.path:
+            named[change.file] = str(PurePosixPath(change.file).with_name(change.new.key))
+            shards.setdefault(change.file, [])
         elif change.path or (checkpoint and run.root / change.file in checkpoint.archives):
             shards.setdefault(change.file, []).append(change)
         else:
@@ -54,7 +59,11 @@ def render(
     rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
     copied = {file: _copied(content, rendered) for file, content in copies.items()}
     beside = _made_beside(run, copies, rendered)
-    shards_first = [*_shards(run, rendered, id), *_shards(run, {**copied, **beside}, id)]
+    under_new_names = {file: (named[file], rendered.pop(file)) for file in named}
+    shards_first = [
+        *_shards(run, rendered, id, _renamed(run, under_new_names, id)),
+        *_shards(run, {**copied, **beside}, id),
+    ]
     return [*shards_first, *logs, *relinked(run, links, id), *pointers, *asides]
 
 
@@ -85,20 +94,34 @@ def _made_beside(
     }
 
 
-def _shards(run: Run, rendered: Mapping[str, Append | Content], id: str) -> list[Edit]:
+def _renamed(run: Run, shards: Mapping[str, tuple[str, Append | Content]], id: str) -> list[Edit]:
+    """Each of these files anew under its new name; then the old ones go to the attic."""
+    news = []
+    for file, (name, edit) in shards.items():
+        content = edit.whole() if isinstance(edit, Append) else edit
+        news.append(Move(run.staging(name, id), name, content, like=file))
+    return [*news, *(Move(file, run.attic(file, id)) for file in shards)]
+
+
+def _shards(
+    run: Run,
+    rendered: Mapping[str, Append | Content],
+    id: str,
+    renamed: Sequence[Edit] = (),
+) -> list[Edit]:
     """New files first: none names them yet. Then replaced shards before appended ones, which no
     reader accepts until the last one is done (`redo.py`). Where all are replaced, the first makes
     way for an empty file meanwhile, so that a reader of all shards meets an error, never old and
-    new ones."""
+    new ones; those that are `renamed` come meanwhile, too."""
     contents = {file: item for file, item in rendered.items() if isinstance(item, Content)}
     appends = [item for item in rendered.values() if isinstance(item, Append)]
     made = [file for file in contents if not (run.root / file).exists()]
     news = [rewrite(run, file, contents.pop(file), id, new=True) for file in made]
     replaces = [replaced(run, file, item, id) for file, item in contents.items()]
-    if len(replaces) > 1 and not appends:
+    if replaces and len(replaces) + len(renamed) > 1 and not appends:
         first, last = loud(run, replaces, id)
-        return [*news, *first, last]
-    return [*news, *replaces, *appends]
+        return [*news, *first, *renamed, last]
+    return [*news, *replaces, *renamed, *appends]
 
 
 def loud(run: Run, replaces: Sequence[Replace], id: str) -> tuple[list[Replace], Replace]:

@@ -304,7 +304,8 @@ def _check_rename(root: Path, source: str, target: str) -> None:
     if _mount(folders[0]) != _mount(folders[1]):
         raise SurgeryError(
             f"{root / source} and {root / target} are on different file systems, "
-            "so a rename is impossible"
+            "so a rename is impossible",
+            next="put the attic and the run on one file system",
         )
 
 

@@ -150,7 +150,7 @@ def _staged(edits: Iterable[Edit]) -> list[_Staged]:
     out = []
     for edit in edits:
         if isinstance(edit, Move) and edit.content is not None:
-            out.append(_Staged(edit.src, edit.content))
+            out.append(_Staged(edit.src, edit.content, edit.like))
         elif isinstance(edit, Replace) and edit.content is not None:
             out.append(_Staged(edit.staged, edit.content, edit.file))
     return out

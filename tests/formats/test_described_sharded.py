@@ -321,9 +321,21 @@ def lightning(root: Path) -> Path:
                 continue
             state = {"pytorch-lightning_version": "2.6.6", "epoch": 0, "global_step": step}
             state["lr_schedulers"] = [cosine.state_dict()]
+            state["callbacks"] = {"ModelCheckpoint{'monitor': 'loss'}": saver(root, step)}
             for name in (f"epoch=0-step={step}.ckpt", "last.ckpt"):
                 engine.save_checkpoint(str(root / name), client_state=state, tag="checkpoint")
     return root
+
+
+def saver(root: Path, step: int) -> dict[str, Any]:
+    """What `ModelCheckpoint.state_dict` has at a step, with one file that has left since."""
+    scores = {"best.ckpt": torch.tensor(0.25), f"epoch=0-step={step}.ckpt": torch.tensor(0.5)}
+    return {
+        "monitor": "loss", "best_model_score": scores["best.ckpt"],
+        "best_model_path": str(root / "best.ckpt"), "dirpath": str(root),
+        "best_k_models": {str(root / name): score for name, score in scores.items()},
+        "kth_best_model_path": "", "kth_value": torch.tensor(float("inf")), "last_model_path": "",
+    }  # fmt: skip
 
 
 def test_an_engine_of_lightning(made: Make) -> None:
@@ -341,6 +353,11 @@ def test_an_engine_of_lightning(made: Make) -> None:
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=40)
         cosine.load_state_dict(state["lr_schedulers"][0])
     assert (state["global_step"], cosine.base_lrs) == (2, [5e-4] * 2)
+    (held_files,) = state["callbacks"].values()
+    (left,) = held_files["best_k_models"]
+    assert Path(left).name == "epoch=0-step=2.ckpt"
+    assert (held_files["best_model_path"], held_files["best_model_score"]) == (left, 0.5)
+    assert Path(held_files["last_model_path"]).name == "last.ckpt"
     assert held["lr"] == pytest.approx(cosine.get_last_lr())
     assert (held["betas"], held["eps"]) == ([[0.9, 0.97]] * 2, [1e-6] * 2)
     assert held["weight_decay"] == [0.3, 0.0]

@@ -93,7 +93,10 @@ class Fairseq(BaseFormat):
                 data = max(data, world // model)
             reason = problem("ranks", model * data)
         if reason:
-            raise SurgeryError(f"{shards[0]}: {reason}")
+            raise SurgeryError(
+                f"{shards[0]}: {reason}",
+                next="compare its sizes with the command line of the trainer",
+            )
         stem = "checkpoint" if pattern is INNER else matches[0]["stem"]
         names = [
             stem + (f"-model_part-{m}" if parts else "") + (f"-shard{d}" if ranks else "") + ".pt"
