@@ -17,9 +17,8 @@ import typer
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.formats.stretches import Parameter, by_parameter
 from ckptsurgeon.operations.computed_changes import (
-    Parameter,
-    by_parameter,
     change,
     new_weights,
     refuse_weightless,

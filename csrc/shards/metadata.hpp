@@ -17,6 +17,20 @@
 
 namespace shards {
 
+// The bytes of each opcode that has always as many, with what belongs to it.
+constexpr std::array<uint8_t, 256> kWidths = [] {
+  std::array<uint8_t, 256> out{};
+  for (const Op op : {NONE, NEWTRUE, NEWFALSE, EMPTY_DICT, EMPTY_LIST, EMPTY_SET, EMPTY_TUPLE, MEMOIZE,
+                      MARK, TUPLE, TUPLE1, TUPLE2, TUPLE3, STACK_GLOBAL, REDUCE, NEWOBJ, SETITEM,
+                      SETITEMS, APPEND, APPENDS, ADDITEMS, BUILD, POP, STOP})
+    out[op] = 1;
+  for (const Op op : {BININT1, BINPUT, BINGET}) out[op] = 2;
+  for (const Op op : {BININT, LONG_BINPUT, LONG_BINGET}) out[op] = 5;
+  out[BININT2] = 3;
+  out[BINFLOAT] = out[FRAME] = 9;
+  return out;
+}();
+
 // The bytes of the opcode at `i` with what belongs to it; 0 for one that is none or does not fit.
 inline size_t width(const uint8_t* data, size_t size, size_t i, const Limits& limits) {
   const auto number = [&](size_t bytes) -> uint64_t {
@@ -25,12 +39,9 @@ inline size_t width(const uint8_t* data, size_t size, size_t i, const Limits& li
     std::memcpy(&out, data + i + 1, bytes);
     return std::min<uint64_t>(out, UINT32_MAX);
   };
-  uint64_t out = 1;
+  uint64_t out = kWidths[data[i]];
+  if (out != 0) return i + out <= size ? out : 0;
   switch (data[i]) {
-    case BININT1: case BINPUT: case BINGET: out = 2; break;
-    case BININT2: out = 3; break;
-    case BININT: case LONG_BINPUT: case LONG_BINGET: out = 5; break;
-    case BINFLOAT: case FRAME: out = 9; break;
     case SHORT_BINUNICODE: case SHORT_BINBYTES: out = 2 + number(1); break;
     case BINUNICODE: case BINBYTES: out = 5 + number(4); break;
     case BINUNICODE8: case BINBYTES8: out = 9 + number(8); break;
@@ -46,10 +57,6 @@ inline size_t width(const uint8_t* data, size_t size, size_t i, const Limits& li
       out = at + 1 - i;
       break;
     }
-    case NONE: case NEWTRUE: case NEWFALSE: case EMPTY_DICT: case EMPTY_LIST: case EMPTY_SET:
-    case EMPTY_TUPLE: case MEMOIZE: case MARK: case TUPLE: case TUPLE1: case TUPLE2: case TUPLE3:
-    case STACK_GLOBAL: case REDUCE: case NEWOBJ: case SETITEM: case SETITEMS: case APPEND:
-    case APPENDS: case ADDITEMS: case BUILD: case POP: case STOP: break;
     default: return 0;
   }
   return i + out <= size ? out : 0;
@@ -66,23 +73,21 @@ class Ranks {
   // After the last `add`.
   size_t count() {
     size_t out = 0;
-    for (size_t k = 0; k < words_.size(); ++k) {
-      if (k % 8 == 0) before_.push_back(static_cast<uint32_t>(out));
-      out += static_cast<size_t>(__builtin_popcountll(words_[k]));
+    before_.reserve(words_.size());
+    for (const uint64_t word : words_) {
+      before_.push_back(static_cast<uint32_t>(out));
+      out += static_cast<size_t>(__builtin_popcountll(word));
     }
     return out;
   }
   uint32_t rank(size_t k) const {
-    uint32_t out = before_[k / 512];
-    for (size_t word = k / 512 * 8; word < k / 64; ++word)
-      out += static_cast<uint32_t>(__builtin_popcountll(words_[word]));
-    return out + static_cast<uint32_t>(
-                     __builtin_popcountll(words_[k / 64] & ((uint64_t{1} << k % 64) - 1)));
+    const uint64_t below = words_[k / 64] & ((uint64_t{1} << k % 64) - 1);
+    return before_[k / 64] + static_cast<uint32_t>(__builtin_popcountll(below));
   }
 
  private:
   std::vector<uint64_t> words_;
-  std::vector<uint32_t> before_;  // of every eighth word
+  std::vector<uint32_t> before_;  // of each word
 };
 
 struct Row {
@@ -135,7 +140,8 @@ class Metadata {
   std::vector<std::pair<uint32_t, uint32_t>> odd_texts;  // not plain ASCII: position, length
 
  private:
-  static constexpr size_t kLeast = 1 << 20, kDeepest = 1 << 16, kAttributes = 8, kOddTexts = 1024;
+  static constexpr size_t kLeast = 1 << 20, kDeepest = 1 << 16, kOpen = 1 << 13, kAttributes = 8,
+                          kOddTexts = 1024;
   static constexpr uint64_t kPlain = UINT64_MAX;  // `b` of a list of something else than chunks
 
   enum class Kind : uint8_t {
@@ -351,6 +357,7 @@ class Metadata {
   bool dict(size_t i) {
     uint32_t own;
     if (free_.empty()) {
+      if (pool_.size() == kOpen) return false;
       pool_.emplace_back();
       own = static_cast<uint32_t>(pool_.size());
     } else {

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import heads
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.schedules import olmo_core
 from ckptsurgeon.formats.values import Decay, Place, Setting
 from ckptsurgeon.promise import Caveat
@@ -92,6 +94,13 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
         """All but what the config fixes, and the lr where a scheduler may write it."""
         free = field != "lr" or (bool(self._module) and not self._schedule)
         return free and field not in self._fixed
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """By the model of the config, which the run's folder or the step's has."""
+        if not self.config:
+            raise heads.unsaid(self.path.name)
+        model = heads.of_olmo_core(self.config, self.path.name)
+        return heads.attentions(self.parts(), model, chunked=True)
 
     # --- the schedule ----------------------------------------------------------------------------
 
