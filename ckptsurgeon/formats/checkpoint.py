@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,6 +18,7 @@ from ckptsurgeon.edits import (
     Elements,
     Fill,
     Key,
+    Renamed,
 )
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import append, compact
@@ -25,13 +26,15 @@ from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats import param_groups, strips
+from ckptsurgeon.formats import heads, param_groups, strips
 from ckptsurgeon.formats.fields import FIELDS
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.protocol import Disagreement
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.values import (
     Blob,
+    Conversion,
     Decay,
     Fragment,
     Part,
@@ -192,6 +195,13 @@ class BaseCheckpoint(ABC):
             next="set the schedule where the trainer makes it",
         )
 
+    def conversion(self, to: str) -> Conversion:
+        """Refused: a family whose loaders of each precision are known overrides it."""
+        raise SurgeryError(
+            f"what a trainer in {to} loads of {self.path.name} is not known here",
+            next=f"set {to} where the trainer is started, and compare its first losses",
+        )
+
     @abstractmethod
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """See `protocol.Checkpoint.scaler_start`."""
@@ -199,6 +209,12 @@ class BaseCheckpoint(ABC):
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """The number itself in every place."""
         return [Setting(counter, place, value) for place in self.locate(counter)], []
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """Nothing: most trainers look at what is in the run when they clean up."""
+        return [], []
 
     def rescale(self, scale: float) -> list[Setting]:
         """The scale in every place, and the counters of `growth` beside each at their start."""
@@ -257,6 +273,10 @@ class BaseCheckpoint(ABC):
             next="ckptsurgeon verify    what can be checked here",
         )
 
+    def pieces(self, place: Place) -> list[Place]:
+        """Itself: a tensor is saved as one."""
+        return [place]
+
     def parts(self) -> list[Part]:
         """Refused: a format that knows whose each tensor is overrides it."""
         raise SurgeryError(
@@ -264,6 +284,10 @@ class BaseCheckpoint(ABC):
             "master and moments",
             next="reset and graft work on the moments of all parameters",
         )
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """Refused: a format that knows how many heads the model has overrides it."""
+        raise heads.unsaid(self.path.name)
 
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """In the archive that has the tensor."""
@@ -349,11 +373,15 @@ class BaseCheckpoint(ABC):
         """The trees with `changes` laid over them."""
         patches: dict[Path, dict[Key, Any]] = {}
         roots: dict[Path, Any] = {}
-        names = {change.file for change in changes}
-        files = {name: root / name for name in names if root / name in self.trees}
+        names: dict[Path, Path] = {}
+        changed = {change.file for change in changes}
+        files = {name: root / name for name in changed if root / name in self.trees}
         for change in changes:
             if isinstance(change, Change) and (file := files.get(change.file)) is not None:
                 if isinstance(change.new, (Fill, Elements, Computed)):
+                    continue
+                if isinstance(change.new, Renamed) and not change.path:
+                    names[file] = file.with_name(change.new.key)
                     continue
                 new = 0 if change.new == ZEROS else change.new
                 if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):
@@ -368,7 +396,14 @@ class BaseCheckpoint(ABC):
             file: patched(tree, patches[file]) if file in patches else tree
             for file, tree in self.trees.items()
         }
-        return replace(self, trees=trees | roots)
+        trees |= roots
+        if not names:
+            return replace(self, trees=trees)
+        return replace(
+            self,
+            trees={names.get(file, file): tree for file, tree in trees.items()},
+            archives={names.get(file, file): archive for file, archive in self.archives.items()},
+        )
 
 
 def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Archive]:
@@ -380,7 +415,8 @@ def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Ar
     for archive in archives.values():
         room -= archive.record(PICKLE).size
         if room >= 0:
-            archive.scan(keep=True)
+            with archive.reading():
+                archive.scan(keep=True)
     return archives
 
 
@@ -389,7 +425,11 @@ def read_shards(
 ) -> tuple[dict[Path, Any], dict[Path, Archive]]:
     """The tree and the archive of each path; see `opened`."""
     archives = opened(paths, known)
-    return {path: archive.tree() for path, archive in archives.items()}, archives
+    trees = {}
+    for path, archive in archives.items():
+        with archive.reading():
+            trees[path] = archive.tree()
+    return trees, archives
 
 
 def _is_scalar(value: Any) -> bool:

@@ -12,30 +12,14 @@ from ckptsurgeon.edits import Change, Computed, Source, relative
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part, Place
+from ckptsurgeon.formats.stretches import Kinds, Parameter
 from ckptsurgeon.run.run import Run
-
-Parameter = tuple[str, str]
-"""A parameter's name, and the cut of it."""
-Kinds = Mapping[str, Sequence[Part]]
-"""Its stretches by what they are."""
 
 
 def source(run: Run, checkpoint: Checkpoint, place: Place, start: int, end: int) -> Source:
     """Elements of a tensor as a source, named from the run's root."""
     file, first, last = checkpoint.span(place, start, end)
     return Source(relative(file, run.root), first, last, place.value.dtype)
-
-
-def by_parameter(parts: Iterable[Part]) -> dict[Parameter, dict[str, list[Part]]]:
-    """Parameter → kind → its stretches in the order of its elements."""
-    out: dict[Parameter, dict[str, list[Part]]] = {}
-    for part in parts:
-        kinds = out.setdefault((part.parameter, part.cut), {})
-        kinds.setdefault(part.kind, []).append(part)
-    for kinds in out.values():
-        for stretches in kinds.values():
-            stretches.sort(key=lambda part: part.first)
-    return out
 
 
 def refuse_weightless(checkpoint: Checkpoint, parameters: Mapping[Parameter, Kinds]) -> None:
@@ -63,6 +47,21 @@ def matching(
     return found
 
 
+def covering(part: Part, masters: Sequence[Part]) -> Sequence[Part]:
+    """`masters`. Raises SurgeryError where they do not cover the weights, element by element."""
+    at, size = part.first, part.end - part.start
+    for stretch in masters:
+        if stretch.first != at:
+            break
+        at += stretch.end - stretch.start
+    if at - part.first != size:
+        raise SurgeryError(
+            f"{part.parameter}: its {size} weights have masters for {at - part.first}",
+            next="ckptsurgeon verify --level 3    list what contradicts itself",
+        )
+    return masters
+
+
 def new_weights(
     run: Run,
     part: Part,
@@ -76,20 +75,10 @@ def new_weights(
     `masters` for each of `opened`, or the weights themselves where nothing else is kept.
 
     Raises SurgeryError where the masters do not cover the weights, element by element."""
-    terms = []
-    for stretches, of in zip(masters, opened, strict=True):
-        at = part.first
-        for stretch in stretches:
-            if stretch.first != at:
-                break
-            at += stretch.end - stretch.start
-        size = part.end - part.start
-        if at - part.first != size:
-            raise SurgeryError(
-                f"{part.parameter}: its {size} weights have masters for {at - part.first}",
-                next="ckptsurgeon verify --level 3    list what contradicts itself",
-            )
-        terms.append(tuple(source(run, of, s.place, s.start, s.end) for s in stretches))
+    terms = [
+        tuple(source(run, of, s.place, s.start, s.end) for s in covering(part, stretches))
+        for stretches, of in zip(masters, opened, strict=True)
+    ]
     own = all(stretches[0].kind == "weights" for stretches in masters)
     return change(run, part, rule, tuple(terms), numbers, told, via="" if own else "float32")
 

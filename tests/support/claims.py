@@ -41,6 +41,7 @@ SOURCES = {
     "torchtitan (DCP)": ("components/checkpointer/dcp.py", "torchtitan b5bcd76c"),
     "OLMo-core": ("train/{trainer,checkpoint}.py", "OLMo-core 3.0.0"),
     "OLMo-core, no scheduler": ("train/{trainer,checkpoint}.py", "OLMo-core 3.0.0"),
+    "OLMo-core, OLMoDDP": ("optim/moe_optimizer.py", "OLMo-core 3.0.0"),
     "metaseq, fairseq": ("metaseq/trainer.py", "metaseq f7ffa5f"),
     "nanotron": ("nanotron/serialize/{optimizer,metadata}.py", "nanotron 2411b022"),
     "FSDP2 (Accelerate, Trainer)": ("accelerate/utils/fsdp_utils.py", "accelerate 1.15.0"),
@@ -114,6 +115,8 @@ def rows(recipe: Mapping[str, Any]) -> set[str]:
         if section := recipe.get(key):
             moments = section.get("moments")
             names.add(f"{key} --moments {moments}" if moments else key)
+    if precision := recipe.get("precision"):
+        names.add(f"precision {precision['to']}")
     if graft := recipe.get("graft"):
         names.add("graft moments --params" if graft.get("params") else "graft moments")
     others = ("swap_optimizer", "sync_replicas", "clip_moments")
