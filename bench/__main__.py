@@ -27,6 +27,7 @@ from bench import (
     host,
     kernels,
     layers,
+    many_shards,
     picture,
     saves,
     shards,
@@ -43,6 +44,7 @@ from bench.row import Row, table
 SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = {
     "startup": startup.measure,
     "bloom": bloom.measure,
+    "many_shards": many_shards.measure,
     "verification": verification.measure,
     "average": average.measure,
     "vitals": vitals.measure,

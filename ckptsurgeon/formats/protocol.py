@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.values import (
     Blob,
     Conversion,
@@ -102,6 +103,12 @@ class Checkpoint(Protocol):
     def parts(self) -> list[Part]:
         """Every stretch of every parameter's weights, masters and moments that the trainer loads.
         Raises SurgeryError where the format does not say whose they are."""
+        ...
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """Where the queries and keys of each layer's heads are, and why those of other layers are
+        not known, a sentence each. Raises SurgeryError where the checkpoint does not say how many
+        heads there are, or cuts them in a way that is not known."""
         ...
 
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
@@ -277,6 +284,11 @@ class Format(Protocol):
     def advise(self, key: str, value: object) -> str:
         """A sentence: what to do in this trainer so that it uses `value` for `key` (clip_grad,
         seed, optimizer), which its checkpoints do not decide."""
+        ...
+
+    def advise_setting(self, key: str) -> str:
+        """A sentence: where the trainer takes `key` of the param groups from, which a checkpoint
+        without them does not keep."""
         ...
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:

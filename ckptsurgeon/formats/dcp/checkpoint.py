@@ -216,6 +216,11 @@ class DcpCheckpoint(DcpShards, ABC):
             return super().agreed(field)
         return list(dict.fromkeys(_key(place.value) for place in self.locate(field)))
 
+    @property
+    def has_optimizer(self) -> bool:
+        """By its param groups."""
+        return bool(self.locate("lr"))
+
     @abstractmethod
     def next_rate(self) -> float | None:
         """The lr of the next update; None where it is not known."""
@@ -230,7 +235,7 @@ class DcpCheckpoint(DcpShards, ABC):
 
     def read_state(self) -> State:
         """The lr is that of the first parameter."""
-        if not self.locate("lr"):
+        if not self.has_optimizer:
             raise SurgeryError(
                 f"{self.path.name} keeps no optimizer: it holds the model alone",
                 next="ckptsurgeon status    a step that has one",

@@ -10,6 +10,8 @@ from typing import Any
 from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.formats import heads
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.values import (
     Blob,
@@ -90,6 +92,10 @@ class Copied:
     def parts(self) -> list[Part]:
         """Of every one."""
         return [part for one in self.each for part in one.parts()]
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """Refused: no page says how many heads a model has."""
+        raise heads.unsaid(self.path.name)
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Of every one."""
