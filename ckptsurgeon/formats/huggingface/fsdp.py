@@ -6,7 +6,7 @@ torch.distributed.checkpoint wrote; schedulers and the Trainer's state lie besid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -16,6 +16,7 @@ from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent, blobs
+from ckptsurgeon.formats.huggingface import batch
 from ckptsurgeon.formats.huggingface.checkpoint import global_step, passed_over
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.values import Blob, Place, Setting, Weight
@@ -51,6 +52,16 @@ class FsdpCheckpoint(JsonBeside, ScheduledCheckpoint):
         """As in other steps of the Trainer."""
         settings, notes = super().recount(counter, value)
         return settings, [*notes, *passed_over(settings, value)]
+
+    def find(self, field: str) -> list[Place]:
+        """The batch size is in the Trainer's state."""
+        return batch.places(self) if field == "batch_size" else super().find(field)
+
+    def rebatch(
+        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
+    ) -> tuple[list[Setting], list[str]]:
+        """As in other steps of the Trainer."""
+        return batch.rebatch(self, size, ramp)
 
     # --- the model, which is a folder of its own -------------------------------------------------
 
