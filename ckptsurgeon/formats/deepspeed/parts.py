@@ -26,11 +26,7 @@ RANK = re.compile(r"mp_rank_(\d+)")
 
 def parts(checkpoint: DeepSpeedShards) -> list[Part]:
     """Every stretch of every parameter. Raises SurgeryError where it is not known whose it is."""
-    if any(item.universal for item in checkpoint.all_optimizers()):
-        raise SurgeryError(
-            "the universal copy of this step keeps weights and moments by whole parameters",
-            next="move the copy out of the run, and convert the step again afterwards",
-        )
+    refuse_universal(checkpoint)
     if any(EXPERT.fullmatch(path.name) for path in checkpoint.path.iterdir()):
         raise SurgeryError(
             f"{checkpoint.path.name} has experts, whose partitions are cut over fewer ranks",
@@ -43,6 +39,15 @@ def parts(checkpoint: DeepSpeedShards) -> list[Part]:
     if checkpoint.stage() < 3:
         out += list(_with_masters(checkpoint, tensor, {part.parameter for part in out}))
     return out
+
+
+def refuse_universal(checkpoint: DeepSpeedShards) -> None:
+    """Raise SurgeryError where a copy would keep the numbers from before."""
+    if any(item.universal for item in checkpoint.all_optimizers()):
+        raise SurgeryError(
+            "the universal copy of this step keeps weights and moments by whole parameters",
+            next="move the copy out of the run, and convert the step again afterwards",
+        )
 
 
 def _with_masters(
