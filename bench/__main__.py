@@ -14,17 +14,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from bench import (
     average,
     bloom,
+    chunks,
     event_files,
     gpu,
     host,
     kernels,
     layers,
+    many_shards,
     picture,
     saves,
     shards,
@@ -41,11 +44,13 @@ from bench.row import Row, table
 SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = {
     "startup": startup.measure,
     "bloom": bloom.measure,
+    "many_shards": many_shards.measure,
     "verification": verification.measure,
     "average": average.measure,
     "vitals": vitals.measure,
     "small_tensors": small_tensors.measure,
     "shards": shards.measure,
+    "chunks": chunks.measure,
     "layers": layers.measure,
     "training": training.measure,
     "kernels": kernels.measure,
@@ -84,14 +89,14 @@ def measure(subjects: Sequence[str], quick: bool) -> list[Row]:
     rows: list[Row] = []
     try:
         for name in subjects or SUBJECTS:
-            rows += SUBJECTS[name](folder, quick, lambda text, name=name: _say(f"{name}: {text}"))
+            rows += SUBJECTS[name](folder, quick, partial(_say, name))
     finally:
         shutil.rmtree(folder)
     return rows
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _say(subject: str, text: str) -> None:
+    print(f"{subject}: {text}", file=sys.stderr, flush=True)
 
 
 def _machine() -> str:

@@ -50,10 +50,11 @@ def milliseconds(function: Callable[[], object], rounds: int = 20) -> float:
         function()
         return (time.perf_counter() - began) * 1e3
     cold = torch.empty(256 * 2**20, dtype=torch.uint8, device=DEVICE)  # larger than any L2
-    times = []
+    times: list[float] = []
     for _ in range(rounds):
         cold.zero_()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        event: Any = torch.cuda.Event
+        begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record()
         function()
         end.record()
@@ -102,7 +103,7 @@ def layers() -> Iterator[dict[str, Any]]:
         return F.gelu(x + bias, approximate="tanh")
 
     x = leaf(TOKENS, 4 * HIDDEN)
-    who = {"ours": bias_gelu, "eager": gelu, "compile": torch.compile(gelu)}
+    who: dict[str, Formula] = {"ours": bias_gelu, "eager": gelu, "compile": torch.compile(gelu)}
     yield timed("bias_gelu", [x, leaf(4 * HIDDEN)], [torch.randn_like(x)], who)
     for p in (0.0, 0.1):
 
@@ -110,8 +111,8 @@ def layers() -> Iterator[dict[str, Any]]:
             total = r + F.dropout(x + b, p)
             return F.layer_norm(total, (HIDDEN,), w, s, 1e-5), total
 
-        def ours(*inputs: Tensor, p: float = p) -> Any:
-            return bias_dropout_add_layer_norm(*inputs, 1e-5, p)
+        def ours(x: Tensor, b: Tensor, r: Tensor, w: Tensor, s: Tensor, p: float = p) -> Any:
+            return bias_dropout_add_layer_norm(x, b, r, w, s, 1e-5, p)
 
         x = leaf(TOKENS, HIDDEN)
         inputs = [x, leaf(HIDDEN), leaf(TOKENS, HIDDEN), leaf(HIDDEN), leaf(HIDDEN)]
@@ -189,10 +190,9 @@ def optimizer(what: str, sizes: Sequence[int]) -> dict[str, Any]:
     outs = [torch.empty_like(g) for g in gs]
 
     def ours() -> None:
-        squared = torch.stack([grad_norm_check(g) for g in gs]).sum(0)[0]
+        squared = grad_norm_check(gs).sum(0)[0]
         mul = (1 / (squared.sqrt() + 1e-6)).clamp(max=1.0).float()
-        for p, m, v, g, out in zip(ps, ms, vs, gs, outs, strict=True):
-            adamw_flat_(p, m, v, g, out, mul, **HYPER)
+        adamw_flat_(ps, ms, vs, gs, outs, mul, **HYPER)
 
     parameters = [torch.nn.Parameter(p.clone()) for p in ps]
     stock = torch.optim.AdamW(parameters, lr=1e-4, fused=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -26,8 +26,9 @@ from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats import param_groups, strips
+from ckptsurgeon.formats import heads, param_groups, strips
 from ckptsurgeon.formats.fields import FIELDS
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.protocol import Disagreement
 from ckptsurgeon.formats.sane import problem, understood
@@ -215,6 +216,12 @@ class BaseCheckpoint(ABC):
         """The number itself in every place."""
         return [Setting(counter, place, value) for place in self.locate(counter)], []
 
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """Nothing: most trainers look at what is in the run when they clean up."""
+        return [], []
+
     def rescale(self, scale: float) -> list[Setting]:
         """The scale in every place, and the counters of `growth` beside each at their start."""
         out: list[Setting] = []
@@ -272,6 +279,10 @@ class BaseCheckpoint(ABC):
             next="ckptsurgeon verify    what can be checked here",
         )
 
+    def pieces(self, place: Place) -> list[Place]:
+        """Itself: a tensor is saved as one."""
+        return [place]
+
     def parts(self) -> list[Part]:
         """Refused: a format that knows whose each tensor is overrides it."""
         raise SurgeryError(
@@ -279,6 +290,10 @@ class BaseCheckpoint(ABC):
             "master and moments",
             next="reset and graft work on the moments of all parameters",
         )
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """Refused: a format that knows how many heads the model has overrides it."""
+        raise heads.unsaid(self.path.name)
 
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """In the archive that has the tensor."""
@@ -406,7 +421,8 @@ def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Ar
     for archive in archives.values():
         room -= archive.record(PICKLE).size
         if room >= 0:
-            archive.scan(keep=True)
+            with archive.reading():
+                archive.scan(keep=True)
     return archives
 
 
@@ -415,7 +431,11 @@ def read_shards(
 ) -> tuple[dict[Path, Any], dict[Path, Archive]]:
     """The tree and the archive of each path; see `opened`."""
     archives = opened(paths, known)
-    return {path: archive.tree() for path, archive in archives.items()}, archives
+    trees = {}
+    for path, archive in archives.items():
+        with archive.reading():
+            trees[path] = archive.tree()
+    return trees, archives
 
 
 def _is_scalar(value: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.values import (
     Blob,
     Conversion,
@@ -95,9 +96,19 @@ class Checkpoint(Protocol):
         exp_avg_sq). Raises SurgeryError where the format does not say."""
         ...
 
+    def pieces(self, place: Place) -> list[Place]:
+        """The tensors that the one at `place` was saved in: itself, or its chunks, one by one."""
+        ...
+
     def parts(self) -> list[Part]:
         """Every stretch of every parameter's weights, masters and moments that the trainer loads.
         Raises SurgeryError where the format does not say whose they are."""
+        ...
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """Where the queries and keys of each layer's heads are, and why those of other layers are
+        not known, a sentence each. Raises SurgeryError where the checkpoint does not say how many
+        heads there are, or cuts them in a way that is not known."""
         ...
 
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
@@ -137,6 +148,14 @@ class Checkpoint(Protocol):
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """What to write so that the counter `counter` of `fields.FIELDS` is `value`, with those
         that a load computes from it, and what to warn of; nothing where it is kept nowhere."""
+        ...
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """What to write so that the trainer's own clean-up, and its choice of the best step, count
+        on no step that is not in the run once `gone` has left it and `resumed` are what a restart
+        loads; and what to warn of."""
         ...
 
     def rescale(self, scale: float) -> list[Setting]:

@@ -24,13 +24,15 @@ class Place(NamedTuple):
 
     `path` is the key path inside the pickle of `file`. `wins` is true when the trainer's value at
     step N + 1 comes from here, and false for a copy that is overwritten or never read. `zero` is
-    what a tensor becomes to hold zeros: a code where its elements are quantized."""
+    what a tensor becomes to hold zeros: a code where its elements are quantized. `chunks` counts
+    those that it was saved in (`Checkpoint.pieces`)."""
 
     file: Path
     path: tuple[Key, ...]
     value: Any
     wins: bool = True
     zero: str | Fill = ZEROS
+    chunks: int = 1
 
 
 class Fragment(NamedTuple):

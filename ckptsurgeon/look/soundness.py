@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptsurgeon import crc32
 from ckptsurgeon.edits import Receipt
@@ -19,10 +20,10 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
-from ckptsurgeon.look.vitals import facts
-from ckptsurgeon.look.vitals.facts import Values
-from ckptsurgeon.look.vitals.jobs import Source
 from ckptsurgeon.progress import Progress
+
+if TYPE_CHECKING:
+    from ckptsurgeon.look.vitals.facts import Values
 
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
 CHUNK = 1 << 19
@@ -112,6 +113,9 @@ def check(
         out.findings += [text for item in out.checkpoint.digests().items() for text in _sha(*item)]
     out.findings = list(dict.fromkeys(out.findings))  # two readers may meet the same damage
     if level >= VALUES:
+        from ckptsurgeon.look.vitals import facts
+        from ckptsurgeon.look.vitals.jobs import Source
+
         sources = [
             Source(shard.open(), "" if shard.blob is None else shard.blob.kind)
             for shard in shards

@@ -17,9 +17,8 @@ import typer
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.formats.stretches import Parameter, by_parameter
 from ckptsurgeon.operations.computed_changes import (
-    Parameter,
-    by_parameter,
     change,
     new_weights,
     refuse_weightless,
@@ -174,7 +173,7 @@ def _layout(parameters: Parameters) -> dict[Parameter, Any]:
     return {
         key: [
             (p.kind, p.start, p.end, p.first, p.place.value.dtype, p.place.value.size)
-            for stretches in kinds.values()
+            for _, stretches in sorted(kinds.items())  # writers with threads save in any order
             for p in stretches
         ]
         for key, kinds in parameters.items()

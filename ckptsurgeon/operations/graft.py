@@ -17,7 +17,7 @@ from ckptsurgeon.edits import AnyChange, Change, Computed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats import Checkpoint, Fragment, Place
 from ckptsurgeon.formats.moments import ALL, NUMBERED
 from ckptsurgeon.formats.optimizers.entry import CONSTANT
 from ckptsurgeon.formats.optimizers.table import STEPS, recognise
@@ -96,7 +96,8 @@ class Graft(Section):
             changes += self._of_parameters(run, checkpoint, donor, names)
         else:
             for name in names:
-                pairs = _pairs(name, checkpoint.locate(name), donor.locate(name))
+                own, theirs = _tensors(checkpoint, name), _tensors(donor, name)
+                pairs = _pairs(name, own, theirs)
                 changes += (self._copied(run, name, donor, *pair, None) for pair in pairs)
         if not changes:
             raise SurgeryError(f"{checkpoint.path.name} holds no moments", next="ckptsurgeon show")
@@ -111,7 +112,10 @@ class Graft(Section):
         for name in names:
             if not checkpoint.locate(name):
                 continue
-            own, theirs = checkpoint.fragments(name), donor.fragments(name)
+            own, theirs = (
+                sorted(_fragments(each, name), key=lambda part: (_order(part.place), part.start))
+                for each in (checkpoint, donor)
+            )
             pairs = _pairs(name, [f.place for f in own], [f.place for f in theirs])
             for mine, other, pair in zip(own, theirs, pairs, strict=True):
                 known.add(mine.parameter)
@@ -146,13 +150,37 @@ class Graft(Section):
         return Change(file, field, "values", new, place.path, elements)
 
 
+def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
+    """Those of the moment `name` as they are saved, in chunks."""
+    return [piece for place in checkpoint.locate(name) for piece in checkpoint.pieces(place)]
+
+
+def _fragments(checkpoint: Checkpoint, name: str) -> list[Fragment]:
+    """The same, with the parameter of each."""
+    return [
+        fragment
+        if piece is fragment.place
+        else Fragment(fragment.parameter, piece, 0, piece.value.numel)
+        for fragment in checkpoint.fragments(name)
+        for piece in checkpoint.pieces(fragment.place)
+    ]
+
+
 def _pairs(name: str, own: list[Place], theirs: list[Place]) -> list[tuple[Place, Place]]:
     """The tensors of both steps that are at the same place. Raises SurgeryError for others."""
-    own = [place for place in own if isinstance(place.value, Tensor)]
-    theirs = [place for place in theirs if isinstance(place.value, Tensor)]
+    own, theirs = (
+        sorted((p for p in places if isinstance(p.value, Tensor)), key=_order)
+        for places in (own, theirs)
+    )
     if [_shape(place) for place in own] != [_shape(place) for place in theirs]:
         raise _other_layout(name)
     return list(zip(own, theirs, strict=True))
+
+
+def _order(place: Place) -> list[str]:
+    """By the path: `.metadata` lists values in another order in each step. The files of ranks keep
+    theirs."""
+    return [str(key) for key in place.path]
 
 
 def _shape(place: Place) -> tuple[Any, ...]:
@@ -167,7 +195,7 @@ def _other_layout(name: str) -> SurgeryError:
 
 
 def _steps(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Iterator[Change]:
-    own, theirs = checkpoint.locate("adam_step"), donor.locate("adam_step")
+    own, theirs = (sorted(each.locate("adam_step"), key=_order) for each in (checkpoint, donor))
     if [place.path for place in own] != [place.path for place in theirs]:
         raise _other_layout("Adam's step")
     for place, other in zip(own, theirs, strict=True):

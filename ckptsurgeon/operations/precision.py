@@ -15,8 +15,9 @@ from ckptsurgeon.edits import AnyChange, Change, Computed, Renamed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.formats.stretches import by_parameter
 from ckptsurgeon.operations.average import Average
-from ckptsurgeon.operations.computed_changes import by_parameter, covering, source
+from ckptsurgeon.operations.computed_changes import covering, source
 from ckptsurgeon.operations.own_config import config_changes
 from ckptsurgeon.operations.scale import Scale
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value

@@ -13,7 +13,9 @@ from ckptsurgeon.edits import (
     Change,
     Content,
     Edit,
+    Link,
     Move,
+    Relink,
     Renamed,
     Replace,
     Rewrite,
@@ -33,12 +35,15 @@ def render(
     logs: list[Edit] = []
     pointers: list[Edit] = []
     asides: list[Edit] = []
+    links: list[Relink] = []
     copies: dict[str, Content] = {}
     named: dict[str, str] = {}
     for change in changes:
         if isinstance(change, Aside):
             move = Move(change.file, run.attic(change.file, id))
             (asides if change.field == "checkpoint" else logs).append(move)
+        elif isinstance(change, Relink):
+            links.append(change)
         elif isinstance(change, Rewrite) and change.field == "latest":
             copies[change.file] = change.content
         elif isinstance(change, Rewrite):
@@ -59,7 +64,7 @@ def render(
         *_shards(run, rendered, id, _renamed(run, under_new_names, id)),
         *_shards(run, {**copied, **beside}, id),
     ]
-    return [*shards_first, *logs, *pointers, *asides]
+    return [*shards_first, *logs, *relinked(run, links, id), *pointers, *asides]
 
 
 def _copied(copy: Content, rendered: Mapping[str, Append | Content]) -> Content:
@@ -127,12 +132,22 @@ def loud(run: Run, replaces: Sequence[Replace], id: str) -> tuple[list[Replace],
     return [empty, *replaces[1:]], replace(replaces[0], kept=run.attic(mark, id))
 
 
+def relinked(run: Run, links: Sequence[Relink], id: str) -> list[Replace]:
+    """Each link as a new one. Of several, which the ranks follow side by side, the first makes way
+    for an empty file meanwhile: no reader of all goes to two steps."""
+    news = [replaced(run, link.file, Link(link.new), id) for link in links]
+    if len(news) < 2:
+        return news
+    first, last = loud(run, news, id)
+    return [*first, last]
+
+
 def rewrite(run: Run, file: str, content: Content, id: str, *, new: bool) -> Edit:
     """`file` gets `content`; what it was goes to the attic, unless it is a new one."""
     return Move(run.staging(file, id), file, content) if new else replaced(run, file, content, id)
 
 
-def replaced(run: Run, file: str, content: Content, id: str) -> Replace:
+def replaced(run: Run, file: str, content: Content | Link, id: str) -> Replace:
     """`file` gets `content`; what it was goes to the attic."""
     return Replace(file, run.staging(file, id), run.attic(file, id), content)
 

@@ -37,6 +37,7 @@ from ckptsurgeon import disk
 from ckptsurgeon.edits import Move, Replace, Tail, Truncate
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.transaction.assumptions import tail_digest
+from ckptsurgeon.transaction.home import HOME
 
 ANCHOR = 4096
 """Bytes before `old_size` that are compared before a tail is written after them."""
@@ -64,6 +65,7 @@ def redo(
     Raises OSError, or InterruptedSurgery when a file is neither before nor after its step."""
     appended = [step for step in steps if isinstance(step, Tail)]
     truncated = [step for step in steps if isinstance(step, Truncate)]
+    times = _folder_times(root, steps)
     each(lambda step: _check_tail(root, step, tails), appended, jobs)
     each(lambda step: _silence(root, step), appended, jobs)
     for group in _groups(steps):
@@ -79,6 +81,24 @@ def redo(
             _move(root, _only(group, Move))
             done(len(group))
     each(lambda step: _restore(root, step), truncated, jobs, done)
+    for folder, mtime_ns in times.items():
+        if folder.is_dir() and folder.stat().st_mtime_ns != mtime_ns:
+            disk.set_times(folder, mtime_ns)
+
+
+def _folder_times(root: Path, steps: Sequence[Step]) -> dict[Path, int]:
+    """The time of each folder below `root` in which a name changes: it stays, as trainers take the
+    newest folder for the newest step when they resume and when they clean up. After a crash it is
+    that of the crash."""
+    names = [name for step in steps if isinstance(step, Move) for name in (step.src, step.dst)]
+    names += [step.file for step in steps if isinstance(step, Replace)]
+    folders = dict.fromkeys((root / name).parent for name in names if _is_below(name))
+    return {folder: folder.stat().st_mtime_ns for folder in folders if folder.is_dir()}
+
+
+def _is_below(name: str) -> bool:
+    """Whether the file lies in a folder of the run, and of the run alone."""
+    return "/" in name and name.partition("/")[0] not in (HOME, "..")
 
 
 def each(
@@ -173,9 +193,11 @@ def _append(
         path = root / step.file
         spans = step.spans[first:last]
         at = step.at + sum(end - start for start, end in step.spans[:first])
-        with disk.opened(path) as descriptor, tails.open("rb") as staged:
-            staged.seek(at)
-            data = memoryview(staged.read(sum(end - start for start, end in spans)))
+        size = sum(end - start for start, end in spans)
+        with disk.opened(path) as descriptor:
+            data = memoryview(os.pread(staged.fileno(), size, at))
+            if len(data) < size:
+                raise OSError(errno.EIO, "a read ended early", str(tails))
             parts = []
             for start, end in spans:
                 parts.append((start, data[: end - start]))
@@ -183,8 +205,9 @@ def _append(
             disk.write_each(descriptor, path, parts)
             disk.fsync_data(descriptor, path)
 
-    each(lambda step: write(step, 0, len(step.spans) - 1), group, jobs)
-    each(lambda step: write(step, len(step.spans) - 1, len(step.spans)), group, jobs, done)
+    with tails.open("rb") as staged:
+        each(lambda step: write(step, 0, len(step.spans) - 1), group, jobs)
+        each(lambda step: write(step, len(step.spans) - 1, len(step.spans)), group, jobs, done)
 
 
 # --- truncate ------------------------------------------------------------------------------------

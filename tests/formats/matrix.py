@@ -120,6 +120,10 @@ def _olmo_without_scheduler(root: Path) -> None:
     olmo(root, config={**CONFIG, "train_module": module})
 
 
+def _olmo_ddp(root: Path) -> None:
+    olmo(root, ddp=True)
+
+
 FORMATS: dict[str, Maker] = {
     "bundled trainer": _bundled,
     "DeepSpeed ZeRO 0": _deepspeed(0),
@@ -136,6 +140,7 @@ FORMATS: dict[str, Maker] = {
     "torchtitan (DCP)": torchtitan,
     "OLMo-core": olmo,
     "OLMo-core, no scheduler": _olmo_without_scheduler,
+    "OLMo-core, OLMoDDP": _olmo_ddp,
     "metaseq, fairseq": fairseq_files.make_run,
     "nanotron": nanotron_files.make,
     "FSDP2 (Accelerate, Trainer)": _fsdp2,

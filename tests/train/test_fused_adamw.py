@@ -195,7 +195,9 @@ def test_the_statistics_of_a_step_are_logged(
     for group, tags in SIGNALS.items():
         for tag, axes in tags.items():
             for axis, unit in axes.items():
+                # Two files of one second are read in the order of their numbers, 10 before 9.
                 events = values.Tensors(f"{group}/{tag}{axis}")
+                events.sort(key=lambda event: event.step)
                 assert [event.step for event in events] == [unit, 2 * unit]
                 found[tag], last[tag] = (event.tensor_proto.float_val[0] for event in events)
     m = torch.cat([state["exp_avg"].flatten() for state in states])

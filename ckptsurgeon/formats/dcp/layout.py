@@ -18,6 +18,7 @@ from ckptsurgeon.files.dcp import METADATA, Saved, Values
 from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
 from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint
+from ckptsurgeon.formats.dcp.olmo_ddp import OlmoDdpCheckpoint, is_flat
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
 from ckptsurgeon.formats.layout import BaseFormat
@@ -202,11 +203,13 @@ class OlmoCore(Torchtitan):
         """Also `config.json` of the step, or of the run, and whether the step is ephemeral."""
         folder = self.directory(run, step)
         configs = [path for path in (folder / CONFIG, run / CONFIG) if path.is_file()]
-        saved = folder / ".metadata.json"
-        return OlmoCoreCheckpoint(
-            **self.parts(run, step, without),
+        about = folder / ".metadata.json"
+        parts = self.parts(run, step, without)
+        kind = OlmoDdpCheckpoint if is_flat(parts["saved"]) else OlmoCoreCheckpoint
+        return kind(
+            **parts,
             config=json_text.mapping(configs[0]) if configs else {},
-            ephemeral=saved.is_file() and json_text.mapping(saved).get("ephemeral") is True,
+            ephemeral=about.is_file() and json_text.mapping(about).get("ephemeral") is True,
         )
 
     def advise_rewarm(

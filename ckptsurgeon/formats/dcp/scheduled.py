@@ -61,7 +61,7 @@ class ScheduledCheckpoint(DcpCheckpoint):
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """By the names that each group holds; the rates of the groups too."""
-        return [(self._parameters(self._owner(str(p.path[0]), key)), p) for p in self.settings(key)]
+        return [(self.parameters_at(place), place) for place in self.settings(key)]
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Of torch's GradScaler."""
@@ -87,7 +87,13 @@ class ScheduledCheckpoint(DcpCheckpoint):
         return places[0].value if places else None
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """By the class of the saved scheduler; lr alone where none is saved."""
+        """By the class of the saved scheduler; lr alone where none is saved. Refused for several
+        optimizers: a recipe has one lr."""
+        if (several := len(self.optimizers)) > 1:
+            raise SurgeryError(
+                f"{self.path.name} holds {several} optimizers, and a recipe has one lr",
+                next="ckptsurgeon show    their rates; set lr where the trainer makes them",
+            )
         schedule = self.schedule()
         settings, notes = saved.reschedule(self, schedule, values)
         if schedule is None:
@@ -104,7 +110,9 @@ class ScheduledCheckpoint(DcpCheckpoint):
         return float(self.agreed("lr")[0])
 
     def peak(self) -> float | None:
-        """What the saved scheduler computes from."""
+        """What the saved scheduler computes from; of several optimizers none."""
+        if len(self.optimizers) > 1:
+            return None
         if torch.is_torch(self.schedule()):
             return torch.peak(self)
         return max((float(place.value) for place in self.locate("lr")), default=None)

@@ -1,7 +1,7 @@
 """One saved step that torch.distributed.checkpoint wrote, with or without torch files beside it.
 
-What it holds is addressed through its `.metadata`: (name, key, …) leads into a value, (name, 0)
-to the first chunk of a tensor.
+What it holds is addressed through its `.metadata`: (name, key, …) leads into a value, (name,) to a
+tensor with all of its chunks, (name, 0) to the first chunk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.files.dcp import METADATA, Saved
+from ckptsurgeon.files.dcp import METADATA, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
@@ -25,50 +25,70 @@ from ckptsurgeon.formats.values import MOMENTS, Blob, Fragment, Place, Weight
 
 @dataclass
 class DcpShards(BaseCheckpoint):
-    """`BaseCheckpoint`, where one of the trees is a `Values`: that of `saved`."""
+    """`BaseCheckpoint`, where some of the trees are `Values`: that of `saved`, and those of other
+    `folders`."""
 
     saved: Saved = field(kw_only=True)
 
+    def __post_init__(self) -> None:
+        self.folders = {self.saved.path: self.saved}
+        """By the path of its `.metadata`."""
+        super().__post_init__()
+
     def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
         """The place `path` of `file` with its plain value, or nothing if it is not there."""
-        if file != self.saved.path:
+        saved = self.folders.get(file)
+        if saved is None:
             return super().at(file, path, wins)
         try:
             value = get(self.trees[file], path)
         except KeyError:
             return []
-        if isinstance(value, Tensor) and value.numel == 1:
-            value = self.saved.archive(self.saved.of(path)).value(value)
-        return [Place(file, path, value, wins)]
+        if isinstance(value, Tensor) and not isinstance(value, Whole) and value.numel == 1:
+            value = saved.archive(saved.of(path)).value(value)
+        return [_place(file, path, value, wins)]
 
-    def scalar(self, name: str, wins: bool = True) -> list[Place]:
-        """The place of a number, kept as a value or as a tensor of one element."""
-        items = self.saved.items.get(name)
+    def scalar(self, name: str, wins: bool = True, saved: Saved | None = None) -> list[Place]:
+        """The place of a number, kept as a value or as a tensor of one element, in `saved`."""
+        saved = saved or self.saved
+        items = saved.items.get(name)
         if items is None:
             return []
-        return self.at(self.saved.path, (name,) if items[0].offset is None else (name, 0), wins)
+        return self.at(saved.path, (name, 0) if items.is_tensor else (name,), wins)
+
+    def pieces(self, place: Place) -> list[Place]:
+        """Of a whole tensor, its chunks."""
+        if not isinstance(place.value, Whole):
+            return super().pieces(place)
+        name = place.path[0]
+        return [
+            place._replace(path=(name, chunk), value=tensor, chunks=1)
+            for chunk, tensor in enumerate(place.value)
+        ]
 
     def moments(self, name: str) -> list[Place]:
-        """Every chunk of every tensor with `name` in its own."""
+        """Every tensor with `name` in its own; one of one element is a tensor too."""
         return [
-            place
-            for fqn, items in self.saved.items.items()
-            if items[0].offset is not None and name in fqn.split(".")
-            for chunk in range(len(items))
-            for place in self.at(self.saved.path, (fqn, chunk))
+            _place(saved.path, path, get(self.trees[saved.path], path))
+            for saved in self.folders.values()
+            for fqn, items in saved.items.items()
+            if name in fqn.split(".") and items.is_tensor
+            for path in saved.paths(fqn)
         ]
 
     def holder(self, place: Place) -> Archive:
         """That of the item, inside its file."""
-        if place.file != self.saved.path:
-            return super().holder(place)
-        return self.saved.archive(self.saved.of(place.path))
+        saved = self.folders.get(place.file)
+        return super().holder(place) if saved is None else saved.archive(saved.of(place.path))
 
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the CRC of the tensor's storage; False when it can't be told without a read."""
-        if place.file != self.saved.path or not isinstance(place.value, Tensor):
+        saved = self.folders.get(place.file)
+        if saved is None or not isinstance(place.value, Tensor):
             return super().is_zero(place, elements)
-        archive = self.saved.archive(self.saved.of(place.path))
+        if isinstance(place.value, Whole):
+            return place.value.numel == 0 or saved.is_zero(str(place.path[0]))
+        archive = saved.archive(saved.of(place.path))
         return place.value.numel == 0 or archive.is_zero(place.value)
 
     def fragments(self, name: str) -> list[Fragment]:
@@ -81,8 +101,13 @@ class DcpShards(BaseCheckpoint):
                 return super().fragments(name)
             parts = [part for part in fqn.split(".") if part != name]
             parameter = ".".join(parts[parts.index("state") + 1 :] if "state" in parts else parts)
-            out.append(Fragment(parameter, place, 0, place.value.numel))
+            out.append(Fragment(self.full(place.file, parameter), place, 0, place.value.numel))
         return out
+
+    def full(self, file: Path, parameter: str) -> str:
+        """The name of a parameter, with that of its folder where it is in a further one: several
+        models may use the same names."""
+        return parameter if file == self.saved.path else f"{file.parent.name}.{parameter}"
 
     def weights(self) -> Iterator[Weight]:
         """See `weights`."""
@@ -95,41 +120,48 @@ class DcpShards(BaseCheckpoint):
         problem: Callable[[str, Any], str] = problem,
     ) -> None:
         """As `BaseCheckpoint` does, with the file and the name that `.metadata` has for a value."""
-        super().check(name, [place for place in places if place.file != self.saved.path], problem)
-        for place in (place for place in places if place.file == self.saved.path):
+        super().check(name, [p for p in places if p.file not in self.folders], problem)
+        for place in (place for place in places if place.file in self.folders):
             if reason := problem(name, place.value):
-                item = self.saved.of(place.path)
-                where = str(self.saved.folder / item.file)
+                saved = self.folders[place.file]
+                item = saved.of(place.path)
+                where = str(saved.folder / item.file)
                 raise DamagedFile(where, item.start, f"{place.path[0]}: {reason}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path
     ) -> dict[str, Append | Content]:
-        """All values in one new file, and `.metadata`; the torch files beside them as ever."""
-        metadata = self.saved.path.relative_to(root).as_posix()
-        mine = changes.get(metadata, ())
-        rest = {file: edits for file, edits in changes.items() if file != metadata}
-        out: dict[str, Append | Content] = {}
-        if mine:
-            base = self.saved.folder.relative_to(root).as_posix()
-            name = self.saved.next_file()
-            out[f"{base}/{name}"], out[metadata] = self.saved.render(mine, base, name)
+        """Of each folder all values in one new file, and `.metadata`; the torch files beside them
+        as ever."""
+        rest, out = dict(changes), dict[str, Append | Content]()
+        for path, saved in self.folders.items():
+            metadata = path.relative_to(root).as_posix()
+            if mine := rest.pop(metadata, ()):
+                base = saved.folder.relative_to(root).as_posix()
+                name = saved.next_file()
+                out[f"{base}/{name}"], out[metadata] = saved.render(mine, base, name)
         return {**out, **super().render(rest, root)}
 
     def blobs(self) -> list[Blob]:
         """See `blobs`."""
-        return blobs(self.saved)
+        return [blob for saved in self.folders.values() for blob in blobs(saved)]
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By file, every `module.name` that a load imports; tensors are loaded as such only."""
         files = {path: self.archives[path].globals() for path in self.archives}
-        files[self.saved.path] = self.saved.globals
-        for items in self.saved.items.values():
-            if items[0].offset is None:
-                path = self.saved.folder / items[0].file
-                names = self.saved.archive(items[0]).globals()
-                files[path] = files.get(path, frozenset()) | names
+        for saved in self.folders.values():
+            files[saved.path] = saved.globals
+            for items in saved.items.values():
+                if not items.is_tensor:
+                    path = saved.folder / items[0].file
+                    names = saved.archive(items[0]).globals()
+                    files[path] = files.get(path, frozenset()) | names
         return {f"{path.parent.name}/{path.name}": names for path, names in files.items()}
+
+
+def _place(file: Path, path: tuple[Key, ...], value: Any, wins: bool = True) -> Place:
+    chunks = len(value) if isinstance(value, Whole) else 1
+    return Place(file, path, value, wins, chunks=chunks)
 
 
 def blobs(saved: Saved) -> list[Blob]:
@@ -172,8 +204,5 @@ def absent(folder: Path) -> list[str]:
 def _ends(folder: Path, identity: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
     """How far the values reach in each file: `.metadata` is parsed once while it is the same, as
     every command asks for every step."""
-    ends: dict[str, int] = {}
-    for items in Saved.open(folder).items.values():
-        for item in items:
-            ends[item.file] = max(ends.get(item.file, 0), item.start + item.length)
-    return tuple(sorted(ends.items()))
+    table = Saved.open(folder).table
+    return tuple(sorted(zip(table.files, table.ends, strict=True)))

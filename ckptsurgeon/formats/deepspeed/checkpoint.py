@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files import json_text
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats import known_globals
+from ckptsurgeon.formats import heads, known_globals, strips
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.deepspeed import (
     flags,
@@ -20,12 +21,12 @@ from ckptsurgeon.formats.deepspeed import (
     precision,
     replicas,
     soundness,
-    strips,
     universal,
     weights,
 )
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.megatron import batch
 from ckptsurgeon.formats.sane import is_count, understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_cooldown
@@ -120,6 +121,21 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
             )
         return fragments.fragments(self, name)
 
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """By Megatron's arguments, which the bundled trainer keeps as well; else by transformers'
+        config beside the shards."""
+        args, name = self.args(), self.path.name
+        if "num_attention_heads" in args:
+            version = self.trees[self._models[0]].get("checkpoint_version") or 0
+            if self.megatron and version < 2:  # before, fused rows were in another order
+                raise heads.unsaid(name)
+            return heads.attentions(self.parts(), heads.of_megatron(args, name))
+        for folder in (self.path, self.path.parent):
+            if (folder / "config.json").is_file():
+                config = json_text.mapping(folder / "config.json")
+                return heads.attentions(self.parts(), heads.of_hugging_face(config, name))
+        raise heads.unsaid(name)
+
     def parts(self) -> list[Part]:
         """See `parts`."""
         with understood(self.path):
@@ -134,8 +150,10 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         return weights.weights(self)
 
     def strips(self) -> Iterator[Strip]:
-        """See `strips`."""
-        return strips.strips(self)
+        """Of `parts.stretches`: with what can be read and not edited."""
+        with understood(self.path):
+            known = list(parts.stretches(self))
+        return strips.of_parts(self, known)
 
     def contradictions(self) -> list[str]:
         """See `soundness`."""

@@ -58,6 +58,12 @@ def conversion(checkpoint: DeepSpeedShards, to: str) -> Conversion:
 
 def _refuse(checkpoint: DeepSpeedShards) -> None:
     refuse_universal(checkpoint)
+    if any(tree.get("num_experts") for tree in checkpoint.models().values()):
+        raise SurgeryError(
+            f"{checkpoint.path.name} has experts, whose loader in another precision is not known "
+            "here",
+            next="convert it with DeepSpeed's ds_to_universal, and load that with the new config",
+        )
     if checkpoint.stage() == 0:
         raise SurgeryError(
             f"{checkpoint.path.name} is of ZeRO 0: its loader reads other keys in each precision",

@@ -192,6 +192,11 @@ class DeepSpeedShards(BaseCheckpoint):
         with understood(self.path):
             return [optimizer.saved(self, item) for item in self._optimizers]
 
+    def headers(self) -> list[StateDict]:
+        """By the keys of the states: a rank may have thousands."""
+        with understood(self.path):
+            return [optimizer.header(self, item) for item in self._optimizers]
+
     def _in_groups(self, field: str) -> list[Place]:
         wins = field != "lr" or self.groups_win or not is_megatron(self.schedule())
         places = [p for i in self._optimizers for p in optimizer.groups(self, i, field, wins)]

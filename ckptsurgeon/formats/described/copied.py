@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.formats import heads
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.values import (
     Blob,
@@ -91,6 +93,10 @@ class Copied:
         """Of every one."""
         return [part for one in self.each for part in one.parts()]
 
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """Refused: no page says how many heads a model has."""
+        raise heads.unsaid(self.path.name)
+
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Of every one."""
         return [pair for one in self.each for pair in one.scaler_start()]
@@ -116,6 +122,12 @@ class Copied:
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """In every one; what to warn of, once."""
         return _together([one.recount(counter, value) for one in self.each])
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """In every one; what to warn of, once."""
+        return _together([one.forget(gone, resumed) for one in self.each])
 
     def conversion(self, to: str) -> Conversion:
         """Of every one; config and launch are those of the first."""
@@ -149,6 +161,10 @@ class Copied:
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the one that has the place."""
         return self._of(place.file).is_zero(place, elements)
+
+    def pieces(self, place: Place) -> list[Place]:
+        """By the one that has the place."""
+        return self._of(place.file).pieces(place)
 
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """By the one that has the place."""

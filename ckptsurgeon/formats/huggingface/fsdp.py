@@ -1,12 +1,13 @@
 """A step of Accelerate or the Trainer whose optimizer FSDP saved in shards: `optimizer_0/`.
 
-Source: `accelerate/utils/fsdp_utils.py`, 1.15.0. The optimizer is a folder that
+Source: `accelerate/utils/fsdp_utils.py`, 1.15.0. Each optimizer is a folder that
 torch.distributed.checkpoint wrote; schedulers and the Trainer's state lie beside it as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -17,25 +18,25 @@ from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent, blobs
 from ckptsurgeon.formats.huggingface import batch
-from ckptsurgeon.formats.huggingface.checkpoint import global_step, passed_over
+from ckptsurgeon.formats.huggingface.checkpoint import forget, global_step, passed_over
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.values import Blob, Place, Setting, Weight
 
-OPTIMIZER, MODEL = "optimizer_0", "pytorch_model_fsdp_0"
-SECOND = "optimizer_1"
+OPTIMIZER = "optimizer_0"
+NUMBERED = re.compile(r"(?:optimizer|pytorch_model_fsdp)_\d+")
+"""The folders of the first and of further optimizers and models: `save_state` pairs them."""
 
 
-def missing(folder: Path) -> list[str]:
-    """The files that the two folders name and that are not there. Raises SurgeryError for a step
-    with several optimizers."""
-    if (folder / SECOND).is_dir():
-        raise SurgeryError(
-            f"{folder.name} holds several optimizers ({OPTIMIZER}, {SECOND}), and only one is "
-            "known in FSDP's shards",
-            next="set what you want where the script makes its optimizers",
-        )
-    inner = [name for name in (OPTIMIZER, MODEL) if (folder / name).is_dir()]
-    return [f"{name}/{file}" for name in inner for file in absent(folder / name)]
+def folders(step: Path, kind: str) -> list[Path]:
+    """Those of the optimizers or of the models (`pytorch_model_fsdp`), by their numbers."""
+    found = (path for path in step.glob(f"{kind}_*") if NUMBERED.fullmatch(path.name))
+    return sorted((p for p in found if p.is_dir()), key=lambda p: int(p.name.rpartition("_")[2]))
+
+
+def missing(step: Path) -> list[str]:
+    """The files that the folders name and that are not there."""
+    inner = [*folders(step, "optimizer"), *folders(step, "pytorch_model_fsdp")]
+    return [f"{folder.name}/{file}" for folder in inner for file in absent(folder)]
 
 
 @dataclass
@@ -43,6 +44,11 @@ class FsdpCheckpoint(JsonBeside, ScheduledCheckpoint):
     """Schedulers and scalers are torch files beside the folder of the optimizer."""
 
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = {"iteration": ("global_step",)}
+
+    @property
+    def numbered(self) -> bool:
+        """The Trainer's steps are; Accelerate counts saves, or takes the script's own names."""
+        return bool(self.texts)
 
     def counted(self, field: str) -> list[Place]:
         """Of the Trainer's state; Accelerate keeps none."""
@@ -63,18 +69,29 @@ class FsdpCheckpoint(JsonBeside, ScheduledCheckpoint):
         """As in other steps of the Trainer."""
         return batch.rebatch(self, size, ramp)
 
-    # --- the model, which is a folder of its own -------------------------------------------------
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """See `forget`."""
+        return forget(self, gone)
 
-    def _model(self) -> Saved | None:
-        folder = self.path / MODEL
-        return Saved.open(folder) if (folder / METADATA).is_file() else None
+    # --- the models, each a folder of its own ----------------------------------------------------
+
+    def _models(self) -> list[Saved]:
+        inner = folders(self.path, "pytorch_model_fsdp")
+        return [Saved.open(folder) for folder in inner if (folder / METADATA).is_file()]
 
     def weights(self) -> Iterator[Weight]:
-        """Of `pytorch_model_fsdp_0`."""
-        model = self._model()
-        return iter(()) if model is None else weights.weights(model)
+        """Of `pytorch_model_fsdp_0`. Raises SurgeryError for several models, whose weights may have
+        the same names."""
+        models = self._models()
+        if len(models) > 1:
+            raise SurgeryError(
+                f"{self.path.name} holds {len(models)} models, and one export holds one",
+                next="load the step in the script, and save the model that you want",
+            )
+        return (weight for model in models for weight in weights.weights(model))
 
     def blobs(self) -> list[Blob]:
-        """Those of the optimizer and of the model."""
-        model = self._model()
-        return [*super().blobs(), *(blobs(model) if model is not None else ())]
+        """Those of the optimizers and of the models."""
+        return [*super().blobs(), *(blob for model in self._models() for blob in blobs(model))]

@@ -100,15 +100,16 @@ class _Saved(StepFolders):
         state = folder / STATE
         values, texts = json_beside.read([state] if state.is_file() else [])
         if (folder / fsdp.OPTIMIZER).is_dir():
-            saved = Saved.open(folder / fsdp.OPTIMIZER)
+            saved, *further = map(Saved.open, fsdp.folders(folder, "optimizer"))
             return FsdpCheckpoint(
                 path=folder,
                 step=step,
-                trees={**trees, **values, saved.path: Values(saved)},
+                trees={**trees, **values, **{s.path: Values(s) for s in (saved, *further)}},
                 archives=archives,
                 saved=saved,
                 trainer=f"{self.name}, FSDP",
                 prefix="optimizer.",
+                further=tuple((each, "optimizer.") for each in further),
                 options=self.options,
                 texts=texts,
                 schedulers=tuple((path, inside) for path in schedulers),
@@ -156,8 +157,11 @@ class Transformers(_Saved):
         ]
 
     def stale_pointers(self, run: Path, step: int) -> list[str]:
-        """The best model so far, where its folder is not in the run."""
+        """The best model so far, where its folder is not in the run; a step without an engine
+        inside forgets it (`checkpoint.forget`)."""
         state = self.directory(run, step) / STATE
+        if _engine(state.parent) is None:
+            return []
         best = json_text.mapping(state).get("best_model_checkpoint") if state.is_file() else None
         name = Path(best).name if isinstance(best, str) else ""
         match = re.fullmatch(r"checkpoint-(\d{1,18})", name)
