@@ -323,7 +323,7 @@ class BaseCheckpoint(ABC):
         )
 
     def strips(self) -> Iterator[Strip]:
-        """Pairs of moments as the optimizers' states have them."""
+        """Of `parts`, and of the states of which these name nothing."""
         return strips.strips(self)
 
     def holder(self, place: Place) -> Archive:

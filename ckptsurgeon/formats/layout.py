@@ -67,6 +67,10 @@ class BaseFormat:
             return f"set {key} to {value} where the trainer is started"
         return f"relaunch the trainer with {self.options[key]} {value}"
 
+    def advise_setting(self, key: str) -> str:
+        """The command line."""
+        return f"set {key} on the trainer's command line"
+
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """Most trainers have no flag for it."""
         return "ckptsurgeon status    the steps to go back to; this trainer can't skip data"

@@ -295,6 +295,11 @@ class Format(Protocol):
         seed, optimizer), which its checkpoints do not decide."""
         ...
 
+    def advise_setting(self, key: str) -> str:
+        """A sentence: where the trainer takes `key` of the param groups from, which a checkpoint
+        without them does not keep."""
+        ...
+
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """A sentence: how this trainer is made to pass over ranges of iterations, ends included."""
         ...

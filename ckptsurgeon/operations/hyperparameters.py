@@ -199,12 +199,12 @@ class _Setter(PlaceChanges):
             self.warnings += warnings
 
     def beta(self, index: int, value: float) -> None:
-        for place in self._places("betas", "set betas on the trainer's command line"):
+        for place in self._places("betas", self.run.format.advise_setting("betas")):
             self.put_nth("betas", place, index, float(value))
 
     def groups(self, key: str, value: float) -> None:
         """A weight decay of 0 marks biases and layer norms: such a group keeps it."""
-        places = self._places(key, f"set {key} on the trainer's command line")
+        places = self._places(key, self.run.format.advise_setting(key))
         if any(isinstance(place.value, (list, tuple)) for place in places):
             raise SurgeryError(
                 f"this optimizer has two numbers for {key}: {_short(places[0].value)}",

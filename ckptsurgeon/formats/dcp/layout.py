@@ -212,6 +212,10 @@ class OlmoCore(Torchtitan):
             ephemeral=about.is_file() and json_text.mapping(about).get("ephemeral") is True,
         )
 
+    def advise_setting(self, key: str) -> str:
+        """The config of the optimizer, where OLMoDDP keeps none."""
+        return f"relaunch the trainer with train_module.optim.{key}"
+
     def advise_rewarm(
         self, state: State, kind: str, until: str, iterations: int
     ) -> tuple[str, ...]:
