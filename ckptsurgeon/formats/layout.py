@@ -63,6 +63,8 @@ class BaseFormat:
         """The relaunch with the option of `options`, or without the state of another optimizer."""
         if key == "optimizer":
             return f"start the trainer with the new optimizer and {self.fresh_optimizer}"
+        if key not in self.options:
+            return f"set {key} to {value} where the trainer is started"
         return f"relaunch the trainer with {self.options[key]} {value}"
 
     def advise_setting(self, key: str) -> str:
