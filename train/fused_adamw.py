@@ -37,7 +37,8 @@ class FusedAdamW(torch.optim.AdamW):
 
     `grad_mul` scales the gradients of the next step only, in the same pass. `feeds` give it
     gradients that are not `.grad` (of the next step only, too). `counts` says of a parameter with
-    a `.grad` whether it enters the statistics here. `grad_norm` is for whoever clips. Without
+    a `.grad` whether it enters the statistics here. `grad_norm` is for whoever clips. A negative
+    `grad_mul` leaves all as it is but for `step`: `untake` for whoever learns of it later. Without
     amsgrad and maximize.
     """
 
@@ -74,6 +75,10 @@ class FusedAdamW(torch.optim.AdamW):
         """Let the next step use `.grad` as it is."""
         self.feeds = {}
         self.grad_mul = 1.0
+
+    def untake(self) -> None:
+        """The last step was none: its multiplier was negative."""
+        torch._foreach_sub_([state["step"] for state in self.state.values()], 1)
 
     def take_sums(self) -> Tensor:
         """What `adamw_flat_` returns, of this process's parameters, over all that was stepped since

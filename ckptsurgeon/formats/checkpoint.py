@@ -206,6 +206,12 @@ class BaseCheckpoint(ABC):
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """See `protocol.Checkpoint.scaler_start`."""
 
+    def rebatch(
+        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
+    ) -> tuple[list[Setting], list[str]]:
+        """Kept nowhere: a family that knows its batch size overrides it."""
+        return [], []
+
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """The number itself in every place."""
         return [Setting(counter, place, value) for place in self.locate(counter)], []
@@ -317,7 +323,7 @@ class BaseCheckpoint(ABC):
         )
 
     def strips(self) -> Iterator[Strip]:
-        """Pairs of moments as the optimizers' states have them."""
+        """Of `parts`, and of the states of which these name nothing."""
         return strips.strips(self)
 
     def holder(self, place: Place) -> Archive:

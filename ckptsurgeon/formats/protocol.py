@@ -136,6 +136,15 @@ class Checkpoint(Protocol):
         that are rounded from its masters. Raises SurgeryError where the format can't hold it."""
         ...
 
+    def rebatch(
+        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
+    ) -> tuple[list[Setting], list[str]]:
+        """What to write so that the next batch has `size` samples and the ramp-up is `ramp` (start,
+        increment, samples; empty for none), with the counts of steps that must follow, and what to
+        warn of; nothing where it is kept nowhere. `own_config` is whether a config in the run
+        follows it, so that no flags need to."""
+        ...
+
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """What to write so that the counter `counter` of `fields.FIELDS` is `value`, with those
         that a load computes from it, and what to warn of; nothing where it is kept nowhere."""
@@ -284,6 +293,11 @@ class Format(Protocol):
     def advise(self, key: str, value: object) -> str:
         """A sentence: what to do in this trainer so that it uses `value` for `key` (clip_grad,
         seed, optimizer), which its checkpoints do not decide."""
+        ...
+
+    def advise_setting(self, key: str) -> str:
+        """A sentence: where the trainer takes `key` of the param groups from, which a checkpoint
+        without them does not keep."""
         ...
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import ABSENT, AnyChange, Change, Computed, Renamed
+from ckptsurgeon.edits import AnyChange, Change, Computed, Renamed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
@@ -63,12 +63,11 @@ class Precision(Section):
                 if part.place.value.dtype != made.dtype:
                     changes.append(_rounded(run, checkpoint, part, kinds["master"], made.dtype))
         config = config_changes(run, made.config, f"dtype {self.to}")
-        if not changes and not made.names:
+        if not changes and not made.names and not made.settings:
             return config, []
         changes += [
             Change(run.relative(place.file), field, place.value, new, place.path)
             for field, place, new in made.settings
-            if new == ABSENT or place.value != new
         ]
         changes += [
             Change(run.relative(file), "file name", file.name, Renamed(name))

@@ -41,6 +41,8 @@ DOCUMENT = REPO / "docs" / "formats.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 Maker = Callable[[Path], object]
+TRAINER_STATE = {"max_steps": 100, "train_batch_size": 16}
+"""Of what Hugging Face's Trainer keeps beside its step."""
 
 
 def _deepspeed(stage: int, **more: Any) -> Maker:
@@ -89,7 +91,9 @@ def hugging_face(root: Path) -> None:
             folder.mkdir(parents=True)
             torch.save(adam.state_dict(), folder / "optimizer.pt")
             torch.save(schedule.state_dict(), folder / "scheduler.pt")
-            (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+            (folder / "trainer_state.json").write_text(
+                json.dumps(TRAINER_STATE | {"global_step": step})
+            )
 
 
 def _fsdp2(root: Path) -> None:
@@ -106,7 +110,9 @@ def _fsdp2(root: Path) -> None:
         ):
             dcp.save(state, checkpoint_id=folder / name, no_dist=True)
         torch.save(trainer.schedule.state_dict(), folder / "scheduler.pt")
-        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        (folder / "trainer_state.json").write_text(
+            json.dumps(TRAINER_STATE | {"global_step": step})
+        )
 
 
 def _olmo_without_scheduler(root: Path) -> None:
@@ -155,6 +161,8 @@ OPERATIONS: dict[str, Mapping[str, Any]] = {
     "set consumed_samples": {"set": {"consumed_samples": 123}},
     "set tokens": {"set": {"tokens": 321}},
     "set iteration": {"set": {"iteration": 1}},
+    "set batch_size": {"set": {"batch_size": 32}},
+    "set rampup": {"set": {"batch_size": 32, "rampup": [16, 16, 1000]}},
     "reset moments": {"reset": ["moments"]},
     "reset moments --only exp_avg": {"reset": ["moments"], "moments": {"only": "exp_avg"}},
     "reset moments --params": {"reset": ["moments"], "moments": {"params": "weight"}},

@@ -40,6 +40,8 @@ def _one(
     weight_decay: float,
     step: int,
 ) -> Tensor:
+    if p.numel() == 0 or grad_mul < 0:
+        return p.new_zeros(6, dtype=torch.float64)
     grad = g.to(p.dtype) * grad_mul
     before = p.clone()
     p.mul_(1 - lr * weight_decay)
@@ -49,8 +51,6 @@ def _one(
     p.sub_(ratio, alpha=lr / (1 - beta1**step))
     if out is not None:
         out.copy_(p.view_as(out))
-    if p.numel() == 0:
-        return p.new_zeros(6, dtype=torch.float64)
     change = p - before
     update = _squared(ratio) / (1 - beta1**step) ** 2
     zeros = (g == 0).sum().double()
@@ -95,7 +95,8 @@ def adamw_flat_(
     The formula of torch.optim.AdamW (Loshchilov and Hutter, arXiv:1711.05101), `step` counted from
     1. At least one p, m, v and g, the nth of each contiguous and of one length: p, m and v float32,
     g float32 or 16-bit, as all g are; out, if there are any, gets the new weights, in g's format or
-    from a float32 g in any. grad_mul: one float32 on p's device, which unscales and clips at once.
+    from a float32 g in any. grad_mul: one float32 on p's device, which unscales and clips at once;
+    where it is negative, all stays as it is, and the statistics are 0.
     Returns float64 [tensors, 6]: of each [|v|_1, max v, |p|^2, |change of p|^2, |update|^2, zeros]
     after the step, the same for any number of threads on a CPU: the update is Adam's m / (sqrt(v) +
     eps), both corrected, before rate and decay; zeros is how many elements of g are 0. No tensor

@@ -37,6 +37,7 @@ class Torchtitan(BaseFormat):
     options: Mapping[str, str] = {
         "clip_grad": "--training.max_norm",
         "seed": "--dataloader.seed",
+        "batch_size": "--training.global_batch_size",
         "lr": "--optimizer.lr",
         "min_lr": "--lr_scheduler.min_lr_factor (a factor of lr)",
         "warmup": "--lr_scheduler.warmup_steps (in steps)",
@@ -211,6 +212,10 @@ class OlmoCore(Torchtitan):
             ephemeral=about.is_file() and json_text.mapping(about).get("ephemeral") is True,
         )
 
+    def advise_setting(self, key: str) -> str:
+        """The config of the optimizer, where OLMoDDP keeps none."""
+        return f"relaunch the trainer with train_module.optim.{key}"
+
     def advise_rewarm(
         self, state: State, kind: str, until: str, iterations: int
     ) -> tuple[str, ...]:
@@ -227,7 +232,10 @@ class OlmoCore(Torchtitan):
         return f"relaunch the trainer with --trainer.steps_to_skip='[{pairs}]'"
 
     def advise(self, key: str, value: object) -> str:
-        """A rank without a loader's state takes the seed of its config."""
+        """A rank without a loader's state takes the seed of its config; a batch has tokens."""
+        if key == "batch_size":
+            tokens = f"{value} × the sequence length"
+            return f"relaunch the trainer with data_loader.global_batch_size at {tokens}"
         if key == "seed":
             return f"relaunch the trainer with {self.options[key]} {value} (it has no saved loader)"
         return super().advise(key, value)

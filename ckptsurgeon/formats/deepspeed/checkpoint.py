@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from ckptsurgeon.formats.deepspeed import (
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.heads import Attention
+from ckptsurgeon.formats.megatron import batch
 from ckptsurgeon.formats.sane import is_count, understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_cooldown
 from ckptsurgeon.formats.schedules.names import is_megatron
@@ -103,6 +104,13 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         """See `precision`."""
         with understood(self.path):
             return precision.conversion(self, to)
+
+    def rebatch(
+        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
+    ) -> tuple[list[Setting], list[str]]:
+        """Of the arguments of a trainer like Megatron's; DeepSpeed's config is never read back."""
+        with understood(self.path):
+            return batch.rebatch(self, self.args(), size, ramp, own_config)
 
     def fragments(self, name: str) -> list[Fragment]:
         """See `fragments`. Refused where a universal copy would keep the others."""

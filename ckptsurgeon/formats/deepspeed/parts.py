@@ -32,11 +32,7 @@ RANK = re.compile(r"mp_rank_(\d+)")
 
 def parts(checkpoint: DeepSpeedShards) -> list[Part]:
     """Every stretch of every parameter. Raises SurgeryError where it is not known whose it is."""
-    if any(item.universal for item in checkpoint.all_optimizers()):
-        raise SurgeryError(
-            "the universal copy of this step keeps weights and moments by whole parameters",
-            next="move the copy out of the run, and convert the step again afterwards",
-        )
+    refuse_universal(checkpoint)
     if _expert_files(checkpoint) and not _experts_are_known(checkpoint):
         raise SurgeryError(
             f"{checkpoint.path.name} has experts, and does not say which ranks have which of them",
@@ -85,6 +81,15 @@ def stretches(checkpoint: DeepSpeedShards) -> Iterator[Part]:
         yield from (part._replace(cut="universal") for part in copied)
     if checkpoint.stage() < 3:
         yield from _renamed(checkpoint, weights, {part.parameter for part in flat})
+
+
+def refuse_universal(checkpoint: DeepSpeedShards) -> None:
+    """Raise SurgeryError where a copy would keep the numbers from before."""
+    if any(item.universal for item in checkpoint.all_optimizers()):
+        raise SurgeryError(
+            "the universal copy of this step keeps weights and moments by whole parameters",
+            next="move the copy out of the run, and convert the step again afterwards",
+        )
 
 
 def _renamed(

@@ -18,6 +18,7 @@ from ckptsurgeon.files.pickles.tree import Object, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.deepspeed import optimizer
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
+from ckptsurgeon.formats.megatron.options import BATCH
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed
@@ -167,6 +168,8 @@ class DeepSpeedShards(BaseCheckpoint):
             return [place for place in self.in_models("lr_scheduler") if place.value is not None]
         if field == "seed":
             return self.in_models("args", field, wins=self.bundled)
+        if field in BATCH:
+            return self.in_models("args", BATCH[field], wins=False)
         if field == "clip_grad":
             shards = [p for i in items for p in self.at(i.file, (*i.outer, field), i.loaded)]
             return shards + self.in_models("args", field, wins=not shards and self.bundled)

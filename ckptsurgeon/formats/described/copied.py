@@ -113,6 +113,12 @@ class Copied:
         """In every one; what to warn of, once."""
         return _together([one.cooldown(decay) for one in self.each])
 
+    def rebatch(
+        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
+    ) -> tuple[list[Setting], list[str]]:
+        """In every one; what to warn of, once."""
+        return _together([one.rebatch(size, ramp, own_config) for one in self.each])
+
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """In every one; what to warn of, once."""
         return _together([one.recount(counter, value) for one in self.each])

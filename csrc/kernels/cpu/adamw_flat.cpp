@@ -78,7 +78,7 @@ void step_tensor(const Tensor& p, const Tensor& m, const Tensor& v, const Tensor
                   "adamw_flat_: g must be contiguous and as long as p");
   STD_TORCH_CHECK(out == nullptr || (out->is_contiguous() && out->numel() == p.numel()),
                   "adamw_flat_: out must be contiguous and as long as p");
-  const int64_t n = p.numel();
+  const int64_t n = mul < 0 ? 0 : p.numel();  // all stays as it is
   auto sums = block_sums<6>(n);
   auto* const ps = static_cast<float*>(p.mutable_data_ptr());
   auto* const ms = static_cast<float*>(m.mutable_data_ptr());

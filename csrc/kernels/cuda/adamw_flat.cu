@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(kThreads)
   float* __restrict__ const v = table.v[tensor];
   const G* __restrict__ const g = static_cast<const G*>(table.g[tensor]);
   O* __restrict__ const out = static_cast<O*>(table.out[tensor]);
-  const int64_t n = table.n[tensor];
   const float mul = *grad_mul;
+  const int64_t n = mul < 0 ? 0 : table.n[tensor];  // all stays as it is
   Sums sums;
   const int64_t thread = int64_t{blockIdx.x - first} * blockDim.x + threadIdx.x;
   const int64_t threads = int64_t{table.first_block[tensor + 1] - first} * blockDim.x;

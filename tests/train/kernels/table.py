@@ -84,5 +84,14 @@ CASES = (
         mutated=(0, 1, 2),
         tolerance=dict.fromkeys(FLOATS, 1e-6),
     ),
+    Case(
+        "adamw_flat_",
+        ((7, 4097),),
+        FLOATS,
+        lambda *words: [*_adamw(*words)[:5], torch.tensor(-1.0), *HYPER],
+        lambda p, *_: [torch.zeros(len(p), 6, dtype=torch.float64)],  # and all stays as it is
+        mutated=(0, 1, 2),
+        tolerance=dict.fromkeys(FLOATS, 0.0),
+    ),
     *LAYER_CASES,
 )

@@ -95,6 +95,19 @@ def test_with_beta1_zero_nothing_of_the_old_moment_is_left(backend: str) -> None
     assert torch.equal(m, gradient)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bad", [1.0, math.inf, math.nan])
+def test_a_negative_multiplier_leaves_all_as_it_is(backend: str, bad: float) -> None:
+    device = skip_without(backend)
+    p, g = torch.ones(LENGTH, device=device), torch.full((LENGTH,), bad, device=device)
+    words = arguments(p, g, torch.full_like(p, 3.0))
+    words[5] = torch.tensor(-1.0)
+    (stats,) = call("adamw_flat_", backend, words)
+    assert stats.tolist() == [[0.0] * 6]
+    for (tensor,), value in zip((*words[:3], words[4]), (1.0, 0.0, 0.0, 3.0), strict=True):
+        assert torch.equal(tensor, torch.full_like(tensor, value))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
