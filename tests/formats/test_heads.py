@@ -21,6 +21,7 @@ from ckptsurgeon.formats.values import Part, Place
 from tests.conftest import Trained
 from tests.support.dcp_trainers import CONFIG, olmo, torchtitan
 from tests.support.gathered import gathered
+from tests.support.in_process import one_rank
 from tests.support.launch import launch
 from tests.support.torch_files import load_shard
 from train.config import load_config
@@ -255,3 +256,48 @@ def test_names_that_are_not_enough_are_said() -> None:
     columns = [part(fused, "0.0", 24), part(fused, "0.2", 24), part(norm, "0", 4)]
     with pytest.raises(SurgeryError, match="cut into columns"):
         heads.attentions(columns, model, chunked=True)
+
+
+# --- transformers --------------------------------------------------------------------------------
+
+
+@pytest.mark.formats
+def test_llama_under_deepspeed(tmp_path: Path) -> None:
+    """By transformers' config beside the shards, against its own modules; ZeRO 2, grouped keys."""
+    import deepspeed
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    torch.manual_seed(2)
+    model = LlamaForCausalLM(config)
+    for layer in model.model.layers:
+        layer.input_layernorm.weight.data.uniform_(0.5, 2)
+    with one_rank():
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            config={
+                "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2},
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+            },
+        )  # fmt: skip
+        ids = torch.arange(16).view(2, 8)
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        engine.step()
+        engine.save_checkpoint(str(tmp_path))
+    config.save_pretrained(tmp_path)
+    told = estimated(tmp_path, 1)
+    assert [each.head for each in told] == [0, 1, 2, 3] * 2
+    x = noise(SAMPLES, 32, center=False).float()
+    for i, layer in enumerate(model.model.layers):
+        with torch.no_grad():
+            inner = x * layer.input_layernorm.weight
+            query, key = (
+                p(inner).double() for p in (layer.self_attn.q_proj, layer.self_attn.k_proj)
+            )
+        for each in told[4 * i : 4 * i + 4]:
+            group = each.head // 2
+            mine = query[:, each.head * 8 : each.head * 8 + 8]
+            agrees(each, mine, key[:, group * 8 : group * 8 + 8])

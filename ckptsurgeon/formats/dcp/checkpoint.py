@@ -18,7 +18,7 @@ from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.optimizer import Optimizer
-from ckptsurgeon.formats.dcp.shards import DcpShards
+from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
 from ckptsurgeon.formats.values import MOMENTS, Part, Place, State, StateDict
@@ -170,7 +170,7 @@ class DcpCheckpoint(DcpShards, ABC):
         state: dict[str, list[Place]] = {}
         for owner in owners:
             for key, paths in states.get(owner, {}).items():
-                places = [Place(saved.path, path, get(values, path)) for path in paths]
+                places = [placed(saved.path, path, get(values, path)) for path in paths]
                 state.setdefault(key, []).extend(places)
         group: dict[str, list[Place]] = {}
         own = set(owners)

@@ -46,7 +46,7 @@ class DcpShards(BaseCheckpoint):
             return []
         if isinstance(value, Tensor) and not isinstance(value, Whole) and value.numel == 1:
             value = saved.archive(saved.of(path)).value(value)
-        return [_place(file, path, value, wins)]
+        return [placed(file, path, value, wins)]
 
     def scalar(self, name: str, wins: bool = True, saved: Saved | None = None) -> list[Place]:
         """The place of a number, kept as a value or as a tensor of one element, in `saved`."""
@@ -69,7 +69,7 @@ class DcpShards(BaseCheckpoint):
     def moments(self, name: str) -> list[Place]:
         """Every tensor with `name` in its own; one of one element is a tensor too."""
         return [
-            _place(saved.path, path, get(self.trees[saved.path], path))
+            placed(saved.path, path, get(self.trees[saved.path], path))
             for saved in self.folders.values()
             for fqn, items in saved.items.items()
             if name in fqn.split(".") and items.is_tensor
@@ -159,9 +159,9 @@ class DcpShards(BaseCheckpoint):
         return {f"{path.parent.name}/{path.name}": names for path, names in files.items()}
 
 
-def _place(file: Path, path: tuple[Key, ...], value: Any, wins: bool = True) -> Place:
-    chunks = len(value) if isinstance(value, Whole) else 1
-    return Place(file, path, value, wins, chunks=chunks)
+def placed(file: Path, path: tuple[Key, ...], value: Any, wins: bool = True) -> Place:
+    """The place of a value or a tensor, which counts its chunks."""
+    return Place(file, path, value, wins, chunks=len(value) if isinstance(value, Whole) else 1)
 
 
 def blobs(saved: Saved) -> list[Blob]:
