@@ -13,7 +13,7 @@ _FLOATS = {"float64": "f8", "float32": "f4", "float16": "f2"}
 ITEM = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of an element, of each dtype that can be computed with."""
 _NAN = 0x7FC0
-"""What torch makes of any NaN in bfloat16."""
+"""A quiet NaN in bfloat16. Which one torch makes depends on the CPU: 0x7FC0 or 0xFFFF."""
 
 
 def floats(data: bytes, dtype: str, order: str = "<") -> Any:
