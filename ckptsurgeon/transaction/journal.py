@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsurgeon import disk
-from ckptsurgeon.edits import Plan, Receipt, from_json, to_json
+from ckptsurgeon.edits import Plan, Receipt
+from ckptsurgeon.edits_json import from_json, to_json
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import assumptions, lock, receipts, staging

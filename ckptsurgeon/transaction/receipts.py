@@ -13,7 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Content, Plan, Receipt, Rewrite, from_json, to_json
+from ckptsurgeon.edits import Content, Plan, Receipt, Rewrite
+from ckptsurgeon.edits_json import from_json, to_json
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.transaction.home import HOME

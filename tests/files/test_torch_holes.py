@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckptsurgeon import disk
-from ckptsurgeon.edits import ZEROS, Change, Content, Hole, Plan, Replace, from_json, to_json
+from ckptsurgeon.edits import ZEROS, Change, Content, Hole, Plan, Replace
+from ckptsurgeon.edits_json import from_json, to_json
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.append import render
 from ckptsurgeon.transaction import journal, receipts

@@ -1,0 +1,76 @@
+"""Changes, edits, plans and receipts as JSON documents, and back."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ckptsurgeon.edits import (
+    Append,
+    Aside,
+    Change,
+    Checksum,
+    Computed,
+    Content,
+    Elements,
+    Fill,
+    Fingerprint,
+    Hole,
+    Link,
+    Move,
+    Plan,
+    Receipt,
+    Relink,
+    Renamed,
+    Replace,
+    Rewrite,
+    Source,
+    Span,
+    Tail,
+    Truncate,
+)
+from ckptsurgeon.promise import Promise
+
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        Fill, Elements, Source, Computed, Checksum, Renamed, Change, Aside, Span, Hole, Content,
+        Link, Rewrite, Relink, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise, Plan,
+        Receipt,
+    )
+}  # fmt: skip
+
+
+def to_json(value: Any) -> Any:
+    """What a JSON encoder's `default` makes of one of the values above: its own level only, the
+    encoder asks for the others. Bytes are base64; tuples become lists."""
+    if _KINDS.get(type(value).__name__) is type(value):
+        document = {"kind": type(value).__name__, **vars(value)}
+        if document.get("chunks") == 1:
+            del document["chunks"]  # of the many that are one: as receipts have always had them
+        return document
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value)
+
+
+def from_json(document: Any) -> Any:
+    """What `to_json` was made of. Raises KeyError or TypeError on a document it did not write."""
+    if isinstance(document, list):
+        return tuple(from_json(item) for item in document)
+    if isinstance(document, dict):
+        if set(document) == {"base64"}:
+            return base64.b64decode(document["base64"])
+        if "kind" in document and document["kind"] in _KINDS:
+            kind = _KINDS[document["kind"]]
+            # A recipe is the user's own words: a tag in it may be called "kind".
+            made = {k: v if k == "recipe" else from_json(v) for k, v in document.items()}
+            del made["kind"]
+            return kind(**made)
+        return {key: from_json(item) for key, item in document.items()}
+    # A receipt of 10,000 shards says the same few names and keys 60,000 times.
+    return sys.intern(document) if type(document) is str else document
