@@ -265,6 +265,10 @@ class BaseCheckpoint(ABC):
             next="reset and graft work on the moments of all parameters",
         )
 
+    def copies(self) -> Mapping[Path, Path]:
+        """None: a family that saves a step twice overrides it."""
+        return {}
+
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """In the archive that has the tensor."""
         archive, tensor = self.holder(place), place.value

@@ -99,6 +99,11 @@ class Checkpoint(Protocol):
         Raises SurgeryError where the format does not say whose they are."""
         ...
 
+    def copies(self) -> Mapping[Path, Path]:
+        """Each file that repeats a shard of the step, which a restart may load in its place → that
+        shard: both get the same new tensors. `parts` are of the shards alone."""
+        ...
+
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """Where the elements [start, end) of the tensor at `place` are: file, first byte, end.
         Raises SurgeryError for a tensor whose elements don't lie in the order of its shape."""

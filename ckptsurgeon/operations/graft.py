@@ -13,15 +13,15 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange, Change, Computed
+from ckptsurgeon.edits import Change, Computed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats import Checkpoint, Fragment, Place
 from ckptsurgeon.formats.moments import ALL, NUMBERED
 from ckptsurgeon.formats.optimizers.entry import CONSTANT
 from ckptsurgeon.formats.optimizers.table import STEPS, recognise
-from ckptsurgeon.operations.computed_changes import source, sources_of
+from ckptsurgeon.operations.computed_changes import source, sources_of, with_copies
 from ckptsurgeon.operations.section import (
     Changes,
     Recipe,
@@ -91,18 +91,20 @@ class Graft(Section):
             )
         _refuse_more(checkpoint)
         names = (self.only,) if self.only else ALL
-        changes: list[AnyChange] = []
+        changes: list[Change] = []
         if self.params:
             changes += self._of_parameters(run, checkpoint, donor, names)
         else:
             for name in names:
-                pairs = _pairs(name, checkpoint.locate(name), donor.locate(name))
+                pairs = _pairs(name, _places(checkpoint, name), _places(donor, name))
                 changes += (self._copied(run, name, donor, *pair, None) for pair in pairs)
         if not changes:
             raise SurgeryError(f"{checkpoint.path.name} holds no moments", next="ckptsurgeon show")
         if self.only or self.params:
-            return changes, ["Adam's step is shared and stays, so the bias correction is its own"]
-        return [*changes, *_steps(run, checkpoint, donor)], []
+            shared = "Adam's step is shared and stays, so the bias correction is its own"
+            return with_copies(run, checkpoint, changes), [shared]
+        changes += _steps(run, checkpoint, donor)
+        return with_copies(run, checkpoint, changes), []
 
     def _of_parameters(
         self, run: Run, checkpoint: Checkpoint, donor: Checkpoint, names: tuple[str, ...]
@@ -111,7 +113,7 @@ class Graft(Section):
         for name in names:
             if not checkpoint.locate(name):
                 continue
-            own, theirs = checkpoint.fragments(name), donor.fragments(name)
+            own, theirs = _fragments(checkpoint, name), _fragments(donor, name)
             pairs = _pairs(name, [f.place for f in own], [f.place for f in theirs])
             for mine, other, pair in zip(own, theirs, pairs, strict=True):
                 known.add(mine.parameter)
@@ -146,6 +148,17 @@ class Graft(Section):
         return Change(file, field, "values", new, place.path, elements)
 
 
+def _places(checkpoint: Checkpoint, field: str) -> list[Place]:
+    """In the shards of the step, but not in copies of them."""
+    copies = checkpoint.copies()
+    return [place for place in checkpoint.locate(field) if place.file not in copies]
+
+
+def _fragments(checkpoint: Checkpoint, name: str) -> list[Fragment]:
+    copies = checkpoint.copies()
+    return [each for each in checkpoint.fragments(name) if each.place.file not in copies]
+
+
 def _pairs(name: str, own: list[Place], theirs: list[Place]) -> list[tuple[Place, Place]]:
     """The tensors of both steps that are at the same place. Raises SurgeryError for others."""
     own = [place for place in own if isinstance(place.value, Tensor)]
@@ -167,7 +180,7 @@ def _other_layout(name: str) -> SurgeryError:
 
 
 def _steps(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Iterator[Change]:
-    own, theirs = checkpoint.locate("adam_step"), donor.locate("adam_step")
+    own, theirs = _places(checkpoint, "adam_step"), _places(donor, "adam_step")
     if [place.path for place in own] != [place.path for place in theirs]:
         raise _other_layout("Adam's step")
     for place, other in zip(own, theirs, strict=True):

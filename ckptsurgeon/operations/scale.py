@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange, Change
+from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.operations.computed_changes import (
@@ -21,6 +21,7 @@ from ckptsurgeon.operations.computed_changes import (
     new_weights,
     refuse_weightless,
     source,
+    with_copies,
 )
 from ckptsurgeon.operations.reset import Moments, Reset
 from ckptsurgeon.operations.section import (
@@ -67,13 +68,15 @@ class Scale(Section):
         of_weights = ("weights", "master")
         named = {name: kinds for name, kinds in known.items() if kinds.keys() & set(of_weights)}
         chosen = matching(named, self.params, "scale.params")
-        if self.moments == "scale" and not any("exp_avg" in kinds for kinds in named.values()):
+        nameless = any("exp_avg" in known[name] for name in known.keys() - named.keys())
+        having = any("exp_avg" in kinds for kinds in named.values())
+        if self.moments == "scale" and (nameless or not having):
             raise SurgeryError(
                 "the moments of this checkpoint have no names, so those of some parameters can't "
                 "be scaled",
                 next="moments: keep",
             )
-        changes: list[AnyChange] = []
+        changes: list[Change] = []
         for kinds in (named[name] for name in chosen):
             for part in kinds.get("weights", ()):
                 masters = kinds.get("master", [part])
@@ -86,11 +89,12 @@ class Scale(Section):
             for kind, power in POWERS.items() if self.moments == "scale" else ():
                 for part in kinds.get(kind, ()):
                     changes.append(_scaled(run, checkpoint, part, self.by**power))
+        every = with_copies(run, checkpoint, changes)
         if self.moments != "zero":
-            return changes, []
+            return every, []
         zeros = Reset(reset=["moments"], moments=Moments(params=self.params))
         reset, warnings = zeros.changes(run, recipe, checkpoint)
-        return [*changes, *reset], warnings
+        return [*every, *reset], warnings
 
 
 def _scaled(run: Run, checkpoint: Checkpoint, part: Part, by: float) -> Change:

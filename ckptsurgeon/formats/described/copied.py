@@ -11,6 +11,7 @@ from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.formats.values import (
     Blob,
     Decay,
@@ -87,8 +88,16 @@ class Copied:
         return [fragment for one in self.each for fragment in one.fragments(name)]
 
     def parts(self) -> list[Part]:
-        """Of every one."""
-        return [part for one in self.each for part in one.parts()]
+        """Of the first one: the others repeat it."""
+        return self.each[0].parts()
+
+    def copies(self) -> Mapping[Path, Path]:
+        """Each file of the others that is in the first one too."""
+        return {
+            file: self.path / file.relative_to(one.path)
+            for one in self.each[1:]
+            for file in files_below(one.path)
+        }
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Of every one."""
