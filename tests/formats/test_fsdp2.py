@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -181,3 +182,126 @@ def test_what_is_not_whole_or_not_alone_is_refused(
     shutil.copytree(latest / "optimizer_0", latest / "optimizer_1")
     with pytest.raises(SurgeryError, match="several optimizers"):
         surgery.plan(Run.open(root), from_data({"set": {"eps": 1e-6}}))
+
+
+# --- new numbers ---------------------------------------------------------------------------------
+
+PARAMETERS = ("first.weight", "second.weight", "first.bias", "second.bias")
+KINDS = ("weights", "exp_avg", "exp_avg_sq")
+Tensors = dict[str, list[torch.Tensor]]
+
+
+def gathered(folder: Path) -> Tensors:
+    """All of a step's tensors, joined by torch's own reader, in the order of the param groups."""
+    names = {"weights": ("pytorch_model_fsdp_0", "model.{}")} | {
+        kind: ("optimizer_0", f"optimizer.state.{{}}.{kind}") for kind in KINDS[1:]
+    }
+    out: Tensors = {}
+    for kind, (inner, name) in names.items():
+        metadata = dcp.FileSystemReader(folder / inner).read_metadata().state_dict_metadata
+        keys = [name.format(parameter) for parameter in PARAMETERS]
+        wanted = {key: torch.empty(metadata[key].size) for key in keys}
+        dcp.load(wanted, checkpoint_id=folder / inner, no_dist=True)
+        out[kind] = list(wanted.values())
+    return out
+
+
+def same(found: Tensors, wanted: Tensors) -> None:
+    differ = [
+        (kind, name)
+        for kind in KINDS
+        for name, a, b in zip(PARAMETERS, found[kind], wanted[kind], strict=True)
+        if not torch.equal(a, b)
+    ]
+    assert differ == []
+
+
+def mean(first: list[torch.Tensor], last: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [((a.double() + b.double()) / 2).float() for a, b in zip(first, last, strict=True)]
+
+
+RECIPES: dict[str, Any] = {
+    "average": {"average": {"steps": ["2", "6"]}},
+    "average all": {"average": {"steps": ["2", "6"], "moments": "average"}},
+    "graft": {"graft": {"step": 2}},
+    "graft some": {"graft": {"step": 2, "params": "^second"}},
+    "clip": {"clip_moments": {"percentile": 75}},
+    "scale": {"scale": {"params": "^first", "by": 0.9}},
+    "scale all": {"scale": {"params": "^first", "by": 0.9, "moments": "scale"}},
+}
+
+
+def computed(name: str, first: Tensors, last: Tensors) -> Tensors:
+    """What torch makes of the whole tensors."""
+    if name == "average":
+        return {**last, "weights": mean(first["weights"], last["weights"])}
+    if name == "average all":
+        return {kind: mean(first[kind], last[kind]) for kind in KINDS}
+    if name == "graft":
+        return {**first, "weights": last["weights"]}
+    chosen = [parameter.startswith(("first", "second")[name == "graft some"])
+              for parameter in PARAMETERS]  # fmt: skip
+    if name == "graft some":
+        pick = {
+            kind: [a if c else b for c, a, b in zip(chosen, first[kind], last[kind], strict=True)]
+            for kind in KINDS
+        }
+        return {**pick, "weights": last["weights"]}
+    if name == "clip":
+        return clipped(last)
+    powers = {"weights": 1} | ({"exp_avg": 1, "exp_avg_sq": 2} if name == "scale all" else {})
+    scaled = {
+        kind: [t * 0.9**power if c else t for c, t in zip(chosen, last[kind], strict=True)]
+        for kind, power in powers.items()
+    }
+    return {**last, **scaled}
+
+
+def clipped(last: Tensors) -> Tensors:
+    out: Tensors = {**last, "exp_avg": [], "exp_avg_sq": []}
+    for average, square in zip(last["exp_avg"], last["exp_avg_sq"], strict=True):
+        above = square[square > 0]
+        limit = above.sort().values[math.ceil(0.75 * above.numel()) - 1]
+        share = (limit.double() / square.double()).clamp(max=1).sqrt()
+        out["exp_avg_sq"].append(square.clamp(max=limit))
+        out["exp_avg"].append((average.double() * share).float())
+    return out
+
+
+@BY_LIBRARY
+def test_new_numbers_are_torchs(run: Callable[[str], Path], library: str) -> None:
+    """Each operation on the gathered tensors, read back by torch's own reader."""
+    root = run(library)
+    before, folder = snapshot(root), root / NAMES[library].format(6)
+    first, last = gathered(root / NAMES[library].format(2)), gathered(folder)
+    for name, recipe in RECIPES.items():
+        surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
+        assert look.verify(Run.open(root), level=4).findings == (), name
+        same(gathered(folder), computed(name, first, last))
+        take_back(root, before)
+
+
+@pytest.mark.witness(
+    "FSDP2 (Accelerate, Trainer)", "average --moments average", "scale --moments scale",
+    "graft moments", by="accelerate",
+)  # fmt: skip
+@pytest.mark.witness(
+    "FSDP2 (Accelerate, Trainer)", "average --moments average", "scale --moments scale",
+    "graft moments", by="transformers",
+)  # fmt: skip
+@BY_LIBRARY
+def test_two_ranks_load_new_numbers(run: Callable[[str], Path], library: str) -> None:
+    """The first update after a resume begins with them, on every rank."""
+    root = run(library)
+    before, folder = snapshot(root), root / NAMES[library].format(6)
+    for name in ("average all", "scale all", "graft"):
+        surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(RECIPES[name])))
+        wanted = gathered(folder)
+        seen = train(library, Path(shutil.copytree(root, root.parent / name)), 7)
+        found = {
+            kind: [torch.tensor(t).reshape(w.shape) for t, w in zip(ts, wanted[kind], strict=True)]
+            for kind, ts in seen[7]["tensors"].items()
+        }
+        same(found, wanted)
+        assert seen[7]["adam_step"] == (2 if name == "graft" else 6)
+        take_back(root, before)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
@@ -21,7 +22,7 @@ from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.values import MOMENTS, Part, Place, State, StateDict
+from ckptsurgeon.formats.values import COUNTING, MOMENTS, Part, Place, State, StateDict
 
 GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 
@@ -111,22 +112,29 @@ class DcpCheckpoint(DcpShards, ABC):
     def parts(self) -> list[Part]:
         """Each chunk of a tensor is a cut; the weights are their own masters."""
         inside = f"{self.prefix}state."
-        out = []
-        for name, items in self.saved.items.items():
+        out: list[Part] = []
+        for name in self.saved.items:
             owner, _, kind = name.removeprefix(inside).rpartition(".")
-            if items[0].offset is None or (name.startswith(inside) and kind not in MOMENTS):
-                continue
-            if not name.startswith(inside):
-                if weights.STATE.match(name):
-                    continue
-                owner, kind = name.removeprefix("model."), "weights"
-            for chunk, item in enumerate(items):
-                place = Place(
-                    self.saved.path, (name, chunk), self.trees[self.saved.path][name][chunk]
-                )
-                size, cut = place.value.numel, ".".join(map(str, item.offset or ()))
-                out.append(Part(owner, cut, kind, place, 0, size, 0))
+            if name.startswith(inside) and kind in MOMENTS:
+                out += self._chunks(self.saved, name, owner, kind)
+        for saved, name, owner in self.named_weights():
+            chunks = self._chunks(saved, name, owner, "weights")
+            out += (part for part in chunks if part.place.value.dtype not in COUNTING)
         return out
+
+    def named_weights(self) -> Iterator[tuple[Saved, str, str]]:
+        """Each weight: where it is saved, by which name, and the parameter that it is of."""
+        for name in self.saved.items:
+            if not name.startswith(f"{self.prefix}state.") and not weights.STATE.match(name):
+                yield self.saved, name, name.removeprefix("model.")
+
+    def _chunks(self, saved: Saved, name: str, owner: str, kind: str) -> Iterator[Part]:
+        """None of a value that is no tensor."""
+        for chunk, item in enumerate(saved.items[name]):
+            if item.offset is not None:
+                place = Place(saved.path, (name, chunk), self.trees[saved.path][name][chunk])
+                cut = ".".join(map(str, item.offset))
+                yield Part(owner, cut, kind, place, 0, place.value.numel, 0)
 
     def state_dicts(self) -> list[StateDict]:
         """One for all parameters with the same keys, as several optimizers are one flat dict. Of a

@@ -15,8 +15,9 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
-from ckptsurgeon.formats.schedules import saved, torch
-from ckptsurgeon.formats.values import Located, Place, Setting
+from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
+from ckptsurgeon.formats.values import Decay, Located, Place, Setting
 
 
 @dataclass
@@ -93,6 +94,18 @@ class ScheduledCheckpoint(DcpCheckpoint):
         if schedule is None:
             return settings, notes
         return [self._placed(setting) for setting in settings], notes
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the class of the saved scheduler."""
+        if not torch.is_torch(self.schedule()):
+            return super().cooldown(decay)
+        with understood(self.path):
+            settings, notes = self.decaying(decay)
+        return [self._placed(setting) for setting in settings], notes
+
+    def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """What a cooldown makes of torch's scheduler."""
+        return torch_cooldown.cooldown(self, decay)
 
     def _placed(self, setting: Setting) -> Setting:
         """With the place as the folder names it."""

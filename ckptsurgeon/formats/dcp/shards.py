@@ -25,20 +25,27 @@ from ckptsurgeon.formats.values import MOMENTS, Blob, Fragment, Place, Weight
 
 @dataclass
 class DcpShards(BaseCheckpoint):
-    """`BaseCheckpoint`, where one of the trees is a `Values`: that of `saved`."""
+    """`BaseCheckpoint`, where some of the trees are `Values`: that of `saved`, which has the
+    optimizer, and that of `model` where the weights are in a folder of their own."""
 
     saved: Saved = field(kw_only=True)
+    model: Saved | None = field(kw_only=True, default=None)
+
+    def folders(self) -> dict[Path, Saved]:
+        """What was saved in each folder, by its `.metadata`."""
+        return {each.path: each for each in (self.saved, self.model) if each is not None}
 
     def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
         """The place `path` of `file` with its plain value, or nothing if it is not there."""
-        if file != self.saved.path:
+        saved = self.folders().get(file)
+        if saved is None:
             return super().at(file, path, wins)
         try:
             value = get(self.trees[file], path)
         except KeyError:
             return []
         if isinstance(value, Tensor) and value.numel == 1:
-            value = self.saved.archive(self.saved.of(path)).value(value)
+            value = saved.archive(saved.of(path)).value(value)
         return [Place(file, path, value, wins)]
 
     def scalar(self, name: str, wins: bool = True) -> list[Place]:
@@ -60,16 +67,14 @@ class DcpShards(BaseCheckpoint):
 
     def holder(self, place: Place) -> Archive:
         """That of the item, inside its file."""
-        if place.file != self.saved.path:
-            return super().holder(place)
-        return self.saved.archive(self.saved.of(place.path))
+        saved = self.folders().get(place.file)
+        return super().holder(place) if saved is None else saved.archive(saved.of(place.path))
 
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the CRC of the tensor's storage; False when it can't be told without a read."""
-        if place.file != self.saved.path or not isinstance(place.value, Tensor):
+        if place.file not in self.folders() or not isinstance(place.value, Tensor):
             return super().is_zero(place, elements)
-        archive = self.saved.archive(self.saved.of(place.path))
-        return place.value.numel == 0 or archive.is_zero(place.value)
+        return place.value.numel == 0 or self.holder(place).is_zero(place.value)
 
     def fragments(self, name: str) -> list[Fragment]:
         """Each tensor is of one parameter, and is zeroed as a whole. Raises SurgeryError where the
@@ -105,30 +110,29 @@ class DcpShards(BaseCheckpoint):
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path
     ) -> dict[str, Append | Content]:
-        """All values in one new file, and `.metadata`; the torch files beside them as ever."""
-        metadata = self.saved.path.relative_to(root).as_posix()
-        mine = changes.get(metadata, ())
-        rest = {file: edits for file, edits in changes.items() if file != metadata}
-        out: dict[str, Append | Content] = {}
-        if mine:
-            base = self.saved.folder.relative_to(root).as_posix()
-            name = self.saved.next_file()
-            out[f"{base}/{name}"], out[metadata] = self.saved.render(mine, base, name)
+        """All values of a folder in one new file, and `.metadata`; torch files beside as ever."""
+        rest, out = dict(changes), {}
+        for path, saved in self.folders().items():
+            metadata = path.relative_to(root).as_posix()
+            if mine := rest.pop(metadata, ()):
+                base, name = saved.folder.relative_to(root).as_posix(), saved.next_file()
+                out[f"{base}/{name}"], out[metadata] = saved.render(mine, base, name)
         return {**out, **super().render(rest, root)}
 
     def blobs(self) -> list[Blob]:
-        """See `blobs`."""
-        return blobs(self.saved)
+        """Those of every folder."""
+        return [blob for saved in self.folders().values() for blob in blobs(saved)]
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By file, every `module.name` that a load imports; tensors are loaded as such only."""
         files = {path: self.archives[path].globals() for path in self.archives}
-        files[self.saved.path] = self.saved.globals
-        for items in self.saved.items.values():
-            if items[0].offset is None:
-                path = self.saved.folder / items[0].file
-                names = self.saved.archive(items[0]).globals()
-                files[path] = files.get(path, frozenset()) | names
+        for saved in self.folders().values():
+            files[saved.path] = saved.globals
+            for items in saved.items.values():
+                if items[0].offset is None:
+                    path = saved.folder / items[0].file
+                    names = saved.archive(items[0]).globals()
+                    files[path] = files.get(path, frozenset()) | names
         return {f"{path.parent.name}/{path.name}": names for path, names in files.items()}
 
 

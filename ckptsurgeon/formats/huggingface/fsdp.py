@@ -15,13 +15,14 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
-from ckptsurgeon.formats.dcp.shards import absent, blobs
+from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.huggingface.checkpoint import global_step, passed_over
 from ckptsurgeon.formats.json_beside import JsonBeside
-from ckptsurgeon.formats.values import Blob, Place, Setting, Weight
+from ckptsurgeon.formats.schedules import torch, transformers
+from ckptsurgeon.formats.values import Decay, Place, Setting, Weight
 
 OPTIMIZER, MODEL = "optimizer_0", "pytorch_model_fsdp_0"
-SECOND = "optimizer_1"
+SECOND, SECOND_MODEL = "optimizer_1", "pytorch_model_fsdp_1"
 
 
 def missing(folder: Path) -> list[str]:
@@ -52,18 +53,31 @@ class FsdpCheckpoint(JsonBeside, ScheduledCheckpoint):
         settings, notes = super().recount(counter, value)
         return settings, [*notes, *passed_over(settings, value)]
 
-    # --- the model, which is a folder of its own -------------------------------------------------
+    def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the Trainer's arguments where its schedule is one of its own."""
+        if self.texts and torch.kind(self.schedule()) == "LambdaLR":
+            return transformers.cooldown(self, decay)
+        return super().decaying(decay)
 
-    def _model(self) -> Saved | None:
-        folder = self.path / MODEL
-        return Saved.open(folder) if (folder / METADATA).is_file() else None
+    # --- the model, which is a folder of its own -------------------------------------------------
 
     def weights(self) -> Iterator[Weight]:
         """Of `pytorch_model_fsdp_0`."""
-        model = self._model()
-        return iter(()) if model is None else weights.weights(model)
+        return iter(()) if self.model is None else weights.weights(self.model)
 
-    def blobs(self) -> list[Blob]:
-        """Those of the optimizer and of the model."""
-        model = self._model()
-        return [*super().blobs(), *(blobs(model) if model is not None else ())]
+    def named_weights(self) -> Iterator[tuple[Saved, str, str]]:
+        """The same. Refused for several models: whose the moments are is not known."""
+        if (self.path / SECOND_MODEL).is_dir():
+            raise SurgeryError(
+                f"{self.path.name} holds several models ({MODEL}, {SECOND_MODEL}), and only one is "
+                "known in FSDP's shards",
+                next="graft and reset work on the moments",
+            )
+        if (model := self.model) is not None:
+            yield from ((model, name, name.removeprefix("model.")) for name in model.items)
+
+
+def model(folder: Path) -> Saved | None:
+    """What was saved of the model, where it lies in a folder of its own."""
+    inner = folder / MODEL
+    return Saved.open(inner) if (inner / METADATA).is_file() else None

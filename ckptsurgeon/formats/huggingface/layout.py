@@ -100,13 +100,15 @@ class _Saved(StepFolders):
         state = folder / STATE
         values, texts = json_beside.read([state] if state.is_file() else [])
         if (folder / fsdp.OPTIMIZER).is_dir():
-            saved = Saved.open(folder / fsdp.OPTIMIZER)
+            saved, model = Saved.open(folder / fsdp.OPTIMIZER), fsdp.model(folder)
+            sharded = {each.path: Values(each) for each in (saved, model) if each is not None}
             return FsdpCheckpoint(
                 path=folder,
                 step=step,
-                trees={**trees, **values, saved.path: Values(saved)},
+                trees={**trees, **values, **sharded},
                 archives=archives,
                 saved=saved,
+                model=model,
                 trainer=f"{self.name}, FSDP",
                 prefix="optimizer.",
                 options=self.options,

@@ -14,10 +14,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats import optimizer_state
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
-from ckptsurgeon.formats.values import MOMENTS, Located, Part, Place
-
-COUNTERS = ("int64", "int32", "int16", "bool")
-"""Dtypes of what counts or masks beside the weights: no gradient reaches it, and it stays."""
+from ckptsurgeon.formats.values import COUNTING, MOMENTS, Located, Part, Place
 
 
 def named(state_dict: Mapping[Any, Any]) -> dict[Key, str]:
@@ -33,7 +30,7 @@ def named(state_dict: Mapping[Any, Any]) -> dict[Key, str]:
 def weights(places: Iterable[tuple[str, Place]], cut: str) -> Iterator[Part]:
     """A whole tensor each, but for counters and masks."""
     for name, place in places:
-        if isinstance(place.value, Tensor) and place.value.dtype not in COUNTERS:
+        if isinstance(place.value, Tensor) and place.value.dtype not in COUNTING:
             yield Part(name, cut, "weights", place, 0, place.value.numel, 0)
 
 
