@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Key
-from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats import optimizer_state
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.values import COUNTING, MOMENTS, Located, Part, Place
@@ -28,8 +29,15 @@ def named(state_dict: Mapping[Any, Any]) -> dict[Key, str]:
 
 
 def weights(places: Iterable[tuple[str, Place]], cut: str) -> Iterator[Part]:
-    """A whole tensor each, but for counters and masks."""
+    """A whole tensor each, but for counters and masks. Raises SurgeryError for what may hold
+    elements and is no tensor, such as a ShardedTensor."""
     for name, place in places:
+        if isinstance(place.value, Object):
+            raise SurgeryError(
+                f"{name} in {place.file.name} is a {place.value.cls.name}, whose elements are not "
+                "known here",
+                next="graft, clip_moments and reset work on the moments",
+            )
         if isinstance(place.value, Tensor) and place.value.dtype not in COUNTING:
             yield Part(name, cut, "weights", place, 0, place.value.numel, 0)
 
