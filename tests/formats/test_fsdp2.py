@@ -282,13 +282,19 @@ def test_new_numbers_are_torchs(run: Callable[[str], Path], library: str) -> Non
 
 
 @pytest.mark.witness(
-    "FSDP2 (Accelerate, Trainer)", "average --moments average", "scale --moments scale",
-    "graft moments", by="accelerate",
-)  # fmt: skip
+    "FSDP2 (Accelerate, Trainer)",
+    "average --moments average",
+    "scale --moments scale",
+    "graft moments",
+    by="accelerate",
+)
 @pytest.mark.witness(
-    "FSDP2 (Accelerate, Trainer)", "average --moments average", "scale --moments scale",
-    "graft moments", by="transformers",
-)  # fmt: skip
+    "FSDP2 (Accelerate, Trainer)",
+    "average --moments average",
+    "scale --moments scale",
+    "graft moments",
+    by="transformers",
+)
 @BY_LIBRARY
 def test_two_ranks_load_new_numbers(run: Callable[[str], Path], library: str) -> None:
     """The first update after a resume begins with them, on every rank."""
@@ -305,3 +311,23 @@ def test_two_ranks_load_new_numbers(run: Callable[[str], Path], library: str) ->
         same(found, wanted)
         assert seen[7]["adam_step"] == (2 if name == "graft" else 6)
         take_back(root, before)
+
+
+def test_a_cooldown_begins_at_the_rate_of_the_next_step(run: Callable[[str], Path]) -> None:
+    """The Trainer's LambdaLR gets its base rate; the shape is in the arguments that are named."""
+    root = run("trainer")
+    before = snapshot(root)
+    rate = look.inspect(Run.open(root)).promise.lr
+    recipe = from_data({"cooldown": {"steps": 4, "to": 1e-6}})
+    plan = surgery.plan(Run.open(root), recipe)
+    surgery.apply(Run.open(root), plan)
+    assert "--lr_scheduler_type warmup_stable_decay" in plan.warnings[-1]
+    state = torch.load(root / "checkpoint-6" / "scheduler.pt", weights_only=False)
+    assert state["base_lrs"] == [rate] * 2 and look.inspect(Run.open(root)).promise.lr == rate
+    take_back(root, before)
+
+
+def test_a_lambda_of_the_script_is_written_out(run: Callable[[str], Path]) -> None:
+    with pytest.raises(SurgeryError, match="LambdaLR can't decay linear") as error:
+        surgery.plan(Run.open(run("accelerate")), from_data({"cooldown": {"steps": 4}}))
+    assert "make the scheduler LambdaLR(optimizer, lambda t" in error.value.next[0]
