@@ -13,7 +13,10 @@ else:
     # Each lies beside its half in Python: the folder of its sources, and their headers.
     modules = {
         "ckptsurgeon.logs.tensorboard._events": ("events", ("crc32c", "file", "message")),
-        "ckptsurgeon.files._shards": ("shards", ("directory", "scan", "tensors")),
+        "ckptsurgeon.files._shards": (
+            "shards",
+            ("chunks", "directory", "metadata", "numbered", "scan", "tensors"),
+        ),
     }
     extensions = [
         Extension(

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -84,14 +85,14 @@ def measure(subjects: Sequence[str], quick: bool) -> list[Row]:
     rows: list[Row] = []
     try:
         for name in subjects or SUBJECTS:
-            rows += SUBJECTS[name](folder, quick, lambda text, name=name: _say(f"{name}: {text}"))
+            rows += SUBJECTS[name](folder, quick, partial(_say, name))
     finally:
         shutil.rmtree(folder)
     return rows
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _say(subject: str, text: str) -> None:
+    print(f"{subject}: {text}", file=sys.stderr, flush=True)
 
 
 def _machine() -> str:

@@ -134,13 +134,13 @@ def rows(figures: dict[str, Any]) -> list[Row]:
         if "failed" in line:
             continue
         note = f"{line['tokens_per_second']:,.0f} tokens/s, {line['peak_gib']:.1f} GiB"
-        target = 42.0 if line["what"] == "default" and line["mfu"] is not None else None
+        goal = 42.0 if line["what"] == "default" and line["mfu"] is not None else None
         found.append(
             Row(
                 f"gpu: 1.3 B, {line['what']}: MFU",
                 100 * (line["mfu"] or 0.0),
                 "%",
-                target,
+                goal,
                 True,
                 note,
             )

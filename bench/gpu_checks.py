@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,14 @@ TABLE = "tests/train/kernels/test_parity.py"
 Line = dict[str, Any]
 
 
-def run(*words: str, seconds: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *words: str, seconds: float = 240, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """One command in the repository, ended after `seconds`; it never raises for what it says."""
     return subprocess.run(
         words,
         cwd=REPO,
-        env={**os.environ, "PYTHONWARNINGS": "ignore", **environment},
+        env={**os.environ, "PYTHONWARNINGS": "ignore", **(environment or {})},
         capture_output=True,
         text=True,
         timeout=seconds,
@@ -38,7 +40,7 @@ def run(*words: str, seconds: float = 240, **environment: str) -> subprocess.Com
 
 
 def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, "-m", *words, **environment)
+    return run(sys.executable, "-m", *words, environment=environment)
 
 
 def last(done: subprocess.CompletedProcess[str]) -> str:

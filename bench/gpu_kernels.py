@@ -50,10 +50,11 @@ def milliseconds(function: Callable[[], object], rounds: int = 20) -> float:
         function()
         return (time.perf_counter() - began) * 1e3
     cold = torch.empty(256 * 2**20, dtype=torch.uint8, device=DEVICE)  # larger than any L2
-    times = []
+    times: list[float] = []
     for _ in range(rounds):
         cold.zero_()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        event: Any = torch.cuda.Event
+        begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record()
         function()
         end.record()
@@ -102,7 +103,7 @@ def layers() -> Iterator[dict[str, Any]]:
         return F.gelu(x + bias, approximate="tanh")
 
     x = leaf(TOKENS, 4 * HIDDEN)
-    who = {"ours": bias_gelu, "eager": gelu, "compile": torch.compile(gelu)}
+    who: dict[str, Formula] = {"ours": bias_gelu, "eager": gelu, "compile": torch.compile(gelu)}
     yield timed("bias_gelu", [x, leaf(4 * HIDDEN)], [torch.randn_like(x)], who)
     for p in (0.0, 0.1):
 
@@ -110,8 +111,8 @@ def layers() -> Iterator[dict[str, Any]]:
             total = r + F.dropout(x + b, p)
             return F.layer_norm(total, (HIDDEN,), w, s, 1e-5), total
 
-        def ours(*inputs: Tensor, p: float = p) -> Any:
-            return bias_dropout_add_layer_norm(*inputs, 1e-5, p)
+        def ours(x: Tensor, b: Tensor, r: Tensor, w: Tensor, s: Tensor, p: float = p) -> Any:
+            return bias_dropout_add_layer_norm(x, b, r, w, s, 1e-5, p)
 
         x = leaf(TOKENS, HIDDEN)
         inputs = [x, leaf(HIDDEN), leaf(TOKENS, HIDDEN), leaf(HIDDEN), leaf(HIDDEN)]

@@ -58,8 +58,10 @@ def add_norm(rows: int, p: float = 0.0) -> tuple[Formula, Formula, list[Tensor],
         s = residual + F.dropout(x + bias, p)
         return F.layer_norm(s, (1024,), weight, shift, 1e-5), s
 
-    def ours(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return bias_dropout_add_layer_norm(*inputs, 1e-5, p)
+    def ours(
+        x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor
+    ) -> tuple[Tensor, ...]:
+        return bias_dropout_add_layer_norm(x, bias, residual, weight, shift, 1e-5, p)
 
     x, residual = random(rows, 1024), random(rows, 1024)
     inputs = [x, random(1024), residual, random(1024), random(1024)]
@@ -86,7 +88,8 @@ def softmax(*shape: int) -> tuple[Formula, Formula, list[Tensor], list[Tensor]]:
     return eager, lambda x: causal_softmax(x, 0.125), scores, [torch.randn(shape)]
 
 
-SUBJECTS = {
+Subject = tuple[Formula, Formula, list[Tensor], list[Tensor]]
+SUBJECTS: dict[str, Callable[[], Subject]] = {
     "bias_gelu": lambda: gelu(1024),
     "bias_gelu-large": lambda: gelu(8192),
     "add_norm": lambda: add_norm(1024),

@@ -6,7 +6,6 @@ Usage: python -m bench.saves FOLDER ROUNDS
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,9 +14,8 @@ from pathlib import Path
 from bench.pairs import ratios, summary
 from bench.process import python
 from bench.row import Row, ratio
-from bench.stepper import BYTES, write_corpus
+from bench.stepper import BYTES, begin, write_corpus
 from train import distributed
-from train.config import load_config
 
 
 def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
@@ -34,16 +32,10 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
 
 def main() -> None:
     folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # libraries that print must not answer
     write_corpus(folder, BYTES)
-    distributed.complete_environment()
-    paths = [f"save={folder / 'run'}", f"data={folder / 'corpus'}", "micro_batch_size=1",
-             "global_batch_size=1"]  # fmt: skip
-    config = load_config(folder / "bench.yaml", paths)
     (folder / "run").mkdir()
-    device = distributed.start(config.threads)
-    from train import trainer  # after `start`, which chooses DeepSpeed's accelerator
+    answers, config, device = begin(folder, "micro_batch_size=1", "global_batch_size=1")
+    from train import trainer  # after `begin`, which chooses DeepSpeed's accelerator
     from train.saves import Saves
 
     training = trainer.prepare(config, None, device)

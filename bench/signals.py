@@ -7,7 +7,6 @@ be timed; `kernels` measures the whole pass. Usage: python -m bench.signals FOLD
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable
@@ -20,9 +19,8 @@ from torch import nn
 from bench.pairs import seconds
 from bench.process import python
 from bench.row import Row
-from bench.stepper import BYTES, write_corpus
+from bench.stepper import BYTES, begin, write_corpus
 from train import distributed
-from train.config import load_config
 
 LIMIT = 0.01
 
@@ -46,14 +44,9 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
 
 def main() -> None:
     folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # libraries that print must not answer
     write_corpus(folder, BYTES)
-    distributed.complete_environment()
-    paths = [f"save={folder / 'run'}", f"data={folder / 'corpus'}", "dtype=bf16"]
-    config = load_config(folder / "bench.yaml", paths)
-    device = distributed.start(config.threads)
-    from train import trainer  # after `start`, which chooses DeepSpeed's accelerator
+    answers, config, device = begin(folder, "dtype=bf16")
+    from train import trainer  # after `begin`, which chooses DeepSpeed's accelerator
     from train.activation_norm import ActivationNorm
     from train.log import EventLog
 

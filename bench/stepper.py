@@ -10,11 +10,13 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
+import torch
 
 from train import distributed
-from train.config import load_config
+from train.config import Config, load_config
 from train.indexed_dataset import IndexedDatasetWriter
 
 # A vocabulary of GPT-2's size on a small body: the output matrix is most of the work.
@@ -53,15 +55,21 @@ def write_corpus(folder: Path, model: Mapping[str, int]) -> None:
     (folder / "bench.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def begin(folder: Path, *overrides: str) -> tuple[TextIO, Config, torch.device]:
+    """Standard output as the place of answers, the config in `folder` and the device; what
+    libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    distributed.complete_environment()
+    paths = [f"save={folder / 'run'}", f"data={folder / 'corpus'}"]
+    config = load_config(folder / "bench.yaml", [*paths, *overrides])
+    return answers, config, distributed.start(config.threads)
+
+
 def main() -> None:
     folder, threads, overrides = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # libraries that print must not answer
-    distributed.complete_environment()
-    paths = [f"save={folder / 'run'}", f"data={folder / 'corpus'}", f"threads={threads}"]
-    config = load_config(folder / "bench.yaml", [*paths, *overrides])
-    device = distributed.start(config.threads)
-    from train import trainer  # after `start`, which chooses DeepSpeed's accelerator
+    answers, config, device = begin(folder, f"threads={threads}", *overrides)
+    from train import trainer  # after `begin`, which chooses DeepSpeed's accelerator
 
     training = trainer.prepare(config, None, device)
     for _ in sys.stdin:

@@ -51,7 +51,7 @@ class Trainer:
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            raise RuntimeError(f"the trainer died: {' '.join(map(str, self._process.args))}")
+            raise RuntimeError(f"the trainer died: {self._process.args!r}")
         return dict(json.loads(answer))
 
     def __enter__(self) -> Trainer:

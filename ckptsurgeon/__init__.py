@@ -18,13 +18,20 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from ckptsurgeon.edits import Plan, Receipt
     from ckptsurgeon.look.verify import inspect, verify
+    from ckptsurgeon.operations.average import Average
+    from ckptsurgeon.operations.clip_moments import ClipMoments
+    from ckptsurgeon.operations.cooldown import Cooldown
     from ckptsurgeon.operations.events import TensorBoard
+    from ckptsurgeon.operations.graft import Graft
+    from ckptsurgeon.operations.group_settings import GroupSettings
     from ckptsurgeon.operations.hyperparameters import Hyperparameters
     from ckptsurgeon.operations.relaunch import Relaunch
     from ckptsurgeon.operations.replicas import Replicas
     from ckptsurgeon.operations.reset import Moments, Reset
     from ckptsurgeon.operations.rewarm import Rewarm
+    from ckptsurgeon.operations.rewarm_schedule import RewarmSchedule
     from ckptsurgeon.operations.rollback import Repair, Rollback
+    from ckptsurgeon.operations.scale import Scale
     from ckptsurgeon.operations.section import Recipe
     from ckptsurgeon.operations.skip import Skip
     from ckptsurgeon.operations.swap_optimizer import SwapOptimizer
@@ -38,11 +45,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "Plan": "edits", "Promise": "promise", "Receipt": "edits",
     "Recipe": "operations.section", "from_data": "recipe.file", "load": "recipe.file",
+    "Average": "operations.average", "ClipMoments": "operations.clip_moments",
+    "Cooldown": "operations.cooldown", "Graft": "operations.graft",
+    "GroupSettings": "operations.group_settings",
     "Hyperparameters": "operations.hyperparameters", "Relaunch": "operations.relaunch",
     "Moments": "operations.reset", "Repair": "operations.rollback",
     "Replicas": "operations.replicas",
-    "Reset": "operations.reset", "Rewarm": "operations.rewarm", "Rollback": "operations.rollback",
-    "Skip": "operations.skip", "SwapOptimizer": "operations.swap_optimizer",
+    "Reset": "operations.reset", "Rewarm": "operations.rewarm",
+    "RewarmSchedule": "operations.rewarm_schedule", "Rollback": "operations.rollback",
+    "Scale": "operations.scale", "Skip": "operations.skip",
+    "SwapOptimizer": "operations.swap_optimizer",
     "TensorBoard": "operations.events",
     "Run": "run.run",
     "plan": "surgery.plan", "apply": "surgery.apply", "recover": "surgery.apply",
@@ -51,6 +63,11 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
+    "Average",
+    "ClipMoments",
+    "Cooldown",
+    "Graft",
+    "GroupSettings",
     "Hyperparameters",
     "Moments",
     "Plan",
@@ -62,8 +79,10 @@ __all__ = [
     "Replicas",
     "Reset",
     "Rewarm",
+    "RewarmSchedule",
     "Rollback",
     "Run",
+    "Scale",
     "Skip",
     "SwapOptimizer",
     "TensorBoard",

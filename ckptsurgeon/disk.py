@@ -127,6 +127,7 @@ def symlink(text: str, path: Path) -> None:
     def make(_: int | None) -> None:
         with _above(path) as (name, folder):
             os.symlink(text, name, dir_fd=folder)
+            _give(folder, name)
 
     _act("symlink", path, make, text=text)
 

@@ -47,7 +47,8 @@ class Fill:
 
 @dataclass(frozen=True)
 class Renamed:
-    """`Change.new` of a dict key that becomes `key`, its value staying."""
+    """`Change.new` of a dict key that becomes `key`, its value staying; without a path, of a file
+    that gets the name `key` in its folder."""
 
     key: str
 
@@ -110,7 +111,7 @@ class Change:
     In a shard, `path` is the key path inside its pickle (dict keys, list indices, attribute names)
     and `new` may be `ZEROS`, `Elements` or `Computed`, of the whole tensor or of its flattened
     `elements` [start, end), or a `Fill`. In a text pointer, `path` is empty and the values are the
-    whole text.
+    whole text. `chunks` counts the pieces of a tensor that is changed in all of them.
     """
 
     file: str
@@ -119,6 +120,7 @@ class Change:
     new: Value | Fill | Elements | Computed | Renamed
     path: tuple[Key, ...] = ()
     elements: tuple[int, int] | None = None
+    chunks: int = 1
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,17 @@ def length(piece: Piece) -> int:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A symbolic link that says `target`, where a `Content` would be a file."""
+
+    target: str
+
+    @property
+    def size(self) -> int:
+        return len(os.fsencode(self.target))
+
+
+@dataclass(frozen=True)
 class Rewrite:
     """A small file that gets new bytes (`old` says what it was), or a new one when `new_file`."""
 
@@ -192,7 +205,17 @@ class Rewrite:
     new_file: bool = False
 
 
-AnyChange: TypeAlias = Change | Aside | Rewrite
+@dataclass(frozen=True)
+class Relink:
+    """A symbolic link that leads to `new` in place of `old`: both are the text of the link."""
+
+    file: str
+    field: str
+    old: str
+    new: str
+
+
+AnyChange: TypeAlias = Change | Aside | Rewrite | Relink
 
 
 # --- edits: what the disk gets -------------------------------------------------------------------
@@ -201,23 +224,25 @@ AnyChange: TypeAlias = Change | Aside | Rewrite
 @dataclass(frozen=True)
 class Move:
     """Rename `src` to `dst`, which does not exist. With `content`, `src` is first staged from it,
-    so a new file is a Move too. Inverse: the move back."""
+    so a new file is a Move too; it gets the rights of the file `like`. Inverse: the move back."""
 
     src: str
     dst: str
     content: Content | None = None
+    like: str | None = None
 
 
 @dataclass(frozen=True)
 class Replace:
     """`file` is linked to `kept`, then `staged` is renamed over it: `file` exists at every moment.
     `staged` is written from `content`, or is there already when `content` is None (undo).
-    Inverse: the same with `kept` as the staged file."""
+    Inverse: the same with `kept` as the staged file. Either of both may be a symbolic link, which
+    is never followed."""
 
     file: str
     staged: str
     kept: str
-    content: Content | None = None
+    content: Content | Link | None = None
 
 
 @dataclass(frozen=True)
@@ -362,7 +387,8 @@ _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         Fill, Elements, Source, Computed, Checksum, Renamed, Change, Aside, Span, Hole, Content,
-        Rewrite, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise, Plan, Receipt,
+        Link, Rewrite, Relink, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise, Plan,
+        Receipt,
     )
 }  # fmt: skip
 
@@ -371,7 +397,10 @@ def to_json(value: Any) -> Any:
     """What a JSON encoder's `default` makes of one of the values above: its own level only, the
     encoder asks for the others. Bytes are base64; tuples become lists."""
     if _KINDS.get(type(value).__name__) is type(value):
-        return {"kind": type(value).__name__, **vars(value)}
+        document = {"kind": type(value).__name__, **vars(value)}
+        if document.get("chunks") == 1:
+            del document["chunks"]  # of the many that are one: as receipts have always had them
+        return document
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode("ascii")}
     if isinstance(value, Mapping):

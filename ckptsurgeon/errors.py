@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 UNTOUCHED = "the run is exactly as it was"
+DEFECT = "this is a defect of ckptsurgeon: report it with the recipe and `ckptsurgeon show`"
+"""What to do next where a plan contradicts itself."""
 
 
 class SurgeryError(Exception):
@@ -23,9 +25,7 @@ class SurgeryError(Exception):
 
     exit_code = 1
 
-    def __init__(
-        self, what: str, *, next: str | Sequence[str] = (), untouched: str = UNTOUCHED
-    ) -> None:
+    def __init__(self, what: str, *, next: str | Sequence[str], untouched: str = UNTOUCHED) -> None:
         super().__init__(what)
         self.what = what
         self.untouched = untouched

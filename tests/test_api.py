@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import ckptsurgeon
+from ckptsurgeon.operations import kinds
 from tests.conftest import Trained
 from tests.support.launch import REPO
 from tests.support.tiny_run import make_run
@@ -39,3 +40,7 @@ def test_the_first_example_of_the_package_runs(
 
 def test_every_public_name_is_there() -> None:
     assert [name for name in ckptsurgeon.__all__ if not hasattr(ckptsurgeon, name)] == []
+
+
+def test_every_section_of_a_recipe_is_public() -> None:
+    assert [kind.__name__ for kind in kinds() if kind.__name__ not in ckptsurgeon.__all__] == []

@@ -25,7 +25,7 @@ These are all the places that change an object of DeepSpeed at run time:
   the number of their layer.
 - universal.mend_zero_3: param groups and step counts after a load, which gives all groups those of
   the first.
-- precision.masters_as_truth, for a load of another dtype: `engine._get_zero_ckpt_prefix` during it,
-  the loss scaler and the weights after it.
+- precision.masters_as_truth, for a load of another dtype: with ZeRO `engine._get_zero_ckpt_prefix`
+  during it, the loss scaler and the weights after it; without, `wrapper.load_state_dict` during it.
 - rewarm.rewarmed: the rate of each param group, for one step.
 """

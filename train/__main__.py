@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -81,6 +82,8 @@ def _run(
     from . import trainer  # after `start`, which chooses DeepSpeed's accelerator
     from .device import full_memory_told
 
+    # DeepSpeed looks for garbage three times while it starts with bf16: modules are none.
+    gc.freeze()
     with full_memory_told():
         training = trainer.prepare(config, checkpoint, device)
     line = trainer.first_line(training)

@@ -17,7 +17,7 @@ from .device import device_kind
 from .errors import RankError, TrainError
 from .grid import Grid
 from .optimizer import live_clip_grad, live_optimizer, live_scaler, without_prints
-from .precision import can_change, masters_as_truth, saved_dtype
+from .precision import masters_as_truth, saved_dtype
 from .progress import Progress
 from .run_folder import LATEST
 from .shards import check_sizes, missing, model_states
@@ -170,8 +170,6 @@ def read_client_state(checkpoint: Path, config: Config, grid: Grid) -> dict[str,
     for key in SHAPE:
         if saved[key] != wanted[key]:
             raise _cannot_continue(checkpoint, key, saved[key], wanted[key])
-    if dtype != config.dtype and not can_change(config, args, is_universal(checkpoint)):
-        raise _cannot_continue(checkpoint, "dtype", dtype, config.dtype)
     if is_universal(checkpoint):
         check_target(checkpoint, args, grid)
         return state
@@ -187,14 +185,16 @@ def read_client_state(checkpoint: Path, config: Config, grid: Grid) -> dict[str,
     return state
 
 
-def load_checkpoint(engine: Any, checkpoint: Path, args: Any) -> None:
-    """Load weights, optimizer and scheduler into the live engine. Raises RankError."""
+def load_checkpoint(engine: Any, checkpoint: Path, state: dict[str, Any]) -> None:
+    """Load weights, optimizer and scheduler into the live engine; `state` is what
+    `read_client_state` has returned of it. Raises RankError."""
+    args = state["args"]
     universal = is_universal(checkpoint)
     names = names_as_saved(engine, checkpoint, args) if universal else nullcontext()
     same = engine.bfloat16_enabled() == args.bf16 and engine.fp16_enabled() == args.fp16
-    masters = nullcontext() if same else masters_as_truth(engine, args)
+    masters = nullcontext() if same else masters_as_truth(engine, state)
     try:
-        with names, without_prints(), masters:
+        with torch.no_grad(), names, without_prints(), masters:
             loaded, _ = engine.load_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
     except Exception as e:
         what = f"rank {engine.global_rank} can't load it: {_first_line(e)}"

@@ -52,10 +52,10 @@ def fuse(engine: Any, grid: Grid) -> bool:
 
 
 def _replace(wrapper: Any, fused: Callable[[], bool]) -> None:
-    stock = wrapper.step
+    stock, without_grad = wrapper.step, torch.no_grad()(fused)
 
     def step(closure: None = None) -> Any:
-        return wrapper.overflow if fused() else stock(closure)
+        return wrapper.overflow if without_grad() else stock(closure)
 
     wrapper.step = step
 

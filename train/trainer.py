@@ -79,7 +79,7 @@ def prepare(config: Config, checkpoint: Path | None, device: Any) -> Training:
     fused = live_optimizer(engine).param_groups[0].get("fused")
     progress, course = Progress(), course_of(config)
     if checkpoint is not None and state is not None:
-        load_checkpoint(engine, checkpoint, state["args"])
+        load_checkpoint(engine, checkpoint, state)
         keep_implementation(live_optimizer(engine), fused)
         restore_rng(state)
         args = state["args"]

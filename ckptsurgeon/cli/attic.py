@@ -149,4 +149,4 @@ def _confirm_by_name(run: Run, what: str, common: Common) -> None:
     print(f"{what}: type the name of the run ({run.name}) to remove: ", end="", file=sys.stderr)
     sys.stderr.flush()
     if sys.stdin.readline().strip() != run.name:
-        raise Declined(f"{what}: declined")
+        raise Declined(f"{what}: declined", next=())

@@ -166,4 +166,4 @@ def _confirm(plan: Plan, common: Common) -> None:
     if not answer.endswith("\n"):
         print(file=sys.stderr)  # Ctrl-D leaves the cursor behind the question
     if answer.strip().lower() not in ("y", "yes"):
-        raise Declined(f"{plan.title}: declined")
+        raise Declined(f"{plan.title}: declined", next=())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,11 +12,10 @@ import typer
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Common
-from ckptsurgeon.errors import DamagedFile, SurgeryError, VerificationFailed
+from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.operations.completion import saved_steps
 
 if TYPE_CHECKING:
-    from ckptsurgeon.look.glance import Glance
     from ckptsurgeon.report.style import Row
     from ckptsurgeon.run.run import Run
 
@@ -45,7 +43,8 @@ def status(*, common: Common) -> None:
 
 
 def _loss(run: Run) -> Sequence[Row]:
-    """The end of the loss and advise's verdict on it, on a terminal only: scripts read --json."""
+    """The end of the loss and what it says, on a terminal only: scripts read --json. Without NumPy,
+    which takes longer to load than all of `status`."""
     if not sys.stdout.isatty():
         return ()
     from ckptsurgeon.look.glance import glance
@@ -55,20 +54,7 @@ def _loss(run: Run) -> Sequence[Row]:
         seen = glance(run)
     except (SurgeryError, OSError):  # a log that can't be read is no reason to show no status
         return ()
-    return () if seen is None else sparkline(seen, run.steps(), _verdict(seen))
-
-
-def _verdict(seen: Glance) -> str:
-    """That of advise on these points. NumPy is loaded only where the loss does not end calmly."""
-    if seen.calm:
-        return f"the loss is at its best level of the last {len(seen.steps)} points"
-    from ckptsurgeon.logs.curves import of_rows
-    from ckptsurgeon.look.advise import judge
-    from ckptsurgeon.report.advice import verdict
-
-    points = zip(seen.steps, seen.values, strict=True)
-    told = judge(of_rows([(step, {"loss": value}, math.nan) for step, value in points], Path()))
-    return f"{verdict(told)}: ckptsurgeon advise" if told.spike is not None else verdict(told)
+    return () if seen is None else sparkline(seen, run.steps())
 
 
 def show(
@@ -196,6 +182,15 @@ def doctor(
         bool,
         typer.Option("--vitals", help="Also say what is unusual in its tensors, worst first."),
     ] = False,
+    against: Annotated[
+        int | None,
+        typer.Option(
+            "--against",
+            metavar="STEP",
+            help="With --vitals: also the growth of each norm since an earlier step.",
+            autocompletion=saved_steps,
+        ),
+    ] = None,
     jobs: Annotated[
         int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
     ] = 8,
@@ -212,10 +207,13 @@ def doctor(
     Examples:
     ckptsurgeon doctor
     ckptsurgeon doctor --vitals
+    ckptsurgeon doctor --vitals --against 6
     """
     from ckptsurgeon.look.doctor import Diagnosis, diagnose
     from ckptsurgeon.look.vitals.vitals import examine
 
+    if against is not None and not vitals:
+        raise UsageError("--against belongs to --vitals", next="--vitals --against STEP")
     run = common.open_run()
     diagnoses = [replace(item, next=common.here(item.next)) for item in diagnose(run)]
     seen = None
@@ -223,8 +221,10 @@ def doctor(
         check = common.here("ckptsurgeon verify --level 4    all that is wrong with the step")
         with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
             try:
-                seen = examine(run, jobs=jobs, progress=progress)
+                seen = examine(run, against=against, jobs=jobs, progress=progress)
                 diagnoses += [Diagnosis(fact, check) for fact in seen.facts]
+            except UsageError:
+                raise
             except SurgeryError as error:  # mostly one that is among the findings already
                 diagnoses.append(Diagnosis(f"the vital signs can't be read: {error.what}", check))
     common.answer(

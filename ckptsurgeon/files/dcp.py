@@ -8,39 +8,54 @@ Source of the layout: `torch/distributed/checkpoint/{filesystem,metadata}.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptsurgeon.edits import ZEROS, Change, Content, Key, Piece, Span
 from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.files import chunks
 from ckptsurgeon.files.archives import append, rewrite
 from ckptsurgeon.files.archives import zeros as torch_blank
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.files.collector import collector_paused
-from ckptsurgeon.files.pickles import splice
-from ckptsurgeon.files.pickles.scan import MAX_BYTES, Scan, scan
-from ckptsurgeon.files.pickles.splice import Nth
-from ckptsurgeon.files.pickles.tree import Object, Tensor, read_with_globals
+from ckptsurgeon.files.chunks import Chunks, Item, Place, Table
+from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.pickles.values import dumped
 
 METADATA = ".metadata"
 NEW = re.compile(r"__ckptsurgeon_(\d+)\.distcp")
-FIELDS = ("relative_path", "offset", "length")
+TOLD_BY = 16
+"""Different places of a tensor's chunks that are looked at to tell whether all of it is zeros."""
+
+Blank = tuple[str, tuple[int, ...]]
+"""Dtype and size of a tensor of zeros."""
 
 
-class Item(NamedTuple):
-    """Where one value lies: `length` bytes from `start` on in `file`. `offset` is that of a chunk
-    in its tensor, None for a value that is not a tensor; `number` counts the entries of
-    `storage_data`; `transforms` name what its bytes went through (compression)."""
+class Whole(Tensor):
+    """A tensor that was saved in chunks, by what `.metadata` says: an item is the tree of a chunk,
+    read when it is asked for. It has no storage of its own."""
 
-    number: int
-    file: str
-    start: int
-    length: int
-    offset: tuple[int, ...] | None
-    transforms: tuple[str, ...]
+    __slots__ = ("items", "saved")
+
+    def __init__(self, saved: Saved, items: Chunks, dtype: str, size: tuple[int, ...]) -> None:
+        stride = tuple(prod(size[axis + 1 :]) for axis in range(len(size)))
+        super().__init__(dtype, "", prod(size), 0, size, stride)
+        self.saved, self.items = saved, items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, chunk: int) -> Any:
+        return self.saved.archive(self.items[chunk]).tree()
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[chunk] for chunk in range(len(self)))
+
+
+Sequence.register(Whole)
 
 
 @dataclass
@@ -48,17 +63,25 @@ class Saved:
     """The content of one `.metadata`, and the archives it leads to, each opened once."""
 
     folder: Path
-    size: int
-    scanned: Scan
-    items: dict[str, list[Item]]
-    globals: frozenset[str]
+    table: Table
 
     def __post_init__(self) -> None:
-        self._archives: dict[Item, Archive] = {}
+        self._archives: dict[tuple[str, int, int], Archive] = {}
+        self._agreeing: dict[str, bool] = {}
 
     @property
     def path(self) -> Path:
         return self.folder / METADATA
+
+    @property
+    def items(self) -> Mapping[str, Chunks]:
+        """The chunks of each tensor, and the one item of each other value, by name."""
+        return self.table.items
+
+    @property
+    def globals(self) -> frozenset[str]:
+        """Every `module.name` that a load of `.metadata` imports."""
+        return self.table.globals
 
     @classmethod
     def open(cls, folder: Path, file: Path | None = None) -> Saved:
@@ -66,53 +89,59 @@ class Saved:
         can't be opened."""
         path = folder / METADATA if file is None else file
         try:
-            size = path.stat().st_size
+            return cls(folder, chunks.read(path))
         except FileNotFoundError:
             raise DamagedFile(str(path), 0, "it is missing: the save was not finished") from None
-        if size > MAX_BYTES:
-            raise DamagedFile(str(path), 0, f"it has {size} bytes, more than {MAX_BYTES}")
-        with collector_paused():
-            scanned = scan(path.read_bytes(), where=str(path), dense=True)
-            tree, globals = read_with_globals(scanned)
-            try:
-                items = _items(tree.state["storage_data"])
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                what = f"this is not a Metadata of torch ({type(error).__name__}: {error})"
-                raise DamagedFile(str(path), 0, what[:200]) from None
-        for item in (item for chunks in items.values() for item in chunks):
-            parts = item.file.split("/")
-            if item.file.startswith("/") or ".." in parts or "\0" in item.file:
-                raise DamagedFile(str(path), 0, f"the file name {item.file!r} leaves the folder")
-        return cls(folder, size, scanned, items, globals)
 
     def archive(self, item: Item) -> Archive:
         """The archive of one item. Raises DamagedFile, and SurgeryError if its bytes were
         transformed."""
-        if item not in self._archives:
+        place = item.file, item.start, item.length
+        if place not in self._archives:
             if item.transforms:
                 raise SurgeryError(
                     f"{self.folder / item.file}: its values are stored {'+'.join(item.transforms)}",
                     next="save again without the extension; only plain values can be edited",
                 )
-            path = self.folder / item.file
-            self._archives[item] = Archive.open(path, item.start, item.length)
-        return self._archives[item]
+            self._archives[place] = Archive.open(self.folder / item.file, item.start, item.length)
+        return self._archives[place]
 
     def value(self, name: str) -> Any:
-        """The tree of a value, or the list of a tensor's chunks. Raises KeyError for no such."""
-        chunks = self.items[name]
-        if chunks[0].offset is None:
-            return self.archive(chunks[0]).tree()
-        return [self.archive(item).tree() for item in chunks]
+        """The tree of a value; of a tensor a `Whole`, or the list of its chunks where `.metadata`
+        does not say what it is. Raises KeyError for no such."""
+        items = self.items[name]
+        if not items.is_tensor:
+            return self.archive(items[0]).tree()
+        if items.whole is not None:
+            return Whole(self, items, *items.whole)
+        return [self.archive(item).tree() for item in items]
+
+    def paths(self, name: str) -> list[tuple[Key, ...]]:
+        """The one path to a value or a tensor, whatever the number of its chunks; to each chunk
+        where `.metadata` does not say what the tensor is."""
+        items = self.items[name]
+        if not items.is_tensor or (items.whole is not None and not items.is_number):
+            return [(name,)]
+        return [(name, chunk) for chunk in range(len(items))]
 
     def of(self, path: Sequence[Key]) -> Item:
         """The item that `path` leads to: a value's name and what is inside; a tensor's name and the
         number of the chunk. Raises KeyError."""
-        chunks = self.items[str(path[0])]
-        chunk = path[1] if chunks[0].offset is not None and len(path) > 1 else 0
-        if not isinstance(chunk, int) or not 0 <= chunk < len(chunks):
+        items = self.items[str(path[0])]
+        chunk = path[1] if items.is_tensor and len(path) > 1 else 0
+        if not isinstance(chunk, int) or not 0 <= chunk < len(items):
             raise KeyError(path)
-        return chunks[chunk]
+        return items[chunk]
+
+    def is_zero(self, name: str) -> bool:
+        """Whether all of a tensor is known to be zeros, by the CRCs of its storages: those of what
+        a reset has left, as its chunks share them. False where its chunks lie in many places."""
+        items = self.items[name]
+        places = list(items.places(TOLD_BY + 1))
+        if len(places) > TOLD_BY:
+            return False
+        archives = [self.archive(item) for item in places]
+        return all(archive.is_zero(archive.tree()) for archive in archives)
 
     def next_file(self) -> str:
         """A name for new values that no earlier surgery has used."""
@@ -122,36 +151,49 @@ class Saved:
     def render(self, changes: Sequence[Change], base: str, name: str) -> tuple[Content, Content]:
         """The content of the new file `name` with all changed values, and that of `.metadata`.
 
-        `base` is this folder as edits name it. Raises as `append.render` does."""
+        `base` is this folder as edits name it. A tensor that becomes zeros as a whole is one blank
+        for each shape of its chunks, and none of them is opened but the first and the last, which
+        must be what `.metadata` says. Raises as `append.render` does."""
+        new = _New(len(self.table.file))
         groups: dict[Item, list[Change]] = {}
         for change in changes:
-            groups.setdefault(self.of(change.path), []).append(change)
-        pieces: list[Piece] = []
-        places: dict[Any, tuple[int, int]] = {}  # of what is written once for many items too
-        edits: dict[tuple[Key | Nth, ...], Any] = {}
-        end = 0
+            items = self.items[str(change.path[0])]
+            if len(change.path) > 1 or not items.is_tensor:
+                groups.setdefault(self.of(change.path), []).append(change)
+            elif change.new == ZEROS and self._agrees(items):
+                dtype = items.whole[0] if items.whole is not None else ""
+                shapes = items.shapes().items()
+                items.choose(new.chosen, {k: new.blank((dtype, shape)) for k, shape in shapes})
+            else:
+                for chunk, item in enumerate(items):
+                    one = replace(change, path=(items.name, chunk))
+                    groups.setdefault(item, []).append(one)
         for item, item_changes in groups.items():
             blank = self._blank(item, item_changes)
-            place = places.get(blank) if blank is not None else None
-            if place is None:
-                parts = (
-                    self._parts(item, item_changes, base)
-                    if blank is None
-                    else (torch_blank.zeros(*blank),)
-                )
-                length = Content(tuple(parts)).size
-                pieces += parts
-                place = end, length
-                end += length
-                if blank is not None:
-                    places[blank] = place
-            for field, new in zip(FIELDS, (name, *place), strict=True):
-                edits["storage_data", Nth(item.number), field] = new
-        with collector_paused():
-            data = splice.splice(self.scanned.data, edits, scanned=self.scanned)
-        return Content(tuple(pieces)), Content((data,))
+            new.chosen[item.number] = (
+                new.blank(blank)
+                if blank is not None
+                else new.add(self._parts(item, item_changes, base))
+            )
+        kept, pieces = self.table.moved(new.chosen, new.places, name)
+        start = (Span(f"{base}/{METADATA}", 0, kept),) if kept else ()
+        return Content(tuple(new.pieces)), Content((*start, *pieces))
 
-    def _blank(self, item: Item, changes: Sequence[Change]) -> tuple[str, tuple[int, ...]] | None:
+    def _agrees(self, items: Chunks) -> bool:
+        """Whether the first and the last chunk of a tensor are what `.metadata` says of them."""
+        if items.name not in self._agreeing:
+            self._agreeing[items.name] = (
+                items.whole is not None
+                and torch_blank.is_possible(items.whole[0])
+                and all(
+                    isinstance(tensor := self.archive(items[chunk]).tree(), Tensor)
+                    and (tensor.dtype, tensor.size) == (items.whole[0], items.shape(chunk))
+                    for chunk in {0, len(items) - 1}
+                )
+            )
+        return self._agreeing[items.name]
+
+    def _blank(self, item: Item, changes: Sequence[Change]) -> Blank | None:
         """Dtype and size of a tensor that becomes zeros as a whole."""
         tensor = self.archive(item).tree()
         zeros = isinstance(tensor, Tensor) and changes[-1].new == ZEROS
@@ -178,6 +220,32 @@ class Saved:
         )
 
 
+class _New:
+    """The new file of a surgery as it is put together, and which rows lead there: each has the
+    number of its place, counted from 1, or 0."""
+
+    def __init__(self, rows: int) -> None:
+        self.pieces: list[Piece] = []
+        self.places: list[Place] = []
+        self.chosen = array("I", bytes(4 * rows))
+        self._end = 0
+        self._blanks: dict[Blank, int] = {}
+
+    def add(self, parts: Sequence[Piece]) -> int:
+        """The number of the place of these bytes."""
+        size = Content(tuple(parts)).size
+        self.pieces += parts
+        self.places.append((self._end, size))
+        self._end += size
+        return len(self.places)
+
+    def blank(self, blank: Blank) -> int:
+        """The same of zeros, which are written once for all."""
+        if blank not in self._blanks:
+            self._blanks[blank] = self.add((torch_blank.zeros(*blank),))
+        return self._blanks[blank]
+
+
 class Values(dict[str, Any]):
     """Name → value (`Saved.value`), read when it is asked for."""
 
@@ -193,32 +261,3 @@ class Values(dict[str, Any]):
         """As `dict.copy`, but values are still read when they are asked for: `patched` lays changes
         over the copy of any tree, and must not read what they do not touch."""
         return Values(self.saved, self)
-
-
-def _items(storage_data: Mapping[Any, Any]) -> dict[str, list[Item]]:
-    """By name, the chunks in ascending order of where they lie in the tensor."""
-    out: dict[str, list[Item]] = {}
-    for number, (index, info) in enumerate(storage_data.items()):
-        key, value = _attributes(index), _attributes(info)
-        file, start, length = (value[field] for field in FIELDS)
-        if not (type(file) is str and type(start) is type(length) is int and start >= 0 < length):
-            raise ValueError(f"{key['fqn']!r} lies at {start!r} in {file!r}")
-        offset = key.get("offset")
-        item = Item(
-            number=number,
-            file=file,
-            start=start,
-            length=length,
-            offset=None if offset is None else tuple(offset),
-            transforms=tuple(value.get("transform_descriptors") or ()),
-        )
-        out.setdefault(key["fqn"], []).append(item)
-    for chunks in out.values():
-        chunks.sort(key=lambda item: item.offset or ())
-    return out
-
-
-def _attributes(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Object) or not isinstance(value.state, dict):
-        raise TypeError(f"{value!r:.80} has no attributes")
-    return value.state

@@ -29,11 +29,16 @@ def text(path: Path) -> str:
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise SurgeryError(f"{path} has more than {MAX_BYTES} bytes")
+        raise SurgeryError(
+            f"{path} has more than {MAX_BYTES} bytes",
+            next="restore the file, or let the trainer write it anew",
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SurgeryError(f"{path} is no JSON: {error}") from None
+        raise SurgeryError(
+            f"{path} is no JSON: {error}", next="restore the file, or let the trainer write it anew"
+        ) from None
 
 
 def parsed(path: Path, text: str) -> Any:
@@ -41,7 +46,10 @@ def parsed(path: Path, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SurgeryError(f"{path} is no JSON: {str(error)[:200]}") from None
+        raise SurgeryError(
+            f"{path} is no JSON: {str(error)[:200]}",
+            next="restore the file, or let the trainer write it anew",
+        ) from None
 
 
 def mapping(path: Path) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,6 +18,7 @@ from ckptsurgeon.edits import (
     Elements,
     Fill,
     Key,
+    Renamed,
 )
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import append, compact
@@ -32,6 +33,7 @@ from ckptsurgeon.formats.protocol import Disagreement
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.values import (
     Blob,
+    Conversion,
     Decay,
     Fragment,
     Part,
@@ -192,6 +194,13 @@ class BaseCheckpoint(ABC):
             next="set the schedule where the trainer makes it",
         )
 
+    def conversion(self, to: str) -> Conversion:
+        """Refused: a family whose loaders of each precision are known overrides it."""
+        raise SurgeryError(
+            f"what a trainer in {to} loads of {self.path.name} is not known here",
+            next=f"set {to} where the trainer is started, and compare its first losses",
+        )
+
     @abstractmethod
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """See `protocol.Checkpoint.scaler_start`."""
@@ -199,6 +208,12 @@ class BaseCheckpoint(ABC):
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """The number itself in every place."""
         return [Setting(counter, place, value) for place in self.locate(counter)], []
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """Nothing: most trainers look at what is in the run when they clean up."""
+        return [], []
 
     def rescale(self, scale: float) -> list[Setting]:
         """The scale in every place, and the counters of `growth` beside each at their start."""
@@ -256,6 +271,10 @@ class BaseCheckpoint(ABC):
             f"which parameters of {self.path.name} are whole on every rank is not known here",
             next="ckptsurgeon verify    what can be checked here",
         )
+
+    def pieces(self, place: Place) -> list[Place]:
+        """Itself: a tensor is saved as one."""
+        return [place]
 
     def parts(self) -> list[Part]:
         """Refused: a format that knows whose each tensor is overrides it."""
@@ -353,11 +372,15 @@ class BaseCheckpoint(ABC):
         """The trees with `changes` laid over them."""
         patches: dict[Path, dict[Key, Any]] = {}
         roots: dict[Path, Any] = {}
-        names = {change.file for change in changes}
-        files = {name: root / name for name in names if root / name in self.trees}
+        names: dict[Path, Path] = {}
+        changed = {change.file for change in changes}
+        files = {name: root / name for name in changed if root / name in self.trees}
         for change in changes:
             if isinstance(change, Change) and (file := files.get(change.file)) is not None:
                 if isinstance(change.new, (Fill, Elements, Computed)):
+                    continue
+                if isinstance(change.new, Renamed) and not change.path:
+                    names[file] = file.with_name(change.new.key)
                     continue
                 new = 0 if change.new == ZEROS else change.new
                 if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):
@@ -372,7 +395,14 @@ class BaseCheckpoint(ABC):
             file: patched(tree, patches[file]) if file in patches else tree
             for file, tree in self.trees.items()
         }
-        return replace(self, trees=trees | roots)
+        trees |= roots
+        if not names:
+            return replace(self, trees=trees)
+        return replace(
+            self,
+            trees={names.get(file, file): tree for file, tree in trees.items()},
+            archives={names.get(file, file): archive for file, archive in self.archives.items()},
+        )
 
 
 def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Archive]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -80,3 +82,19 @@ class BaseFormat:
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """No value is taken from a command line that is known here."""
         return []
+
+
+def leads_out(run: Path, path: Path) -> bool:
+    """Whether `path` is a symbolic link to what lies outside the run."""
+    return path.is_symlink() and not path.resolve().is_relative_to(run.resolve())
+
+
+def outside(step: int, link: Path, target: Path) -> Rival:
+    """What the trainer loads by a link that leads out, and how to lead it to `target` instead."""
+    here = shlex.quote(os.path.relpath(target, link.parent))
+    return Rival(
+        step,
+        f"{link.name} is a link to {link.readlink()}, outside the run",
+        (),
+        f"ln -sfn {here} {shlex.quote(str(link))}    then the same command again",
+    )

@@ -14,6 +14,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats.values import (
     Blob,
+    Conversion,
     Decay,
     Fragment,
     Hazard,
@@ -94,6 +95,10 @@ class Checkpoint(Protocol):
         exp_avg_sq). Raises SurgeryError where the format does not say."""
         ...
 
+    def pieces(self, place: Place) -> list[Place]:
+        """The tensors that the one at `place` was saved in: itself, or its chunks, one by one."""
+        ...
+
     def parts(self) -> list[Part]:
         """Every stretch of every parameter's weights, masters and moments that the trainer loads.
         Raises SurgeryError where the format does not say whose they are."""
@@ -124,9 +129,22 @@ class Checkpoint(Protocol):
         make the trainer's own do it."""
         ...
 
+    def conversion(self, to: str) -> Conversion:
+        """What makes a trainer of the precision `to` (bf16, fp32) load this step, beside weights
+        that are rounded from its masters. Raises SurgeryError where the format can't hold it."""
+        ...
+
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """What to write so that the counter `counter` of `fields.FIELDS` is `value`, with those
         that a load computes from it, and what to warn of; nothing where it is kept nowhere."""
+        ...
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """What to write so that the trainer's own clean-up, and its choice of the best step, count
+        on no step that is not in the run once `gone` has left it and `resumed` are what a restart
+        loads; and what to warn of."""
         ...
 
     def rescale(self, scale: float) -> list[Setting]:

@@ -1,8 +1,12 @@
-"""The moments of each parameter side by side, from the state dicts of any format."""
+"""Moments, master and weights of each parameter side by side: from the parts that a format names,
+and from the states of its optimizers, which say what the moments were made with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
@@ -10,7 +14,16 @@ from ckptsurgeon.files.archives.storage_edit import contiguous as contiguous
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.optimizers import adam
 from ckptsurgeon.formats.protocol import Checkpoint
-from ckptsurgeon.formats.values import MOMENTS, Adam, Codes, Place, StateDict, Strip
+from ckptsurgeon.formats.values import (
+    MOMENTS,
+    Adam,
+    Codes,
+    Located,
+    Part,
+    Place,
+    StateDict,
+    Strip,
+)
 
 MASTERS = ("master_param", "fp32_param", "param")
 """What optimizers of 16-bit weights call their fp32 copy."""
@@ -19,17 +32,103 @@ QUANTIZED = {
     "exp_avg_sq": ("state2", "absmax2", "qmap2"),
 }
 """bitsandbytes: codes, scales of their blocks, code book."""
+ORDER = (*MOMENTS, "master", "weights")
+"""Of the tensors of a strip: the first one is read with its file."""
 
 
 def strips(checkpoint: Checkpoint) -> Iterator[Strip]:
-    """One for each state of each optimizer, with whole tensors."""
-    names = _names(checkpoint)
+    """One for each stretch of a parameter that the format names, and for each state of which it
+    names no moment, with whole tensors."""
+    try:
+        parts = checkpoint.parts()
+    except SurgeryError:
+        parts = []
+    return of_parts(checkpoint, parts)
+
+
+def of_parts(checkpoint: Checkpoint, parts: Iterable[Part]) -> Iterator[Strip]:
+    """As `strips`, with these parts, which need not be all."""
+    by_parameter: dict[tuple[str, str], list[Part]] = {}
+    for part in parts:
+        by_parameter.setdefault((part.parameter, part.cut), []).append(part)
+    states: list[tuple[Hashable, dict[str, Place], Adam]] = []
+    made: dict[Located, Adam] = {}
     for each in checkpoint.state_dicts():
         lawful = adam.is_adam(each)
         settings = Settings(checkpoint, each)
-        for owner, state in owners(each).items():
-            if strip := _strip(state, settings.adam(owner, state, lawful), owner, names):
-                yield strip
+        for owner, state in owners(_pieces(checkpoint, each)).items():
+            known = settings.adam(owner, state, lawful)
+            states.append((owner, state, known))
+            made.update({(place.file, place.path): known for place in state.values()})
+    named: set[Located] = set()
+    for (name, _), stretches in by_parameter.items():
+        named |= {(part.place.file, part.place.path) for part in stretches}
+        yield from _side_by_side(name, stretches, made)
+    others = [
+        (owner, state, known)
+        for owner, state, known in states
+        if not any((place.file, place.path) in named for place in state.values())
+    ]
+    names = _names(checkpoint) if others else {}
+    for owner, state, known in others:
+        if strip := _strip(state, known, owner, names):
+            yield strip
+
+
+def _side_by_side(
+    name: str, parts: Sequence[Part], made: Mapping[Located, Adam]
+) -> Iterator[Strip]:
+    """The stretches of one parameter, cut where one of them ends."""
+    ends = sorted({at for part in parts for at in (part.first, _last(part))})
+    queues = {
+        kind: deque(sorted((p for p in parts if p.kind == kind), key=lambda part: part.first))
+        for kind in ORDER
+    }
+    for first, last in pairwise(ends):
+        here: dict[str, Part] = {}
+        for kind, queue in queues.items():
+            while queue and _last(queue[0]) <= first:
+                queue.popleft()
+            if queue and queue[0].first <= first:
+                here[kind] = queue[0]
+        tensors = _ordered_alike({kind: part.place for kind, part in here.items()})
+        if not tensors:
+            continue
+        adams = (made.get((place.file, place.path)) for place in tensors.values())
+        sizes = (p.value.size for p in tensors.values() if p.value.numel == last - first)
+        yield Strip(
+            parameter=name,
+            numel=last - first,
+            tensors={
+                kind: (place, here[kind].start + first - here[kind].first)
+                for kind, place in tensors.items()
+            },
+            adam=next((each for each in adams if each is not None), None),
+            shape=next((size for size in sizes if len(size) > 1), None),
+        )
+
+
+def _last(part: Part) -> int:
+    """The element of the parameter that the stretch ends before."""
+    return part.first + part.end - part.start
+
+
+def _ordered_alike(places: Mapping[str, Place]) -> dict[str, Place]:
+    """Those in which elements that lie at the same distance from the start belong together."""
+    tensors = {kind: place for kind, place in places.items() if isinstance(place.value, Tensor)}
+    if all(contiguous(place.value) for place in tensors.values()):
+        return tensors
+    first = next(iter(tensors.values()))
+    return {kind: place for kind, place in tensors.items() if _alike(place, first)}
+
+
+def _pieces(checkpoint: Checkpoint, state_dict: StateDict) -> StateDict:
+    """With the tensors as they are saved, in chunks."""
+    state = {
+        key: [piece for place in places for piece in checkpoint.pieces(place)]
+        for key, places in state_dict.state.items()
+    }
+    return state_dict._replace(state=state)
 
 
 class Settings:
@@ -176,7 +275,8 @@ def _names(checkpoint: Checkpoint) -> dict[Any, str]:
             continue
         for parameter, place, start, end in fragments:
             if start == 0 and end == place.value.numel:
-                names[place.file, place.path] = parameter
+                for piece in checkpoint.pieces(place):
+                    names[piece.file, piece.path] = parameter
     return names
 
 

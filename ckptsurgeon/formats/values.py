@@ -26,13 +26,15 @@ class Place(NamedTuple):
 
     `path` is the key path inside the pickle of `file`. `wins` is true when the trainer's value at
     step N + 1 comes from here, and false for a copy that is overwritten or never read. `zero` is
-    what a tensor becomes to hold zeros: a code where its elements are quantized."""
+    what a tensor becomes to hold zeros: a code where its elements are quantized. `chunks` counts
+    those that it was saved in (`Checkpoint.pieces`)."""
 
     file: Path
     path: tuple[Key, ...]
     value: Any
     wins: bool = True
     zero: str | Fill = ZEROS
+    chunks: int = 1
 
 
 class Fragment(NamedTuple):
@@ -148,6 +150,18 @@ class Setting(NamedTuple):
     field: str
     place: Place
     value: Any
+
+
+class Conversion(NamedTuple):
+    """What a step of another precision is, beside its weights of `dtype`: `settings`, new `names`
+    of files, keys of the `config` in the run that its trainer takes the precision from, and the
+    words of another `launch`; empty where none is needed."""
+
+    dtype: str
+    settings: tuple[Setting, ...]
+    names: Mapping[Path, str]
+    config: Mapping[str, str]
+    launch: str
 
 
 class Decay(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptsurgeon.logs import lineage, signals
-from ckptsurgeon.logs.axis import ITERATION, axis
+from ckptsurgeon.logs.axis import ITERATION, SAMPLES, axis, partner
 from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.logs.tensorboard.event_file import DROPPED, Index
@@ -104,8 +104,11 @@ def of_folders(
     *,
     branch: Collection[str] = (),
     order: str | None = None,
+    per_step: int | None = None,
 ) -> Curves:
     """The curves in the event files directly in `folders`; damaged records are left out and named.
+    A loss that is logged over samples alone, as DeepSpeed's monitor does, is read where each step
+    trains `per_step` of them.
 
     `own` gives the tags of signals that their names don't tell. Folders that follow one another in
     time are one training; of those that were written at the same time the one with most points of
@@ -114,12 +117,16 @@ def of_folders(
     for folder in folders:
         files = [event_file.scan(path, salvage=True) for path in event_file.files(folder)]
         files = [index for index in files if len(index)]
-        names = {tag for index in files for group in index.names for tag in group}
-        names = {tag for tag in names if axis(tag, {}) == ITERATION}
-        logs.append(_Log(folder, files, signals.found(names, own)))
+        logs.append(_Log(folder, files, _tags(files, own, ITERATION)))
     having = [log for log in logs if LOSS in log.tags]
+    if not having and per_step is not None:
+        for log in logs:
+            log.tags = _tags(log.files, own, SAMPLES)
+        having = [log for log in logs if LOSS in log.tags]
     if not having:
-        return Curves({}, sources=tuple(folders))
+        alone = any(LOSS in _tags(log.files, own, SAMPLES) for log in logs)
+        note = "the loss is logged over samples, and how many a step takes is not known"
+        return Curves({}, notes=(note,) if alone else (), sources=tuple(folders))
     notes = [
         f"{index.path.name}: {end - start} damaged bytes at {start} are left out"
         for log in having
@@ -133,10 +140,9 @@ def of_folders(
               for log in having if log not in chosen]  # fmt: skip
     tags = {signal: tag for log in chosen for signal, tag in log.tags.items()}
     indexes = [index for log in chosen for index in log.files]
-    marks = lineage.newest(indexes, tags[LOSS])
-    assert marks is not None
+    marks = lineage.newest(indexes, tags[LOSS], per_step or 1)
     traced = lineage.trace(indexes, marks, branch=branch, order=order)
-    kept, left = _split(indexes, traced, tags)
+    kept, left = _split(indexes, traced, tags, per_step or 1)
     return Curves(kept, left, (*notes, *traced.warnings), tuple(log.folder for log in chosen))
 
 
@@ -146,23 +152,32 @@ def of_cut(paths: Sequence[Path], own: Mapping[str, str], after: int) -> Branch:
     import numpy as np
 
     indexes = [event_file.scan(path, salvage=True) for path in paths]
-    names = {tag for index in indexes for group in index.names for tag in group}
-    tags = signals.found({tag for tag in names if axis(tag, {}) == ITERATION}, own)
+    tags = _tags(indexes, own, ITERATION)
     flags = [np.asarray(index.steps, np.int64) > after for index in indexes]
     return _branch(indexes, flags, tags)
 
 
+def _tags(files: Sequence[Index], own: Mapping[str, str], over: str) -> dict[str, str]:
+    """Signal → its tag among those that are logged over `over`."""
+    names = {tag for index in files for group in index.names for tag in group}
+    mine = {partner(tag) or tag: tag for tag in sorted(names) if axis(tag, {}) == over}
+    given = {signal: partner(tag) or tag for signal, tag in own.items()}
+    return {signal: mine[name] for signal, name in signals.found(mine, given).items()}
+
+
 def _split(
-    indexes: Sequence[Index], traced: lineage.Lineage, tags: Mapping[str, str]
+    indexes: Sequence[Index], traced: lineage.Lineage, tags: Mapping[str, str], per_step: int
 ) -> tuple[Branch, tuple[Branch, ...]]:
-    kept = _branch(indexes, traced.flags, tags)
+    kept = _branch(indexes, traced.flags, tags, per_step)
     order = [i for training in traced.trainings for i in training.order]
-    left = [_branch([indexes[i]], [~traced.flags[i]], tags) for i in order]
+    left = [_branch([indexes[i]], [~traced.flags[i]], tags, per_step) for i in order]
     return kept, tuple(item for item in left if LOSS in item)
 
 
-def _branch(indexes: Sequence[Index], flags: Sequence[Any], tags: Mapping[str, str]) -> Branch:
-    """The curves of the records with a flag."""
+def _branch(
+    indexes: Sequence[Index], flags: Sequence[Any], tags: Mapping[str, str], per_step: int = 1
+) -> Branch:
+    """The curves of the records with a flag; `per_step` samples are a step."""
     import numpy as np
 
     parts: dict[str, list[tuple[Ints, Floats, Floats]]] = {}
@@ -176,6 +191,8 @@ def _branch(indexes: Sequence[Index], flags: Sequence[Any], tags: Mapping[str, s
                 if len(rows):
                     values = column(index, data, tag, rows)
                     steps = np.asarray(index.steps, np.int64)[rows]
+                    if axis(tag, {}) == SAMPLES:
+                        steps //= per_step
                     walls = np.asarray(index.walls, np.float64)[rows]
                     parts.setdefault(signal, []).append((steps, values, walls))
     return {signal: _curve(*map(np.concatenate, zip(*items, strict=True)))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.logs.axis import ITERATION, LOOSE, TRAINING
+from ckptsurgeon.logs.axis import ITERATION, LOOSE, SAMPLES, TRAINING
 from ckptsurgeon.logs.axis import axis as axis_of
 from ckptsurgeon.logs.history import History, read
 from ckptsurgeon.logs.marks import Marks
@@ -97,21 +97,21 @@ def trace(
     return result
 
 
-def newest(files: Sequence[Index], tag: str) -> Marks | None:
-    """The last step that `tag` was logged at, and when: where the history ends as it stands. None
-    where no file has it over iterations."""
+def newest(files: Sequence[Index], tag: str, per_step: int = 1) -> Marks:
+    """The last step that `tag` was logged at, and when: where the history ends as it stands. A tag
+    over samples has `per_step` of them in a step. Raises ValueError where no file has it."""
     import numpy as np
 
     ends = []
     for index in files:
         numbers = [i for i, group in enumerate(index.names) if tag in group]
         rows = np.flatnonzero(np.isin(np.asarray(index.tags, np.int32), numbers))
-        if len(rows) and axis_of(tag, {}) == ITERATION:
+        if len(rows):
             ends.append((float(index.walls[int(rows[-1])]), int(index.steps[int(rows[-1])])))
-    if not ends:
-        return None
-    wall, step = max(ends)
-    return Marks(step, saved_at=wall)
+    wall, x = max(ends)
+    if axis_of(tag, {}) == SAMPLES:
+        return Marks(x // per_step, samples=x, saved_at=wall)
+    return Marks(x, saved_at=wall)
 
 
 def _training(group: Sequence[int], known: Sequence[Events], history: History) -> Training:

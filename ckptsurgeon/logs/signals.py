@@ -15,16 +15,20 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     LOSS: (
         "lm-loss-training/lm loss", "lm loss", "loss_metrics/global_avg_loss", "train/CE loss",
         "train/loss", "train_loss", "training_loss", "lm_loss", "loss", "train/train_loss",
-        "Train/loss", "Loss/train", "train_loss_step",
+        "Train/loss", "Loss/train", "train_loss_step", "Train/Samples/train_loss",
     ),
     GRAD_NORM: (
         "grad-norm/grad-norm", "grad-norm", "grad_norm", "optim/total grad norm",
         "train/grad_norm", "gnorm", "gradient_norm", "train/grad-norm", "total_grad_norm",
     ),
-    LOSS_SCALE: ("loss-scale/loss-scale", "loss-scale", "loss_scale", "train/loss_scale"),
+    LOSS_SCALE: (
+        "loss-scale/loss-scale", "loss-scale", "loss_scale", "train/loss_scale",
+        "Train/Samples/loss_scale",
+    ),
     LR: (
         "learning-rate/learning-rate", "learning-rate", "lr", "optim/LR (group 0)",
         "train/learning_rate", "learning_rate", "train/lr", "lr-AdamW", "lr-Adam",
+        "Train/Samples/lr",
     ),
     BATCH_SIZE: ("batch-size/batch-size", "batch-size", "batch_size", "global_batch_size"),
     SAMPLES: ("steps-vs-samples/y=samples,x=steps", "consumed_samples", "consumed samples"),

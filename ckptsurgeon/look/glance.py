@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,65 +14,68 @@ from ckptsurgeon.logs.axis import ITERATION, axis
 from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.logs.tensorboard.frame import Opened, first_good
-from ckptsurgeon.logs.tensorboard.scalars import numbers
+from ckptsurgeon.logs.tensorboard.scalars import few
 from ckptsurgeon.run.run import Run
 
 BYTES = 2 << 20 if event_file.native is not None else 256 << 10
 """Bytes that are read in all: some 700 steps of a trainer that logs 35 tags."""
 FILES = 4
-SPAN, SETTLED = 50, 11
-"""Points of a mean, and of the median at the end: as in advise's rules."""
 
 
 @dataclass(frozen=True)
 class Glance:
-    """Steps, ascending, and the loss at them; at least one."""
+    """Steps, ascending, and the loss at them; at least one. `whole`: these are all points that the
+    run's event files hold, in one training that never went back."""
 
     steps: Sequence[int]
     values: Sequence[float]
-
-    @property
-    def calm(self) -> bool:
-        """Whether the loss ends at its best level, give or take its noise. Then no rule of advise
-        says that it diverged within these points."""
-        if not all(map(math.isfinite, self.values)) or len(self.values) < 2 * SPAN:
-            return False
-        sums = [0.0]
-        for value in self.values:
-            sums.append(sums[-1] + value)
-        means = [(b - a) / SPAN for a, b in zip(sums, sums[SPAN:], strict=False)]
-        jumps = [abs(b - a) for a, b in zip(self.values, self.values[1:], strict=False)]
-        noise = statistics.median(jumps) / (0.6745 * 2**0.5)
-        ends = statistics.median(self.values[-SETTLED:])
-        return means[-1] <= min(means) + noise / 2 and ends <= min(means) + noise
+    whole: bool = False
 
 
 def glance(run: Run) -> Glance | None:
     """The last points of the loss in the run's event files; None where no tag is known to be it.
     Damage ends what is read of a file."""
+    files = _event_files(run)
+    newest = _newest(files)
     points: list[tuple[int, float]] = []
+    tags, whole = set(), len(newest) == len(files)
     left = BYTES
-    for path in reversed(_newest(run)):
+    for i, path in enumerate(reversed(newest), 1):
         read = _end(path, left)
-        older = [point for point in read if not points or point[0] < points[0][0]]
+        older = [point for point in read.points if not points or point[0] < points[0][0]]
+        whole = whole and read.whole and len(older) == len(read.points)
         points = older + points
+        tags |= {read.tag} if read.points else set()
         left -= min(left, path.stat().st_size)
         if left < 4096:
+            whole = whole and i == len(newest)
             break
-    return Glance(*zip(*points, strict=True)) if points else None
+    if not points:
+        return None
+    steps, values = zip(*points, strict=True)
+    return Glance(steps, values, whole and len(tags) == 1)
 
 
-def _newest(run: Run) -> list[Path]:
-    """The newest event files of the folder that was written to last, oldest first."""
-    dated = [(path.stat().st_mtime_ns, path) for path in run.logs.files()]
-    dated = [(when, path) for when, path in dated if not path.name.endswith(".ckptsurgeon")]
-    if not dated:
-        return []
-    folder = max(dated)[1].parent
-    return [path for _, path in sorted(dated) if path.parent == folder][-FILES:]
+def _event_files(run: Run) -> list[Path]:
+    return [path for path in run.logs.files() if not path.name.endswith(".ckptsurgeon")]
 
 
-def _end(path: Path, most: int) -> list[tuple[int, float]]:
+def _newest(files: Sequence[Path]) -> list[Path]:
+    """The newest files of the folder that was written to last, oldest first."""
+    dated = sorted((path.stat().st_mtime_ns, path) for path in files)
+    return [path for _, path in dated if path.parent == dated[-1][1].parent][-FILES:]
+
+
+@dataclass(frozen=True)
+class _End:
+    """Points of the loss and its tag; `whole`: all that the file holds, and no step went back."""
+
+    points: Sequence[tuple[int, float]]
+    tag: str | None
+    whole: bool
+
+
+def _end(path: Path, most: int) -> _End:
     """The points of the loss in the last `most` bytes, from where the step went back the last time
     on; of several at one step the last."""
     with Opened(path) as (data, _):
@@ -84,15 +85,16 @@ def _end(path: Path, most: int) -> list[tuple[int, float]]:
     names = {tag for group in index.names for tag in group if axis(tag, {}) == ITERATION}
     tag = signals.found(names, {}).get(LOSS)
     if tag is None:
-        return []
+        return _End((), None, not start)
     wanted = {i for i, group in enumerate(index.names) if tag in group}
+    records = [record for record, series in enumerate(index.tags) if series in wanted]
     points: dict[int, float] = {}
-    for record, series in enumerate(index.tags):
-        if series in wanted:
-            step = int(index.steps[record])
-            if points and step < next(reversed(points)):
-                points = {at: value for at, value in points.items() if at < step}
-            for name, value in numbers(end, index, record):
-                if name == tag:
-                    points[step] = value
-    return list(points.items())
+    last, whole = -1, not start
+    for record, value in few(index, end, tag, records):
+        step = int(index.steps[record])
+        if step <= last:
+            whole = False
+            points = {at: value for at, value in points.items() if at < step}
+        points[step] = value
+        last = step
+    return _End(list(points.items()), tag, whole)

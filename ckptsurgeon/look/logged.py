@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs import curves, rows
 from ckptsurgeon.logs.curves import Curves
 from ckptsurgeon.logs.signals import LOSS
@@ -32,4 +33,23 @@ def own(
                 other = rows.of_file(folder / name, tags)
                 if LOSS in other.kept:
                     return other
-    return read
+    per_step = _samples_of_a_step(run) if read.notes else None
+    if per_step is None:
+        return read
+    folders = run.logs.folders()
+    return curves.of_folders(folders, tags, branch=branch, order=order, per_step=per_step)
+
+
+def _samples_of_a_step(run: Run) -> int | None:
+    """By the first and the newest saved step; None where they do not agree on one number."""
+    steps, sizes = run.steps(), set()
+    for step in {*steps[:1], *steps[-1:]}:
+        try:
+            promise = run.checkpoint(step).state().promise
+        except SurgeryError:
+            continue
+        samples, updates = promise.consumed_samples, promise.step - 1
+        if samples is None or updates < 1 or samples % updates:
+            return None
+        sizes.add(samples // updates)
+    return sizes.pop() if len(sizes) == 1 else None

@@ -10,25 +10,27 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptsurgeon import crc32
 from ckptsurgeon.edits import Receipt
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
-from ckptsurgeon.look.vitals import facts
-from ckptsurgeon.look.vitals.facts import Values
-from ckptsurgeon.look.vitals.jobs import Source
 from ckptsurgeon.progress import Progress
+
+if TYPE_CHECKING:
+    from ckptsurgeon.look.vitals.facts import Values
 
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
 CHUNK = 1 << 19
 """Bytes that are read at once: what `jobs` threads hold in memory is a small multiple of them."""
-TORCH = (".pt", ".pth", ".bin", ".ckpt")
-"""How the names of torch files end."""
+TORCH, SAFE = (".pt", ".pth", ".bin", ".ckpt"), ".safetensors"
+"""How the names of torch files and of safetensors files end."""
 ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 """What a tree that no trainer saved makes of the code that expects one."""
 
@@ -63,8 +65,9 @@ class Shard:
     def open(self) -> Archive:
         """Its archive, read once."""
         if self.archive is None:
+            kind = SafetensorsFile if self.path.suffix == SAFE else Archive
             inside = self.blob[1:3] if self.blob is not None else ()
-            self.archive = Archive.open(self.path, *inside)
+            self.archive = kind.open(self.path, *inside)
         return self.archive
 
 
@@ -87,7 +90,7 @@ def check(
     out.findings += _guarded(folder, lambda: _names(format, run, step))
     out.checkpoint = _opened(format, run, step)
     read = out.checkpoint.archives if out.checkpoint is not None else {}
-    shards = [Shard(path) for path in files if path.suffix in TORCH or path in read]
+    shards = [Shard(path) for path in files if path.suffix in (*TORCH, SAFE) or path in read]
     if out.checkpoint is not None:
         for shard in shards:
             shard.archive = out.checkpoint.archives.get(shard.path)
@@ -112,6 +115,9 @@ def check(
         out.findings += [text for item in out.checkpoint.digests().items() for text in _sha(*item)]
     out.findings = list(dict.fromkeys(out.findings))  # two readers may meet the same damage
     if level >= VALUES:
+        from ckptsurgeon.look.vitals import facts
+        from ckptsurgeon.look.vitals.jobs import Source
+
         sources = [
             Source(shard.open(), "" if shard.blob is None else shard.blob.kind)
             for shard in shards

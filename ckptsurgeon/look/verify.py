@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint, Disagreement, State
 from ckptsurgeon.look import soundness
-from ckptsurgeon.look.vitals import between
-from ckptsurgeon.look.vitals.between import Between
-from ckptsurgeon.look.vitals.facts import Moment
-from ckptsurgeon.look.vitals.jobs import ODD
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.promise import Promise, differences
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import receipt_file, standing, told
+
+if TYPE_CHECKING:
+    from ckptsurgeon.look.vitals.between import Between
+    from ckptsurgeon.look.vitals.facts import Moment
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,10 @@ def verify(
 
 def _since(run: Run, checkpoint: Checkpoint, against: int | None) -> Between:
     """What an earlier step says of this one: `against`, or the counters of the one before."""
+    from ckptsurgeon.look.vitals import between
+    from ckptsurgeon.look.vitals.between import Between
+    from ckptsurgeon.look.vitals.jobs import ODD
+
     receipts = standing(run.receipts())
     if against is None:
         earlier = [s for s in run.steps() if s < checkpoint.step and run.complete(s)]

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import typer
 
 from ckptsurgeon.arithmetic import ITEM, floats
 from ckptsurgeon.edits import Change, Source
@@ -22,7 +24,7 @@ from ckptsurgeon.operations.computed_changes import (
     with_copies,
 )
 from ckptsurgeon.operations.reset import Reset
-from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern
+from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, given
 from ckptsurgeon.run.run import Run
 
 SLICE = 1 << 20
@@ -44,7 +46,10 @@ class ClipMoments(Section):
 
     def check(self, recipe: Recipe) -> None:
         if (self.above is None) == (self.percentile is None):
-            raise UsageError("clip_moments has either `above` or `percentile`", next="above: 100")
+            raise UsageError(
+                "clip_moments has either `above` or `percentile`",
+                next="--above 100; in a recipe `above: 100`",
+            )
         if self.above is not None and not self.above >= 1:
             raise UsageError(
                 f"`clip_moments.above` is {self.above:g}", next="1 or more times the median"
@@ -183,10 +188,43 @@ class _Entries:
             while left:
                 data = file.read(min(left, SLICE * item))
                 if not data:
-                    raise SurgeryError(f"{each.file} became shorter while it was read")
+                    raise SurgeryError(
+                        f"{each.file} became shorter while it was read",
+                        next="stop what writes to the run, and try again",
+                    )
                 left -= len(data)
                 yield floats(data, each.dtype).astype("f4")
 
 
+# --- commands ------------------------------------------------------------------------------------
+
+
+def clip_moments(
+    above: Annotated[
+        float | None,
+        typer.Option("--above", metavar="F", help="Times the median of a parameter's entries."),
+    ] = None,
+    percentile: Annotated[
+        float | None,
+        typer.Option("--percentile", metavar="P", help="The limit is this percentile instead."),
+    ] = None,
+    params: Annotated[
+        str | None,
+        typer.Option("--params", metavar="REGEX", help="Only parameters whose names match."),
+    ] = None,
+) -> dict[str, Any]:
+    """Bring the largest entries of exp_avg_sq down.
+
+    What is above the limit becomes it: F times the median of the entries other than 0, or a
+    percentile of them. exp_avg shrinks with them, so the next update stays what it was; later
+    ones are no longer held down. Weights and steps stay.
+
+    Examples:
+    ckptsurgeon clip-moments --above 100
+    ckptsurgeon clip-moments --percentile 99.9 --params word_embeddings --dry-run
+    """
+    return {"clip_moments": given(above=above, percentile=percentile, params=params)}
+
+
 SECTIONS = (ClipMoments,)
-COMMANDS: dict[str, Any] = {}
+COMMANDS = {"clip-moments": clip_moments}

@@ -92,6 +92,21 @@ def matching(
     return found
 
 
+def covering(part: Part, masters: Sequence[Part]) -> Sequence[Part]:
+    """`masters`. Raises SurgeryError where they do not cover the weights, element by element."""
+    at, size = part.first, part.end - part.start
+    for stretch in masters:
+        if stretch.first != at:
+            break
+        at += stretch.end - stretch.start
+    if at - part.first != size:
+        raise SurgeryError(
+            f"{part.parameter}: its {size} weights have masters for {at - part.first}",
+            next="ckptsurgeon verify --level 3    list what contradicts itself",
+        )
+    return masters
+
+
 def new_weights(
     run: Run,
     part: Part,
@@ -105,20 +120,10 @@ def new_weights(
     `masters` for each of `opened`, or the weights themselves where nothing else is kept.
 
     Raises SurgeryError where the masters do not cover the weights, element by element."""
-    terms = []
-    for stretches, of in zip(masters, opened, strict=True):
-        at = part.first
-        for stretch in stretches:
-            if stretch.first != at:
-                break
-            at += stretch.end - stretch.start
-        size = part.end - part.start
-        if at - part.first != size:
-            raise SurgeryError(
-                f"{part.parameter}: its {size} weights have masters for {at - part.first}",
-                next="ckptsurgeon verify --level 3    list what contradicts itself",
-            )
-        terms.append(tuple(source(run, of, s.place, s.start, s.end) for s in stretches))
+    terms = [
+        tuple(source(run, of, s.place, s.start, s.end) for s in covering(part, stretches))
+        for stretches, of in zip(masters, opened, strict=True)
+    ]
     own = all(stretches[0].kind == "weights" for stretches in masters)
     return change(run, part, rule, tuple(terms), numbers, told, via="" if own else "float32")
 

@@ -63,7 +63,7 @@ class Cooldown(Section):
         if steps > state.step:
             raise UsageError(
                 f"a cooldown of {steps} steps is longer than the run before it: {state.step} steps",
-                next=f"ckptsurgeon cooldown --steps {max(1, state.step // 10)}    or --percent 10",
+                next=f"ckptsurgeon cooldown {max(1, state.step // 10)}    or 10%",
             )
         lr = state.promise.lr
         if lr is not None and self.to >= lr and not _open_window(state):
@@ -109,13 +109,12 @@ def samples_to(run: Run, recipe: Recipe, state: State, steps: int) -> int | None
 
 
 def cooldown(
-    steps: Annotated[
-        int | None, typer.Option("--steps", metavar="D", help="Over so many trained iterations.")
-    ] = None,
-    percent: Annotated[
-        float | None,
-        typer.Option("--percent", metavar="P", help="Or over this share of the whole run."),
-    ] = None,
+    length: Annotated[
+        str,
+        typer.Argument(
+            metavar="LENGTH", help="Trained iterations, or a share of the whole run: 400, 10%."
+        ),
+    ],
     shape: Annotated[
         str | None, typer.Option("--shape", metavar="SHAPE", help="linear, 1-sqrt or cosine.")
     ] = None,
@@ -129,10 +128,17 @@ def cooldown(
     go on as it was.
 
     Examples:
-    ckptsurgeon cooldown --percent 10
-    ckptsurgeon cooldown --steps 4 --shape 1-sqrt --dry-run
+    ckptsurgeon cooldown 10%
+    ckptsurgeon cooldown 4 --shape 1-sqrt --dry-run
     """
-    return {"cooldown": given(steps=steps, percent=percent, shape=shape, to=to)}
+    key, number = ("percent", float) if length.endswith("%") else ("steps", int)
+    try:
+        span = {key: number(length.removesuffix("%"))}
+    except ValueError:
+        raise UsageError(
+            f"a cooldown over {length!r}", next="ckptsurgeon cooldown 400    or 10%"
+        ) from None
+    return {"cooldown": {**span, **given(shape=shape, to=to)}}
 
 
 SECTIONS = (Cooldown,)

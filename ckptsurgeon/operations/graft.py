@@ -96,7 +96,8 @@ class Graft(Section):
             changes += self._of_parameters(run, checkpoint, donor, names)
         else:
             for name in names:
-                pairs = _pairs(name, _places(checkpoint, name), _places(donor, name))
+                own, theirs = _tensors(checkpoint, name), _tensors(donor, name)
+                pairs = _pairs(name, own, theirs)
                 changes += (self._copied(run, name, donor, *pair, None) for pair in pairs)
         if not changes:
             raise SurgeryError(f"{checkpoint.path.name} holds no moments", next="ckptsurgeon show")
@@ -113,7 +114,10 @@ class Graft(Section):
         for name in names:
             if not checkpoint.locate(name):
                 continue
-            own, theirs = _fragments(checkpoint, name), _fragments(donor, name)
+            own, theirs = (
+                sorted(_fragments(each, name), key=lambda part: (_order(part.place), part.start))
+                for each in (checkpoint, donor)
+            )
             pairs = _pairs(name, [f.place for f in own], [f.place for f in theirs])
             for mine, other, pair in zip(own, theirs, pairs, strict=True):
                 known.add(mine.parameter)
@@ -154,18 +158,39 @@ def _places(checkpoint: Checkpoint, field: str) -> list[Place]:
     return [place for place in checkpoint.locate(field) if place.file not in copies]
 
 
+def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
+    """Those of the moment `name` as they are saved, in chunks."""
+    return [piece for place in _places(checkpoint, name) for piece in checkpoint.pieces(place)]
+
+
 def _fragments(checkpoint: Checkpoint, name: str) -> list[Fragment]:
+    """The same, with the parameter of each."""
     copies = checkpoint.copies()
-    return [each for each in checkpoint.fragments(name) if each.place.file not in copies]
+    return [
+        fragment
+        if piece is fragment.place
+        else Fragment(fragment.parameter, piece, 0, piece.value.numel)
+        for fragment in checkpoint.fragments(name)
+        if fragment.place.file not in copies
+        for piece in checkpoint.pieces(fragment.place)
+    ]
 
 
 def _pairs(name: str, own: list[Place], theirs: list[Place]) -> list[tuple[Place, Place]]:
     """The tensors of both steps that are at the same place. Raises SurgeryError for others."""
-    own = [place for place in own if isinstance(place.value, Tensor)]
-    theirs = [place for place in theirs if isinstance(place.value, Tensor)]
+    own, theirs = (
+        sorted((p for p in places if isinstance(p.value, Tensor)), key=_order)
+        for places in (own, theirs)
+    )
     if [_shape(place) for place in own] != [_shape(place) for place in theirs]:
         raise _other_layout(name)
     return list(zip(own, theirs, strict=True))
+
+
+def _order(place: Place) -> list[str]:
+    """By the path: `.metadata` lists values in another order in each step. The files of ranks keep
+    theirs."""
+    return [str(key) for key in place.path]
 
 
 def _shape(place: Place) -> tuple[Any, ...]:
@@ -180,7 +205,7 @@ def _other_layout(name: str) -> SurgeryError:
 
 
 def _steps(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Iterator[Change]:
-    own, theirs = _places(checkpoint, "adam_step"), _places(donor, "adam_step")
+    own, theirs = (sorted(_places(each, "adam_step"), key=_order) for each in (checkpoint, donor))
     if [place.path for place in own] != [place.path for place in theirs]:
         raise _other_layout("Adam's step")
     for place, other in zip(own, theirs, strict=True):

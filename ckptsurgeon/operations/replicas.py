@@ -71,13 +71,22 @@ def _mean(checkpoint: Checkpoint, replica: Replica) -> bytes:
 
     dtypes = {copy.place.value.dtype for copy in replica.copies}
     if len(dtypes) > 1:
-        raise SurgeryError(f"{replica.parameter}: its copies are of {' and '.join(sorted(dtypes))}")
+        raise SurgeryError(
+            f"{replica.parameter}: its copies are of {' and '.join(sorted(dtypes))}",
+            next="ckptsurgeon verify --level 3    list what contradicts itself",
+        )
     dtype = dtypes.pop()
     if dtype not in FLOATS:
-        raise SurgeryError(f"{replica.parameter}: values of {dtype} have no mean")
+        raise SurgeryError(
+            f"{replica.parameter}: values of {dtype} have no mean",
+            next="ckptsurgeon verify --level 3    list what contradicts itself",
+        )
     values = [floats(read(checkpoint, copy), dtype).astype("f8") for copy in replica.copies]
     if len({len(item) for item in values}) > 1:
-        raise SurgeryError(f"{replica.parameter}: its copies differ in size")
+        raise SurgeryError(
+            f"{replica.parameter}: its copies differ in size",
+            next="ckptsurgeon verify --level 3    list what contradicts itself",
+        )
     return from_floats(numpy.mean(values, axis=0, dtype="f8"), dtype)
 
 

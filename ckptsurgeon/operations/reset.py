@@ -154,17 +154,20 @@ def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
     for name in names:
         if part.params is None:
             changes += [
-                Change(run.relative(place.file), name, "values", place.zero, place.path)
+                Change(
+                    run.relative(place.file), name, "values", place.zero, place.path,
+                    chunks=place.chunks,
+                )
                 for place in _tensors(checkpoint, name)
                 if not checkpoint.is_zero(place)
-            ]
+            ]  # fmt: skip
             continue
         fragments = checkpoint.fragments(name)
         known |= {fragment.parameter for fragment in fragments}
         changes += [
             Change(
                 run.relative(place.file), f"{name} of {parameter}", "values", ZEROS, place.path,
-                (start, end),
+                (start, end), place.chunks,
             )
             for parameter, place, start, end in fragments
             if re.search(part.params, parameter)
@@ -208,7 +211,7 @@ def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
 def _moments(run: Run, checkpoint: Checkpoint) -> list[Change]:
     """What makes the next update that of a new optimizer; see `formats.renew`."""
     return [
-        Change(run.relative(place.file), name, _old(place), new, place.path)
+        Change(run.relative(place.file), name, _old(place), new, place.path, chunks=place.chunks)
         for name, place, new in renewed(checkpoint)
         if not (new == place.zero and checkpoint.is_zero(place))
     ]

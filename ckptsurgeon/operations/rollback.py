@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange, Aside, Change, Content, Rewrite, Span
+from ckptsurgeon.edits import AnyChange, Aside, Change, Content, Relink, Rewrite, Span
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint
@@ -44,14 +45,12 @@ class Rollback(Section):
         return [f"rollback {newest} → {step}" if newest != step else f"rollback to {step}"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
-        newer = [
-            Aside(run.relative(path), "checkpoint")
-            for step in run.steps()
-            if step > checkpoint.step
-            for path in run.entries(step)
-        ]
+        later = (step for step in run.steps() if step > checkpoint.step)
+        newer = [path for step in later for path in run.entries(step)]
+        asides = [Aside(run.relative(path), "checkpoint") for path in newer]
         changes, warnings = _repoint(run, recipe, checkpoint)
-        return [*newer, *changes], warnings
+        forgotten, told = _forget(run, checkpoint, newer)
+        return [*asides, *changes, *forgotten], [*warnings, *told]
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,15 @@ def _newest(run: Run) -> int:
     raise problem
 
 
+def _forget(run: Run, checkpoint: Checkpoint, gone: list[Path]) -> Changes:
+    """What the trainer's own clean-up must not count on once `gone` has left."""
+    settings, warnings = checkpoint.forget(gone, run.format.pointer_files(run.root))
+    return [
+        Change(run.relative(place.file), field, place.value, value, place.path)
+        for field, place, value in settings
+    ], warnings
+
+
 def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
     """Every pointer names the step of `checkpoint`, and the trainer's config its optimizer."""
     changes: list[AnyChange] = []
@@ -107,13 +115,20 @@ def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
     for path, text in pointers.items():
         if isinstance(text, Path):
             if run.format.pointed(path) != checkpoint.step:
-                changes.append(_copy(run, path, text))
+                link = path.is_symlink()
+                changes.append(relinked(run, path, text) if link else _copy(run, path, text))
             continue
         old = path.read_text("utf-8", "replace") if path.exists() else None
         changes.append(Change(run.relative(path), "latest", old, text))
     if recipe.get(swap_optimizer.SwapOptimizer) is None:
         changes += swap_optimizer.saved_config(run, checkpoint)
     return changes, run.format.stale_pointers(run.root, checkpoint.step)
+
+
+def relinked(run: Run, path: Path, target: Path) -> Relink:
+    """The link at `path` leads to `target`, from the folder that it is in."""
+    new = os.path.relpath(target, path.parent)
+    return Relink(run.relative(path), "latest", str(path.readlink()), new)
 
 
 def _copy(run: Run, path: Path, shard: Path) -> Rewrite:

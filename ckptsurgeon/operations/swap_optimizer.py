@@ -5,21 +5,21 @@ OPT-175B did it at restart 12.41, after faking it for six restarts with values t
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import ABSENT, AnyChange, Change, Content, Renamed, Rewrite
+from ckptsurgeon.edits import ABSENT, AnyChange, Change, Renamed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.sane import is_number
+from ckptsurgeon.operations.own_config import config_changes, configured
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.rewarm import Rewarm
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
-from ckptsurgeon.run.run import CONFIG, Run
+from ckptsurgeon.run.run import Run
 
 OPTIMIZERS = ("adamw", "sgdw")
 
@@ -139,22 +139,12 @@ def _to_adamw(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
 
 def _config(run: Run, optimizer: str, momentum: float | None) -> list[AnyChange]:
     """The bundled trainer's config in the run, so that a relaunch builds this optimizer."""
-    path = run.root / CONFIG
-    if optimizer not in OPTIMIZERS or not path.is_file():
+    if optimizer not in OPTIMIZERS or optimizer == configured(run, "optimizer"):
         return []
-    text = path.read_text("utf-8", "surrogateescape")
-    if re.search(rf"^optimizer: *{optimizer} *$", text, re.MULTILINE):
-        return []
-    text += "" if text.endswith("\n") else "\n"
     values = {"optimizer": optimizer}
     if is_number(momentum):
         values["sgd_momentum"] = repr(momentum)
-    for key, value in values.items():
-        line = f"{key}: {value}"
-        text, count = re.subn(rf"^{key}:.*$", line, text, flags=re.MULTILINE)
-        text += "" if count else f"{line}\n"
-    content = Content((text.encode(errors="surrogateescape"),))
-    return [Rewrite(CONFIG, "config", content, f"optimizer {optimizer}")]
+    return config_changes(run, values, f"optimizer {optimizer}")
 
 
 # --- commands ------------------------------------------------------------------------------------

@@ -73,7 +73,8 @@ def advice(told: Advice, proposals: Sequence[Proposal], name: str, style: Style)
     if proposals:
         lines += ["", "  what others did", *_proposals(proposals)]
         lines += ["", "  next   ckptsurgeon advise -o recipe.yaml    the first of them as a recipe"]
-    lines += [f"  note   {clean(note)}" for note in told.curves.notes]
+    notes = [note for note in told.curves.notes if note != told.reason]
+    lines += [f"  note   {clean(note)}" for note in notes]
     return "\n".join(lines)
 
 

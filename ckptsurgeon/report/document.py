@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.edits import AnyChange, Aside, Change, Plan, Receipt
+from ckptsurgeon.edits import AnyChange, Aside, Change, Plan, Receipt, Relink
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.fields import SHOWN
@@ -78,6 +78,8 @@ def change_json(item: AnyChange) -> dict[str, Any]:
         }
     if isinstance(item, Aside):
         return {"kind": "aside", **base}
+    if isinstance(item, Relink):
+        return {"kind": "relink", **base, "old": item.old, "new": item.new}
     return {"kind": "rewrite", **base, "note": item.note, "new_file": item.new_file}
 
 

@@ -14,11 +14,14 @@ from ckptsurgeon.edits import (
     Append,
     Change,
     Computed,
+    Content,
     Edit,
     Hole,
     Move,
     Plan,
     Receipt,
+    Relink,
+    Renamed,
     Replace,
     Rewrite,
     length,
@@ -98,7 +101,8 @@ def changes(items: Sequence[AnyChange], *, back: bool = False) -> list[Row]:
     for label in dict.fromkeys(labels):
         mine = [item for item, own in zip(items, labels, strict=True) if own == label]
         rows += _changed(label, [item for item in mine if isinstance(item, Change)], back)
-        files = [item for item in mine if not isinstance(item, Change)]
+        rows += _relinked(label, [item for item in mine if isinstance(item, Relink)], back)
+        files = [item for item in mine if not isinstance(item, (Change, Relink))]
         if label == "checkpoint":
             rows += _asides([item.file for item in files], back)
         elif files:
@@ -121,6 +125,9 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
         wanted = repr(item.new)
         if isinstance(item.new, Computed):  # of each tensor from others, told in the same words
             name, wanted = "", item.new.told
+        if isinstance(item.new, Renamed) and not item.path:  # each file has a name of its own
+            groups.setdefault(("", "", ""), []).append(item)
+            continue
         groups.setdefault((name, repr(item.old), wanted), []).append(item)
     several = len({name for name, _, _ in groups}) > 1
     rows = []
@@ -131,14 +138,30 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
         if old in (None, ABSENT, [], (), ""):
             sign, text = "+", value(label, new)
         files = len({item.file for item in group})
-        if group[0].path:
+        if isinstance(group[0].new, Renamed) and not group[0].path:
+            note = "" if files == 1 else f"and so {count(files - 1, 'other file')}"
+        elif group[0].path:
             note = f"{count(len(group), 'place')} in {count(files, 'shard')}"
+            chunks = sum(item.chunks for item in group)
+            note += f", {count(chunks, 'chunk')}" if chunks > len(group) else ""
             note += f" ({clean(name)})" if several else ""
         elif files > 1:
             note = f"{count(files, 'file')} called {clean(name)}"
         else:
             note = "" if group[0].file == label else clean(group[0].file)
         rows.append(Row(label, text, note, sign))
+    return rows
+
+
+def _relinked(label: str, items: Sequence[Relink], back: bool) -> list[Row]:
+    """A row for each link; of many, the first with their number."""
+    rows = []
+    for item in items[: 1 if len(items) > MANY else MANY]:
+        old, new = (item.new, item.old) if back else (item.old, item.new)
+        note = f"the link {clean(item.file)}"
+        if len(items) > MANY:
+            note = f"{count(len(items), 'link')}, the first {clean(item.file)}"
+        rows.append(Row(label, arrow(label, old, new), note, "~"))
     return rows
 
 
@@ -246,16 +269,17 @@ def _reach(promise: Promise, name: str, item: str) -> str:
 
 def cost(edits: Sequence[Edit]) -> str:
     """Bytes that will be written, and how many shards are copied for it: an append copies none."""
-    written, copied = 0, 0
+    written, copied = 0, set()
     for edit in edits:
         if isinstance(edit, Append):
             written += sum(len(data) for _, data in edit.writes)
-        elif isinstance(edit, (Move, Replace)) and edit.content is not None:
+        elif isinstance(edit, (Move, Replace)) and isinstance(edit.content, Content):
             pieces = edit.content.pieces
             written += sum(length(piece) for piece in pieces if not isinstance(piece, Hole))
-            if isinstance(edit, Replace) and edit.file.endswith(".pt"):
-                copied += 1
-    shards = f"{count(copied, 'shard')} copied" if copied else "no shard copied"
+            file = edit.file if isinstance(edit, Replace) else edit.like
+            if file is not None and file.endswith(".pt") and pieces:
+                copied.add(file)  # once, though it is first emptied where two must agree
+    shards = f"{count(len(copied), 'shard')} copied" if copied else "no shard copied"
     return f"{size(written)} written, {shards}"
 
 

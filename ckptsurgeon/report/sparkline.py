@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ckptsurgeon.look.clear import broken, diverged, level
 from ckptsurgeon.report.style import Row
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ SAVED = "╵"
 NO_NUMBER = "×"
 
 
-def sparkline(seen: Glance, saved: Sequence[int], verdict: str) -> list[Row]:
+def sparkline(seen: Glance, saved: Sequence[int]) -> list[Row]:
     """Rows of `status`: the loss in WIDTH columns, each the mean of its points (a column with a
-    loss that is no number is a cross), a tick under each saved step, and the verdict."""
+    loss that is no number is a cross), a tick under each saved step, and what can be said of it."""
     first, last = seen.steps[0], seen.steps[-1]
 
     def place(step: int) -> int:
@@ -39,7 +40,27 @@ def sparkline(seen: Glance, saved: Sequence[int], verdict: str) -> list[Row]:
     rows = [Row("loss", line, f"{seen.values[-1]:.4g} at step {last}; {low:.4g} to {high:.4g}")]
     if SAVED in ticks:
         rows.append(Row("loss", "".join(ticks), "saved steps"))
-    return [*rows, Row("advise", verdict)]
+    return [*rows, Row("advise", _verdict(seen))]
+
+
+def _verdict(seen: Glance) -> str:
+    """What these points decide. What they leave open is never called diverged or healthy."""
+    if (step := broken(seen)) is not None:
+        return f"the loss diverged, and is no number since step {step}: ckptsurgeon advise"
+    if (step := diverged(seen)) is not None:
+        return f"the loss diverged at step {step}: ckptsurgeon advise"
+    ends, points = level(seen), len(seen.values)
+    if ends is not None and ends.calm:
+        return f"the loss is at its best level of the last {points} points"
+    if ends is not None:
+        return (
+            f"the loss is {ends.above:.2g} above its best level, that of step {ends.step}: "
+            "ckptsurgeon advise decides what it is"
+        )
+    bad = sum(not math.isfinite(value) for value in seen.values)
+    if bad:
+        return f"the loss was no number at {bad} of {points} points: see ckptsurgeon advise"
+    return f"{points} points of the loss are too few to tell: see ckptsurgeon advise"
 
 
 def _bar(mean: float | None, low: float, high: float) -> str:

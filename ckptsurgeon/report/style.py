@@ -121,7 +121,7 @@ def _packed(items: Sequence[str], width: int) -> list[str]:
 
 def value(field: str, item: Any) -> str:
     """A value as people write it: rates as 3.000e-05, ranges as A-B or A, nothing unprintable."""
-    if item is None:
+    if item is None or item == "":
         return "nothing"
     if field == "skip" and isinstance(item, (list, tuple)):
         ends = [(first,) if first == last else (first, last) for first, last in item]

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from ckptsurgeon.look.vitals.vitals import Vitals
 
 SHOWN = 10
+GROWN = 5
 
 
 def signs(seen: Vitals) -> list[str]:
-    """At most SHOWN observations, a line each, and how many more there are."""
+    """At most SHOWN observations, a line each, and how many more there are; with an earlier step
+    the GROWN parameters whose norms grew most."""
     lines = [f"vitals: step {seen.step}, {count(len(seen.signs), 'parameter')}"]
     width = max((len(item.parameter) for item in seen.observations[:SHOWN]), default=0)
     width = min(width, 40)
@@ -31,4 +33,18 @@ def signs(seen: Vitals) -> list[str]:
             f"  update RMS {min(moving):.2f} to {max(moving):.2f}, half are under {middle:.2f}"
             f"{floor}"
         )
-    return [*lines, *(f"  not compared: {text}" for text in seen.not_compared)]
+    return [*lines, *_norms(seen), *(f"  not compared: {text}" for text in seen.not_compared)]
+
+
+def _norms(seen: Vitals) -> list[str]:
+    grown = [item for item in seen.growth if not item.bias]
+    if not grown:
+        return []
+    lines = [f"  norms of the weights since step {seen.against}, the most grown first:"]
+    width = min(max(len(item.parameter) for item in grown[:GROWN]), 40)
+    for item in grown[:GROWN]:
+        norms = f"{item.before:.4g} → {item.norm:.4g}"
+        lines.append(f"    {clean(item.parameter):<{width}}  {norms}  × {item.times:.4g}")
+    half = grown[len(grown) // 2].times
+    lines.append(f"    half of {count(len(grown), 'parameter')} grew × {half:.4g} or more")
+    return lines

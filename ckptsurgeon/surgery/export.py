@@ -77,7 +77,10 @@ def _distributed(weights: Sequence[Weight], shard_bytes: int) -> list[list[Weigh
     room = shard_bytes
     for weight in weights:
         if weight.dtype not in SAFETENSORS:
-            raise SurgeryError(f"{weight.name}: safetensors has no {weight.dtype}")
+            raise SurgeryError(
+                f"{weight.name}: safetensors has no {weight.dtype}",
+                next="convert it with the trainer",
+            )
         size = _size(weight)
         if files[-1] and size > room:
             files.append([])

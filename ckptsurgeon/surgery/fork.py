@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -123,6 +124,8 @@ def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:
     for pointer, text in run.format.pointers(run.root, step).items():
         if isinstance(text, str):
             disk.write_new(made(pointer), text.encode())
+        elif pointer.is_symlink():
+            disk.symlink(os.path.relpath(text, pointer.parent), made(pointer))
         elif pointer not in files:
             _share(text, made(pointer), how)
     for folder in sorted(folders, reverse=True):

@@ -13,7 +13,10 @@ from ckptsurgeon.edits import (
     Change,
     Content,
     Edit,
+    Link,
     Move,
+    Relink,
+    Renamed,
     Replace,
     Rewrite,
     Span,
@@ -32,15 +35,22 @@ def render(
     logs: list[Edit] = []
     pointers: list[Edit] = []
     asides: list[Edit] = []
+    links: list[Relink] = []
     copies: dict[str, Content] = {}
+    named: dict[str, str] = {}
     for change in changes:
         if isinstance(change, Aside):
             move = Move(change.file, run.attic(change.file, id))
             (asides if change.field == "checkpoint" else logs).append(move)
+        elif isinstance(change, Relink):
+            links.append(change)
         elif isinstance(change, Rewrite) and change.field == "latest":
             copies[change.file] = change.content
         elif isinstance(change, Rewrite):
             logs.append(rewrite(run, change.file, change.content, id, new=change.new_file))
+        elif isinstance(change.new, Renamed) and not change.path:
+            named[change.file] = str(PurePosixPath(change.file).with_name(change.new.key))
+            shards.setdefault(change.file, [])
         elif change.path or (checkpoint and run.root / change.file in checkpoint.archives):
             shards.setdefault(change.file, []).append(change)
         else:
@@ -49,8 +59,12 @@ def render(
     rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
     copied = {file: _copied(content, rendered) for file, content in copies.items()}
     beside = _made_beside(run, copies, rendered)
-    shards_first = [*_shards(run, rendered, id), *_shards(run, {**copied, **beside}, id)]
-    return [*shards_first, *logs, *pointers, *asides]
+    under_new_names = {file: (named[file], rendered.pop(file)) for file in named}
+    shards_first = [
+        *_shards(run, rendered, id, _renamed(run, under_new_names, id)),
+        *_shards(run, {**copied, **beside}, id),
+    ]
+    return [*shards_first, *logs, *relinked(run, links, id), *pointers, *asides]
 
 
 def _copied(copy: Content, rendered: Mapping[str, Append | Content]) -> Content:
@@ -80,20 +94,34 @@ def _made_beside(
     }
 
 
-def _shards(run: Run, rendered: Mapping[str, Append | Content], id: str) -> list[Edit]:
+def _renamed(run: Run, shards: Mapping[str, tuple[str, Append | Content]], id: str) -> list[Edit]:
+    """Each of these files anew under its new name; then the old ones go to the attic."""
+    news = []
+    for file, (name, edit) in shards.items():
+        content = edit.whole() if isinstance(edit, Append) else edit
+        news.append(Move(run.staging(name, id), name, content, like=file))
+    return [*news, *(Move(file, run.attic(file, id)) for file in shards)]
+
+
+def _shards(
+    run: Run,
+    rendered: Mapping[str, Append | Content],
+    id: str,
+    renamed: Sequence[Edit] = (),
+) -> list[Edit]:
     """New files first: none names them yet. Then replaced shards before appended ones, which no
     reader accepts until the last one is done (`redo.py`). Where all are replaced, the first makes
     way for an empty file meanwhile, so that a reader of all shards meets an error, never old and
-    new ones."""
+    new ones; those that are `renamed` come meanwhile, too."""
     contents = {file: item for file, item in rendered.items() if isinstance(item, Content)}
     appends = [item for item in rendered.values() if isinstance(item, Append)]
     made = [file for file in contents if not (run.root / file).exists()]
     news = [rewrite(run, file, contents.pop(file), id, new=True) for file in made]
     replaces = [replaced(run, file, item, id) for file, item in contents.items()]
-    if len(replaces) > 1 and not appends:
+    if replaces and len(replaces) + len(renamed) > 1 and not appends:
         first, last = loud(run, replaces, id)
-        return [*news, *first, last]
-    return [*news, *replaces, *appends]
+        return [*news, *first, *renamed, last]
+    return [*news, *replaces, *renamed, *appends]
 
 
 def loud(run: Run, replaces: Sequence[Replace], id: str) -> tuple[list[Replace], Replace]:
@@ -104,12 +132,22 @@ def loud(run: Run, replaces: Sequence[Replace], id: str) -> tuple[list[Replace],
     return [empty, *replaces[1:]], replace(replaces[0], kept=run.attic(mark, id))
 
 
+def relinked(run: Run, links: Sequence[Relink], id: str) -> list[Replace]:
+    """Each link as a new one. Of several, which the ranks follow side by side, the first makes way
+    for an empty file meanwhile: no reader of all goes to two steps."""
+    news = [replaced(run, link.file, Link(link.new), id) for link in links]
+    if len(news) < 2:
+        return news
+    first, last = loud(run, news, id)
+    return [*first, last]
+
+
 def rewrite(run: Run, file: str, content: Content, id: str, *, new: bool) -> Edit:
     """`file` gets `content`; what it was goes to the attic, unless it is a new one."""
     return Move(run.staging(file, id), file, content) if new else replaced(run, file, content, id)
 
 
-def replaced(run: Run, file: str, content: Content, id: str) -> Replace:
+def replaced(run: Run, file: str, content: Content | Link, id: str) -> Replace:
     """`file` gets `content`; what it was goes to the attic."""
     return Replace(file, run.staging(file, id), run.attic(file, id), content)
 

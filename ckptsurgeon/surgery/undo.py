@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ckptsurgeon.edits import (
+    AnyChange,
     Aside,
     Change,
     Content,
@@ -15,14 +17,16 @@ from ckptsurgeon.edits import (
     Move,
     Plan,
     Receipt,
+    Relink,
     Replace,
     Span,
     Truncate,
 )
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.operations import rollback
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.surgery.render import loud, replaced, rewrite, touched
+from ckptsurgeon.surgery.render import loud, relinked, replaced, rewrite, touched
 from ckptsurgeon.transaction import assumptions, receipts
 from ckptsurgeon.transaction.home import HOME
 
@@ -119,7 +123,7 @@ def _refuse_lost(run: Run, receipt: Receipt) -> None:
             next="ckptsurgeon log",
         )
     edited = [edit.file for edit in receipt.inverse if not isinstance(edit, Move)]
-    lost = [file for file in edited if not (run.root / file).exists()]
+    lost = [file for file in edited if not os.path.lexists(run.root / file)]
     if lost and receipt.step is not None and receipt.step not in run.steps():
         raise SurgeryError(
             f"{lost[0]}, which receipt {receipt.id} changed, no longer exists (a trainer with "
@@ -197,20 +201,25 @@ def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
     return [Move(file, run.attic(file, id)) for file in out]
 
 
-def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[Change], list[Edit]]:
+def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[AnyChange], list[Edit]]:
     """Pointers that named the edited step, and that only the trainer has set since."""
     if receipt.step is None or not receipt.steps:
         return [], []
-    changes: list[Change] = []
+    changes: list[AnyChange] = []
     edits: list[Edit] = []
+    links: list[Relink] = []
     for path, text in run.format.pointers(run.root, receipt.step).items():
         file, named = run.relative(path), run.format.pointed(path)
-        if isinstance(text, Path) or named == receipt.step or file in _ours(receipt):
+        if named == receipt.step or file in _ours(receipt):
+            continue
+        if path.is_symlink() and isinstance(text, Path):
+            links.append(rollback.relinked(run, path, text))
+        if isinstance(text, Path):
             continue
         old = path.read_text("utf-8", "replace") if path.exists() else None
         changes.append(Change(file, "latest", old, text))
         edits.append(rewrite(run, file, Content((text.encode(),)), id, new=old is None))
-    return changes, edits
+    return [*links, *changes], [*relinked(run, links, id), *edits]
 
 
 def _ours(receipt: Receipt) -> set[str]:

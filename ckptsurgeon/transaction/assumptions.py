@@ -20,6 +20,7 @@ from ckptsurgeon.edits import (
     Content,
     Edit,
     Fingerprint,
+    Link,
     Move,
     Replace,
     Source,
@@ -44,7 +45,7 @@ def check_files(root: Path, assumes: Iterable[Fingerprint]) -> Listings:
     listings = {}
     for expected in assumes:
         path = root / expected.file
-        if path.is_dir() and not path.is_symlink():
+        if _is_folder(path):
             # The names first: a directory that changes in between has another mtime.
             listings[expected.file] = _names(path)
         _compare(path, expected, whole=True)
@@ -134,23 +135,27 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
     clash = _twice(made + in_place) | _twice(used)
     clash |= set(made) & {*used, *replaced} | set(in_place) & {*used, *replaced}
     names = {*made, *used, *in_place, *replaced}
-    for folder in [name for name in used if (root / name).is_dir()]:
+    for folder in [name for name in used if _is_folder(root / name)]:
         clash |= {name for name in names if name.startswith(f"{folder}/")}
     if clash:
         raise SurgeryError(f"{min(clash)}: two edits of one plan use this name", next=AGAIN)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _twice(names: Iterable[str]) -> set[str]:
     return {name for name, times in Counter(names).items() if times > 1}
 
 
-def _check_source(root: Path, file: str, content: Content | None) -> None:
+def _check_source(root: Path, file: str, content: Content | Link | None) -> None:
     there = os.path.lexists(root / file)
     if content is None and not there:
         raise SurgeryError(f"{root / file} does not exist", next=AGAIN)
     if content is not None and there:
         raise SurgeryError(f"{root / file}: a file is in the way of the staged one", next=AGAIN)
-    for piece in content.pieces if content is not None else ():
+    for piece in content.pieces if isinstance(content, Content) else ():
         spans: list[Span | Source] = [piece] if isinstance(piece, Span) else []
         if isinstance(piece, Computed):
             spans += [source for term in piece.terms for source in term]
@@ -291,7 +296,7 @@ def _check_rename(root: Path, source: str, target: str) -> None:
     folders = [_existing((root / name).parent) for name in (source, target)]
     moved = root / source
     # A folder that gets another parent is written to as well: its `..` changes.
-    entered = [moved] if moved.is_dir() and not moved.is_symlink() else []
+    entered = [moved] if _is_folder(moved) else []
     for folder in [*folders, *entered]:
         if not os.access(folder, os.W_OK | os.X_OK):
             why = f"{folder}: this user may not write here"
@@ -299,7 +304,8 @@ def _check_rename(root: Path, source: str, target: str) -> None:
     if _mount(folders[0]) != _mount(folders[1]):
         raise SurgeryError(
             f"{root / source} and {root / target} are on different file systems, "
-            "so a rename is impossible"
+            "so a rename is impossible",
+            next="put the attic and the run on one file system",
         )
 
 

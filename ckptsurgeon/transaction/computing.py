@@ -15,7 +15,7 @@ from ckptsurgeon import disk
 from ckptsurgeon.arithmetic import ITEM, computed
 from ckptsurgeon.crc32 import joined
 from ckptsurgeon.edits import Checksum, Computed, Source
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.transaction.redo import each
 
 SLICE = 1 << 19
@@ -80,7 +80,9 @@ def write(
         terms = [_slice(reader, term, first, count) for term in piece.terms]
         data = computed(piece, terms, [term[0].dtype for term in piece.terms])
         if len(data) != count * item:
-            raise SurgeryError(f"{path}: {piece.told}: its sources have another number of elements")
+            raise SurgeryError(
+                f"{path}: {piece.told}: its sources have another number of elements", next=DEFECT
+            )
         disk.write_at(descriptor, path, at + first * item, data)
         sums.append(Sum(at + first * item, len(data), zlib.crc32(data)))
 

@@ -37,6 +37,7 @@ from ckptsurgeon import disk
 from ckptsurgeon.edits import Move, Replace, Tail, Truncate
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.transaction.assumptions import tail_digest
+from ckptsurgeon.transaction.home import HOME
 
 ANCHOR = 4096
 """Bytes before `old_size` that are compared before a tail is written after them."""
@@ -64,6 +65,7 @@ def redo(
     Raises OSError, or InterruptedSurgery when a file is neither before nor after its step."""
     appended = [step for step in steps if isinstance(step, Tail)]
     truncated = [step for step in steps if isinstance(step, Truncate)]
+    times = _folder_times(root, steps)
     each(lambda step: _check_tail(root, step, tails), appended, jobs)
     each(lambda step: _silence(root, step), appended, jobs)
     for group in _groups(steps):
@@ -79,6 +81,24 @@ def redo(
             _move(root, _only(group, Move))
             done(len(group))
     each(lambda step: _restore(root, step), truncated, jobs, done)
+    for folder, mtime_ns in times.items():
+        if folder.is_dir() and folder.stat().st_mtime_ns != mtime_ns:
+            disk.set_times(folder, mtime_ns)
+
+
+def _folder_times(root: Path, steps: Sequence[Step]) -> dict[Path, int]:
+    """The time of each folder below `root` in which a name changes: it stays, as trainers take the
+    newest folder for the newest step when they resume and when they clean up. After a crash it is
+    that of the crash."""
+    names = [name for step in steps if isinstance(step, Move) for name in (step.src, step.dst)]
+    names += [step.file for step in steps if isinstance(step, Replace)]
+    folders = dict.fromkeys((root / name).parent for name in names if _is_below(name))
+    return {folder: folder.stat().st_mtime_ns for folder in folders if folder.is_dir()}
+
+
+def _is_below(name: str) -> bool:
+    """Whether the file lies in a folder of the run, and of the run alone."""
+    return "/" in name and name.partition("/")[0] not in (HOME, "..")
 
 
 def each(

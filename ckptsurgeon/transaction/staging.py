@@ -21,6 +21,7 @@ from ckptsurgeon.edits import (
     Computed,
     Content,
     Edit,
+    Link,
     Move,
     Plan,
     Receipt,
@@ -140,7 +141,7 @@ class _Staged(NamedTuple):
     """A file to be staged; it gets the rights of the file `like`."""
 
     name: str
-    content: Content
+    content: Content | Link
     like: str | None = None
 
 
@@ -149,7 +150,7 @@ def _staged(edits: Iterable[Edit]) -> list[_Staged]:
     out = []
     for edit in edits:
         if isinstance(edit, Move) and edit.content is not None:
-            out.append(_Staged(edit.src, edit.content))
+            out.append(_Staged(edit.src, edit.content, edit.like))
         elif isinstance(edit, Replace) and edit.content is not None:
             out.append(_Staged(edit.staged, edit.content, edit.file))
     return out
@@ -157,6 +158,11 @@ def _staged(edits: Iterable[Edit]) -> list[_Staged]:
 
 def _write(root: Path, staged: _Staged, jobs: int) -> None:
     path, content, like = root / staged.name, staged.content, staged.like
+    if isinstance(content, Link):
+        disk.symlink(content.target, path)
+        if str(path.readlink()) != content.target:
+            raise _unlike(path, 0)
+        return
     sums: list[Sum] = []
     checks: list[tuple[int, Checksum]] = []
     with disk.created(path) as descriptor, Reader(root) as reader:
@@ -179,7 +185,7 @@ def _write(root: Path, staged: _Staged, jobs: int) -> None:
             known[at] = computing.resolved(checksum, at, sums, partial(_read_at, descriptor))
         for at, data in known.items():
             disk.write_at(descriptor, path, at, data)
-        if like is not None:
+        if like is not None and (root / like).exists():  # a link may lead nowhere
             disk.copy_rights(descriptor, path, (root / like).stat())
         if content.mtime_ns is not None:
             disk.set_times(path, content.mtime_ns)

@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon.logs.tensorboard import event_file, frame
+from ckptsurgeon.logs.tensorboard import event_file, frame, scalars
+from ckptsurgeon.look import clear
+from ckptsurgeon.look.glance import glance
+from ckptsurgeon.run.run import Run
 from tests.cli.conftest import Surgeon, on_terminal
 from tests.conftest import Trained
 from tests.look.advised_runs import kept
@@ -173,6 +176,32 @@ def test_status_shows_the_loss_on_a_terminal_alone(surgeon: Surgeon, diverged: P
     assert code == 0 and "█" in shown and "saved steps" in shown
     assert f"the loss diverged at step 201: ckptsurgeon -C {diverged} advise" in shown
     assert "advise" not in surgeon("status", "-C", diverged).stdout
+
+
+def test_status_loads_no_numpy_to_say_so(
+    surgeon: Surgeon, diverged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor what verify needs: the modules are most of what a glance at the loss costs."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    code, shown = on_terminal("", "-C", diverged, "status")
+    loaded = {line.rpartition("|")[2].strip() for line in shown.splitlines() if "|" in line}
+    assert code == 0 and "ckptsurgeon.look.clear" in loaded
+    assert not {"numpy", "ckptsurgeon.look.vitals", "ckptsurgeon.logs.curves"} & loaded
+
+
+def test_a_glance_reads_few_events_field_by_field(
+    diverged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowly: list[bytes] = []
+    read = scalars._values
+    monkeypatch.setattr(scalars, "_values", lambda event: (slowly.append(event), read(event))[1])
+    run = Run.open(diverged)
+    seen = glance(run)
+    assert seen is not None and seen.whole and len(seen.values) == 400
+    assert len(slowly) == 1  # the others have its bytes but for time, step and value
+    write_log(diverged / "tensorboard", spiked(20), first=290)  # training went back
+    seen = glance(run)
+    assert seen is not None and not seen.whole and clear.diverged(seen) is None
 
 
 def test_nothing_is_proposed_to_a_healthy_run(surgeon: Surgeon, tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ def test_every_command_of_the_design_is_there() -> None:
         "status", "show", "log", "verify", "doctor", "diff", "advise", "report",
         "plan", "apply", "undo", "recover",
         "rollback", "repair-latest", "set-lr", "set", "cooldown", "reset", "skip",
-        "swap-optimizer", "average", "graft", "scale", "sync-replicas",
+        "swap-optimizer", "average", "graft", "clip-moments", "scale", "precision",
+        "sync-replicas",
         "truncate-tb-events", "rename-tb-events",
         "relaunch", "fork", "export", "check-format", "compact", "shrink", "prune", "unlock",
     ]  # fmt: skip

@@ -49,11 +49,13 @@ CASES: dict[str, dict[str, Any]] = {
     "graft moments --from 6100 --only exp_avg --params norm": {
         "graft": {"step": 6100, "only": "exp_avg", "params": "norm"}
     },
+    "clip-moments --above 100 --params norm": {"clip_moments": {"above": 100.0, "params": "norm"}},
+    "clip-moments --percentile 99.9": {"clip_moments": {"percentile": 99.9}},
     "scale query_key_value --by 0.9 --moments scale": {
         "scale": {"params": "query_key_value", "by": 0.9, "moments": "scale"}
     },
-    "cooldown --percent 10": {"cooldown": {"percent": 10.0}},
-    "cooldown --steps 2000 --shape 1-sqrt --to 1e-6": {
+    "cooldown 10%": {"cooldown": {"percent": 10.0}},
+    "cooldown 2000 --shape 1-sqrt --to 1e-6": {
         "cooldown": {"steps": 2000, "shape": "1-sqrt", "to": 1e-6}
     },
     "set-lr --min-lr 1e-6": {"set": {"min_lr": 1e-6}},

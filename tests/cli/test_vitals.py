@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
+from pathlib import Path
 
 import torch
 
@@ -52,4 +54,50 @@ def test_against_takes_an_earlier_saved_step_alone(surgeon: Surgeon, trained: Tr
     assert told.exit_code == 0 and "level 4" in told.stdout
     for words, said in (((7,), "step 7 is not saved"), ((8,), "not before step 8")):
         refused = surgeon("verify", "--against", *words, "-C", root)
+        assert refused.exit_code == 2 and said in refused.stderr
+
+
+def test_the_growth_of_norms_is_torchs(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    now, before = (weights(root, step) for step in (8, 4))
+    told = surgeon("doctor", "--vitals", "--against", 4, "--json", "-C", root)
+    assert told.exit_code == 0
+    vitals = json.loads(told.stdout)["vitals"]
+    assert vitals["against"] == 4
+    growth = {item["parameter"]: item for item in vitals["growth"]}
+    assert growth.keys() == now.keys() and len(now) > 10
+    for name, item in growth.items():
+        assert math.isclose(item["norm"], float(now[name].double().norm()), rel_tol=1e-6)
+        assert math.isclose(item["before"], float(before[name].double().norm()), rel_tol=1e-6)
+    times = [float(now[name].norm() / before[name].norm()) for name in growth]
+    assert all(a >= b - 1e-6 for a, b in pairwise(times))
+    text = surgeon("doctor", "--vitals", "--against", 4, "-C", root).stdout
+    assert "norms of the weights since step 4, the most grown first:" in text
+    assert f"half of {sum('bias' not in name for name in now)} parameters grew" in text
+
+
+def weights(root: Path, step: int) -> dict[str, torch.Tensor]:
+    (file,) = (root / f"global_step{step}").glob("mp_rank_00_model_states.pt")
+    return {k: v for k, v in load_shard(file)["module"].items() if isinstance(v, torch.Tensor)}
+
+
+def test_a_norm_that_doubled_is_unusual(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    surgeon("scale", "lm_head|word_embeddings", "--by", "2.5", "--yes", "-C", root)
+    told = surgeon("doctor", "--vitals", "--against", 6, "--json", "-C", root)
+    found = json.loads(told.stdout)["vitals"]["observations"]
+    assert [item["parameter"] for item in found if item["kind"] == "norm-growth"] == [
+        "word_embeddings.weight"
+    ]
+    assert json.loads(told.stdout)["vitals"]["growth"][0]["parameter"] == "word_embeddings.weight"
+
+
+def test_growth_is_since_an_earlier_saved_step(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    for words, said in (
+        (("--vitals", "--against", 7), "step 7 is not saved"),
+        (("--vitals", "--against", 8), "not before step 8"),
+        (("--against", 4), "--against belongs to --vitals"),
+    ):
+        refused = surgeon("doctor", *words, "-C", root)
         assert refused.exit_code == 2 and said in refused.stderr

@@ -16,6 +16,7 @@ from ckptsurgeon.edits import (
     Content,
     Edit,
     Fingerprint,
+    Link,
     Move,
     Plan,
     Replace,
@@ -53,6 +54,7 @@ def build(world: Path) -> None:
     (run / "step100/shard3.backup").hardlink_to(run / "step100/shard3")
     _put(run / "latest", b"step200")
     _put(run / "iteration.txt", b"200")
+    (run / "last").symlink_to("step200")
     logs.mkdir()
     _put(logs / "events", b"".join(b"%04d;" % number for number in range(60)))
 
@@ -106,6 +108,7 @@ def rollback(world: Path) -> Plan:
                 f"{attic}/iteration.txt",
                 Content((b"100",)),
             ),
+            Replace("last", f"{staged}/last", f"{attic}/last", Link("step100")),
             Move("step200", f"{attic}/step200"),
         ],
     )
@@ -204,6 +207,8 @@ def read(world: Path) -> str | None:
         name = prefix + (run / pointer).read_text()
         if name not in ("step100", "step200") or not (run / name).is_dir():
             return f"{pointer} names {name!r}, which is not there"
+    if not (run / "last").is_symlink() or not (run / "last" / "shard0").exists():
+        return "the link is gone, or leads nowhere"
     for folder in sorted(run.glob("step*")):
         missing = {f"shard{number}" for number in range(SHARDS)} - {
             item.name for item in folder.iterdir()

@@ -83,24 +83,25 @@ Saved = list[tuple[str, os.stat_result, bytes]]
 
 
 def save(world: Path) -> Saved:
-    """A world in memory: names, rights, times, hard links, bytes."""
-    return [
-        (name, info, _bytes(f"{world}/{name}", info.st_size) if _is_file(info) else b"")
-        for name, info in walk(world, own=True)
-    ]
+    """A world in memory: names, rights, times, hard links, bytes, and what links say."""
+    return [(name, info, _held(f"{world}/{name}", info)) for name, info in walk(world, own=True)]
 
 
 def restore(saved: Saved, target: Path) -> None:
-    """Write a saved world; what was at `target` is removed first. (No symbolic links.)"""
+    """Write a saved world; what was at `target` is removed first."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     linked: dict[int, str] = {}
     for name, info, data in saved:
         path = f"{target}/{name}"
-        if not _is_file(info):
+        if stat.S_ISDIR(info.st_mode):
             os.mkdir(path)  # noqa: PTH102 (half the time of a sweep is spent here)
         elif info.st_ino in linked:
-            os.link(linked[info.st_ino], path)
+            os.link(linked[info.st_ino], path, follow_symlinks=False)
+        elif stat.S_ISLNK(info.st_mode):
+            os.symlink(os.fsdecode(data), path)  # noqa: PTH211 (as above)
+            if info.st_nlink > 1:
+                linked[info.st_ino] = path
         else:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             descriptor = os.open(path, flags, stat.S_IMODE(info.st_mode))
@@ -111,5 +112,7 @@ def restore(saved: Saved, target: Path) -> None:
                 linked[info.st_ino] = path
 
 
-def _is_file(info: os.stat_result) -> bool:
-    return stat.S_ISREG(info.st_mode)
+def _held(path: str, info: os.stat_result) -> bytes:
+    if stat.S_ISLNK(info.st_mode):
+        return os.fsencode(os.readlink(path))  # noqa: PTH115 (as above)
+    return _bytes(path, info.st_size) if stat.S_ISREG(info.st_mode) else b""

@@ -171,6 +171,8 @@ OPERATIONS: dict[str, Mapping[str, Any]] = {
     "graft moments --params": {"graft": {"step": "FIRST", "params": "weight"}},
     "clip_moments": {"clip_moments": {"above": 2}},
     "scale": {"scale": {"params": "weight", "by": 0.9}},
+    "precision bf16": {"precision": {"to": "bf16"}},
+    "precision fp32": {"precision": {"to": "fp32"}},
     "scale --moments scale": {"scale": {"params": "weight", "by": 0.9, "moments": "scale"}},
 }
 

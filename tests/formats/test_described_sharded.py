@@ -6,6 +6,7 @@ write, and load what was edited."""
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from ckptsurgeon import Run, surgery
+from ckptsurgeon import Run, report, surgery
+from ckptsurgeon.edits import Relink
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.look.diff.surgery import of_receipt
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.surgery.fork import fork
 from tests.support import deepspeed_engine
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
@@ -199,8 +203,72 @@ def test_an_automodel_run(made: Make) -> None:
     ):
         with pytest.raises(SurgeryError, match=words):
             surgery.plan(Run.open(root), from_data({"set": values}))
-    with pytest.raises(SurgeryError, match="sets no links to folders"):
-        surgery.plan(Run.open(root), from_data({"rollback": {"to": 4}}))
+
+
+@pytest.mark.parametrize(
+    "maker, link, folder",
+    [
+        (composer, "latest-rank0.pt", "ep0-ba{}"),
+        (automodel, "LATEST", "epoch_0_step_{}"),
+    ],
+)
+def test_a_link_to_a_folder_leads_to_the_step(
+    made: Make, tmp_path: Path, maker: Callable[[Path], Path], link: str, folder: str
+) -> None:
+    root = made(maker)
+    before = snapshot(root)
+    plan = operate(root, {"rollback": {"to": 4}, "set": {"eps": 1e-6}})
+    assert (root / link).readlink() == Path(folder.format(4))
+    assert (Run.open(root).steps(), Run.open(root).latest()) == ([2, 4], 4)
+    told = report.plan(plan, "run", report.Style())
+    assert f"{folder.format(6)} → {folder.format(4)}" in told and f"the link {link}" in told
+    (change,) = (c for c in report.plan_json(plan, "x")["changes"] if c["kind"] == "relink")
+    assert (change["file"], change["new"]) == (link, folder.format(4))
+    assert (
+        Relink(link, "latest", folder.format(6), folder.format(4))
+        in of_receipt(Run.open(root), plan.id).changes
+    )
+    fork(Run.open(root), 4, tmp_path / "branch", from_data({}), "copy")
+    branch = tmp_path / "branch"
+    assert ((branch / link).readlink(), Run.open(branch).latest()) == (Path(folder.format(4)), 4)
+    take_back(root, before)
+
+
+def test_a_link_goes_back_where_the_trainer_went_on(made: Make) -> None:
+    """Undo of an edit of step 6, after the trainer saved step 8 and set its link to it."""
+    root = made(composer)
+    before = snapshot(root)
+    operate(root, {"set": {"eps": 1e-6}})
+    shutil.copytree(root / "ep0-ba6", root / "ep0-ba8")
+    (root / "latest-rank0.pt").unlink()
+    (root / "latest-rank0.pt").symlink_to("ep0-ba8")
+    take_back(root, before)
+
+
+def test_a_link_that_leads_nowhere_is_set(made: Make) -> None:
+    root = made(automodel)
+    (root / "LATEST").unlink()
+    (root / "LATEST").symlink_to("epoch_0_step_8")
+    before = snapshot(root)
+    operate(root, {"rollback": {"to": 4}})
+    assert (root / "LATEST").readlink() == Path("epoch_0_step_4")
+    take_back(root, before)
+
+
+def test_a_link_that_leaves_the_run_is_refused_by_name(made: Make, tmp_path: Path) -> None:
+    root = made(composer)
+    shutil.copytree(root / "ep0-ba6", tmp_path / "elsewhere")
+    (root / "latest-rank0.pt").unlink()
+    (root / "latest-rank0.pt").symlink_to(tmp_path / "elsewhere")
+    before = snapshot(root)
+    with pytest.raises(
+        SurgeryError, match=r"latest-rank0\.pt is a link to .*, outside the run"
+    ) as no:
+        surgery.plan(Run.open(root), from_data({"rollback": {"to": 4}, "set": {"eps": 1e-6}}))
+    assert snapshot(root) == before
+    command = str(no.value.next[0] if isinstance(no.value.next, tuple) else no.value.next)
+    subprocess.run(command.split("    ")[0], shell=True, check=True, cwd=root)
+    assert Run.open(root).latest() == 4
 
 
 def test_a_text_in_place_of_a_link(made: Make) -> None:
@@ -291,9 +359,21 @@ def lightning(root: Path) -> Path:
                 continue
             state = {"pytorch-lightning_version": "2.6.6", "epoch": 0, "global_step": step}
             state["lr_schedulers"] = [cosine.state_dict()]
+            state["callbacks"] = {"ModelCheckpoint{'monitor': 'loss'}": saver(root, step)}
             for name in (f"epoch=0-step={step}.ckpt", "last.ckpt"):
                 engine.save_checkpoint(str(root / name), client_state=state, tag="checkpoint")
     return root
+
+
+def saver(root: Path, step: int) -> dict[str, Any]:
+    """What `ModelCheckpoint.state_dict` has at a step, with one file that has left since."""
+    scores = {"best.ckpt": torch.tensor(0.25), f"epoch=0-step={step}.ckpt": torch.tensor(0.5)}
+    return {
+        "monitor": "loss", "best_model_score": scores["best.ckpt"],
+        "best_model_path": str(root / "best.ckpt"), "dirpath": str(root),
+        "best_k_models": {str(root / name): score for name, score in scores.items()},
+        "kth_best_model_path": "", "kth_value": torch.tensor(float("inf")), "last_model_path": "",
+    }  # fmt: skip
 
 
 def test_an_engine_of_lightning(made: Make) -> None:
@@ -311,6 +391,11 @@ def test_an_engine_of_lightning(made: Make) -> None:
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=40)
         cosine.load_state_dict(state["lr_schedulers"][0])
     assert (state["global_step"], cosine.base_lrs) == (2, [5e-4] * 2)
+    (held_files,) = state["callbacks"].values()
+    (left,) = held_files["best_k_models"]
+    assert Path(left).name == "epoch=0-step=2.ckpt"
+    assert (held_files["best_model_path"], held_files["best_model_score"]) == (left, 0.5)
+    assert Path(held_files["last_model_path"]).name == "last.ckpt"
     assert held["lr"] == pytest.approx(cosine.get_last_lr())
     assert (held["betas"], held["eps"]) == ([[0.9, 0.97]] * 2, [1e-6] * 2)
     assert held["weight_decay"] == [0.3, 0.0]

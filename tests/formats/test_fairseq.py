@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import look, surgery
-from ckptsurgeon.edits import Replace
+from ckptsurgeon import look, report, surgery
+from ckptsurgeon.edits import Relink, Replace
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.look.diff.surgery import of_receipt
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import fork
@@ -146,6 +147,26 @@ def test_a_rollback_without_an_edit_copies_too(run: Path) -> None:
     for suffix in NAMES:
         last = (run / f"checkpoint_last{suffix}.pt").read_bytes()
         assert last == (run / f"checkpoint_20{suffix}.pt").read_bytes()
+    take_back(run, before)
+
+
+def test_last_files_that_are_links_lead_to_the_step(run: Path) -> None:
+    for suffix in NAMES:
+        last = run / f"checkpoint_last{suffix}.pt"
+        last.unlink()
+        last.symlink_to(f"checkpoint_30{suffix}.pt")
+    before = snapshot(run)
+    plan = operate(run, {"rollback": {"to": 10}, "set": {"eps": 1e-6}})
+    links = [edit.file for edit in plan.edits if isinstance(edit, Replace) and "last" in edit.file]
+    assert links[0] == links[-1]  # empty until the others are done: no reader mixes steps
+    told = report.plan(plan, "run", report.Style())
+    assert told.count("the link checkpoint_last") == 4 and "no shard copied" in told
+    found = of_receipt(Run.open(run), plan.id).changes
+    assert sum(isinstance(change, Relink) for change in found) == 4
+    for suffix in NAMES:
+        last = run / f"checkpoint_last{suffix}.pt"
+        assert last.readlink() == Path(f"checkpoint_10{suffix}.pt")
+        assert held(last, "eps") == 1e-6
     take_back(run, before)
 
 

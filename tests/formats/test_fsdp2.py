@@ -180,8 +180,36 @@ def test_what_is_not_whole_or_not_alone_is_refused(
         Run.open(root).latest()
     shard.write_bytes(data)
     shutil.copytree(latest / "optimizer_0", latest / "optimizer_1")
-    with pytest.raises(SurgeryError, match="several optimizers"):
-        surgery.plan(Run.open(root), from_data({"set": {"eps": 1e-6}}))
+    with pytest.raises(SurgeryError, match="2 optimizers, and a recipe has one lr"):
+        surgery.plan(Run.open(root), from_data({"set": {"lr": 1e-4}}))
+    (latest / "optimizer_1" / "__1_0.distcp").unlink()
+    with pytest.raises(SurgeryError, match=r"incomplete \(no optimizer_1/__1_0\.distcp\)"):
+        Run.open(root).latest()
+
+
+def test_two_models_with_an_optimizer_each(run: Callable[[str], Path], tmp_path: Path) -> None:
+    """Accelerate pairs `optimizer_1` with `pytorch_model_fsdp_1`; both have the same names."""
+    root = run("two-models")
+    before = snapshot(root)
+    values = {"beta2": 0.97, "eps": 1e-6, "weight_decay": 0.3}
+    plan = operate(root, {"rollback": {"to": 4}, "set": values})
+    assert "2 optimizers: the lr is that of the first one" in plan.warnings
+    resumed = train("two-models", shutil.copytree(root, tmp_path / "kept"), 5)
+    for used, peak in zip(resumed[5], (1e-3, 2e-3), strict=True):
+        assert used["lr"] == pytest.approx([peak * 0.9**8] * 2)  # a wrapped schedule: per rank
+        assert used["betas"] == [[0.9, 0.97]] * 2 and used["eps"] == [1e-6] * 2
+        assert used["weight_decay"] == [0.3, 0.0]
+        assert used["adam_step"] == 4 and used["moments"] > 0
+    take_back(root, before)
+    operate(root, {"rollback": {"to": 4}, "reset": ["moments"]})
+    for used in train("two-models", shutil.copytree(root, tmp_path / "reset"), 5)[5]:
+        assert (used["adam_step"], used["moments"]) == (0, 0)
+    take_back(root, before)
+    operate(root, {"rollback": {"to": 4}, "reset": ["moments"], "moments": {"params": "_1"}})
+    first, second = train("two-models", shutil.copytree(root, tmp_path / "one"), 5)[5]
+    assert first["moments"] > 0 and second["moments"] == 0
+    with pytest.raises(SurgeryError, match="2 models, and one export holds one"):
+        export(Run.open(root), 4, tmp_path / "weights")
 
 
 # --- new numbers ---------------------------------------------------------------------------------

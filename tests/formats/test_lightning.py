@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ckptsurgeon import Run, look, surgery
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.support.snapshot import snapshot
 
@@ -132,6 +133,48 @@ def test_the_trainer_resumes_at_the_promise(
     run = Run.open(root / "checkpoints")
     surgery.apply(run, surgery.plan_undo(run))
     assert snapshot(root) == before
+
+
+def test_two_optimizers_in_one_file(tmp_path: Path) -> None:
+    """Each with a schedule of its own; a step of either counts."""
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Pair(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+            self.automatic_optimization = False
+            self.held: list[Any] = []
+
+        def training_step(self, batch: Any, index: int) -> None:
+            both = self.optimizers()
+            self.held.append([one.param_groups[0]["betas"] for one in both])
+            self.manual_backward(self.layers[1](self.layers[0](batch)).pow(2).mean())
+            for one, schedule in zip(both, self.lr_schedulers(), strict=True):
+                one.step()
+                schedule.step()
+
+        def configure_optimizers(self) -> Any:
+            both = [torch.optim.AdamW(layer.parameters(), lr=PEAK) for layer in self.layers]
+            return both, [torch.optim.lr_scheduler.StepLR(one, 3) for one in both]
+
+    def run(steps: int, resume: str | None = None) -> list[Any]:
+        trainer = lightning.Trainer(
+            default_root_dir=tmp_path, max_steps=steps, accelerator="cpu", logger=False,
+            enable_progress_bar=False, enable_model_summary=False,
+            callbacks=[ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)],
+        )  # fmt: skip
+        module = Pair()
+        trainer.fit(module, torch.utils.data.DataLoader(torch.rand(64, 4)), ckpt_path=resume)
+        return module.held
+
+    run(8)
+    operate(tmp_path, rollback={"to": 4}, set={"beta2": 0.9, "eps": 1e-6})
+    assert look.verify(Run.open(tmp_path), level=4).findings == ()
+    assert run(6, str(tmp_path / "step=4.ckpt")) == [[(0.9, 0.9)] * 2]
+    with pytest.raises(SurgeryError, match="2 optimizers, and a recipe has one lr"):
+        operate(tmp_path, set={"lr": 1e-4})
 
 
 def test_slurm_requeue_does_not_lead_back(root: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,17 @@ PEAK = 1e-3
 STEP = "epoch=0-step={}.ckpt"
 
 
-def train(root: Path, stop: int, resume: str = "") -> dict[int, dict[str, Any]]:
+def train(root: Path, stop: int, resume: str = "", *options: str) -> dict[int, Any]:
     """Two ranks to step `stop`: what each update used."""
     environment = {"TORCHELASTIC_RUN_ID": "1", "PYTHONWARNINGS": "ignore"}
     done = run_module(
-        "tests.support.lightning_fsdp2", root, stop, resume, ranks=2, environment=environment
+        "tests.support.lightning_fsdp2",
+        root,
+        stop,
+        resume,
+        *options,
+        ranks=2,
+        environment=environment,
     )
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
     return {int(step): used for step, used in json.loads(line).items()}
@@ -94,6 +99,29 @@ def test_a_resume_uses_all_that_was_set(folder: Path, tmp_path: Path) -> None:
     take_back(folder, before)
 
 
+def test_two_optimizers_in_one_folder(tmp_path: Path) -> None:
+    """`optimizer_0.…` and `optimizer_1.…` are names in one folder, and both have a group 0."""
+    train(tmp_path / "run", 8, "", "--pair")
+    folder = tmp_path / "run" / "checkpoints"
+    before = snapshot(folder)
+    values = {"beta2": 0.97, "eps": 1e-6, "weight_decay": 0.3}
+    plan = operate(folder, {"rollback": {"to": 4}, "set": values})
+    assert "2 optimizers: the lr is that of the first one" in plan.warnings
+    seen = train(shutil.copytree(folder.parent, tmp_path / "kept"), 6, "last", "--pair")
+    for used, peak in zip(seen[5], (PEAK, 2 * PEAK), strict=True):
+        assert used["lr"] == pytest.approx([peak * 0.9**2])
+        assert (used["betas"], used["eps"], used["weight_decay"]) == ([[0.9, 0.97]], [1e-6], [0.3])
+        assert used["adam_step"] == 2 and used["moments"] > 0
+    take_back(folder, before)
+    with pytest.raises(SurgeryError, match="2 optimizers, and a recipe has one lr"):
+        surgery.plan(Run.open(folder), from_data({"set": {"lr": 1e-4}}))
+    one = {"reset": ["moments"], "moments": {"params": "^second"}}
+    operate(folder, {"rollback": {"to": 4}, **one})
+    seen = train(shutil.copytree(folder.parent, tmp_path / "one"), 6, "last", "--pair")
+    assert [used["moments"] > 0 for used in seen[5]] == [True, False]
+    take_back(folder, before)
+
+
 def test_a_resume_of_an_untouched_step_goes_on(folder: Path) -> None:
     operate(folder, {"rollback": {"to": 4}})
     seen = train(folder.parent, 6, "last")
@@ -123,6 +151,27 @@ def test_the_step_and_its_copy_are_edited_alike(folder: Path) -> None:
     assert snapshot(folder) == before
 
 
+def test_the_saver_forgets_what_is_not_in_the_run(folder: Path) -> None:
+    """In `meta.pt` of the step and of its copy."""
+    meta = folder / STEP.format(4) / "meta.pt"
+    state = torch.load(meta, weights_only=False)
+    (saver,) = state["callbacks"].values()
+    scores = {STEP.format(4): torch.tensor(0.5), STEP.format(3): torch.tensor(0.25)}
+    saver["dirpath"] = str(folder)
+    saver["best_k_models"] = {str(folder / name): score for name, score in scores.items()}
+    saver["best_model_path"] = str(folder / STEP.format(3))
+    saver["best_model_score"] = scores[STEP.format(3)]
+    torch.save(state, meta)
+    before = snapshot(folder)
+    operate(folder, {"rollback": {"to": 4}})
+    for name in (STEP.format(4), "last.ckpt"):
+        (held,) = torch.load(folder / name / "meta.pt", weights_only=False)["callbacks"].values()
+        assert held["best_k_models"] == {str(folder / STEP.format(4)): 0.5}
+        assert held["best_model_path"] == str(folder / STEP.format(4))
+        assert held["best_model_score"] == 0.5
+    take_back(folder, before)
+
+
 def test_a_copy_that_stands_alone_is_the_step(folder: Path) -> None:
     for step in (2, 4, 6):
         shutil.rmtree(folder / STEP.format(step))
@@ -134,25 +183,20 @@ def test_a_copy_that_stands_alone_is_the_step(folder: Path) -> None:
     take_back(folder, before)
 
 
-def test_a_link_to_a_folder_is_left_to_the_user(folder: Path) -> None:
+def test_a_link_to_a_folder_leads_a_resume_to_the_step(folder: Path, tmp_path: Path) -> None:
     """As `save_last="link"` makes it."""
     shutil.rmtree(folder / "last.ckpt")
     (folder / "last.ckpt").symlink_to(STEP.format(6))
     assert Run.open(folder).latest() == 6
     before = snapshot(folder)
-    recipe = from_data({"rollback": {"to": 4}})
-    with pytest.raises(SurgeryError, match="sets no links to folders") as refused:
-        surgery.plan(Run.open(folder), recipe)
-    assert "ln -sfn epoch=0-step=4.ckpt" in str(refused.value.next)
-    assert snapshot(folder) == before
     operate(folder, {"set": {"eps": 1e-6}})
     take_back(folder, before)
-    (folder / "last.ckpt").unlink()
-    (folder / "last.ckpt").symlink_to(STEP.format(4))
-    for file in folder.rglob("*"):
-        os.utime(file, (1e9, 1e9))  # no trainer may be saving it
-    operate(folder, {"rollback": {"to": 4}})
-    assert Run.open(folder).latest() == 4
+    operate(folder, {"rollback": {"to": 4}, "set": {"eps": 1e-6}})
+    assert (folder / "last.ckpt").readlink() == Path(STEP.format(4))
+    resumed = shutil.copytree(folder.parent, tmp_path / "resumed", symlinks=True)
+    seen = train(resumed, 6, "last")
+    assert sorted(seen) == [5, 6] and seen[5]["eps"] == [1e-6] * 2
+    take_back(folder, before)
 
 
 def test_a_fork_has_the_folder_that_a_restart_loads(folder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,15 @@ from safetensors.torch import load_file, save_file
 from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
-from tests.support.nanotron_files import NAMES, RANKS, make, master, shard, weight
+from tests.support.nanotron_files import (
+    NAMES,
+    RANKS,
+    make,
+    master,
+    save_weight,
+    shard,
+    weight,
+)
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import take_back
 
@@ -145,3 +153,21 @@ def test_every_tensor_parallel_rank_has_the_masters_of_what_is_whole(run: Path) 
             assert torch.equal(weights[tp], masters[tp].bfloat16().reshape(NAMES[name]))
         assert torch.equal(masters[0], masters[1]) == (name == "w.bias")
     take_back(run, before)
+
+
+def test_each_weight_is_held_to_its_master(run: Path) -> None:
+    """In slices over the data ranks, and in a file of another format."""
+    assert look.verify(Run.open(run), level=4).findings == ()
+    for name, word in (("w.bias", "w.bias"), ("w.weight", "w.weight")):
+        path = weight(run, 6, name)
+        data = bytearray(path.read_bytes())
+        data[-2:] = b"\x80\x3f"  # 1.0, in the slice of the last rank
+        path.write_bytes(bytes(data))
+        (found,) = look.verify(Run.open(run), level=4).findings
+        assert word in str(found) and "master" in str(found)
+        data[-2:] = b"\xc0\x7f"  # NaN
+        path.write_bytes(bytes(data))
+        assert any("NaN" in str(each) for each in look.verify(Run.open(run), level=4).findings)
+        path.unlink()
+        (run / "6" / "model").mkdir(exist_ok=True)
+        save_weight(run, 6, name)

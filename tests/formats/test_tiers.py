@@ -4,6 +4,7 @@ removes nothing of the new branch: each with the functions of the library itself
 from __future__ import annotations
 
 import json
+import os
 import queue
 import shutil
 from collections.abc import Iterator
@@ -104,6 +105,27 @@ def test_the_trainer_resumes_the_step_and_rotates_none_of_the_new_branch(tmp_pat
     assert sorted(path.name for path in root.glob("checkpoint-*")) == ["checkpoint-3"]
 
 
+def test_the_times_of_folders_stay(tmp_path: Path) -> None:
+    """The Trainer rotates by the times of the folders, so neither a surgery nor its undo makes an
+    older step the newest."""
+    from transformers.trainer_utils import rotate_checkpoints, sort_checkpoints
+
+    root = tmp_path / "run"
+    hugging_face(root)
+    folders = [root / "checkpoint-2", root / "checkpoint-4"]
+    for age, folder in enumerate(folders):
+        os.utime(folder, (1e9 + age * 100, 1e9 + age * 100))
+    operate(root, {"rollback": {"to": 2}, "set": {"iteration": 3, "eps": 1e-6}})
+    assert folders[0].stat().st_mtime == 1e9
+    surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
+    assert sort_checkpoints(str(root), use_mtime=True) == [str(folder) for folder in folders]
+    shutil.copytree(folders[1], root / "checkpoint-6")
+    os.utime(root / "checkpoint-6")
+    rotate_checkpoints(str(root), save_total_limit=2, use_mtime=True)
+    names = sorted(path.name for path in root.glob("checkpoint-*"))
+    assert names == ["checkpoint-4", "checkpoint-6"]
+
+
 def test_a_folder_that_only_begins_like_a_step_comes_back(tmp_path: Path) -> None:
     root = tmp_path / "run"
     hugging_face(root)
@@ -125,6 +147,36 @@ def test_a_best_model_that_is_not_there_is_told(tmp_path: Path) -> None:
             Run.open(root), from_data({"rollback": {"to": 4}, "set": {"eps": 1e-6}})
         )
         assert any("best model so far" in line for line in plan.warnings) == told
+
+
+def test_a_best_model_that_left_ranks_nothing_any_more(tmp_path: Path) -> None:
+    """With the Trainer's own comparison: step 2 had been the best, and its folder went when 4 was
+    better. Back at 3, the next metric is the best so far, although 2 had a better one."""
+    from transformers import TrainerState, TrainingArguments
+    from transformers.trainer import Trainer
+
+    root = tmp_path / "run"
+    hugging_face(root)
+    (root / "checkpoint-2").rename(root / "checkpoint-3")
+    file = root / "checkpoint-3" / "trainer_state.json"
+    best = {"best_metric": 0.5, "best_global_step": 2, "best_model_checkpoint": "out/checkpoint-2"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "global_step": 3, **best}))
+
+    def is_best() -> bool:
+        arguments = TrainingArguments(
+            str(tmp_path / "out"), metric_for_best_model="loss", greater_is_better=False,
+            save_strategy="steps", use_cpu=True,
+        )  # fmt: skip
+        live = SimpleNamespace(args=arguments, state=TrainerState.load_from_json(str(file)))
+        return bool(Trainer._determine_best_metric(live, {"eval_loss": 0.7}, trial=None))  # type: ignore[arg-type]
+
+    before = snapshot(root)
+    assert not is_best()
+    plan = operate(root, {"rollback": {"to": 3}})
+    assert "no longer names checkpoint-2 as the best model" in "\n".join(plan.warnings)
+    assert is_best()
+    assert [json.loads(file.read_text())[key] for key in best] == [None] * 3
+    take_back(root, before)
 
 
 # --- Accelerate ----------------------------------------------------------------------------------

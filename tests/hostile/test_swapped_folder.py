@@ -13,6 +13,7 @@ from ckptsurgeon import Run, disk, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
+from tests.faults import toy
 from tests.support.snapshot import exact_snapshot
 
 RECIPE = from_data({"rollback": {"to": 6}, "set": {"lr": 1e-4}, "reset": ["moments"]})
@@ -70,4 +71,43 @@ def test_no_call_of_a_surgery_goes_through_a_swapped_folder(
         if before is not None:
             swaps += 1
             assert exact_snapshot(elsewhere) == before, f"call {at} went through the link"
+    assert swaps > 3
+
+
+def rolled_back_with_a_swap(world: Path, name: str, at: int, patch: pytest.MonkeyPatch) -> int:
+    """The toy's rollback, which sets a link. At call `at` the folder `name`, or the folder that the
+    link `name` leads to, becomes a link to a copy beside the run, which no call may change. Returns
+    the number of calls, 0 if there was nothing to swap."""
+    toy.build(world)
+    path, elsewhere = world / "run" / name, world.with_name(f"{world.name}-elsewhere")
+    calls = 0
+    found: dict[str, Any] = {}
+
+    def swap(operation: str, called: str, details: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at and path.is_dir():
+            shutil.copytree(path, elsewhere, symlinks=True)
+            path.rename(world / "swapped-away")
+            path.symlink_to(elsewhere)
+            found.update(exact_snapshot(elsewhere))
+
+    patch.setattr(disk, "hook", swap)
+    with contextlib.suppress(SurgeryError, OSError):
+        toy.act_rollback(world)
+    patch.setattr(disk, "hook", None)
+    if found:
+        assert exact_snapshot(elsewhere) == found, f"call {at} went through the link"
+    return calls if found else 0
+
+
+@pytest.mark.parametrize("name", ["last", ".ckptsurgeon/staging/0001", ".ckptsurgeon/attic/0001"])
+def test_no_link_is_set_through_a_swapped_name(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swaps = 0
+    for at in range(1, 130, 5):
+        world = tmp_path / f"world{at}"
+        world.mkdir()
+        swaps += rolled_back_with_a_swap(world, name, at, monkeypatch) > 0
     assert swaps > 3

@@ -193,7 +193,9 @@ def test_colour_is_yellow_for_what_moves_aside_and_nothing_else_in_a_plan() -> N
     assert [line.count("\033[33m") for line in painted] == [1, 1]
     assert all(">" in line for line in painted)
     assert "\033[32mdone:" in report.done(RECEIPT, report.Style(100, color=True))
-    assert "\033[31merror:" in report.error(SurgeryError("x"), report.Style(100, color=True))
+    assert "\033[31merror:" in report.error(
+        SurgeryError("x", next="y"), report.Style(100, color=True)
+    )
 
 
 class _Terminal(io.StringIO):
@@ -296,9 +298,10 @@ def test_an_absent_value_is_added() -> None:
 
 
 def test_a_copied_shard_is_part_of_the_cost() -> None:
-    copy = Replace("global_step2/a.pt", "s", "k", Content((Span("global_step2/a.pt", 0, 5000),)))
+    empty = Replace("global_step2/a.pt", "s", "k", Content(()))
+    copy = replace(empty, content=Content((Span("global_step2/a.pt", 0, 5000),)))
     assert "5.0 kB written, 1 shard copied, undo kept" in report.plan(
-        replace(PLAN, edits=(copy,)), "x", LOOK
+        replace(PLAN, edits=(empty, copy)), "x", LOOK
     )
 
 

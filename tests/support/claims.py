@@ -114,6 +114,8 @@ def rows(recipe: Mapping[str, Any]) -> set[str]:
         if section := recipe.get(key):
             moments = section.get("moments")
             names.add(f"{key} --moments {moments}" if moments else key)
+    if precision := recipe.get("precision"):
+        names.add(f"precision {precision['to']}")
     if graft := recipe.get("graft"):
         names.add("graft moments --params" if graft.get("params") else "graft moments")
     others = ("swap_optimizer", "sync_replicas", "clip_moments")

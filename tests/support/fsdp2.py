@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,30 +73,40 @@ def as_gpu() -> None:
     state.distributed_type = DistributedType.MULTI_GPU
 
 
-def by_accelerate(root: Path, stop: int) -> dict[int, Any]:
+def by_accelerate(root: Path, stop: int, peaks: Sequence[float] = (PEAK,)) -> dict[int, Any]:
+    """A model for each of `peaks`, with an optimizer and a schedule of its own. With several, what
+    each update used is a list."""
     PartialState(cpu=True)
     as_gpu()
     torch.manual_seed(0)
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
     accelerator = Accelerator(fsdp_plugin=plugin)
-    model = Net()
-    adam: Any = torch.optim.AdamW(groups(model), lr=PEAK, betas=(0.9, 0.95))
-    model, adam = accelerator.prepare(model, adam)
-    schedule = torch.optim.lr_scheduler.LambdaLR(adam.optimizer, lambda step: 0.9**step)
-    schedule = accelerator.prepare(schedule)
+    jobs = []
+    for peak in peaks:
+        model = Net()
+        adam: Any = torch.optim.AdamW(groups(model), lr=peak, betas=(0.9, 0.95))
+        model, adam = accelerator.prepare(model, adam)
+        schedule = torch.optim.lr_scheduler.LambdaLR(adam.optimizer, lambda step: 0.9**step)
+        jobs.append((model, adam, accelerator.prepare(schedule)))
     saved = sorted(int(path.name.partition("_")[2]) for path in root.glob("step_*"))
     if saved:
         accelerator.load_state(str(root / f"step_{saved[-1]}"))
-    seen = {}
+    seen: dict[int, Any] = {}
     for step in range(saved[-1] if saved else 0, stop):
-        seen[step + 1] = used(adam)
-        accelerator.backward(model(torch.ones(2, 8) * (step + 1))["loss"])
-        adam.step()
-        schedule.step()
-        adam.zero_grad()
+        each = [used(adam) for _, adam, _ in jobs]
+        seen[step + 1] = each if len(jobs) > 1 else each[0]
+        for model, adam, schedule in jobs:
+            accelerator.backward(model(torch.ones(2, 8) * (step + 1))["loss"])
+            adam.step()
+            schedule.step()
+            adam.zero_grad()
         if (step + 1) % EVERY == 0:
             accelerator.save_state(str(root / f"step_{step + 1}"))
     return seen
+
+
+def two_models(root: Path, stop: int) -> dict[int, Any]:
+    return by_accelerate(root, stop, (PEAK, 2 * PEAK))
 
 
 def by_trainer(root: Path, stop: int) -> dict[int, Any]:
@@ -132,15 +143,17 @@ def by_trainer(root: Path, stop: int) -> dict[int, Any]:
     return seen
 
 
+TRAINERS = {"accelerate": by_accelerate, "two-models": two_models, "trainer": by_trainer}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("library", choices=("accelerate", "trainer"))
+    parser.add_argument("library", choices=list(TRAINERS))
     parser.add_argument("run", type=Path)
     parser.add_argument("stop", type=int)
     wanted = parser.parse_args()
     torch.set_num_threads(1)
-    train = by_accelerate if wanted.library == "accelerate" else by_trainer
-    seen = train(wanted.run, wanted.stop)
+    seen = TRAINERS[wanted.library](wanted.run, wanted.stop)
     if PartialState().is_main_process:
         print(json.dumps(seen))
     torch.distributed.destroy_process_group()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,12 @@ from train import distributed, run_folder
 from train.config import load_config
 
 TINY = REPO / "train" / "configs" / "tiny.yaml"
+
+
+@cache
+def freeze_imports() -> None:
+    """Once: modules are no garbage, for which DeepSpeed looks at each of its starts in bf16."""
+    gc.freeze()
 
 
 @contextmanager
@@ -42,6 +50,7 @@ class InProcess:
         """A Training that resumes when the run has a checkpoint, else starts fresh."""
         from train import trainer
 
+        freeze_imports()
         config = load_config(TINY, [f"save={root}", f"data={self.corpus}", *overrides])
         fresh = not (root / run_folder.LATEST).exists()
         return trainer.prepare(config, run_folder.find_checkpoint(root, fresh), self.device)

@@ -51,21 +51,52 @@ class Module(lightning.LightningModule):
         return {"optimizer": adam, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        states = [state for state in optimizer.state.values() if state]
-        keys = ("lr", "betas", "eps", "weight_decay")
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.seen[self.trainer.global_step + 1] = {
-            "tensors": {
-                "weights": [whole(p) for p in parameters],
-                **{
-                    kind: [whole(optimizer.state[p][kind]) for p in parameters if states]
-                    for kind in ("exp_avg", "exp_avg_sq")
-                },
+        self.seen[self.trainer.global_step + 1] = used(optimizer)
+
+
+class Pair(Module):
+    """An optimizer and a schedule for each layer, stepped by hand: each counts as a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, index: int) -> None:
+        both = self.optimizers()
+        self.seen[self.trainer.global_step + 1] = [used(one.optimizer) for one in both]
+        self.manual_backward(self.second(self.first(batch)).pow(2).mean())
+        for one, schedule in zip(both, self.lr_schedulers(), strict=True):
+            one.step()
+            one.zero_grad()
+            schedule.step()
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Both are seen before either steps."""
+
+    def configure_optimizers(self) -> Any:
+        layers = (self.first, self.second)
+        both = [torch.optim.AdamW(layer.parameters(), lr=PEAK * (i + 1)) for i, layer in
+                enumerate(layers)]  # fmt: skip
+        return both, [torch.optim.lr_scheduler.LambdaLR(one, lambda s: 0.9**s) for one in both]
+
+
+def used(optimizer: Any) -> dict[str, Any]:
+    """What the next update uses: the sum of this rank's moments, and all of the tensors."""
+    states = [state for state in optimizer.state.values() if state]
+    keys = ("lr", "betas", "eps", "weight_decay")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        "tensors": {
+            "weights": [whole(p) for p in parameters],
+            **{
+                kind: [whole(optimizer.state[p][kind]) for p in parameters if states]
+                for kind in ("exp_avg", "exp_avg_sq")
             },
-            **{key: [group[key] for group in optimizer.param_groups] for key in keys},
-            "adam_step": max((int(state["step"]) for state in states), default=0),
-            "moments": sum(float(s["exp_avg"].to_local().abs().sum()) for s in states),
-        }
+        },
+        **{key: [group[key] for group in optimizer.param_groups] for key in keys},
+        "adam_step": max((int(state["step"]) for state in states), default=0),
+        "moments": sum(float(s["exp_avg"].to_local().abs().sum()) for s in states),
+    }
 
 
 def whole(tensor: Any) -> list[float]:
@@ -79,9 +110,10 @@ def main() -> None:
     parser.add_argument("stop", type=int)
     parser.add_argument("resume")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--pair", action="store_true", help="two optimizers")
     wanted = parser.parse_args()
     torch.set_num_threads(1)
-    module = Module()
+    module = Pair() if wanted.pair else Module()
     saver = ModelCheckpoint(
         dirpath=wanted.root / "checkpoints", every_n_train_steps=EVERY, save_top_k=-1,
         save_last=True,

@@ -76,6 +76,12 @@ def save(
                 scale = 0.2 if name == "exp_avg" else 1.0
                 tensor = (torch.rand(64, 4) + 0.1) * scale
                 state[f"optimizer.state.{name}.{weight}.weight"] = tensor
+                if name == "exp_avg_sq":
+                    tensor[0, 0] = 100.0
+                if name == "param":
+                    state[f"{weight}.weight"] = tensor.bfloat16()
+        if step == steps[-1]:  # in each save `.metadata` lists the values in another order
+            state = dict(reversed(state.items()))
         with warnings.catch_warnings():  # torch warns that there is no process group
             warnings.simplefilter("ignore")
             dcp.save(state, checkpoint_id=folder, planner=Planner(), no_dist=True)
@@ -93,7 +99,7 @@ def loaded(root: Path, step: int) -> tuple[dict[str, Any], dict[str, torch.Tenso
     """The common state, read as newer versions read it, and the optimizer's tensors."""
     folder = root / f"iter_{step:07d}"
     names = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    tensors = {name: torch.ones(64, 4) for name in names if name != COMMON}
+    tensors = {name: torch.ones(64, 4) for name in names if name.startswith("optimizer.")}
     wanted: dict[str, Any] = {**tensors, COMMON: io.BytesIO()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

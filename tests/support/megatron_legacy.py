@@ -96,18 +96,20 @@ def save(
                 name = f"mp_rank_{t:02d}" + (f"_{p:03d}" if pipeline > 1 else "")
                 folder = root / f"iter_{step:07d}" / name
                 folder.mkdir(parents=True)
+                moments = _moments(chained, step + t + p)
                 args.consumed_train_samples = args.iteration = step * BATCH
                 args.iteration = step
                 with megatron_enums() as kind:
                     args.model_type = kind.encoder_or_decoder
                     state = _state(args, step, chained, old, peaks, own)
+                    state["model"] = _model(moments if chained > 1 else [moments])
                     if rerun is not None:
                         states = sys.modules["megatron.core.rerun_state_machine"].RerunState
                         state["rerun_state_machine"] = {
                             "state": states(3 if rerun else 0), "current_iteration": rerun,
                         }  # fmt: skip
                     torch.save(state, folder / "model_optim_rng.pt")
-                torch.save(_moments(chained, t + p), folder / "distrib_optim.pt")
+                torch.save(moments, folder / "distrib_optim.pt")
     (root / "latest_checkpointed_iteration.txt").write_text(str(steps[-1]))
     return root
 
@@ -145,7 +147,6 @@ def _state(
         schedule = {OLD_NAMES.get(key, key): value for key, value in schedule.items()}
     return {
         "args": args, "checkpoint_version": 3.0, "iteration": step,
-        "model": {"weight": torch.ones(4, 4)},
         "optimizer": chain[0] if chained == 1 else chain,
         "lr_scheduler" if old else "opt_param_scheduler": schedule,
         "rng_state": [{"np_rng_state": None}],
@@ -160,8 +161,25 @@ def _moments(chained: int, seed: int) -> Any:
             name: torch.rand(256, generator=generator) + 0.1
             for name in ("param", "exp_avg", "exp_avg_sq")
         }
+        buffers["exp_avg_sq"][128] = 100.0
         buffers["exp_avg"] *= 0.2  # what gradients can lead to beside such an exp_avg_sq
         bucket = {(torch.bfloat16, torch.float32): {**buffers, "numel_unpadded": 250}}
         return {"buckets_coalesced": True, 0: bucket}
 
     return one() if chained == 1 else [one() for _ in range(chained)]
+
+
+VIEWS = {"up.weight": (128, (2, 61)), "up.bias": (64, (32,)), "norm.weight": (0, (32,))}
+"""Weight → where it lies in the buffer, the last one first, each at a multiple of 64."""
+
+
+def _model(moments: list[Any]) -> dict[str, torch.Tensor]:
+    """The rounded masters as views of one buffer for each optimizer, as torch saves them."""
+    out = {}
+    for i, buffers in enumerate(moments):
+        (bucket,) = buffers[0].values()
+        data = bucket["param"].bfloat16()
+        for name, (start, size) in VIEWS.items():
+            numel = torch.Size(size).numel()
+            out[f"{'experts.' * i}{name}"] = data[start : start + numel].view(size)
+    return out

@@ -1,4 +1,5 @@
-"""Trains, saves and loads with the real megatron-core on a CPU: `save ROOT …` and `load ROOT …`.
+"""Trains, saves and loads with the real megatron-core on a CPU: `save ROOT …` and `load ROOT …`;
+`gather ROOT… ` writes to `ROOT.pt` what it holds of each parameter after a load.
 
 Megatron-core asks for CUDA tensors; `OnCpu` gives it CPU ones. What Megatron-LM's own
 `checkpointing.py`, which is not in the package, does around the core is done here in its order.
@@ -223,6 +224,29 @@ def resume(
     return state
 
 
+def gather(root: Path, args: argparse.Namespace) -> dict[str, dict[str, torch.Tensor]]:
+    """Weights, master and moments by the name of the parameter, after a load; which tensor of the
+    optimizer is whose is megatron-core's own knowledge."""
+    ddp, optimizer, scheduler = build(args)
+    with torch.no_grad():
+        resume(root, args, ddp, optimizer, scheduler)
+    (own,) = optimizer.chained_optimizers
+    held: dict[str, dict[str, torch.Tensor]] = {}
+    for name, parameter in ddp.module.named_parameters():
+        main = getattr(parameter, "main_param", None)
+        if args.use_distributed_optimizer:
+            tensors = own._get_main_param_and_optimizer_states(parameter)
+        else:
+            state = own.optimizer.state[parameter if main is None else main]
+            tensors = {"param": main, **state}
+        held[name] = {
+            key: tensor.detach().clone().view(parameter.shape)
+            for key, tensor in (("weights", parameter), *tensors.items())
+            if isinstance(tensor, torch.Tensor) and tensor.numel() == parameter.numel()
+        }
+    return held
+
+
 def _told(optimizer: Any) -> dict[str, Any]:
     groups = optimizer.param_groups
     inner = optimizer.chained_optimizers[0].optimizer
@@ -244,8 +268,8 @@ def _norm(tensors: Any) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("save", "load"))
-    parser.add_argument("root", type=Path)
+    parser.add_argument("what", choices=("save", "load", "gather"))
+    parser.add_argument("roots", type=Path, nargs="+")
     parser.add_argument("--sharding", default="legacy")
     parser.add_argument("--steps", type=int, nargs="+", default=[2, 4, 6])
     parser.add_argument("--no-distributed", dest="use_distributed_optimizer", action="store_false")
@@ -266,8 +290,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.newest:
         newest_megatron.put_first()
-    what, root = args.what, args.root
-    del args.what, args.root, args.newest
+    what, roots = args.what, args.roots
+    del args.what, args.roots, args.newest
     args.tensor_model_parallel_size = args.pipeline_model_parallel_size = 1
     args.expert_model_parallel_size = args.data_parallel_size = 1
     args.global_batch_size, args.clip_grad, args.hysteresis = BATCH, 1.0, 2
@@ -281,10 +305,13 @@ def main() -> None:
 
     with OnCpu():
         parallel_state.initialize_model_parallel()
-        if what == "save":
-            save(root, args)
-        else:
-            print(json.dumps(load(root, args)))
+        for root in roots:
+            if what == "save":
+                save(root, args)
+            elif what == "load":
+                print(json.dumps(load(root, args)))
+            else:
+                torch.save(gather(root, args), root.with_name(f"{root.name}.pt"))
     dist.destroy_process_group()
 
 

@@ -19,6 +19,9 @@ def of_plan(changes: Iterable[AnyChange], diff: Seen) -> Seen:
     for item in changes:
         if isinstance(item, Change) and (item.file, item.path) in tensors:
             out.add(("tensor", item.file, item.path))
+        elif isinstance(item, Change) and (item.file, (*item.path, 0)) in tensors:
+            # Saved in chunks, which a plan counts and a diff compares one by one.
+            out |= {("tensor", item.file, (*item.path, chunk)) for chunk in range(item.chunks)}
         elif isinstance(item, Change) and not isinstance(item.new, (Elements, Fill)):
             out |= set(_values(item))
         elif isinstance(item, Change):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.in_process import InProcess
 from tests.support.launch import run_module
+from tests.support.trained_run import step_back
 
 DROPOUT = ["hidden_dropout=0.1", "attention_dropout=0.1"]
 LLAMA = [
@@ -30,6 +32,11 @@ CASES = {
     "skip": ["skip_grad_norm=2.3"],
     "skip-zero0": ["skip_grad_norm=2.3", "zero_stage=0"],
     "fp16": ["dtype=fp16"],
+    "bf16": ["dtype=bf16"],
+    "bf16-sums": ["dtype=bf16", "grad_accum_dtype=bf16"],
+    "fp16-then-fp32-zero0": ["dtype=fp16", "zero_stage=0"],
+    "fp16-then-bf16-zero3": ["dtype=fp16", "zero_stage=3"],
+    "bf16-then-fp32": ["dtype=bf16"],
     # Last: a process that had such groups can't make a DeepSpeed engine without them.
     "lamb-tensor": ["optimizer=lamb", "tensor_model_parallel_size=2"],
     "lamb-tensor-zero0": ["optimizer=lamb", "zero_stage=0", "tensor_model_parallel_size=2"],
@@ -44,7 +51,10 @@ CASES = {
         "pipeline_model_parallel_size=2",
     ],
     "fp16-pipeline": ["dtype=fp16", "pipeline_model_parallel_size=2"],
+    "fp16-then-bf16-pipeline": ["dtype=fp16", "pipeline_model_parallel_size=2"],
 }
+LATER = {name: [f"dtype={name.split('-')[2]}"] for name in CASES if "-then-" in name}
+"""What is asked for at the resume in addition."""
 
 
 Losses = dict[str, dict[str, dict[str, str]]]
@@ -54,7 +64,9 @@ Losses = dict[str, dict[str, dict[str, str]]]
 def on_two(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Losses:
     """Case -> the losses of a run on two ranks, and those after a resume at step 4."""
     work = tmp_path_factory.mktemp("two-ranks")
-    done = run_module("tests.train.two_ranks", work, corpus, json.dumps(CASES), ranks=2)
+    done = run_module(
+        "tests.train.two_ranks", work, corpus, *map(json.dumps, (CASES, LATER)), ranks=2
+    )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -67,8 +79,16 @@ def test_two_ranks_train_as_one(
     left_out = "\n".join(in_process.said).count("left out")
     assert 0 < left_out < 6 if "skip" in name else left_out == 0
     two = {int(i): loss for i, loss in on_two[name]["whole"].items()}
-    tolerance = 2e-4 if "fp16" in name else 5e-6  # five digits; a 16-bit sum has another order
-    assert {i: float(loss) for i, loss in two.items()} == {
-        i: pytest.approx(float(loss), rel=tolerance) for i, loss in one.items()
-    }
-    assert on_two[name]["resumed"] == {str(i): two[i] for i in (5, 6)}
+    assert {i: float(loss) for i, loss in two.items()} == near(one, name)
+    resumed = {int(i): loss for i, loss in on_two[name]["resumed"].items()}
+    if name not in LATER:
+        assert resumed == {i: two[i] for i in (5, 6)}
+        return
+    step_back(tmp_path / "run", 4)
+    later = in_process.train(tmp_path / "run", *CASES[name], *alone, *LATER[name])
+    assert {i: float(loss) for i, loss in resumed.items()} == near(later, name)
+
+
+def near(losses: dict[int, str], name: str) -> dict[int, Any]:
+    tolerance = 2e-4 if "16" in name else 5e-6  # five digits; a 16-bit sum has another order
+    return {i: pytest.approx(float(loss), rel=tolerance) for i, loss in losses.items()}

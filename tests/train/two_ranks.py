@@ -1,4 +1,6 @@
-"""On one or more ranks: train every case of the JSON argument, print each one's losses as JSON."""
+"""On one or more ranks: train every case of the JSON argument, print each one's losses as JSON.
+
+The second argument has what is added to the options of a case when it is resumed."""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from train import distributed
 
 
 def main() -> None:
-    work, corpus, cases = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    work, corpus = Path(sys.argv[1]), Path(sys.argv[2])
+    cases, later = json.loads(sys.argv[3]), json.loads(sys.argv[4])
     distributed.complete_environment()  # where nobody launched several ranks
     runner = InProcess(corpus, distributed.start(1))
     found = {}
@@ -22,7 +25,8 @@ def main() -> None:
         if distributed.rank() == 0:
             step_back(work / name, 4)
         distributed.gather(None)
-        found[name] = {"whole": whole, "resumed": runner.train(work / name, *overrides)}
+        resumed = runner.train(work / name, *overrides, *later.get(name, []))
+        found[name] = {"whole": whole, "resumed": resumed}
     if distributed.rank() == 0:
         print(json.dumps(found), flush=True)
     distributed.finish()

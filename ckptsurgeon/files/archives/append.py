@@ -27,8 +27,8 @@ from ckptsurgeon.edits import (
     Renamed,
     Value,
 )
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.archives import rewrite
+from ckptsurgeon.errors import DEFECT, SurgeryError
+from ckptsurgeon.files.archives import retype, rewrite
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import StorageEdit, Wish, storage_edits
 from ckptsurgeon.files.archives.zip_directory import Directory
@@ -56,12 +56,13 @@ def render(
     """One edit that makes all `changes` to the torch file `source`, called `file` in the edit.
 
     A value of data.pkl is set by `splice`; a tensor becomes `ZEROS`, `Elements` or `Computed`,
-    one of bytes a `Fill` (as many bytes are written), one of one element a number of its dtype. A
-    key whose `old` is `ABSENT` is inserted, one whose `new` is goes, and a `Renamed` one keeps its
-    value. The result is `Content` if the file has other links, is a symbolic link, may not be
-    written, is of the legacy format, if too much of a shared storage stays, if bytes are yet to be
-    computed, or if `strict`:
-    storages then stay where they are, for readers that compute where they must be.
+    one of bytes a `Fill` (as many bytes are written), one of one element a number of its dtype,
+    and any may make way for None. A key whose `old` is `ABSENT` is inserted, one whose `new` is
+    goes, and a `Renamed` one keeps its value. The result is `Content` if the file has other links,
+    is a symbolic link, may not be written, is of the legacy format, if too much of a shared storage
+    stays, if bytes are yet to be computed, or if `strict`:
+    storages then stay where they are, for readers that compute where they must be. A tensor whose
+    `Computed` numbers are of another dtype gets that one, in a file written anew.
     Raises DamagedFile, or SurgeryError if a path leads nowhere or a tensor can't be changed alone.
     """
     with collector_paused():
@@ -89,7 +90,9 @@ def _render(
                 else splice(scanned.data, values, delete=gone, rename=renamed, scanned=scanned)
             )
         except KeyError as missing:
-            raise SurgeryError(f"{file}: {missing} can't be set") from None
+            raise SurgeryError(f"{file}: {missing} can't be set", next=DEFECT) from None
+    if any(map(retype.changes_dtype, tensors)):
+        return retype.render(archive, file, data or scanned.data, tensors)
     storages = storage_edits(archive.tree(), tensors)
     if archive.directory is None or strict or not _can_grow(archive, storages):
         return rewrite.render(archive, file, data, storages)
@@ -104,11 +107,13 @@ def _sorted(
     tensors: list[Wish] = []
     for change in changes:
         value = _value(archive.tree(), file, change)
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or change.new is None:
             if isinstance(change.new, (Fill, Elements, Computed)) or (
                 change.new == ZEROS and not isinstance(value, str)
             ):
-                raise SurgeryError(f"{file}: {change.path!r} is not a tensor, so it has no zeros")
+                raise SurgeryError(
+                    f"{file}: {change.path!r} is not a tensor, so it has no zeros", next=DEFECT
+                )
             if not isinstance(change.new, (Fill, Elements, Computed, Renamed)):
                 values[change.path] = change.new
             continue
@@ -118,7 +123,9 @@ def _sorted(
         elif isinstance(change.new, Elements):
             start, end = change.elements or (0, value.numel)
             if len(change.new.data) != (end - start) * ITEM_BYTES[value.dtype]:
-                raise SurgeryError(f"{file}: {change.path!r} takes another number of bytes")
+                raise SurgeryError(
+                    f"{file}: {change.path!r} takes another number of bytes", next=DEFECT
+                )
             tensors.append(Wish(value, change.new.data, change.elements))
         elif isinstance(change.new, Computed):
             tensors.append(_computed(archive, file, change, change.new, value))
@@ -127,16 +134,20 @@ def _sorted(
         elif value.numel == 1 and isinstance(change.new, (int, float)):
             tensors.append(Wish(value, archive.encode(value.dtype, change.new)))
         else:
-            raise SurgeryError(f"{file}: the tensor {change.path!r} can't become {change.new!r}")
+            raise SurgeryError(
+                f"{file}: the tensor {change.path!r} can't become {change.new!r}", next=DEFECT
+            )
     return values, tensors
 
 
 def _computed(archive: Archive, file: str, change: Change, new: Computed, tensor: Tensor) -> Wish:
     """What is computed is little-endian and in the order of the tensor's shape."""
     start, end = change.elements or (0, tensor.numel)
-    size = (end - start) * ITEM_BYTES[tensor.dtype]
-    if new.dtype != tensor.dtype or new.size != size or archive.byte_order() != "<":
-        raise SurgeryError(f"{file}: {change.path!r} takes other numbers than were computed")
+    size = (end - start) * ITEM_BYTES[new.dtype]
+    if new.size != size or archive.byte_order() != "<":
+        raise SurgeryError(
+            f"{file}: {change.path!r} takes other numbers than were computed", next=DEFECT
+        )
     return Wish(tensor, new, (start, end))
 
 
@@ -146,7 +157,7 @@ def _value(tree: Any, file: str, change: Change) -> Any:
     except KeyError:
         if change.old == ABSENT:
             return None
-        raise SurgeryError(f"{file}: there is no {change.path!r}") from None
+        raise SurgeryError(f"{file}: there is no {change.path!r}", next=DEFECT) from None
 
 
 def _can_grow(archive: Archive, storages: dict[str, StorageEdit]) -> bool:

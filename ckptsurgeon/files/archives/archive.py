@@ -307,13 +307,19 @@ class Archive:
         try:
             return element(value, dtype, self.byte_order())
         except ValueError:
-            raise SurgeryError(f"{self.path}: a tensor of {dtype} can't hold {value!r}") from None
+            raise SurgeryError(
+                f"{self.path}: a tensor of {dtype} can't hold {value!r}",
+                next=f"choose a number that {dtype} can hold",
+            ) from None
 
     def _number(self, dtype: str, data: bytes) -> int | float | bool:
         try:
             return number(data, dtype, self.byte_order())
         except KeyError:
-            raise SurgeryError(f"{self.path}: a value of dtype {dtype} can't be read") from None
+            raise SurgeryError(
+                f"{self.path}: a value of dtype {dtype} can't be read",
+                next="save the checkpoint again with a newer torch",
+            ) from None
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:

@@ -19,7 +19,7 @@ from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR, Directory, Reco
 from ckptsurgeon.files.archives.zip_tail import Moved, directory_parts, end_records, local_header
 
 CHUNK = 1 << 20
-_LOCAL_CRC, ENTRY_CRC = 14, 16
+LOCAL_CRC, ENTRY_CRC = 14, 16
 """Where the CRC stands in a local header, and in an entry of the directory."""
 
 
@@ -109,7 +109,7 @@ class _Patches:
 
     def crc(self, record: Record, crc: int) -> None:
         """The CRC of a record that stays in its place, in the file and in the directory."""
-        at = record.offset + _LOCAL_CRC
+        at = record.offset + LOCAL_CRC
         if record.flags & DESCRIPTOR:
             after = self.archive.payload(record.name) + record.size
             if self.archive.read_at(after, 4) != b"PK\7\x08":

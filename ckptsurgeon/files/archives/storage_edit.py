@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ckptsurgeon.edits import Computed, length
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
 
@@ -88,13 +88,16 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
             data = number * ((end - start) // len(number))
             if edit.numbers.setdefault(start, data) != data:
                 raise SurgeryError(
-                    f"the storage {tensor.storage!r} is to hold two numbers in one place"
+                    f"the storage {tensor.storage!r} is to hold two numbers in one place",
+                    next=DEFECT,
                 )
     for key, edit in out.items():
         if len(edit.zeros) > 1:
             edit.zeros = union(edit.zeros)
         if edit.numbers and overlap(edit.zeros, edit.number_ranges()):
-            raise SurgeryError(f"the storage {key!r} is to hold zero and a number in one place")
+            raise SurgeryError(
+                f"the storage {key!r} is to hold zero and a number in one place", next=DEFECT
+            )
     if not out:
         return out
     known = {id(wish.tensor) for wish in wishes}
@@ -122,14 +125,17 @@ def _computed(edit: StorageEdit, spans: list[Range], number: Computed) -> None:
             next="save the checkpoint again with tensors that are contiguous",
         )
     if edit.numbers.setdefault(start, number) != number:
-        raise SurgeryError("a storage is to hold two numbers in one place")
+        raise SurgeryError("a storage is to hold two numbers in one place", next=DEFECT)
 
 
 def part(tensor: Tensor, start: int, end: int) -> Tensor:
     """The elements [start, end) of a tensor as a flat tensor of its own. Raises SurgeryError for
     one whose elements do not lie in the order of its shape, or that has no such elements."""
     if not contiguous(tensor) or not 0 <= start <= end <= tensor.numel:
-        raise SurgeryError(f"a tensor of shape {tensor.size} has no flat elements {start} to {end}")
+        raise SurgeryError(
+            f"a tensor of shape {tensor.size} has no flat elements {start} to {end}",
+            next="save the checkpoint again with tensors that are contiguous",
+        )
     return replace(tensor, offset=tensor.offset + start, size=(end - start,), stride=(1,))
 
 
@@ -161,7 +167,10 @@ def ranges(tensor: Tensor) -> list[Range]:
     starts = [tensor.offset]
     for stride, count in axes:
         if len(starts) * count > MAX_ROWS:
-            raise SurgeryError(f"a tensor of {tensor.numel} elements is scattered over its storage")
+            raise SurgeryError(
+                f"a tensor of {tensor.numel} elements is scattered over its storage",
+                next="save the checkpoint again with tensors that are contiguous",
+            )
         starts = [start + k * stride for k in range(count) for start in starts]
     return union((start * item, (start + run) * item) for start in starts)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.files.pickles import opcodes
 from ckptsurgeon.files.pickles.scan import Scan
 
@@ -57,7 +57,9 @@ def cut(scanned: Scan, cuts: Sequence[Cut]) -> list[Splice]:
     ordered = sorted(cuts, key=lambda item: (item.start, item.end))
     for left, right in pairwise(ordered):
         if right.start < left.end:
-            raise SurgeryError(f"{scanned.where}: two edits overlap at byte {right.start}")
+            raise SurgeryError(
+                f"{scanned.where}: two edits overlap at byte {right.start}", next=DEFECT
+            )
     memo = Memo(scanned)
     stay = {item for item in ordered if memo.must_stay(item)}
     while True:

@@ -294,6 +294,8 @@ def _step(value: Any, key: Key) -> Any:
         return value[key]
     if isinstance(value, (list, tuple)) and isinstance(key, int):
         return value[key]
+    if isinstance(value, Tensor) and isinstance(value, Sequence) and isinstance(key, int):
+        return value[key]  # a chunk of it
     raise KeyError(key)
 
 

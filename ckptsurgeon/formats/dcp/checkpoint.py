@@ -1,12 +1,10 @@
-"""One saved step with an optimizer of torch in it: where each field is kept, and what it means.
+"""One saved step with optimizers of torch in it: where each field is kept, and what it means.
 
-The optimizer is a flat dict, as torch flattens it: `<prefix>state.<parameter>.exp_avg`,
-`<prefix>param_groups.<parameter or number>.lr`. Checked against torch's own reader and optimizer.
+Checked against torch's own reader and optimizer.
 """
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.dcp import weights
+from ckptsurgeon.formats.dcp.optimizer import Optimizer
 from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
@@ -29,10 +28,14 @@ GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 
 @dataclass
 class DcpCheckpoint(DcpShards, ABC):
-    """One step's folder. `options` are those of the trainer's config, by key of a recipe."""
+    """One step's folder. `options` are those of the trainer's config, by key of a recipe. `prefix`
+    is how the names of the optimizer begin in `saved`; `further` are other ones, each with the
+    folder that it is in, `models` the folders of the weights where they are others."""
 
     trainer: str = field(kw_only=True)
     prefix: str = field(kw_only=True)
+    further: tuple[tuple[Saved, str], ...] = field(kw_only=True, default=())
+    models: tuple[Saved, ...] = field(kw_only=True, default=())
     options: Mapping[str, str] = field(kw_only=True)
 
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -40,11 +43,10 @@ class DcpCheckpoint(DcpShards, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pattern = re.compile(re.escape(self.prefix) + r"param_groups\.(.+)\.(\w+)")
-        self._groups: dict[str, list[str]] = {}
-        for name in self.saved.items:
-            if match := pattern.fullmatch(name):
-                self._groups.setdefault(match[2], []).append(name)
+        named = ((self.saved, self.prefix), *self.further)
+        self.optimizers = [Optimizer(saved, prefix) for saved, prefix in named]
+        every = (*(saved for saved, _ in named), *self.models)
+        self.folders = {saved.path: saved for saved in every}
 
     # --- places ----------------------------------------------------------------------------------
 
@@ -52,15 +54,19 @@ class DcpCheckpoint(DcpShards, ABC):
         """Among the values of the optimizer, and the counters beside it."""
         if field in GROUP:
             wins = self.wins(field)
-            return [p for fqn in self._groups.get(field, ()) for p in self.scalar(fqn, wins)]
+            return [
+                place
+                for each in self.optimizers
+                for name in each.groups.get(field, ())
+                for place in self.scalar(name, wins, each.saved)
+            ]
         if field == "adam_step":
-            steps = re.compile(re.escape(self.prefix) + r"state\..+\.step")
-            return [p for fqn in self.saved.items if steps.fullmatch(fqn) for p in self.scalar(fqn)]
+            named = ((name, each.saved) for each in self.optimizers for name in each.steps())
+            return [place for name, saved in named for place in self.scalar(name, True, saved)]
         if field in ALL:
-            inside = f"{self.prefix}state."
             names = [field, "momentum"] if field == "momentum_buffer" else [field]  # Dion's Muon
             places = [place for each in names for place in self.moments(each)]
-            return [place for place in places if str(place.path[0]).startswith(inside)]
+            return [place for place in places if self._of(place) is not None]
         return self.counted(field) if field in self.counters else []
 
     @abstractmethod
@@ -71,20 +77,23 @@ class DcpCheckpoint(DcpShards, ABC):
         """Whether the next step uses what the param groups hold of `field`."""
         return True
 
-    def _owner(self, name: str, key: str) -> str:
-        """What owns the setting `name`: a parameter, or the number of a group."""
-        return name.removeprefix(f"{self.prefix}param_groups.").removesuffix(f".{key}")
+    def _of(self, place: Place) -> Optimizer | None:
+        """The optimizer that has the place."""
+        name = str(place.path[0])
+        of_file = (each for each in self.optimizers if each.saved.path == place.file)
+        return next((each for each in of_file if each.has(name)), None)
 
-    def _parameters(self, owner: str) -> tuple[str, ...]:
-        """The parameters of a group that is saved by its number; else the one that `owner` is."""
-        name = f"{self.prefix}param_groups.{owner}.params"
-        if name not in self.saved.items:
-            return (owner,)
-        return tuple(str(parameter) for parameter in self.trees[self.saved.path][name])
+    def parameters_at(self, place: Place) -> tuple[str, ...]:
+        """Those of the group that has the setting at `place`."""
+        optimizer = self._of(place)
+        if optimizer is None:
+            return ()
+        return optimizer.parameters(str(place.path[0]), self.trees[place.file])
 
     def group_of(self, place: Place) -> int:
         """By the number in the name; the first of one that is saved by its parameters."""
-        owner = str(place.path[0]).removeprefix(f"{self.prefix}param_groups.").partition(".")[0]
+        optimizer = self._of(place)
+        owner = optimizer.owner(str(place.path[0])) if optimizer is not None else ""
         return int(owner) if owner.isdigit() else 0
 
     def beside(self, place: Place, key: str) -> tuple[Key, ...]:
@@ -93,7 +102,12 @@ class DcpCheckpoint(DcpShards, ABC):
 
     def settings(self, key: str) -> list[Place]:
         """Of every parameter."""
-        return [place for name in self._groups.get(key, ()) for place in self.scalar(name)]
+        return [
+            place
+            for each in self.optimizers
+            for name in each.groups.get(key, ())
+            for place in self.scalar(name, True, each.saved)
+        ]
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """Each parameter has settings of its own; an lr is refused, as the schedule is in the
@@ -103,20 +117,16 @@ class DcpCheckpoint(DcpShards, ABC):
                 f"{self.trainer} computes the rates of its groups from its config",
                 next=f"relaunch the trainer with another {self.options['lr']} for the group",
             )
-        return [
-            (self._parameters(self._owner(name, key)), place)
-            for name in self._groups.get(key, ())
-            for place in self.scalar(name)
-        ]
+        return [(self.parameters_at(place), place) for place in self.settings(key)]
 
     def parts(self) -> list[Part]:
         """Each chunk of a tensor is a cut; the weights are their own masters."""
-        inside = f"{self.prefix}state."
         out: list[Part] = []
-        for name in self.saved.items:
-            owner, _, kind = name.removeprefix(inside).rpartition(".")
-            if name.startswith(inside) and kind in MOMENTS:
-                out += self._chunks(self.saved, name, owner, kind)
+        for each in self.optimizers:
+            for name in each.saved.items:
+                owner, _, kind = name.removeprefix(each.inside).rpartition(".")
+                if name.startswith(each.inside) and kind in MOMENTS:
+                    out += self._chunks(each.saved, name, self.full(each.saved.path, owner), kind)
         for saved, name, owner in self.named_weights():
             chunks = self._chunks(saved, name, owner, "weights")
             out += (part for part in chunks if part.place.value.dtype not in COUNTING)
@@ -124,74 +134,64 @@ class DcpCheckpoint(DcpShards, ABC):
 
     def named_weights(self) -> Iterator[tuple[Saved, str, str]]:
         """Each weight: where it is saved, by which name, and the parameter that it is of."""
-        for name in self.saved.items:
-            if not name.startswith(f"{self.prefix}state.") and not weights.STATE.match(name):
-                yield self.saved, name, name.removeprefix("model.")
+        for saved in self.folders.values():
+            states = tuple(each.inside for each in self.optimizers if each.saved is saved)
+            for name in saved.items:
+                if not name.startswith(states) and not weights.STATE.match(name):
+                    yield saved, name, self.full(saved.path, name.removeprefix("model."))
 
     def _chunks(self, saved: Saved, name: str, owner: str, kind: str) -> Iterator[Part]:
         """None of a value that is no tensor."""
-        for chunk, item in enumerate(saved.items[name]):
-            if item.offset is not None:
-                place = Place(saved.path, (name, chunk), self.trees[saved.path][name][chunk])
-                cut = ".".join(map(str, item.offset))
-                yield Part(owner, cut, kind, place, 0, place.value.numel, 0)
+        items = saved.items[name]
+        for chunk, item in enumerate(items) if items.is_tensor else ():
+            place = Place(saved.path, (name, chunk), self.trees[saved.path][name][chunk])
+            cut = ".".join(map(str, item.offset or ()))
+            yield Part(owner, cut, kind, place, 0, place.value.numel, 0)
 
     def state_dicts(self) -> list[StateDict]:
-        """One for all parameters with the same keys, as several optimizers are one flat dict. Of a
-        setting, the first parameter's: only what an optimizer counts may differ."""
-        states = self._states()
-        return [self._state_dict(alike, states) for alike in self._alike(states)]
+        """One for all parameters of an optimizer with the same keys, as several may be one flat
+        dict. Of a setting, the first parameter's: only what an optimizer counts may differ."""
+        return [
+            self._state_dict(each, alike, states)
+            for each in self.optimizers
+            for states in (each.states(),)
+            for alike in each.alike(states, self.trees[each.saved.path])
+        ]
 
     def headers(self) -> list[StateDict]:
         """By the names of the values: none of a state is read."""
-        states = self._states()
-        bare = {owner: dict.fromkeys(keys, ()) for owner, keys in states.items()}
-        return [self._state_dict(alike, bare) for alike in self._alike(states)]
-
-    def _states(self) -> dict[str, dict[str, list[tuple[Key, ...]]]]:
-        """Parameter → key → the path of each value."""
-        states: dict[str, dict[str, list[tuple[Key, ...]]]] = {}
-        inside = f"{self.prefix}state."
-        for name, items in self.saved.items.items():
-            if name.startswith(inside):
-                tensor = items[0].offset is not None
-                paths: list[tuple[Key, ...]] = [(name, i) for i in range(len(items))]
-                owner, _, key = name.removeprefix(inside).rpartition(".")
-                states.setdefault(owner, {})[key] = paths if tensor else [(name,)]
-        return states
-
-    def _alike(self, states: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-        """The parameters, and the groups without a state, by what is kept of them."""
-        keys: dict[str, list[str]] = {owner: list(own_keys) for owner, own_keys in states.items()}
-        for key, names in self._groups.items():
-            for name in names:
-                for owner in self._parameters(self._owner(name, key)):
-                    keys.setdefault(owner, []).append(f"group {key}")
-        out: dict[frozenset[str], list[str]] = {}
-        for owner, own_keys in keys.items():
-            out.setdefault(frozenset(own_keys), []).append(owner)
-        return list(out.values())
+        out = []
+        for each in self.optimizers:
+            states = each.states()
+            bare = {owner: dict.fromkeys(keys, ()) for owner, keys in states.items()}
+            alike = each.alike(states, self.trees[each.saved.path])
+            out += [self._state_dict(each, owners, bare) for owners in alike]
+        return out
 
     def _state_dict(
-        self, owners: list[str], states: Mapping[str, Mapping[str, Sequence[tuple[Key, ...]]]]
+        self,
+        optimizer: Optimizer,
+        owners: list[str],
+        states: Mapping[str, Mapping[str, Sequence[tuple[Key, ...]]]],
     ) -> StateDict:
-        values = self.trees[self.saved.path]
+        saved = optimizer.saved
+        values = self.trees[saved.path]
         state: dict[str, list[Place]] = {}
         for owner in owners:
             for key, paths in states.get(owner, {}).items():
-                places = [Place(self.saved.path, path, get(values, path)) for path in paths]
+                places = [Place(saved.path, path, get(values, path)) for path in paths]
                 state.setdefault(key, []).extend(places)
         group: dict[str, list[Place]] = {}
         own = set(owners)
-        for key, names in self._groups.items():
+        for key, names in optimizer.groups.items():
             if key == "params":
                 continue
-            mine = [n for n in names if not own.isdisjoint(self._parameters(self._owner(n, key)))]
+            mine = [name for name in names if own & {*optimizer.parameters(name, values)}]
             read = mine if key in COUNTED else mine[:1]
-            places = [place for name in read for place in self.scalar(name)]
+            places = [place for name in read for place in self.scalar(name, True, saved)]
             if places:
                 group[key] = places
-        return StateDict(self.saved.path, state, group)
+        return StateDict(saved.path, state, group)
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Both train without a loss scale."""
@@ -246,7 +246,7 @@ class DcpCheckpoint(DcpShards, ABC):
             )
         iteration, tokens = self.agreed("iteration"), self.agreed("tokens")
         step = int(iteration[0]) if iteration else self.step
-        files = (path.stat().st_mtime for path in (self.saved.path, *self.archives))
+        files = (path.stat().st_mtime for path in (*self.folders, *self.archives))
         return State(
             step=step,
             promise=self.promise(step, self.next_rate()),
@@ -265,7 +265,12 @@ class DcpCheckpoint(DcpShards, ABC):
 
     def notes(self) -> list[str]:
         """What a reader of the promise must know."""
-        return known_globals.notes({self.saved.path.name: self.saved.globals})
+        notes = known_globals.notes(
+            {saved.path.name: saved.globals for saved in self.folders.values()}
+        )
+        if len(self.optimizers) > 1:
+            notes.append(f"{len(self.optimizers)} optimizers: the lr is that of the first one")
+        return notes
 
 
 def scaled(value: Any, factor: float) -> Any:

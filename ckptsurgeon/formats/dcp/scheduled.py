@@ -62,7 +62,7 @@ class ScheduledCheckpoint(DcpCheckpoint):
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """By the names that each group holds; the rates of the groups too."""
-        return [(self._parameters(self._owner(str(p.path[0]), key)), p) for p in self.settings(key)]
+        return [(self.parameters_at(place), place) for place in self.settings(key)]
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Of torch's GradScaler."""
@@ -88,7 +88,9 @@ class ScheduledCheckpoint(DcpCheckpoint):
         return places[0].value if places else None
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """By the class of the saved scheduler; lr alone where none is saved."""
+        """By the class of the saved scheduler; lr alone where none is saved. Refused for several
+        optimizers: a recipe has one lr."""
+        self._refuse_several()
         schedule = self.schedule()
         settings, notes = saved.reschedule(self, schedule, values)
         if schedule is None:
@@ -96,12 +98,20 @@ class ScheduledCheckpoint(DcpCheckpoint):
         return [self._placed(setting) for setting in settings], notes
 
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
-        """By the class of the saved scheduler."""
+        """By the class of the saved scheduler. Refused for several optimizers."""
+        self._refuse_several()
         if not torch.is_torch(self.schedule()):
             return super().cooldown(decay)
         with understood(self.path):
             settings, notes = self.decaying(decay)
         return [self._placed(setting) for setting in settings], notes
+
+    def _refuse_several(self) -> None:
+        if (several := len(self.optimizers)) > 1:
+            raise SurgeryError(
+                f"{self.path.name} holds {several} optimizers, and a recipe has one lr",
+                next="ckptsurgeon show    their rates; set lr where the trainer makes them",
+            )
 
     def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """What a cooldown makes of torch's scheduler."""
@@ -117,7 +127,9 @@ class ScheduledCheckpoint(DcpCheckpoint):
         return float(self.agreed("lr")[0])
 
     def peak(self) -> float | None:
-        """What the saved scheduler computes from."""
+        """What the saved scheduler computes from; of several optimizers none."""
+        if len(self.optimizers) > 1:
+            return None
         if torch.is_torch(self.schedule()):
             return torch.peak(self)
         return max((float(place.value) for place in self.locate("lr")), default=None)

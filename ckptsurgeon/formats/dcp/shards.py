@@ -1,7 +1,7 @@
 """One saved step that torch.distributed.checkpoint wrote, with or without torch files beside it.
 
-What it holds is addressed through its `.metadata`: (name, key, …) leads into a value, (name, 0)
-to the first chunk of a tensor.
+What it holds is addressed through its `.metadata`: (name, key, …) leads into a value, (name,) to a
+tensor with all of its chunks, (name, 0) to the first chunk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.files.dcp import METADATA, Saved
+from ckptsurgeon.files.dcp import METADATA, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
@@ -25,56 +25,74 @@ from ckptsurgeon.formats.values import MOMENTS, Blob, Fragment, Place, Weight
 
 @dataclass
 class DcpShards(BaseCheckpoint):
-    """`BaseCheckpoint`, where some of the trees are `Values`: that of `saved`, which has the
-    optimizer, and that of `model` where the weights are in a folder of their own."""
+    """`BaseCheckpoint`, where some of the trees are `Values`: that of `saved`, and those of other
+    `folders`."""
 
     saved: Saved = field(kw_only=True)
-    model: Saved | None = field(kw_only=True, default=None)
 
-    def folders(self) -> dict[Path, Saved]:
-        """What was saved in each folder, by its `.metadata`."""
-        return {each.path: each for each in (self.saved, self.model) if each is not None}
+    def __post_init__(self) -> None:
+        self.folders = {self.saved.path: self.saved}
+        """By the path of its `.metadata`."""
+        super().__post_init__()
 
     def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
         """The place `path` of `file` with its plain value, or nothing if it is not there."""
-        saved = self.folders().get(file)
+        saved = self.folders.get(file)
         if saved is None:
             return super().at(file, path, wins)
         try:
             value = get(self.trees[file], path)
         except KeyError:
             return []
+        if isinstance(value, Whole):
+            return [Place(file, path, value, wins, chunks=len(value))]
         if isinstance(value, Tensor) and value.numel == 1:
             value = saved.archive(saved.of(path)).value(value)
         return [Place(file, path, value, wins)]
 
-    def scalar(self, name: str, wins: bool = True) -> list[Place]:
-        """The place of a number, kept as a value or as a tensor of one element."""
-        items = self.saved.items.get(name)
+    def scalar(self, name: str, wins: bool = True, saved: Saved | None = None) -> list[Place]:
+        """The place of a number, kept as a value or as a tensor of one element, in `saved`."""
+        saved = saved or self.saved
+        items = saved.items.get(name)
         if items is None:
             return []
-        return self.at(self.saved.path, (name,) if items[0].offset is None else (name, 0), wins)
+        return self.at(saved.path, (name, 0) if items.is_tensor else (name,), wins)
+
+    def pieces(self, place: Place) -> list[Place]:
+        """Of a whole tensor, its chunks."""
+        if not isinstance(place.value, Whole):
+            return super().pieces(place)
+        name = place.path[0]
+        return [
+            place._replace(path=(name, chunk), value=tensor, chunks=1)
+            for chunk, tensor in enumerate(place.value)
+        ]
 
     def moments(self, name: str) -> list[Place]:
-        """Every chunk of every tensor with `name` in its own."""
+        """Every tensor with `name` in its own."""
         return [
             place
-            for fqn, items in self.saved.items.items()
-            if items[0].offset is not None and name in fqn.split(".")
-            for chunk in range(len(items))
-            for place in self.at(self.saved.path, (fqn, chunk))
+            for saved in self.folders.values()
+            for fqn, items in saved.items.items()
+            if name in fqn.split(".") and items.is_tensor
+            for path in saved.paths(fqn)
+            for place in self.at(saved.path, path)
         ]
 
     def holder(self, place: Place) -> Archive:
         """That of the item, inside its file."""
-        saved = self.folders().get(place.file)
+        saved = self.folders.get(place.file)
         return super().holder(place) if saved is None else saved.archive(saved.of(place.path))
 
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the CRC of the tensor's storage; False when it can't be told without a read."""
-        if place.file not in self.folders() or not isinstance(place.value, Tensor):
+        saved = self.folders.get(place.file)
+        if saved is None or not isinstance(place.value, Tensor):
             return super().is_zero(place, elements)
-        return place.value.numel == 0 or self.holder(place).is_zero(place.value)
+        if isinstance(place.value, Whole):
+            return place.value.numel == 0 or saved.is_zero(str(place.path[0]))
+        archive = saved.archive(saved.of(place.path))
+        return place.value.numel == 0 or archive.is_zero(place.value)
 
     def fragments(self, name: str) -> list[Fragment]:
         """Each tensor is of one parameter, and is zeroed as a whole. Raises SurgeryError where the
@@ -86,8 +104,13 @@ class DcpShards(BaseCheckpoint):
                 return super().fragments(name)
             parts = [part for part in fqn.split(".") if part != name]
             parameter = ".".join(parts[parts.index("state") + 1 :] if "state" in parts else parts)
-            out.append(Fragment(parameter, place, 0, place.value.numel))
+            out.append(Fragment(self.full(place.file, parameter), place, 0, place.value.numel))
         return out
+
+    def full(self, file: Path, parameter: str) -> str:
+        """The name of a parameter, with that of its folder where it is in a further one: several
+        models may use the same names."""
+        return parameter if file == self.saved.path else f"{file.parent.name}.{parameter}"
 
     def weights(self) -> Iterator[Weight]:
         """See `weights`."""
@@ -100,36 +123,39 @@ class DcpShards(BaseCheckpoint):
         problem: Callable[[str, Any], str] = problem,
     ) -> None:
         """As `BaseCheckpoint` does, with the file and the name that `.metadata` has for a value."""
-        super().check(name, [place for place in places if place.file != self.saved.path], problem)
-        for place in (place for place in places if place.file == self.saved.path):
+        super().check(name, [p for p in places if p.file not in self.folders], problem)
+        for place in (place for place in places if place.file in self.folders):
             if reason := problem(name, place.value):
-                item = self.saved.of(place.path)
-                where = str(self.saved.folder / item.file)
+                saved = self.folders[place.file]
+                item = saved.of(place.path)
+                where = str(saved.folder / item.file)
                 raise DamagedFile(where, item.start, f"{place.path[0]}: {reason}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path
     ) -> dict[str, Append | Content]:
-        """All values of a folder in one new file, and `.metadata`; torch files beside as ever."""
-        rest, out = dict(changes), {}
-        for path, saved in self.folders().items():
+        """Of each folder all values in one new file, and `.metadata`; the torch files beside them
+        as ever."""
+        rest, out = dict(changes), dict[str, Append | Content]()
+        for path, saved in self.folders.items():
             metadata = path.relative_to(root).as_posix()
             if mine := rest.pop(metadata, ()):
-                base, name = saved.folder.relative_to(root).as_posix(), saved.next_file()
+                base = saved.folder.relative_to(root).as_posix()
+                name = saved.next_file()
                 out[f"{base}/{name}"], out[metadata] = saved.render(mine, base, name)
         return {**out, **super().render(rest, root)}
 
     def blobs(self) -> list[Blob]:
-        """Those of every folder."""
-        return [blob for saved in self.folders().values() for blob in blobs(saved)]
+        """See `blobs`."""
+        return [blob for saved in self.folders.values() for blob in blobs(saved)]
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By file, every `module.name` that a load imports; tensors are loaded as such only."""
         files = {path: self.archives[path].globals() for path in self.archives}
-        for saved in self.folders().values():
+        for saved in self.folders.values():
             files[saved.path] = saved.globals
             for items in saved.items.values():
-                if items[0].offset is None:
+                if not items.is_tensor:
                     path = saved.folder / items[0].file
                     names = saved.archive(items[0]).globals()
                     files[path] = files.get(path, frozenset()) | names
@@ -176,8 +202,5 @@ def absent(folder: Path) -> list[str]:
 def _ends(folder: Path, identity: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
     """How far the values reach in each file: `.metadata` is parsed once while it is the same, as
     every command asks for every step."""
-    ends: dict[str, int] = {}
-    for items in Saved.open(folder).items.values():
-        for item in items:
-            ends[item.file] = max(ends.get(item.file, 0), item.start + item.length)
-    return tuple(sorted(ends.items()))
+    table = Saved.open(folder).table
+    return tuple(sorted(zip(table.files, table.ends, strict=True)))

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
+from ckptsurgeon.formats.schedules.check import refuse_no_rate
 from ckptsurgeon.formats.values import Decay, Place, Setting
 from ckptsurgeon.promise import Caveat
 
@@ -68,8 +69,7 @@ class TorchtitanCheckpoint(DcpCheckpoint):
         """The base rates of a saved LambdaLR become the rate of the next step; the shape is
         refused, with the options that make the trainer's own schedule of it."""
         rate = max((float(place.value) for place in self.locate("lr")), default=0.0)
-        if rate <= 0:
-            raise SurgeryError("the rate is 0 here, so nothing is left to decay")
+        refuse_no_rate(rate)
         total = self.state().step + decay.steps
         shape = "sqrt" if decay.shape == "1-sqrt" else decay.shape
         words = (

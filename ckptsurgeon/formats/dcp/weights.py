@@ -33,14 +33,17 @@ def weights(saved: Saved, inside: str = "") -> Iterator[Weight]:
     tensor."""
     for name, items in saved.items.items():
         foreign = not name.startswith(inside) if inside else STATE.match(name)
-        if items[0].offset is None or foreign:
+        if not items.is_tensor or foreign:
             continue
         chunks, dtype = [], ""
         for item in items:
             archive = saved.archive(item)
             tensor = archive.tree()
             if not isinstance(tensor, Tensor) or tensor.stride != _steps(tensor.size):
-                raise SurgeryError(f"{name} is not saved row after row, so it can't be joined")
+                raise SurgeryError(
+                    f"{name} is not saved row after row, so it can't be joined",
+                    next="join them with the converter of the trainer",
+                )
             archive.storage(tensor)
             dtype = tensor.dtype
             start = item.start + archive.payload(f"data/{tensor.storage}")
@@ -73,10 +76,16 @@ def _spans(
         for chunk in band:
             whole = chunk.size[2:] == shape[2:] and chunk.size[:1] == band[0].size[:1]
             if not whole or (len(shape) > 1 and chunk.offset[1] != column):
-                raise SurgeryError(f"{name} is cut in a way that can't be joined here")
+                raise SurgeryError(
+                    f"{name} is cut in a way that can't be joined here",
+                    next="join them with the converter of the trainer",
+                )
             column += chunk.size[1] if len(shape) > 1 else 0
         if first != at or (len(shape) > 1 and column != shape[1]):
-            raise SurgeryError(f"{name}: its chunks do not cover it")
+            raise SurgeryError(
+                f"{name}: its chunks do not cover it",
+                next="ckptsurgeon verify --level 3    list what is missing",
+            )
         at += rows
         if len(band) == 1:
             chunk = band[0]

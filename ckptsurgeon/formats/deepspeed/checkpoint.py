@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats import known_globals
+from ckptsurgeon.formats import known_globals, strips
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.deepspeed import (
     flags,
@@ -17,9 +17,9 @@ from ckptsurgeon.formats.deepspeed import (
     optimizer,
     parallel,
     parts,
+    precision,
     replicas,
     soundness,
-    strips,
     universal,
     weights,
 )
@@ -30,6 +30,7 @@ from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_coo
 from ckptsurgeon.formats.schedules.names import is_megatron
 from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trained_after
 from ckptsurgeon.formats.values import (
+    Conversion,
     Decay,
     Fragment,
     Part,
@@ -96,6 +97,11 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
                 warnings += flags.schedule_flags(self, settings)
             return settings, warnings
 
+    def conversion(self, to: str) -> Conversion:
+        """See `precision`."""
+        with understood(self.path):
+            return precision.conversion(self, to)
+
     def fragments(self, name: str) -> list[Fragment]:
         """See `fragments`. Refused where a universal copy would keep the others."""
         if any(item.universal for item in self._optimizers):
@@ -119,8 +125,10 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         return weights.weights(self)
 
     def strips(self) -> Iterator[Strip]:
-        """See `strips`."""
-        return strips.strips(self)
+        """Of `parts.stretches`: with what can be read and not edited."""
+        with understood(self.path):
+            known = list(parts.stretches(self))
+        return strips.of_parts(self, known)
 
     def contradictions(self) -> list[str]:
         """See `soundness`."""

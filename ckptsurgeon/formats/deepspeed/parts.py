@@ -1,14 +1,16 @@
 """Which bytes are whose: weights, fp32 masters and moments of each parameter in a DeepSpeed step.
 
 ZeRO 1 to 3 name what lies in their flat partitions, which hold a parameter's elements rank after
-rank. Stage 0 keeps weights by name and, in fp32, no masters; it numbers its moments.
+rank. Stage 0 keeps weights by name and, in fp32, no masters; it numbers its moments. A universal
+copy has a folder for each parameter.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats import optimizer_state
@@ -36,38 +38,87 @@ def parts(checkpoint: DeepSpeedShards) -> list[Part]:
             f"{checkpoint.path.name} has experts, whose partitions are cut over fewer ranks",
             next="only operations on moments as a whole work here: reset, graft",
         )
+    for item in checkpoint.optimizers():
+        _refuse_nameless(checkpoint, item)
+    out = list(stretches(checkpoint))
     if not checkpoint.sharded:
-        return list(_whole(checkpoint))
-    tensor = sizes(next(iter(checkpoint.models().values()))).tensor or 1
-    out = list(_flat(checkpoint, tensor))
+        return out
+    return list(_trained(checkpoint, out))
+
+
+def _refuse_nameless(checkpoint: DeepSpeedShards, item: Optimizer) -> None:
+    """Raise SurgeryError for masters that have no names, and for partitions that have none."""
+    outer = get(checkpoint.trees[item.file], item.outer)
+    if not checkpoint.sharded:
+        if any("fp32" in str(key) for key in outer):
+            raise SurgeryError(
+                f"{item.file.name} keeps fp32 masters without the names of their parameters",
+                next="train with ZeRO 1, which names them, then edit its checkpoints",
+            )
+    elif item.elastic or not any(name in outer for name in MASTERS):
+        raise SurgeryError(
+            f"{item.file.name} does not say where its masters are",
+            next="save the step once without elastic checkpoints",
+        )
+    else:
+        for _, places in _partitions(checkpoint, item):
+            list(_fragments(checkpoint, item, places))
+
+
+def stretches(checkpoint: DeepSpeedShards) -> Iterator[Part]:
+    """What is known of whose each stretch is, also where that does not do for an edit: partitions
+    without names are passed over, and weights may have no masters."""
+    weights = list(_weights(checkpoint, _tensor_ranks(checkpoint)))
+    if not checkpoint.sharded:
+        yield from weights
+        yield from _numbered(checkpoint)
+        return
+    copied = list(_universal(checkpoint))
+    alone = all(item.universal for item in checkpoint.all_optimizers())
+    flat = copied if alone else list(_flat(checkpoint))
+    yield from flat
+    if not alone:  # the weights are those of the shards
+        yield from (part._replace(cut="universal") for part in copied)
     if checkpoint.stage() < 3:
-        out += list(_with_masters(checkpoint, tensor, {part.parameter for part in out}))
-    return out
+        yield from _renamed(checkpoint, weights, {part.parameter for part in flat})
 
 
-def _with_masters(
-    checkpoint: DeepSpeedShards, tensor: int, masters: Collection[str]
+def _renamed(
+    checkpoint: DeepSpeedShards, weights: Iterable[Part], masters: Collection[str]
 ) -> Iterator[Part]:
-    """The weights under the names of their masters: of what modules share, one name has them.
-    Raises SurgeryError for weights without a master that are neither buffers nor frozen."""
+    """The weights under the names of their masters: of what modules share, one name has them."""
     tied = {name.split(".", 2)[2]: name for name in masters if name.startswith(TIED)}
     shared: dict[str, str] = {}
-    still: set[str] = set()
     for tree in checkpoint.models().values():
         shared |= {str(k): str(v) for k, v in dict(tree.get("shared_params") or {}).items()}
-        still |= {*(tree.get("buffer_names") or ()), *(tree.get("frozen_param_shapes") or ())}
-    for part in _weights(checkpoint, tensor):
+    for part in weights:
         inside = part.parameter.partition(".")[2]
         names = (part.parameter, shared.get(part.parameter, ""), tied.get(inside, ""))
-        name = next((name for name in names if name in masters), None)
-        if name is not None:
-            yield part._replace(parameter=name)
+        name = next((name for name in names if name in masters), part.parameter)
+        yield part._replace(parameter=name)
+
+
+def _trained(checkpoint: DeepSpeedShards, found: Sequence[Part]) -> Iterator[Part]:
+    """All but buffers and frozen weights. Raises SurgeryError for others without a master."""
+    masters = {part.parameter for part in found if part.kind == "master"}
+    still: set[str] = set()
+    for tree in checkpoint.models().values():
+        still |= {*(tree.get("buffer_names") or ()), *(tree.get("frozen_param_shapes") or ())}
+    for part in found:
+        if part.kind != "weights" or part.parameter in masters:
+            yield part
         elif part.parameter not in still:
             raise SurgeryError(
                 f"{part.parameter} has weights in {part.place.file.name} and no fp32 master in any "
                 "shard",
                 next="ckptsurgeon verify --level 3    list what contradicts itself",
             )
+
+
+def _tensor_ranks(checkpoint: DeepSpeedShards) -> int:
+    """How many there are; all model ranks, where no file tells which of them are."""
+    known = sizes(next(iter(checkpoint.models().values()))).tensor
+    return known or 1 + max(_rank(path.name) for path in checkpoint.models())
 
 
 def _weights(checkpoint: DeepSpeedShards, tensor: int) -> Iterator[Part]:
@@ -90,31 +141,51 @@ def _weights(checkpoint: DeepSpeedShards, tensor: int) -> Iterator[Part]:
                 yield Part(name, str(cut), "weights", place, 0, value.numel, 0)
 
 
-def _flat(checkpoint: DeepSpeedShards, tensor: int) -> Iterator[Part]:
+def _flat(checkpoint: DeepSpeedShards) -> Iterator[Part]:
     """Masters and moments in the partitions of ZeRO, data rank after data rank."""
+    tensor = _tensor_ranks(checkpoint)
     before: dict[tuple[str, str, str], int] = {}
     for item in sorted(checkpoint.optimizers(), key=lambda item: _data_rank(item)):
         stage, cut = divmod(_rank(item.file.name), tensor)
-        outer = get(checkpoint.trees[item.file], item.outer)
-        key = next((name for name in MASTERS if name in outer), None)
-        if item.elastic or key is None:
-            raise SurgeryError(
-                f"{item.file.name} does not say where its masters are",
-                next="save the step once without elastic checkpoints",
-            )
-        for kind in ("master", *MOMENTS):
-            places = (
-                [Place(item.file, (*item.outer, key, i), flat) for i, flat in enumerate(outer[key])]
-                if kind == "master"
-                else [p for p in checkpoint.locate(kind) if p.file == item.file]
-            )
-            for name, place, start, end in _fragments(checkpoint, item, places):
+        for kind, places in _partitions(checkpoint, item):
+            try:
+                found = list(_fragments(checkpoint, item, places))
+            except SurgeryError:
+                continue
+            for name, place, start, end in found:
                 # Each pipeline stage has a copy of what it ties; the weights are the first one's.
                 where = f"{cut} of stage {stage}" if stage and name.startswith(TIED) else str(cut)
                 first = before.get((name, where, kind), 0)
                 before[name, where, kind] = first + end - start
                 if start < end:
                     yield Part(name, where, kind, place, start, end, first)
+
+
+def _partitions(checkpoint: DeepSpeedShards, item: Optimizer) -> Iterator[tuple[str, list[Place]]]:
+    """The flat tensors of each kind in one shard."""
+    outer = get(checkpoint.trees[item.file], item.outer)
+    for key in MASTERS:
+        if isinstance(outer.get(key), (list, tuple)):
+            flats = enumerate(outer[key])
+            yield "master", [Place(item.file, (*item.outer, key, i), flat) for i, flat in flats]
+    for kind in MOMENTS:
+        yield kind, [place for place in checkpoint.locate(kind) if place.file == item.file]
+
+
+def _universal(checkpoint: DeepSpeedShards) -> Iterator[Part]:
+    """Masters and moments of a universal copy, by whole parameters."""
+    copies = [item for item in checkpoint.all_optimizers() if item.universal]
+    for kind, stem in (("master", "fp32"), *((kind, kind) for kind in MOMENTS)):
+        for item in copies:
+            files = sorted(item.file.parent.glob(f"*/{stem}.pt"))
+            checkpoint.read(files)
+            for file in files:
+                tree = checkpoint.trees[file]
+                path: tuple[Key, ...] = () if isinstance(tree, Tensor) else ("param",)
+                tensor = tree if isinstance(tree, Tensor) else tree.get("param")
+                if isinstance(tensor, Tensor):
+                    place = Place(file, path, tensor)
+                    yield Part(file.parent.name, "0", kind, place, 0, tensor.numel, 0)
 
 
 def _fragments(
@@ -129,24 +200,15 @@ def _fragments(
         yield from fragments.computed(checkpoint, item, places)
 
 
-def _whole(checkpoint: DeepSpeedShards) -> Iterator[Part]:
-    """Stage 0: the weights by name, and the moments by number, as no name is saved with them."""
+def _numbered(checkpoint: DeepSpeedShards) -> Iterator[Part]:
+    """The moments of stage 0 by number, as no name is saved with them."""
     for item in checkpoint.optimizers():
-        outer = get(checkpoint.trees[item.file], item.outer)
-        if any("fp32" in str(key) for key in outer):
-            raise SurgeryError(
-                f"{item.file.name} keeps fp32 masters without the names of their parameters",
-                next="train with ZeRO 1, which names them, then edit its checkpoints",
-            )
-    yield from _weights(checkpoint, sizes(next(iter(checkpoint.models().values()))).tensor or 1)
-    for item in checkpoint.optimizers():
-        states = optimizer_state.states(checkpoint, item.file, item.base)
-        for path, state in states:
+        for path, state in optimizer_state.states(checkpoint, item.file, item.base):
             for kind in MOMENTS:
-                value = state.get(kind)
+                value, name = state.get(kind), f"parameter {path[-1]}"
                 if isinstance(value, Tensor):
                     place = Place(item.file, (*path, kind), value)
-                    yield Part(f"number {path[-1]}", item.file.name, kind, place, 0, value.numel, 0)
+                    yield Part(name, item.file.name, kind, place, 0, value.numel, 0)
 
 
 def _data_rank(item: Optimizer) -> tuple[int, int]:

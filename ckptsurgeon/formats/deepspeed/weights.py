@@ -83,11 +83,17 @@ def _weight(name: str, parts: Sequence[Part], axis: int) -> Weight:
     shape = list(tensors[0].size)
     if len(parts) > 1:
         if len(shape) <= axis or any(t.dtype != tensors[0].dtype for t in tensors):
-            raise SurgeryError(f"{name}: its tensor-parallel parts can't be joined")
+            raise SurgeryError(
+                f"{name}: its tensor-parallel parts can't be joined",
+                next="join them with the converter of the trainer",
+            )
         shape[axis] = sum(tensor.size[axis] for tensor in tensors)
     for _, tensor in parts:
         if not contiguous(tensor):
-            raise SurgeryError(f"{name}: its elements do not lie in the order of its shape")
+            raise SurgeryError(
+                f"{name}: its elements do not lie in the order of its shape",
+                next="join them with the converter of the trainer",
+            )
     spans: list[tuple[Path, int, int]] = []
     outer = math.prod(shape[:axis])
     for row in range(outer):

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.formats.described import savers
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.schedules import torch
 from ckptsurgeon.formats.values import Located, Place, Setting, State, Weight
 
 
 @dataclass
 class DescribedCheckpoint(TorchCheckpoint):
-    """The files of one step, and those of a copy of it that a restart loads. `counters` are (file,
-    key path)."""
+    """The files of one step, and those of a copy of it that a restart loads. `counters` and
+    `savers` are (file, key path)."""
 
     loose: ClassVar[bool] = True
 
     description: Description | None = None
     counters: Mapping[str, tuple[Located, ...]] | None = None
+    savers: tuple[Located, ...] = ()
 
     def find(self, field: str) -> list[Place]:
         """What the page names, and what a torch optimizer and scheduler keep."""
@@ -37,12 +41,27 @@ class DescribedCheckpoint(TorchCheckpoint):
         places = self.locate("iteration")
         return int(places[0].value) if places else self.step
 
+    def _several(self) -> int:
+        """The optimizers in a file."""
+        return len({path for _, path in self.optimizers})
+
+    @property
+    def numbered(self) -> bool:
+        """Of several optimizers each update counts as a step."""
+        return self._several() <= 1
+
+    def scheduler(self) -> tuple[str, float | None]:
+        """Without a peak where there are several optimizers: each has its own."""
+        if self._several() > 1:
+            schedule = self.schedule()
+            return torch.words(schedule) if torch.is_torch(schedule) else "", None
+        return super().scheduler()
+
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused for several optimizers in a file: a recipe has one lr."""
-        paths = {path for _, path in self.optimizers}
-        if len(paths) > 1:
+        if (several := self._several()) > 1:
             raise SurgeryError(
-                f"{self.path.name} holds {len(paths)} optimizers, and a recipe has one lr",
+                f"{self.path.name} holds {several} optimizers, and a recipe has one lr",
                 next="ckptsurgeon show    their rates; set lr where the trainer makes them",
             )
         return super().reschedule(values)
@@ -51,6 +70,12 @@ class DescribedCheckpoint(TorchCheckpoint):
         """With the tokens, where the page names them."""
         tokens = self.agreed("tokens")
         return replace(super().read_state(), tokens=int(tokens[0]) if tokens else None)
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """See `savers`."""
+        return savers.forget(self, self.savers, gone, resumed)
 
     def notes(self) -> Iterator[str]:
         """Whether a loader was asked."""
@@ -79,7 +104,10 @@ def _weight(checkpoint: DescribedCheckpoint, file: Any, name: str, tensor: Tenso
         steps.append(width)
         width *= size
     if tensor.stride != tuple(reversed(steps)):
-        raise SurgeryError(f"{name} is not saved row after row, so it can't be joined")
+        raise SurgeryError(
+            f"{name} is not saved row after row, so it can't be joined",
+            next="join them with the converter of the trainer",
+        )
     archive = checkpoint.archives[file]
     archive.storage(tensor)
     item = ITEM_BYTES[tensor.dtype]

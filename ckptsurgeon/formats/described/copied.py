@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.formats.values import (
     Blob,
+    Conversion,
     Decay,
     Fragment,
     Part,
@@ -119,6 +120,19 @@ class Copied:
         """In every one; what to warn of, once."""
         return _together([one.recount(counter, value) for one in self.each])
 
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """In every one; what to warn of, once."""
+        return _together([one.forget(gone, resumed) for one in self.each])
+
+    def conversion(self, to: str) -> Conversion:
+        """Of every one; config and launch are those of the first."""
+        made = [one.conversion(to) for one in self.each]
+        settings = tuple(setting for item in made for setting in item.settings)
+        names = {file: name for item in made for file, name in item.names.items()}
+        return made[0]._replace(settings=settings, names=names)
+
     def strips(self) -> Iterator[Strip]:
         """Of every one."""
         return (strip for one in self.each for strip in one.strips())
@@ -144,6 +158,10 @@ class Copied:
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the one that has the place."""
         return self._of(place.file).is_zero(place, elements)
+
+    def pieces(self, place: Place) -> list[Place]:
+        """By the one that has the place."""
+        return self._of(place.file).pieces(place)
 
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """By the one that has the place."""

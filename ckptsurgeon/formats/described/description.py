@@ -65,7 +65,10 @@ class FilePattern:
             for folder, numbers in found:
                 for path in _listed(folder):
                     match = part.fullmatch(path.name)
-                    if match is None or path.is_dir() is not (self.folder or not last):
+                    if match is None:
+                        continue
+                    dangling = last and path.is_symlink() and not path.exists()
+                    if path.is_dir() is not (self.folder or not last) and not dangling:
                         continue
                     here = {name: int(text) for name, text in match.groupdict().items()}
                     if all(numbers.get(name, number) == number for name, number in here.items()):
@@ -87,13 +90,17 @@ class Content:
     schedulers: tuple[KeyPath, ...] = ()
     scalers: tuple[KeyPath, ...] = ()
     weights: tuple[KeyPath, ...] = ()
+    savers: tuple[KeyPath, ...] = ()
     fields: Mapping[str, tuple[KeyPath, ...]] = field(default_factory=dict)
     optional: bool = False
 
     def paths(self) -> list[KeyPath]:
         """All that lead to something that is edited or read."""
         counters = [path for paths in self.fields.values() for path in paths]
-        return [*self.optimizers, *self.schedulers, *self.scalers, *self.weights, *counters]
+        return [
+            *self.optimizers, *self.schedulers, *self.scalers, *self.weights, *self.savers,
+            *counters,
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -233,8 +240,10 @@ class _Page:
         for each, item in loaded:
             if item.has or item.optional:
                 raise self.wrong(f"files.{each.text}", "has a `loader`, and so no has or optional")
-            if item.loader == "deepspeed" and item.paths() != list(item.schedulers):
-                raise self.wrong(f"files.{each.text}", "is an engine's: it takes schedulers alone")
+            if item.loader == "deepspeed" and item.paths() != [*item.schedulers, *item.savers]:
+                raise self.wrong(
+                    f"files.{each.text}", "is an engine's: it takes schedulers and savers alone"
+                )
         inside = [each.text for each in contents if within and not _below(each, within.folder)]
         if within and inside:
             raise self.wrong(f"files.{inside[0]}", f"is not in the folder {within.folder.text!r}")
@@ -264,7 +273,7 @@ class _Page:
             has=tuple((key,) for key in self.items(data.get("has", []), f"{inside}has")),
             **{
                 key: self.paths(data.get(key, []), inside + key)
-                for key in ("optimizers", "schedulers", "scalers", "weights")
+                for key in ("optimizers", "schedulers", "scalers", "weights", "savers")
             },
             fields={key: self.paths(item, inside + key) for key, item in fields.items()},
             optional=optional,

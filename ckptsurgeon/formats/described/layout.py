@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ from ckptsurgeon.formats.described.copied import Copied
 from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
 from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings
-from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.layout import BaseFormat, leads_out, outside
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count
 from ckptsurgeon.formats.step_folders import files_below, refuse_link
+from ckptsurgeon.formats.values import Rival
 
 ENDING = 1 << 20
 """Bytes at the end of a torch file that hold its directory."""
@@ -228,14 +228,15 @@ class Described(BaseFormat):
         return [file] if file is not None and (file.exists() or not page.last) else []
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
-        """The text, and every copy with the shard of its rank that it must be a copy of: whichever
-        a restart picks, it is this step."""
+        """The text, and every copy or link with the shard of its rank that it must be a copy of or
+        lead to: whichever a restart picks, it is this step."""
         out: dict[Path, str | Path] = {}
         shards = self._shards(run, step)
+        folders = any(pattern.folder for pattern in self.description.last)
         for file in self._texts(run):
             out[file] = self._text(step, shards[0][2] if shards else {})
         for path, numbers in self._copies(run):
-            if path.is_dir():
+            if path.is_dir() or (path.is_symlink() and folders):
                 out |= self._repeated(run, path, step)
                 continue
             alike = [p for p, _, n in shards if n.get("rank") == numbers.get("rank")]
@@ -257,18 +258,14 @@ class Described(BaseFormat):
         return text
 
     def _repeated(self, run: Path, copy: Path, step: int) -> dict[Path, str | Path]:
-        """Each file of a folder that must be a copy of the step. Raises SurgeryError for a link: no
-        edit makes one."""
+        """A link to a folder with the folder of the step, or each file of a folder that must be a
+        copy of it."""
+        file, pattern, _ = self._shards(run, step)[0]
+        folder = self._folder(run, file, pattern)
+        if copy.is_symlink():
+            return {copy: folder}
         if self.pointed(copy) == step:
             return {}
-        folder = self.directory(run, step)
-        if copy.is_symlink():
-            target = shlex.quote(os.path.relpath(folder, copy.parent))
-            raise SurgeryError(
-                f"{copy.name} is a link to the folder {copy.readlink()}, and a surgery sets no "
-                "links to folders",
-                next=f"ln -sfn {target} {shlex.quote(str(copy))}    then the same once more",
-            )
         return {copy / file.relative_to(folder): file for file in files_below(folder)}
 
     def pointed(self, pointer: Path) -> int | None:
@@ -295,6 +292,15 @@ class Described(BaseFormat):
         end = _end(pointer)
         same = [path for path in found if end is not None and _end(path) == end]
         return found[same[-1]] if same else None
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """A step outside the run, if a link leads there."""
+        out = []
+        for path, _ in self._copies(run):
+            if leads_out(run, path):
+                target = self.pointers(run, step).get(path, self.entries(run, step)[0])
+                out.append(outside(step, path, Path(target)))
+        return out
 
     def log_folders(self, run: Path) -> Sequence[str]:
         """By the name of the run's folder, as the page says; else the run itself."""

@@ -9,13 +9,14 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats.checkpoint import read_shards
-from ckptsurgeon.formats.deepspeed.engine import Engine, EngineCheckpoint
+from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.description import Content, Description
-from ckptsurgeon.formats.described.sharded import DescribedSharded, beginnings, optimizer
+from ckptsurgeon.formats.described.engine import DescribedEngine
+from ckptsurgeon.formats.described.sharded import DescribedSharded, beginnings, optimizers
 from ckptsurgeon.formats.values import Located
 
-KEYS = ("optimizers", "schedulers", "scalers", "weights")
+KEYS = ("optimizers", "schedulers", "scalers", "weights", "savers")
 
 
 def opened(
@@ -25,7 +26,7 @@ def opened(
     shards: Mapping[Path, Content],
     ranks: int,
     without: Collection[Path],
-) -> DescribedCheckpoint | DescribedSharded | EngineCheckpoint:
+) -> DescribedCheckpoint | DescribedSharded | DescribedEngine:
     """The step `step` at `path`: `shards` are its files, and the folder that a loader reads.
     Raises SurgeryError where nothing of what the page names is there."""
     named = {p: c for p, c in shards.items() if p not in without and c.paths()}
@@ -52,6 +53,7 @@ def opened(
         description=page,
         weights_at=located["weights"],
         counters=_counters(trees, inside),
+        savers=located["savers"],
     )
 
 
@@ -71,6 +73,7 @@ def _sharded(
     for name, paths in content.fields.items():
         named = [value for keys in paths for value in beginnings(saved, keys, rest="")]
         counters[name] = [*counters.get(name, ()), *((saved.path, (value,)) for value in named)]
+    first, *others = optimizers(saved, content.optimizers)
     return DescribedSharded(
         path=path,
         step=step,
@@ -78,12 +81,14 @@ def _sharded(
         archives=archives,
         saved=saved,
         trainer=page.name,
-        prefix=optimizer(saved, content.optimizers),
+        prefix=first,
+        further=tuple((saved, prefix) for prefix in others),
         options=page.options,
         schedulers=(*located["schedulers"], *((saved.path, (name,)) for name in within)),
         scales=tuple((file, (*at, "scale")) for file, at in located["scalers"]),
         description=page,
         counted_at={name: tuple(places) for name, places in counters.items()},
+        savers=located["savers"],
         weights_in=tuple(n for keys in content.weights for n in beginnings(saved, keys)),
     )
 
@@ -95,17 +100,18 @@ def _engine(
     folder: Path,
     content: Content,
     without: Collection[Path],
-) -> EngineCheckpoint:
+) -> DescribedEngine:
     """What the trainer loads itself is in the client state: in every model file."""
     inner = Engine(folder).open(folder, step, without)
     models = {file: content for file in inner.trees if file.name.endswith("_model_states.pt")}
-    return EngineCheckpoint(
+    return DescribedEngine(
         path,
         step,
         inner.trees,
         inner.archives,
         schedulers=tuple(_located(inner.trees, models, "schedulers")),
         doubts=tuple(page.doubts()),
+        savers=tuple(_located(inner.trees, models, "savers")),
     )
 
 

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
+from ckptsurgeon.formats.described import savers
 from ckptsurgeon.formats.described.description import COUNTERS, Description, KeyPath
-from ckptsurgeon.formats.values import Located, Place, Weight
+from ckptsurgeon.formats.values import Located, Place, Setting, Weight
 
 
 @dataclass
 class DescribedSharded(ScheduledCheckpoint):
     """`counted_at` are (file, key path) of each counter, `weights_in` how the names of weights
-    begin."""
+    begin, `savers` (file, key path)."""
 
     description: Description | None = None
     counted_at: Mapping[str, tuple[Located, ...]] | None = None
     weights_in: tuple[str, ...] = ()
+    savers: tuple[Located, ...] = ()
 
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(COUNTERS, ())
+
+    @property
+    def numbered(self) -> bool:
+        """Of several optimizers each update counts as a step."""
+        return len(self.optimizers) == 1
 
     def counted(self, field: str) -> list[Place]:
         """What the page names."""
@@ -33,6 +41,12 @@ class DescribedSharded(ScheduledCheckpoint):
             here = file == self.saved.path
             places += self.scalar(str(path[0])) if here else self.at(file, path)
         return places
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """See `savers`."""
+        return savers.forget(self, self.savers, gone, resumed)
 
     def notes(self) -> list[str]:
         """Whether a loader was asked."""
@@ -65,14 +79,8 @@ def beginnings(saved: Saved, path: KeyPath, rest: str = r"\..+") -> list[str]:
     return list(dict.fromkeys(match[1] for match in found if match))
 
 
-def optimizer(saved: Saved, paths: tuple[KeyPath, ...]) -> str:
-    """How the names of the one optimizer begin. Raises SurgeryError for several."""
+def optimizers(saved: Saved, paths: tuple[KeyPath, ...]) -> list[str]:
+    """How the names of each optimizer begin; what a page names, where none is there."""
     rest = r"\.(?:state|param_groups)\..+"
     found = [name for path in paths for name in beginnings(saved, path, rest)]
-    if len(found) > 1:
-        raise SurgeryError(
-            f"{saved.folder.name} holds several optimizers ({', '.join(found)}), and only one is "
-            "known in shards",
-            next="set what you want where the script makes its optimizers",
-        )
-    return f"{found[0]}." if found else ".".join(map(str, paths[0] if paths else ())) + "."
+    return [f"{name}." for name in found or [".".join(map(str, paths[0] if paths else ()))]]

@@ -6,7 +6,7 @@ The optimizer is loaded first, then the scheduler (`transformers/trainer.py`,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,6 +44,30 @@ def passed_over(settings: list[Setting], step: int) -> Iterator[str]:
         )
 
 
+def forget(checkpoint: JsonBeside, gone: Collection[Path]) -> tuple[list[Setting], list[str]]:
+    """The best model so far, where its folder is not in the run: its metric would rank for ever
+    against steps that are saved from here on (`_determine_best_metric`)."""
+    run = checkpoint.path.parent
+    settings, notes = [], []
+    for file in checkpoint.texts:
+        best = checkpoint.value(file, (BEST[0],))
+        if not isinstance(best, str) or _is_in(run, Path(best).name, gone):
+            continue
+        places = [place for key in BEST for place in checkpoint.at(file, (key,))]
+        settings += [Setting(str(p.path[0]), p, None) for p in places if p.value is not None]
+        notes.append(
+            f"{file.parent.name}/{file.name} no longer names {Path(best).name} as the best model "
+            "so far: it is not in the run"
+        )
+    return settings, notes
+
+
+def _is_in(run: Path, name: str, gone: Collection[Path]) -> bool:
+    return (run / name).is_dir() and run / name not in gone
+
+
+BEST = ("best_model_checkpoint", "best_metric", "best_global_step")
+"""What the Trainer keeps of the best model: its folder, the metric, the step."""
 COUNTS = ("_num_yielded", "_sampler_iter_yielded")
 OWN = ("_snapshot", "_sampler_iter_state", "_index_sampler_state", "fetcher_state", "dataset_state")
 """Keys of a loader's state: its two counters, and the states of what it is made of."""
@@ -89,6 +113,12 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TorchCheckpoint):
         """The Trainer passes over the batches of so many updates when it resumes."""
         settings, notes = super().recount(counter, value)
         return settings, [*notes, *passed_over(settings, value)]
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """See `forget`."""
+        return forget(self, gone)
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused for several optimizers: a recipe has one lr."""

@@ -1,12 +1,13 @@
 """A step of Accelerate or the Trainer whose optimizer FSDP saved in shards: `optimizer_0/`.
 
-Source: `accelerate/utils/fsdp_utils.py`, 1.15.0. The optimizer is a folder that
+Source: `accelerate/utils/fsdp_utils.py`, 1.15.0. Each optimizer is a folder that
 torch.distributed.checkpoint wrote; schedulers and the Trainer's state lie beside it as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -16,26 +17,26 @@ from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
-from ckptsurgeon.formats.huggingface.checkpoint import global_step, passed_over
+from ckptsurgeon.formats.huggingface.checkpoint import forget, global_step, passed_over
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.schedules import torch, transformers
 from ckptsurgeon.formats.values import Decay, Place, Setting, Weight
 
-OPTIMIZER, MODEL = "optimizer_0", "pytorch_model_fsdp_0"
-SECOND, SECOND_MODEL = "optimizer_1", "pytorch_model_fsdp_1"
+OPTIMIZER = "optimizer_0"
+NUMBERED = re.compile(r"(?:optimizer|pytorch_model_fsdp)_\d+")
+"""The folders of the first and of further optimizers and models: `save_state` pairs them."""
 
 
-def missing(folder: Path) -> list[str]:
-    """The files that the two folders name and that are not there. Raises SurgeryError for a step
-    with several optimizers."""
-    if (folder / SECOND).is_dir():
-        raise SurgeryError(
-            f"{folder.name} holds several optimizers ({OPTIMIZER}, {SECOND}), and only one is "
-            "known in FSDP's shards",
-            next="set what you want where the script makes its optimizers",
-        )
-    inner = [name for name in (OPTIMIZER, MODEL) if (folder / name).is_dir()]
-    return [f"{name}/{file}" for name in inner for file in absent(folder / name)]
+def folders(step: Path, kind: str) -> list[Path]:
+    """Those of the optimizers or of the models (`pytorch_model_fsdp`), by their numbers."""
+    found = (path for path in step.glob(f"{kind}_*") if NUMBERED.fullmatch(path.name))
+    return sorted((p for p in found if p.is_dir()), key=lambda p: int(p.name.rpartition("_")[2]))
+
+
+def missing(step: Path) -> list[str]:
+    """The files that the folders name and that are not there."""
+    inner = [*folders(step, "optimizer"), *folders(step, "pytorch_model_fsdp")]
+    return [f"{folder.name}/{file}" for folder in inner for file in absent(folder)]
 
 
 @dataclass
@@ -43,6 +44,11 @@ class FsdpCheckpoint(JsonBeside, ScheduledCheckpoint):
     """Schedulers and scalers are torch files beside the folder of the optimizer."""
 
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = {"iteration": ("global_step",)}
+
+    @property
+    def numbered(self) -> bool:
+        """The Trainer's steps are; Accelerate counts saves, or takes the script's own names."""
+        return bool(self.texts)
 
     def counted(self, field: str) -> list[Place]:
         """Of the Trainer's state; Accelerate keeps none."""
@@ -53,31 +59,41 @@ class FsdpCheckpoint(JsonBeside, ScheduledCheckpoint):
         settings, notes = super().recount(counter, value)
         return settings, [*notes, *passed_over(settings, value)]
 
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """See `forget`."""
+        return forget(self, gone)
+
     def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """By the Trainer's arguments where its schedule is one of its own."""
         if self.texts and torch.kind(self.schedule()) == "LambdaLR":
             return transformers.cooldown(self, decay)
         return super().decaying(decay)
 
-    # --- the model, which is a folder of its own -------------------------------------------------
-
-    def weights(self) -> Iterator[Weight]:
-        """Of `pytorch_model_fsdp_0`."""
-        return iter(()) if self.model is None else weights.weights(self.model)
+    # --- the models, each a folder of its own ----------------------------------------------------
 
     def named_weights(self) -> Iterator[tuple[Saved, str, str]]:
-        """The same. Refused for several models: whose the moments are is not known."""
-        if (self.path / SECOND_MODEL).is_dir():
+        """Of each model, as the optimizer of the same number has them."""
+        optimizers = {each.saved.folder.name.rpartition("_")[2]: each for each in self.optimizers}
+        for model in self.models:
+            of = optimizers.get(model.folder.name.rpartition("_")[2])
+            for name in model.items:
+                owner = name.removeprefix("model.")
+                yield model, name, self.full((of.saved if of else model).path, owner)
+
+    def weights(self) -> Iterator[Weight]:
+        """Of `pytorch_model_fsdp_0`. Raises SurgeryError for several models, whose weights may have
+        the same names."""
+        if (count := len(self.models)) > 1:
             raise SurgeryError(
-                f"{self.path.name} holds several models ({MODEL}, {SECOND_MODEL}), and only one is "
-                "known in FSDP's shards",
-                next="graft and reset work on the moments",
+                f"{self.path.name} holds {count} models, and one export holds one",
+                next="load the step in the script, and save the model that you want",
             )
-        if (model := self.model) is not None:
-            yield from ((model, name, name.removeprefix("model.")) for name in model.items)
+        return (weight for model in self.models for weight in weights.weights(model))
 
 
-def model(folder: Path) -> Saved | None:
-    """What was saved of the model, where it lies in a folder of its own."""
-    inner = folder / MODEL
-    return Saved.open(inner) if (inner / METADATA).is_file() else None
+def models(step: Path) -> list[Saved]:
+    """What was saved of each model in a folder of its own."""
+    inner = folders(step, "pytorch_model_fsdp")
+    return [Saved.open(folder) for folder in inner if (folder / METADATA).is_file()]

@@ -100,17 +100,19 @@ class _Saved(StepFolders):
         state = folder / STATE
         values, texts = json_beside.read([state] if state.is_file() else [])
         if (folder / fsdp.OPTIMIZER).is_dir():
-            saved, model = Saved.open(folder / fsdp.OPTIMIZER), fsdp.model(folder)
-            sharded = {each.path: Values(each) for each in (saved, model) if each is not None}
+            saved, *further = map(Saved.open, fsdp.folders(folder, "optimizer"))
+            models = fsdp.models(folder)
+            sharded = {each.path: Values(each) for each in (saved, *further, *models)}
             return FsdpCheckpoint(
                 path=folder,
                 step=step,
                 trees={**trees, **values, **sharded},
                 archives=archives,
                 saved=saved,
-                model=model,
                 trainer=f"{self.name}, FSDP",
                 prefix="optimizer.",
+                further=tuple((each, "optimizer.") for each in further),
+                models=tuple(models),
                 options=self.options,
                 texts=texts,
                 schedulers=tuple((path, inside) for path in schedulers),
@@ -154,8 +156,11 @@ class Transformers(_Saved):
         ]
 
     def stale_pointers(self, run: Path, step: int) -> list[str]:
-        """The best model so far, where its folder is not in the run."""
+        """The best model so far, where its folder is not in the run; a step without an engine
+        inside forgets it (`checkpoint.forget`)."""
         state = self.directory(run, step) / STATE
+        if _engine(state.parent) is None:
+            return []
         best = json_text.mapping(state).get("best_model_checkpoint") if state.is_file() else None
         name = Path(best).name if isinstance(best, str) else ""
         match = re.fullmatch(r"checkpoint-(\d{1,18})", name)

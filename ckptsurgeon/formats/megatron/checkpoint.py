@@ -11,14 +11,14 @@ from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
-from ckptsurgeon.formats.megatron import arguments, flags, identity, soundness
+from ckptsurgeon.formats.megatron import arguments, flags, identity, parts, soundness
 from ckptsurgeon.formats.megatron.shards import MegatronShards
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron, names
 from ckptsurgeon.formats.schedules.annealing import present_rate
 from ckptsurgeon.formats.schedules.check import samples_of
 from ckptsurgeon.formats.schedules.megatron import in_proportion
-from ckptsurgeon.formats.values import Decay, Place, Setting, State
+from ckptsurgeon.formats.values import Decay, Fragment, Part, Place, Setting, State
 
 Self = TypeVar("Self", bound="MegatronCheckpoint")
 NOTHING: Mapping[str, Any] = {}
@@ -132,6 +132,20 @@ class MegatronCheckpoint(MegatronShards):
             return value
         main = self.all_groups()[self.main()].get("eps")
         return in_proportion(place.value, main, value) if isinstance(main, float) else value
+
+    # --- elements --------------------------------------------------------------------------------
+
+    def parts(self) -> list[Part]:
+        """See `parts`."""
+        with understood(self.path):
+            return parts.parts(self)
+
+    def fragments(self, name: str) -> list[Fragment]:
+        """Of `parts`, where these have names. Refused for what they do not have."""
+        found = [part for part in self.parts() if part.kind == name]
+        if not found or any(part.parameter.startswith(parts.NUMBER) for part in found):
+            return super().fragments(name)
+        return [Fragment(part.parameter, part.place, part.start, part.end) for part in found]
 
     # --- meaning ---------------------------------------------------------------------------------
 

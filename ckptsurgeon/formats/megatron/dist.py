@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.edits import Append, Change, Content, Key
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.files.pickles.tree import Tensor, get
@@ -20,7 +21,8 @@ from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
-from ckptsurgeon.formats.values import Place, StateDict, Strip
+from ckptsurgeon.formats.strips import MASTERS
+from ckptsurgeon.formats.values import MOMENTS, Part, Place, StateDict, Strip
 
 CONFIG = "metadata.json"
 """Written last: a folder without it is not complete."""
@@ -29,6 +31,10 @@ STATE = "common_state/shard_0_1"
 GROUPS = re.compile(r"(?:\w+\.)?optimizer\.distributed\.dp_group_idx_\d+\.optimizer/shard_\S+")
 
 TENSOR = re.compile(r"(?:\w+\.)?optimizer\.(?:state\.)?(\w+)\.")
+KINDS = {**dict.fromkeys(MASTERS, "master"), **{kind: kind for kind in MOMENTS}}
+"""Key of a state → what its tensors are of a parameter."""
+ORDER = ("weights", "master", *MOMENTS)
+"""Of parts: that of `.metadata` is another in each step."""
 
 
 @dataclass
@@ -56,17 +62,15 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
         with the same keys, as several optimizers may be chained under one name (Muon and Adam)."""
         owners: dict[str, dict[str, list[Place]]] = {}
         for name, items in self.saved.items.items():
-            if items[0].offset is None or not (match := TENSOR.match(name)):
+            if not items.is_tensor or not (match := TENSOR.match(name)):
                 continue
             owner, _, last = name.rpartition(".")
             key = last if ".bucket_idx_" in name else match[1]
             if ".bucket_idx_" not in name:
                 owner = f"{name[: match.start(1)]}{name[match.end() :]}"
             owners.setdefault(owner, {}).setdefault(key, []).extend(
-                Place(
-                    self.saved.path, (name, chunk), get(self.trees[self.saved.path], (name, chunk))
-                )
-                for chunk in range(len(items))
+                Place(self.saved.path, path, get(self.trees[self.saved.path], path))
+                for path in self.saved.paths(name)
             )
         alike: dict[frozenset[str], dict[str, list[Place]]] = {}
         for own in owners.values():
@@ -75,30 +79,52 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
                 state.setdefault(key, []).extend(places)
         return [StateDict(self.saved.path, state, {}) for state in alike.values()]
 
+    def parts(self) -> list[Part]:
+        """A state is named as its weights and cut as they are; each chunk is a cut. What has no
+        state is not trained, and is left out. Raises SurgeryError for flat buckets, in which no
+        file says where a parameter begins, and for a state whose weights are not cut alike."""
+        states: dict[str, list[Part]] = {}
+        for name in self.saved.items:
+            match = TENSOR.match(name)
+            if match is not None and match[1] == "distributed":
+                raise SurgeryError(
+                    f"{self.path.name} keeps masters and moments in flat buckets, and does not say "
+                    "which parameters lie in them",
+                    next="save the step once with --dist-ckpt-optim-fully-reshardable",
+                )
+            if match is not None and match[1] in KINDS:
+                parameter = name[match.end() :]
+                states.setdefault(parameter, []).extend(
+                    self._chunks(name, parameter, KINDS[match[1]])
+                )
+        out = []
+        for name, parts in states.items():
+            weights = {part.cut: part for part in self._chunks(name, name, "weights")}
+            for part in parts:
+                own = weights.get(part.cut)
+                if own is None or own.place.value.size != part.place.value.size:
+                    raise SurgeryError(
+                        f"{part.place.path[0]} has a chunk at {part.cut}, and no weights of "
+                        f"{name} are cut like it",
+                        next="only operations on moments as a whole work here: reset, graft",
+                    )
+            kept = (*weights.values(), *parts)
+            out += sorted(kept, key=lambda part: (ORDER.index(part.kind), part.cut))
+        return out
+
+    def _chunks(self, name: str, parameter: str, kind: str) -> Iterator[Part]:
+        for chunk, item in enumerate(self.saved.items.get(name, ())):
+            tensor = get(self.trees[self.saved.path], (name, chunk))
+            if item.offset is not None and isinstance(tensor, Tensor):
+                place, cut = Place(self.saved.path, (name, chunk), tensor), str(item.offset)
+                yield Part(parameter, cut, kind, place, 0, tensor.numel, 0)
+
     def strips(self) -> Iterator[Strip]:
-        """With the weights where both are cut alike. Flat buckets hold padding that no name gives
-        the length of, and are left out."""
+        """Flat buckets hold padding that no name gives the length of, and are left out."""
         for strip in super().strips():
             places = [place for place, _ in strip.tensors.values()]
-            if not places or ".bucket_idx_" in str(places[0].path[0]):
-                continue
-            weight = self._weight(strip, places[0])
-            if weight is None or "master" not in strip.tensors:
+            if places and ".bucket_idx_" not in str(places[0].path[0]):
                 yield strip
-            else:
-                yield strip._replace(tensors={**strip.tensors, "weights": (weight, 0)})
-
-    def _weight(self, strip: Strip, place: Place) -> Place | None:
-        """The chunk of the weight of this name that has the same elements as one of a state."""
-        items = self.saved.items.get(strip.parameter, ())
-        mine = self.saved.of(place.path)
-        for chunk, item in enumerate(items):
-            if item.offset == mine.offset is not None:
-                path = (strip.parameter, chunk)
-                tensor = get(self.trees[self.saved.path], path)
-                if isinstance(tensor, Tensor) and tensor.size == place.value.size:
-                    return Place(self.saved.path, path, tensor)
-        return None
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

@@ -18,12 +18,13 @@ from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.dcp import Saved, Values
+from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.values import Fragment, Place, State, StateDict
+from ckptsurgeon.formats.values import Fragment, Part, Place, State, StateDict
 
 INSIDE = r"(?P<base>optimizer(?:\.\d+)?(?:\.optimizer)?)"
 NUMBERED = re.compile(INSIDE + r"\.param_groups\.(?P<owner>\d+)\.(?P<key>\w+)")
@@ -62,7 +63,7 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
         for length in range(len(path), 0, -1):
             name = ".".join(map(str, path[:length]))
             if items := self.saved.items.get(name):
-                inner = path[length:] if items[0].offset is None else (0,)
+                inner = (0,) if items.is_tensor else path[length:]
                 return super().at(file, (name, *inner), wins)
         return []
 
@@ -149,12 +150,13 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
         out = []
         for base, owners in self._groups.items():
             state: dict[str, list[Place]] = {}
-            for name, items in self.saved.items.items():
+            for name in self.saved.items:
                 match = STATE.fullmatch(name)
                 if match and match["base"] == base:
-                    tensor = items[0].offset is not None
-                    paths = [(name, i) for i in range(len(items))] if tensor else [(name,)]
-                    found = (Place(self.saved.path, p, self._at(p)) for p in paths)
+                    values = self.trees[self.saved.path]
+                    found = (
+                        Place(self.saved.path, p, get(values, p)) for p in self.saved.paths(name)
+                    )
                     state.setdefault(match["key"], []).extend(found)
             group: dict[str, list[Place]] = {}
             for names in owners.values():
@@ -164,13 +166,14 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
             out.append(StateDict(self.saved.path, state, group))
         return out
 
-    def _at(self, path: tuple[Key, ...]) -> Any:
-        value = self.trees[self.saved.path][path[0]]
-        return value[path[1]] if len(path) > 1 else value
-
     def fragments(self, name: str) -> list[Fragment]:
         """By parameter; torch_dcp numbers them, and is refused."""
         return super().fragments(name) if self._named else BaseCheckpoint.fragments(self, name)
+
+    def parts(self) -> list[Part]:
+        """Refused: torch_dcp numbers parameters, and fsdp_dtensor does not say what its weights are
+        rounded from."""
+        return BaseCheckpoint.parts(self)
 
     def shallow_globals(self) -> Mapping[str, frozenset[str]]:
         """Those of `.metadata`."""

@@ -104,7 +104,10 @@ class Megatron(BaseFormat):
             total = sizes[0] * sizes[1] * sizes[2] * data
             reasons = [problem("ranks", size) for size in (*sizes, data, total)]
         if any(reasons):
-            raise SurgeryError(f"{ranks[0]}: {next(filter(None, reasons))}")
+            raise SurgeryError(
+                f"{ranks[0]}: {next(filter(None, reasons))}",
+                next="compare its sizes with the command line of the trainer",
+            )
         names = [
             f"mp_rank_{t:02d}" + (f"_{p:03d}" if sizes[1] > 1 else "")
             + (f"_{e:03d}" if sizes[2] > 1 else "")

@@ -153,6 +153,10 @@ class MegatronShards(BaseCheckpoint):
             for place in self.in_roots(outer, name, wins=wins)
         ]
 
+    def roots(self) -> list[tuple[Path, tuple[Key, ...]]]:
+        """File and path of the state of each model-parallel rank."""
+        return self._roots
+
     def optimizers(self) -> list[Optimizer]:
         """Where the optimizers are kept."""
         return self._optimizers

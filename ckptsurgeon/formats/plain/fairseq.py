@@ -13,11 +13,11 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats.checkpoint import read_shards
-from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.layout import BaseFormat, leads_out, outside
 from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count, problem, understood
-from ckptsurgeon.formats.values import State
+from ckptsurgeon.formats.values import Rival, State
 
 SUFFIX = r"(?P<suffix>(?:-model_part-(?P<mp>\d+))?(?:-shard(?P<dp>\d+))?)\.pt"
 FLAT = re.compile(rf"(?P<stem>checkpoint(?:_last|_(?:\d+_)?(?P<updates>\d{{1,18}})|\d+)){SUFFIX}")
@@ -93,7 +93,10 @@ class Fairseq(BaseFormat):
                 data = max(data, world // model)
             reason = problem("ranks", model * data)
         if reason:
-            raise SurgeryError(f"{shards[0]}: {reason}")
+            raise SurgeryError(
+                f"{shards[0]}: {reason}",
+                next="compare its sizes with the command line of the trainer",
+            )
         stem = "checkpoint" if pattern is INNER else matches[0]["stem"]
         names = [
             stem + (f"-model_part-{m}" if parts else "") + (f"-shard{d}" if ranks else "") + ".pt"
@@ -133,6 +136,12 @@ class Fairseq(BaseFormat):
                 next=f"relaunch the trainer with --restore-file checkpoint_{step}.pt",
             )
         return copies
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """A step outside the run, if a link leads there."""
+        links = [path for path in self.pointer_files(run) if leads_out(run, path)]
+        copies = self.pointers(run, step) if links else {}
+        return [outside(step, path, Path(copies[path])) for path in links]
 
     def pointed(self, pointer: Path) -> int | None:
         """The updates after which the copy was saved."""

@@ -186,7 +186,10 @@ class Nanotron(StepFolders):
             dp = sizes["dp"] if sharded else 1
             reason = problem("ranks", pp * dp * tp * experts)
         if reason:
-            raise SurgeryError(f"{inner / CONFIG}: {reason}")
+            raise SurgeryError(
+                f"{inner / CONFIG}: {reason}",
+                next="compare its sizes with the command line of the trainer",
+            )
         there = {name for name in listed(inner) if SHARD.fullmatch(name)}
         expert = any("_exp-" in name for name in there) or not there
         names = [

@@ -18,6 +18,15 @@ def refuse_low_peak(peak: float, floor: float, asserted: str = "") -> None:
         )
 
 
+def refuse_no_rate(rate: float) -> None:
+    """Raise SurgeryError for a cooldown from a rate of 0."""
+    if rate <= 0:
+        raise SurgeryError(
+            "the rate is 0 here, so nothing is left to decay",
+            next="ckptsurgeon set-lr LR    give it a rate first",
+        )
+
+
 def refuse_early_decay(decay: float, warmup: float, unit: str = "samples") -> None:
     """Raise UsageError for a decay that is over when the warm-up is, both counted in `unit`."""
     if decay <= warmup:

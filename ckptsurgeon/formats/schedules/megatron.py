@@ -98,7 +98,10 @@ def weight_decay(state: Mapping[str, Any], group: Mapping[str, Any]) -> float:
     elif style == "cosine":
         coefficient = 0.5 * (math.cos(math.pi * (1 - ratio)) + 1.0)
     else:
-        raise SurgeryError(f"Megatron-LM has no weight decay style {style!r}")
+        raise SurgeryError(
+            f"Megatron-LM has no weight decay style {style!r}",
+            next="ckptsurgeon verify    list every impossible value",
+        )
     return (start + coefficient * (end - start)) * mult
 
 

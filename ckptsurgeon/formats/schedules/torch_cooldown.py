@@ -11,6 +11,7 @@ from typing import Any
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.schedules.check import refuse_no_rate
 from ckptsurgeon.formats.schedules.shapes import as_lambda
 from ckptsurgeon.formats.schedules.torch import (
     STRATEGIES,
@@ -42,8 +43,7 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
         name == "OneCycleLR" and decay.shape in STRATEGIES
     ):
         raise beyond_state(state, decay, max(peaks(state, groups), default=0.0), top)
-    if top <= 0:
-        raise SurgeryError("the rate is 0 here, so nothing is left to decay")
+    refuse_no_rate(top)
     if name == "PolynomialLR" and decay.to:
         raise SurgeryError("PolynomialLR decays to 0", next="cooldown --to 0")
     warnings = warnings_of(state, {})
@@ -76,7 +76,10 @@ def beyond_state(state: Mapping[str, Any], decay: Decay, peak: float, rate: floa
     """The refusal of a cooldown by a scheduler whose state has no room for it."""
     now = int(state["last_epoch"])
     if peak <= 0:
-        return SurgeryError(f"the base rate of {kind(state)} is 0: no factor of it is a rate")
+        return SurgeryError(
+            f"the base rate of {kind(state)} is 0: no factor of it is a rate",
+            next="ckptsurgeon set-lr    give it a rate first",
+        )
     function = as_lambda(decay.shape, now, decay.steps, rate / peak, decay.to / peak)
     return SurgeryError(
         f"{kind(state)} can't decay {decay.shape} by what its state holds",
@@ -98,7 +101,10 @@ def _as_cycle(
     """OneCycleLR with its last phase from here on: what `one_cycle` takes."""
     now, phases = int(state["last_epoch"]), state["_schedule_phases"]
     if now < len(phases) - 1:
-        raise SurgeryError(f"OneCycleLR stands at step {now}, too early for a last phase")
+        raise SurgeryError(
+            f"OneCycleLR stands at step {now}, too early for a last phase",
+            next="roll back to a later step, or ask the trainer for the decay",
+        )
     ends = [*[float(now - i) for i in range(len(phases) - 1)][::-1], float(now + decay.steps)]
     new = {**state, "_anneal_func_type": STRATEGIES[decay.shape]}
     new["_schedule_phases"] = [

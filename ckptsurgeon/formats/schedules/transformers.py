@@ -14,6 +14,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.schedules import torch_cooldown
+from ckptsurgeon.formats.schedules.check import refuse_no_rate
 from ckptsurgeon.formats.values import Decay, Setting
 
 Share = Callable[[int], float | None]
@@ -52,8 +53,7 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
     warmup_stable_decay of it. Raises SurgeryError with them where nothing else is to do."""
     (state, *_) = (place.value for place in checkpoint.locate("scheduler"))
     top = max((float(place.value) for place in checkpoint.locate("lr")), default=0.0)
-    if top <= 0:
-        raise SurgeryError("the rate is 0 here, so nothing is left to decay")
+    refuse_no_rate(top)
     settings = torch_cooldown.rebased(checkpoint)
     kwargs = {
         "num_decay_steps": decay.steps,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -59,6 +59,21 @@ def numbers(data: Data, index: Index, record: int) -> Iterator[tuple[str, float]
     return _values(bytes(data[start + _HEADER : end - (OVERHEAD - _HEADER)]))
 
 
+def few(index: Index, data: Data, tag: str, records: Iterable[int]) -> Iterator[tuple[int, float]]:
+    """Each of these records that holds a number under the tag, and the number: what `column` reads,
+    without NumPy, whose loading takes longer than some thousand records."""
+    pattern: _Pattern | None = None
+    for record in records:
+        start, end = index.span(record)
+        event = bytes(data[start + _HEADER : end - (OVERHEAD - _HEADER)])
+        value = None if pattern is None else pattern.number(event)
+        if value is not None:
+            yield record, value
+            continue
+        yield from ((record, number) for name, number in _values(event) if name == tag)
+        pattern = _Pattern.of(event)
+
+
 def column(index: Index, data: Data, tag: str, rows: Any) -> Floats:
     """The number that each of these records of one tag holds, NaN where it holds none. `data` are
     the bytes of the file.
@@ -110,6 +125,16 @@ class _Pattern:
             return None
         _, at, width = places[0]
         return cls(event[begins[0] :], at - begins[0], width)
+
+    def number(self, event: bytes) -> float | None:
+        """The number of an event that has this pattern, or None."""
+        begin = len(event) - len(self.tail)
+        place, after = begin + self.at, begin + self.at + self.width
+        if begin < 0 or event[begin:place] != self.tail[: self.at]:
+            return None
+        if event[after:] != self.tail[self.at + self.width :]:
+            return None
+        return float(_NUMBERS[self.width].unpack_from(event, place)[0])
 
     def read(self, whole: Any, stops: Any, lengths: Any, rows: Any, out: Any) -> Any:
         """Fill `out` at those of `rows` that have this pattern; the others."""

@@ -72,7 +72,8 @@ def judge(curves: Curves, rule: str | None = None) -> Advice:
     loss = curves.kept.get(LOSS)
     if loss is None or not len(loss):
         where = ", ".join(map(str, curves.sources)) or "the run's folders"
-        return Advice(UNKNOWN, curves, reason=f"no tag in {where} is known to be the loss")
+        reason = f"no tag in {where} is known to be the loss"
+        return Advice(UNKNOWN, curves, reason=next(iter(curves.notes), reason))
     newest, points = int(loss.steps[-1]), len(loss)
     spikes = tuple(find(curves.kept, rule))
     bad = [spike for spike in spikes if spike.last is None and spike.malignant]

@@ -147,9 +147,11 @@ def texts(ones: Mapping[str, Version], others: Mapping[str, Version]) -> Sequenc
 
 
 def _text(version: Version | None) -> str | None:
-    """The text; None without a file."""
+    """The text, of a link to a folder its own; None without a file."""
     if version is None:
         return None
+    if version.path.is_dir():
+        return str(version.path.readlink())
     return version.path.read_bytes()[:SMALL].decode("utf-8", "replace")
 
 

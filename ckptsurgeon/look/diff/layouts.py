@@ -12,7 +12,7 @@ from ckptsurgeon.edits import ABSENT, AnyChange, Change, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.formats import Checkpoint, Weight
+from ckptsurgeon.formats import Checkpoint, Place, Weight
 from ckptsurgeon.formats.strips import contiguous
 from ckptsurgeon.look.diff.files import shown
 from ckptsurgeon.look.diff.leaves import Leaves, same
@@ -86,6 +86,8 @@ def joined(checkpoint: Checkpoint, weights: Iterable[Weight]) -> Iterator[Weight
             if kind in strip.tensors and strip.parameter in sizes:
                 place, first = strip.tensors[kind]
                 key = (kind, strip.parameter)
+                if _filled(parts.get(key, ()), sizes[strip.parameter], place):
+                    continue  # of a copy of it
                 flat = len(place.value.size) == 1
                 if not contiguous(place.value) or (not flat and key in parts):
                     sizes.pop(strip.parameter)
@@ -104,6 +106,12 @@ def joined(checkpoint: Checkpoint, weights: Iterable[Weight]) -> Iterator[Weight
             whole = tuple(_first(spans, size))
             if sum(end - start for _, start, end in whole) == size:
                 yield Weight(f"{kind} of {name}", dtypes[kind, name], weight.shape, whole)
+
+
+def _filled(spans: Iterable[tuple[Any, int, int]], weight: Weight, place: Place) -> bool:
+    """Whether these bytes are as many as the weight has elements."""
+    size = _numel(weight.shape) * ITEM_BYTES[place.value.dtype]
+    return sum(end - start for _, start, end in spans) >= size
 
 
 def _first(spans: Iterable[tuple[Any, int, int]], size: int) -> Iterator[tuple[Any, int, int]]:

@@ -32,9 +32,14 @@ def leaves(tree: Any, archive: Archive) -> Leaves:
                 value = archive.value(value)
             out[path] = value
             if len(out) > MOST:
-                raise SurgeryError(f"{archive.where}: it has more than {MOST:,} values")
+                raise SurgeryError(
+                    f"{archive.where}: it has more than {MOST:,} values",
+                    next="ckptsurgeon show    what of it can be edited",
+                )
     except RecursionError:
-        raise SurgeryError(f"{archive.where}: its values are nested too deep") from None
+        raise SurgeryError(
+            f"{archive.where}: its values are nested too deep", next="ckptsurgeon verify"
+        ) from None
     return out
 
 

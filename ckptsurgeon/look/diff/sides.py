@@ -75,10 +75,13 @@ class Side:
         return {self.run.relative(path): Version(path) for path in paths}
 
     def texts(self) -> dict[str, Version]:
-        """The other pointers, and what says how the run is started."""
-        paths = [p for p in self.run.format.pointer_files(self.run.root) if p.suffix not in TORCH]
+        """The other pointers, links to folders too, and what says how the run is started."""
+        pointers = self.run.format.pointer_files(self.run.root)
+        links = [path for path in pointers if path.is_symlink() and path.is_dir()]
+        paths = [path for path in pointers if path.suffix not in TORCH]
         paths += [self.run.root / name for name in (SETTINGS, CONFIG)]
-        return {self.run.relative(path): Version(path) for path in paths if path.is_file()}
+        found = [*(path for path in paths if path.is_file()), *links]
+        return {self.run.relative(path): Version(path) for path in found}
 
     def logs(self) -> dict[str, Version]:
         """Its event files, those of abandoned branches too."""

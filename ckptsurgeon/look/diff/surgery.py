@@ -11,6 +11,7 @@ from ckptsurgeon.edits import (
     Aside,
     Move,
     Receipt,
+    Relink,
     Replace,
     Rewrite,
     Truncate,
@@ -43,7 +44,11 @@ def of_receipt(
     is not in force, SurgeryError where its attic was pruned or a file is gone."""
     receipt, later = _chosen(run, id.zfill(4))
     found = _Found()
+    found.changes += [item for item in receipt.changes if isinstance(item, Relink)]
+    links = {item.file for item in found.changes}
     for edit in _effective(receipt):
+        if isinstance(edit, Replace) and edit.file in links:
+            continue
         found.edit(run, edit, later)
     ones = {name: one for name, (one, _) in found.shards.items()}
     others = {name: other for name, (_, other) in found.shards.items()}

@@ -12,7 +12,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import MOMENTS, Checkpoint
 from ckptsurgeon.look.vitals import bound
-from ckptsurgeon.look.vitals.jobs import Job, Range, Source, jobs
+from ckptsurgeon.look.vitals.jobs import ODD, Job, Range, Source, jobs
 from ckptsurgeon.look.vitals.reading import Reading
 from ckptsurgeon.look.vitals.scan import scan
 from ckptsurgeon.progress import Progress
@@ -76,7 +76,9 @@ def read(
     for reading in readings:
         if reading.parameter in synced:
             reading.compared = reading.stale = 0
-    out = Values(readings, _not_compared(found, readings, bool(edits)))
+    out = Values(readings, _not_compared(found, bool(edits)))
+    if not any(reading.compared for reading in readings):
+        out.not_compared.append(f"masters: {_no_masters(checkpoint)}")
     if synced:
         out.not_compared.append(f"masters of {named(sorted(synced))}: sync-replicas averaged them")
     return out
@@ -90,7 +92,20 @@ def _adam_step(checkpoint: Checkpoint) -> float | None:
     return max(steps, default=None)
 
 
-def _not_compared(found: Sequence[Job], readings: Sequence[Reading], edited: bool) -> list[str]:
+def _no_masters(checkpoint: Checkpoint | None) -> str:
+    """Why none is held against its weight."""
+    try:
+        kinds = set() if checkpoint is None else {part.kind for part in checkpoint.parts()}
+    except (SurgeryError, *ODD):
+        kinds = set()
+    if "master" in kinds and "weights" not in kinds:
+        return "the step keeps no weights beside them"
+    if "weights" in kinds and "master" not in kinds:
+        return "the step keeps none beside the weights"
+    return "none is known by its weight here"
+
+
+def _not_compared(found: Sequence[Job], edited: bool) -> list[str]:
     out = []
     pairs = [job for job in found if job.strip is not None and job.strip.adam is not None]
     if not pairs:
@@ -100,8 +115,6 @@ def _not_compared(found: Sequence[Job], readings: Sequence[Reading], edited: boo
         if without:
             count = f"{len(without)} of {len(pairs)}"
             out.append(f"Adam's bound in {count} tensors: {_why(without, edited)}")
-    if not any(reading.compared for reading in readings):
-        out.append("masters: none is known by its weight here")
     return out
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.look.vitals import facts, observations
+from ckptsurgeon.look.vitals import facts, growth, observations
+from ckptsurgeon.look.vitals.growth import Growth
 from ckptsurgeon.look.vitals.jobs import Source, strips_of
 from ckptsurgeon.look.vitals.observations import Observation, Sign
 from ckptsurgeon.progress import Progress
@@ -19,7 +21,8 @@ from ckptsurgeon.transaction.receipts import standing
 class Vitals:
     """What the tensors of `step` say: `facts` can't be true of a sound step, `observations` are
     unusual, the most unusual first. `signs` has the numbers of each parameter, `noise` is the
-    update RMS of gradients without direction, and `not_compared` says what could not be checked."""
+    update RMS of gradients without direction, and `not_compared` says what could not be checked.
+    `growth` is that of the norms since step `against`, the most grown first."""
 
     step: int
     facts: tuple[str, ...]
@@ -27,15 +30,29 @@ class Vitals:
     signs: tuple[Sign, ...]
     noise: float | None
     not_compared: tuple[str, ...]
+    against: int | None = None
+    growth: tuple[Growth, ...] = ()
 
 
 @collector_paused()
 def examine(
-    run: Run, step: int | None = None, *, jobs: int = 8, progress: Progress | None = None
+    run: Run,
+    step: int | None = None,
+    *,
+    against: int | None = None,
+    jobs: int = 8,
+    progress: Progress | None = None,
 ) -> Vitals:
     """The signs of `step`, by default the latest: every float of its shards is read once, by up to
-    `jobs` threads. Raises SurgeryError for a step that is not there, incomplete or damaged."""
+    `jobs` threads, and of the earlier step `against` the weights. Raises SurgeryError for a step
+    that is not there, incomplete or damaged, UsageError for a later one to compare with."""
     checkpoint = run.checkpoint(run.latest() if step is None else step)
+    before = None if against is None else run.checkpoint(against)
+    if before is not None and before.step >= checkpoint.step:
+        raise UsageError(
+            f"step {against} is not before step {checkpoint.step}",
+            next="ckptsurgeon doctor --vitals --against STEP    an earlier one",
+        )
     values = facts.read(
         checkpoint,
         sources(checkpoint),
@@ -45,14 +62,25 @@ def examine(
         progress=progress,
     )
     found = observations.signs(values.readings)
+    unusual, not_compared = observations.observations(found), list(values.not_compared)
+    grown: list[Growth] = []
+    if before is not None:
+        grown, apart = growth.since(
+            values.readings, before, sources(before), threads=jobs, progress=progress
+        )
+        unusual += growth.observations(grown, before.step)
+        unusual.sort(key=lambda item: -item.weight)
+        not_compared += apart
     betas = checkpoint.locate("betas")
     return Vitals(
         step=checkpoint.step,
         facts=tuple(facts.findings(values)),
-        observations=tuple(observations.observations(found)),
+        observations=tuple(unusual),
         signs=tuple(found),
         noise=observations.noise_floor(betas[0].value if betas else None),
-        not_compared=tuple(values.not_compared),
+        not_compared=tuple(not_compared),
+        against=against,
+        growth=tuple(grown),
     )
 
 

@@ -1,0 +1,387 @@
+"""Which bytes hold which chunk, in columns: what torch.distributed.checkpoint says in `.metadata`.
+
+A run of a thousand ranks has millions of chunks, so there is no object for each until one is asked
+for. The native module reads what torch writes in one pass, and no byte of it is kept; any other
+pickle, and every pickle where it was not built, is read as all others are, under their limits.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.files import native
+from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.pickles import splice
+from ckptsurgeon.files.pickles.scan import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_INTEGER,
+    MAX_NAME,
+    Scan,
+    scan,
+)
+from ckptsurgeon.files.pickles.splice import Nth
+from ckptsurgeon.files.pickles.tree import Global, Object, read_with_globals
+
+MOST = (2 << 30) - 1
+"""Bytes of the longest `.metadata` that the native module reads: some 12 million chunks. It takes
+at most four times the memory of the file, and for what torch writes about half of it."""
+FIELDS = ("relative_path", "offset", "length")
+
+Place = tuple[int, int]
+"""Where new bytes lie in their file: the first one, and how many."""
+
+
+class Item(NamedTuple):
+    """Where one value lies: `length` bytes from `start` on in `file`. `offset` is that of a chunk
+    in its tensor, None for a value that is not a tensor; `number` is its row among all;
+    `transforms` name what its bytes went through (compression)."""
+
+    number: int
+    file: str
+    start: int
+    length: int
+    offset: tuple[int, ...] | None
+    transforms: tuple[str, ...]
+
+
+@dataclass
+class Table(ABC):
+    """The rows of all chunks, those of one name side by side in the order of their offsets.
+
+    `firsts` has the first row of each of `names`, and the end. The columns have for each row the
+    number of its file in `files`, where it lies there, and 1 above the number of its offset and of
+    its shape (0: it has none, or it is not known) among tuples. `wholes` are the dtype and the size
+    of the tensors that `.metadata` describes; `ends` how far the values reach in each file."""
+
+    path: Path
+    names: list[str]
+    firsts: Sequence[int]
+    files: list[str]
+    wholes: list[tuple[str, tuple[int, ...]] | None]
+    ends: Sequence[int]
+    globals: frozenset[str]
+    file: Sequence[int]
+    start: Sequence[int]
+    length: Sequence[int]
+    offset: Sequence[int]
+    shape: Sequence[int]
+
+    @abstractmethod
+    def axes(self, number: int) -> tuple[int, ...]:
+        """An offset or a shape by its number."""
+
+    def transforms(self, row: int) -> tuple[str, ...]:
+        """Of the bytes of this row."""
+        return ()
+
+    @abstractmethod
+    def moved(
+        self, chosen: Sequence[int], places: Sequence[Place], file: str
+    ) -> tuple[int, list[bytes]]:
+        """The pickle with each row that has a number in `chosen` at that of `places`, counted from
+        1, in `file`: how many of its first bytes stay, and all bytes after them. Raises
+        SurgeryError if the pickle is not the one that was read."""
+
+    @cached_property
+    def items(self) -> Mapping[str, Chunks]:
+        """What each name has."""
+        return {name: Chunks(self, k) for k, name in enumerate(self.names)}
+
+
+class Chunks(Sequence[Item]):
+    """The chunks of one tensor in the order of their offsets, or the one item of another value."""
+
+    __slots__ = ("_table", "name", "rows", "whole")
+
+    def __init__(self, table: Table, number: int) -> None:
+        self._table = table
+        self.name = table.names[number]
+        self.rows = range(table.firsts[number], table.firsts[number + 1])
+        self.whole = table.wholes[number]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        if isinstance(index, slice):
+            return [self[k] for k in range(*index.indices(len(self)))]
+        row, table = self.rows[index], self._table
+        offset = table.offset[row]
+        return Item(
+            row,
+            table.files[table.file[row]],
+            table.start[row],
+            table.length[row],
+            table.axes(offset - 1) if offset else None,
+            table.transforms(row),
+        )
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether its chunks have offsets."""
+        return self._table.offset[self.rows[0]] != 0
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is known to be a tensor of one element."""
+        return self.whole is not None and len(self) == 1 and prod(self.whole[1]) == 1
+
+    def shape(self, index: int) -> tuple[int, ...] | None:
+        """Of one chunk, as `.metadata` says; None where it does not."""
+        number = self._table.shape[self.rows[index]]
+        return self._table.axes(number - 1) if number and self.whole is not None else None
+
+    def shapes(self) -> dict[int, tuple[int, ...]]:
+        """Every different shape by its number in the column; without those that are not known."""
+        numbers = set(self._table.shape[self.rows.start : self.rows.stop])
+        return {k: self._table.axes(k - 1) for k in numbers if k}
+
+    def choose(self, chosen: array[int], place_of: Mapping[int, int]) -> None:
+        """Set `chosen` of every row to the place that `place_of` has for the number of its
+        shape."""
+        rows = slice(self.rows.start, self.rows.stop)
+        chosen[rows] = array("I", map(place_of.__getitem__, self._table.shape[rows]))
+
+    def places(self, most: int) -> Iterator[Item]:
+        """Items in different places, one of each, up to so many."""
+        rows = slice(self.rows.start, self.rows.stop)
+        seen: dict[tuple[int, int], int] = {}
+        for k, place in enumerate(
+            zip(self._table.file[rows], self._table.start[rows], strict=True)
+        ):
+            seen.setdefault(place, k)
+            if len(seen) == most:
+                break
+        return (self[k] for k in seen.values())
+
+
+# --- read natively -------------------------------------------------------------------------------
+
+
+@dataclass
+class _Native(Table):
+    table: Any
+    status: os.stat_result
+
+    def axes(self, number: int) -> tuple[int, ...]:
+        found: tuple[int, ...] = self.table.tuple(number)
+        return found
+
+    def moved(
+        self, chosen: Sequence[int], places: Sequence[Place], file: str
+    ) -> tuple[int, list[bytes]]:
+        base = self.table.first_edit(chosen)
+        with self.path.open("rb") as opened:
+            if _identity(os.fstat(opened.fileno())) != _identity(self.status):
+                raise self._changed()
+            opened.seek(base)
+            pieces = self.table.moved(opened.read(), base, chosen, places, file)
+        if pieces is None:
+            raise self._changed()
+        return base, pieces
+
+    def _changed(self) -> SurgeryError:
+        return SurgeryError(f"{self.path} changed while it was read", next="try again")
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _natively(path: Path, data: bytes, status: os.stat_result) -> _Native | None:
+    """None for a pickle that is not just as torch writes it."""
+    if native.shards is None or len(data) > MOST:
+        return None
+    table = native.shards.chunks(data, depth=MAX_DEPTH, integer=MAX_INTEGER, name=MAX_NAME)
+    if table is None:
+        return None
+    try:
+        for at, length in table.odd_texts():
+            data[at : at + length].decode("utf-8", "surrogatepass")
+        names = [name.decode("utf-8", "surrogatepass") for name in table.names()]
+        files = [name.decode("utf-8", "surrogatepass") for name in table.files()]
+    except UnicodeDecodeError:
+        return None
+    wholes = [
+        None if whole is None else _whole(whole[0].decode(), whole[1]) for whole in table.wholes()
+    ]
+    return _Native(
+        path, names, table.firsts().tolist(), files, wholes, table.ends(),
+        frozenset(name.decode() for name in table.globals()),
+        table.file(), table.start(), table.length(), table.offset(), table.shapes(),
+        table, status,
+    )  # fmt: skip
+
+
+def _whole(dtype: str, size: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
+    module, _, name = dtype.rpartition(".")
+    return (name, size) if module == "torch" and name in ITEM_BYTES else None
+
+
+# --- read as any pickle --------------------------------------------------------------------------
+
+
+@dataclass
+class _General(Table):
+    scanned: Scan
+    tuples: list[tuple[int, ...]]
+    numbers: array[int]
+    """Of each row, the entry of `storage_data`."""
+    transformed: dict[int, tuple[str, ...]]
+
+    def axes(self, number: int) -> tuple[int, ...]:
+        return self.tuples[number]
+
+    def transforms(self, row: int) -> tuple[str, ...]:
+        return self.transformed.get(row, ())
+
+    def moved(
+        self, chosen: Sequence[int], places: Sequence[Place], file: str
+    ) -> tuple[int, list[bytes]]:
+        edits: dict[splice.Path, Any] = {}
+        for row, place in enumerate(chosen):
+            if place:
+                for field, new in zip(FIELDS, (file, *places[place - 1]), strict=True):
+                    edits["storage_data", Nth(self.numbers[row]), field] = new
+        with collector_paused():
+            return 0, [splice.splice(self.scanned.data, edits, scanned=self.scanned)]
+
+
+def _generally(path: Path, data: bytes) -> _General:
+    if len(data) > MAX_BYTES:
+        raise DamagedFile(
+            str(path), 0, f"it has {len(data)} bytes, more than {MAX_BYTES}, and is not of the "
+            "plain form that torch writes" if native.shards is not None and len(data) <= MOST
+            else f"it has {len(data)} bytes, more than {MAX_BYTES}",
+        )  # fmt: skip
+    with collector_paused():
+        scanned = scan(data, where=str(path), dense=True)
+        tree, globals = read_with_globals(scanned)
+        try:
+            return _rows(path, scanned, tree, globals)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            what = f"this is not a Metadata of torch ({type(error).__name__}: {error})"
+            raise DamagedFile(str(path), 0, what[:200]) from None
+
+
+def _rows(path: Path, scanned: Scan, tree: Any, globals: frozenset[str]) -> _General:
+    found: dict[str, list[Item]] = {}
+    for entry, (index, info) in enumerate(tree.state["storage_data"].items()):
+        item = _item(entry, index, info)
+        found.setdefault(_attributes(index)["fqn"], []).append(item)
+    for items in found.values():
+        items.sort(key=lambda item: item.offset or ())
+    rows = [item for items in found.values() for item in items]
+    described = {name: _described(tree.state.get("state_dict_metadata"), name) for name in found}
+    shapes: list[tuple[int, ...] | None] = []
+    for name, items in found.items():
+        known = described[name][1]
+        alike = list(known) == [item.offset for item in items]
+        shapes += list(known.values()) if alike else [None] * len(items)
+    firsts = accumulate(map(len, found.values()), initial=0)
+    files = {file: k for k, file in enumerate(dict.fromkeys(item.file for item in rows))}
+    tuples = {each: k for k, each in enumerate(dict.fromkeys([*(i.offset for i in rows), *shapes]))}
+    ends = [0] * len(files)
+    for item in rows:
+        ends[files[item.file]] = max(ends[files[item.file]], item.start + item.length)
+
+    def number(axes: tuple[int, ...] | None) -> int:
+        return 0 if axes is None else tuples[axes] + 1
+
+    return _General(
+        path=path,
+        names=list(found),
+        firsts=list(firsts),
+        files=list(files),
+        wholes=[whole for whole, _ in described.values()],
+        ends=ends,
+        globals=globals,
+        file=array("I", (files[item.file] for item in rows)),
+        start=array("Q", (item.start for item in rows)),
+        length=array("Q", (item.length for item in rows)),
+        offset=array("I", (number(item.offset) for item in rows)),
+        shape=array("I", map(number, shapes)),
+        scanned=scanned,
+        tuples=[axes or () for axes in tuples],
+        numbers=array("I", (item.number for item in rows)),
+        transformed={row: item.transforms for row, item in enumerate(rows) if item.transforms},
+    )
+
+
+def _item(number: int, index: Any, info: Any) -> Item:
+    key, value = _attributes(index), _attributes(info)
+    file, start, length = (value[field] for field in FIELDS)
+    if not (type(file) is str and type(start) is type(length) is int and start >= 0 < length):
+        raise ValueError(f"{key['fqn']!r} lies at {start!r} in {file!r}")
+    if type(key["fqn"]) is not str:
+        raise ValueError(f"{key['fqn']!r} is no name")
+    offset = key.get("offset")
+    return Item(
+        number=number,
+        file=file,
+        start=start,
+        length=length,
+        offset=None if offset is None else tuple(offset),
+        transforms=tuple(value.get("transform_descriptors") or ()),
+    )
+
+
+def _described(
+    described: Any, name: str
+) -> tuple[tuple[str, tuple[int, ...]] | None, dict[tuple[int, ...], tuple[int, ...]]]:
+    """Dtype and size of a tensor, and the shape of each chunk by its offset, ascending: nothing
+    where the file does not say it as torch does."""
+    try:
+        tensor = _attributes(described[name])
+        dtype, size = _attributes_or_tuple(tensor["properties"])[0], tensor["size"]
+        pieces = [_attributes(piece) for piece in tensor["chunks"]]
+        shapes = {tuple(piece["offsets"]): tuple(piece["sizes"]) for piece in pieces}
+    except (KeyError, TypeError, IndexError):
+        return None, {}
+    named = isinstance(dtype, Global) and isinstance(size, tuple)
+    whole = _whole(f"{dtype.module}.{dtype.name}", size) if named else None
+    return whole, dict(sorted(shapes.items())) if len(shapes) == len(pieces) else {}
+
+
+def _attributes(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Object) or not isinstance(value.state, dict):
+        raise TypeError(f"{value!r:.80} has no attributes")
+    return value.state
+
+
+def _attributes_or_tuple(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, Object) or not isinstance(value.state, tuple):
+        raise TypeError
+    return value.state
+
+
+def read(path: Path) -> Table:
+    """What `.metadata`, or the file that was it once, says. Raises DamagedFile, or OSError if it
+    can't be opened."""
+    with path.open("rb") as opened:
+        status = os.fstat(opened.fileno())
+        if status.st_size > max(MOST, MAX_BYTES):
+            what = f"it has {status.st_size} bytes, more than {max(MOST, MAX_BYTES)}"
+            raise DamagedFile(str(path), 0, what)
+        data = opened.read()
+    table = _natively(path, data, status) or _generally(path, data)
+    for file in table.files:
+        if file.startswith("/") or ".." in file.split("/") or "\0" in file:
+            raise DamagedFile(str(path), 0, f"the file name {file!r} leaves the folder")
+    return table

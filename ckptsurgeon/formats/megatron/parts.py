@@ -1,0 +1,202 @@
+"""Which bytes are whose in a legacy Megatron-LM step: weights, fp32 masters, moments of each rank.
+
+The distributed optimizer keeps all weights of a model in one buffer, and masters and moments in
+flat tensors in the same order; torch saves a weight as a view, so its offset is its place in them.
+Other optimizers number their parameters, each param group in the order of the model. Source:
+`megatron/core/distributed/param_and_grad_buffer.py`, `megatron/core/optimizer/__init__.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.dtypes import FLOATS
+from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.formats.megatron.shards import MegatronShards, Optimizer
+from ckptsurgeon.formats.strips import contiguous
+from ckptsurgeon.formats.values import MOMENTS, Part, Place
+
+CHUNK = re.compile(r"model(\d*)")
+FLAT = {"param": "master", **{kind: kind for kind in MOMENTS}}
+"""Key of a flat tensor → what is in it."""
+ALIGNED = 64
+"""Elements at whose multiples a weight begins in a buffer."""
+MASTERS = "fp32_from_fp16_params"
+NUMBER = "parameter "
+"""What a parameter is called that has no name."""
+HINT = "only operations on moments as a whole work here: reset, graft"
+
+
+class Named(NamedTuple):
+    """A weight of one model chunk, with the name that tells it from those of other stages."""
+
+    name: str
+    chunk: int
+    place: Place
+
+
+def parts(checkpoint: MegatronShards) -> list[Part]:
+    """Every stretch of every rank, which is a cut. Raises SurgeryError where it is not known whose
+    it is."""
+    out: list[Part] = []
+    for file, prefix in checkpoint.roots():
+        weights = list(_weights(checkpoint, file, prefix))
+        flat = file.with_name("distrib_optim.pt")
+        if flat in checkpoint.trees:
+            found = _in_buffers(checkpoint, flat, weights)
+        elif any(path.parent == file.parent and path != file for path in checkpoint.trees):
+            raise _unknown(file, "which parameters the layer-wise optimizer beside it has")
+        else:
+            found = _in_groups(checkpoint, file, weights)
+        out += (part._replace(cut=file.parent.name) for part in found)
+    return out
+
+
+def _weights(checkpoint: MegatronShards, file: Path, prefix: tuple[Key, ...]) -> Iterator[Named]:
+    """In the order of the model. Layers are counted anew in each stage and chunk of a pipeline."""
+    tree = get(checkpoint.trees[file], prefix)
+    stage = ""
+    if int(checkpoint.args().get("pipeline_model_parallel_size") or 1) > 1:
+        stage = f"stage{int(file.parent.name.split('_')[3])}."
+    for key, model in tree.items():
+        match = CHUNK.fullmatch(str(key))
+        if match is None:
+            continue
+        if not isinstance(model, Mapping) or any(isinstance(v, Mapping) for v in model.values()):
+            raise _unknown(file, "in which order the model has its nested weights")
+        chunk = f"chunk{match[1]}." if match[1] else ""
+        for name, tensor in model.items():
+            if isinstance(tensor, Tensor) and tensor.dtype in FLOATS:
+                place = Place(file, (*prefix, key, name), tensor)
+                yield Named(f"{stage}{chunk}{name}", int(match[1] or 0), place)
+
+
+def _in_buffers(checkpoint: MegatronShards, file: Path, weights: Sequence[Named]) -> Iterator[Part]:
+    """Of the distributed optimizer. Raises SurgeryError unless the weights of one storage fill a
+    flat tensor: then it has no gaps but those before aligned weights."""
+    views: dict[tuple[int, str], list[Named]] = {}
+    for each in weights:
+        views.setdefault((each.chunk, each.place.value.storage), []).append(each)
+    for path, buffer in _buffers(checkpoint.trees[file]):
+        fitting = [key for key, mine in views.items() if _fills(mine, buffer["numel_unpadded"])]
+        fitting = [key for key in fitting if key[0] == fitting[0][0]]
+        if len(fitting) != 1:
+            numel = buffer["numel_unpadded"]
+            raise _unknown(file, f"which weights the {numel} elements of a buffer are of")
+        seen = set()
+        for name, _, place in views.pop(fitting[0]):
+            start = place.value.offset
+            if start in seen:  # shared: one parameter by two names
+                continue
+            seen.add(start)
+            yield _whole(name, "weights", place)
+            for key, kind in FLAT.items():
+                if isinstance(buffer.get(key), Tensor):
+                    flat = Place(file, (*path, key), buffer[key])
+                    yield Part(name, "", kind, flat, start, start + place.value.numel, 0)
+
+    for mine, *others in views.values():  # a frozen weight has a storage of its own
+        if others or mine.place.value.storage_numel != mine.place.value.numel:
+            raise _unknown(file, f"where the masters of {mine.name} are, which lies in a buffer")
+
+
+def _buffers(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:
+    """The dict of each buffer, in the order of the optimizers and model chunks."""
+    if isinstance(tree, Mapping) and "numel_unpadded" in tree:
+        yield path, tree
+        return
+    entries = dict(enumerate(tree)) if isinstance(tree, (list, tuple)) else tree
+    for key, value in entries.items():
+        if isinstance(value, (Mapping, list, tuple)):
+            yield from _buffers(value, (*path, key if isinstance(key, (str, int)) else repr(key)))
+
+
+def _fills(weights: Sequence[Named], numel: int) -> bool:
+    end = 0
+    spans = {(w.place.value.offset, w.place.value.numel): w.place.value for w in weights}
+    for (start, size), tensor in sorted(spans.items()):
+        if not contiguous(tensor) or not end <= start < end + ALIGNED:
+            return False
+        end = start + size
+    return end == numel
+
+
+def _in_groups(checkpoint: MegatronShards, file: Path, weights: Sequence[Named]) -> Iterator[Part]:
+    """Of optimizers that number their parameters: those of one shape have the order of the model.
+    Without masters the moments may stay numbered; with them raises SurgeryError."""
+    items = [item for item in checkpoint.optimizers() if item.file == file]
+    numbered = [each for item in items for each in _numbered(checkpoint, item)]
+    named = _by_shape(numbered, weights)
+    if named is None and any("master" in kinds for _, _, kinds in numbered):
+        raise _unknown(file, "which weights its fp32 masters are of")
+    for owner, _, kinds in numbered:
+        name = f"{NUMBER}{owner[1]}" if named is None else named[owner].name
+        for kind, place in kinds.items():
+            yield _whole(name, kind, place)
+    trained = weights if named is None else named.values()
+    yield from (_whole(each.name, "weights", each.place) for each in trained)
+
+
+Owner = tuple[tuple[Key, ...], int]
+"""Where an optimizer is, and the number of one of its parameters."""
+
+
+def _numbered(
+    checkpoint: MegatronShards, item: Optimizer
+) -> Iterator[tuple[Owner, int, dict[str, Place]]]:
+    """The number, the group and what is kept of each parameter of one optimizer."""
+    outer = get(checkpoint.trees[item.file], item.base[:-1])
+    masters = outer.get(MASTERS) if isinstance(outer, Mapping) else None
+    states = get(checkpoint.trees[item.file], (*item.base, "state"))
+    for g, group in enumerate(checkpoint.groups(item)):
+        numbers = group.get("params", ())
+        if masters is not None and len(masters[g]) != len(numbers):
+            raise _unknown(item.file, "which of its parameters have an fp32 master")
+        for j, number in enumerate(numbers):
+            state = states.get(number, {})
+            kinds = {
+                kind: Place(item.file, (*item.base, "state", number, kind), state[kind])
+                for kind in MOMENTS
+                if isinstance(state.get(kind), Tensor)
+            }
+            if masters is not None:
+                path = (*item.base[:-1], MASTERS, g, j)
+                kinds["master"] = Place(item.file, path, masters[g][j])
+            yield (item.base, number), g, kinds
+
+
+def _by_shape(
+    numbered: Sequence[tuple[Owner, int, Mapping[str, Place]]], weights: Sequence[Named]
+) -> dict[Owner, Named] | None:
+    """The weight of each number; None unless all of one shape are in one group, as many as there
+    are weights: then both are in the order of the model."""
+    shapes: dict[tuple[int, ...], list[Owner]] = {}
+    groups: dict[tuple[int, ...], set[tuple[Any, int]]] = {}
+    for owner, g, kinds in numbered:
+        sizes = {place.value.size for place in kinds.values()}
+        if len(sizes) != 1:
+            return None
+        size = sizes.pop()
+        shapes.setdefault(size, []).append(owner)
+        groups.setdefault(size, set()).add((owner[0], g))
+    out: dict[Owner, Named] = {}
+    for size, owners in shapes.items():
+        mine = [each for each in weights if each.place.value.size == size]
+        if len(groups[size]) > 1 or len(mine) != len(owners):
+            return None
+        out.update(zip(owners, mine, strict=True))
+    return out
+
+
+def _whole(name: str, kind: str, place: Place) -> Part:
+    return Part(name, "", kind, place, 0, place.value.numel, 0)
+
+
+def _unknown(file: Path, what: str) -> SurgeryError:
+    where = f"{file.parent.name}/{file.name}"
+    return SurgeryError(f"{where} does not say {what}", next=HINT)

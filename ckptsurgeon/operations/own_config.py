@@ -1,0 +1,35 @@
+"""The bundled trainer's config in the run, which follows a surgery where it decides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ckptsurgeon.edits import AnyChange, Content, Rewrite
+from ckptsurgeon.run.run import CONFIG, Run
+
+
+def configured(run: Run, key: str) -> str | None:
+    """What the config says of `key`, as YAML text; None without one."""
+    path = run.root / CONFIG
+    text = path.read_text("utf-8", "surrogateescape") if path.is_file() else ""
+    match = re.search(rf"^{key}: *(.*?) *$", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def config_changes(run: Run, values: Mapping[str, str], note: str) -> list[AnyChange]:
+    """The config with these keys set (key → YAML text); nothing without a config, or where it says
+    so already. Every other line stays."""
+    path = run.root / CONFIG
+    if not values or not path.is_file():
+        return []
+    old = path.read_text("utf-8", "surrogateescape")
+    text = old if old.endswith("\n") else f"{old}\n"
+    for key, value in values.items():
+        line = f"{key}: {value}\n"
+        # A list is on the lines after its key.
+        text, count = re.subn(rf"^{key}:.*\n(?:[ -].*\n)*", line, text, flags=re.MULTILINE)
+        text += "" if count else line
+    if text == old:
+        return []
+    return [Rewrite(CONFIG, "config", Content((text.encode(errors="surrogateescape"),)), note)]

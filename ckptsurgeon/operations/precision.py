@@ -1,0 +1,112 @@
+"""The run goes on in another precision: weights rounded anew from the fp32 masters.
+
+Source: BigScience's chronicles of 104B, which asked for "everything in fp32 from before 4.7K", and
+BLOOM, which left fp16 for bf16: a run whose loss scale collapses has no other way on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from ckptsurgeon.edits import ABSENT, AnyChange, Change, Computed, Renamed
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.operations.average import Average
+from ckptsurgeon.operations.computed_changes import by_parameter, covering, source
+from ckptsurgeon.operations.own_config import config_changes
+from ckptsurgeon.operations.scale import Scale
+from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
+from ckptsurgeon.run.run import Run
+
+PRECISIONS = ("bf16", "fp32")
+
+
+@dataclass(frozen=True)
+class Precision(Section):
+    """Weights become their fp32 masters, rounded to nearest even, in the dtype `to`; what only the
+    old precision has (a loss scaler) goes, and files get the names that the new one looks for.
+    Masters, moments and counters stay."""
+
+    key: ClassVar[str] = "precision"
+
+    to: str
+
+    def check(self, recipe: Recipe) -> None:
+        if self.to not in PRECISIONS:
+            raise unknown_value(self.to, PRECISIONS, "precision.to")
+        for other in (Average, Scale):
+            if recipe.get(other) is not None:
+                raise UsageError(
+                    f"both `precision` and `{other.key}` make new weights",
+                    next=f"apply a recipe with `{other.key}` first, and `precision` after it",
+                )
+
+    def title(self, run: Run, step: int) -> list[str]:
+        return [f"precision {self.to}"]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        made = checkpoint.conversion(self.to)
+        parameters = by_parameter(checkpoint.parts())
+        changes: list[AnyChange] = []
+        for name, kinds in parameters.items():
+            for part in kinds.get("weights", ()):
+                if "master" not in kinds:
+                    raise SurgeryError(
+                        f"{name[0]} has no fp32 master to round its weights from",
+                        next="ckptsurgeon verify --level 3    list what contradicts itself",
+                    )
+                if part.place.value.dtype != made.dtype:
+                    changes.append(_rounded(run, checkpoint, part, kinds["master"], made.dtype))
+        config = config_changes(run, made.config, f"dtype {self.to}")
+        if not changes and not made.names:
+            return config, []
+        changes += [
+            Change(run.relative(place.file), field, place.value, new, place.path)
+            for field, place, new in made.settings
+            if new == ABSENT or place.value != new
+        ]
+        changes += [
+            Change(run.relative(file), "file name", file.name, Renamed(name))
+            for file, name in made.names.items()
+        ]
+        return [*changes, *config], [made.launch] if made.launch else []
+
+
+def _rounded(
+    run: Run, checkpoint: Checkpoint, part: Part, masters: list[Part], dtype: str
+) -> Change:
+    terms = tuple(
+        source(run, checkpoint, stretch.place, stretch.start, stretch.end)
+        for stretch in covering(part, masters)
+    )
+    size = (part.end - part.start) * ITEM_BYTES[dtype]
+    new = Computed("copy", dtype, size, (terms,), told=f"{dtype} of the masters")
+    file, field = run.relative(part.place.file), f"weights of {part.parameter}"
+    return Change(file, field, str(part.place.value.dtype), new, part.place.path)
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def precision(
+    to: Annotated[str, typer.Argument(metavar="bf16|fp32", help="What the run goes on in.")],
+) -> dict[str, Any]:
+    """Go on in bf16 or fp32.
+
+    The weights are rounded anew from the fp32 masters, the loss scaler of fp16 goes, and the shards
+    get the names that the new precision looks for. Masters, moments and counters stay. The run's
+    train.yaml follows; for another trainer the plan says what to change in its launch.
+
+    Examples:
+    ckptsurgeon precision bf16
+    ckptsurgeon precision fp32 --dry-run
+    """
+    return {"precision": {"to": to}}
+
+
+SECTIONS = (Precision,)
+COMMANDS = {"precision": precision}
