@@ -404,7 +404,12 @@ def test_an_engine_of_lightning(made: Make) -> None:
         run = Run.open(root)
         surgery.apply(run, surgery.plan_undo(run))
     assert snapshot(root) == before
-    for recipe in ({"average": {"last": 2, "moments": "average"}}, {"graft": {"step": 2}}):
+    recipes: tuple[dict[str, Any], ...] = (
+        {"average": {"last": 2, "moments": "average"}},
+        {"graft": {"step": 2}},
+        {"precision": {"to": "bf16"}},
+    )
+    for recipe in recipes:
         surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
         for file in sorted((root / "epoch=0-step=4.ckpt" / "checkpoint").glob("*.pt")):
             copy = root / "last.ckpt" / "checkpoint" / file.name
