@@ -359,3 +359,28 @@ def test_a_lambda_of_the_script_is_written_out(run: Callable[[str], Path]) -> No
     with pytest.raises(SurgeryError, match="LambdaLR can't decay linear") as error:
         surgery.plan(Run.open(run("accelerate")), from_data({"cooldown": {"steps": 4}}))
     assert "make the scheduler LambdaLR(optimizer, lambda t" in error.value.next[0]
+
+
+def test_two_models_are_averaged_apart(run: Callable[[str], Path]) -> None:
+    """The names are the same in both; each has the moments of its own optimizer."""
+    root = run("two-models")
+    before, steps = snapshot(root), Run.open(root).steps()
+
+    def weights(step: int, number: int) -> dict[str, torch.Tensor]:
+        folder = root / f"step_{step}" / f"pytorch_model_fsdp_{number}"
+        metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        wanted = {name: torch.empty(item.size) for name, item in metadata.items()}
+        dcp.load(wanted, checkpoint_id=folder, no_dist=True)
+        return wanted
+
+    old = [[weights(step, number) for step in (steps[0], steps[-1])] for number in (0, 1)]
+    recipe = from_data({"average": {"steps": [str(steps[0]), str(steps[-1])]}})
+    surgery.apply(Run.open(root), surgery.plan(Run.open(root), recipe))
+    for number, (first, last) in enumerate(old):
+        for name, tensor in weights(steps[-1], number).items():
+            assert torch.equal(tensor, ((first[name].double() + last[name].double()) / 2).float())
+    take_back(root, before)
+    recipe = from_data({"scale": {"params": "^optimizer_1.first", "by": 2.0, "moments": "scale"}})
+    plan = surgery.plan(Run.open(root), recipe)
+    files = {Path(change.file).parent.name for change in plan.changes}
+    assert files == {"optimizer_1", "pytorch_model_fsdp_1"}

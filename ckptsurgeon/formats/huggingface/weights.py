@@ -24,9 +24,9 @@ ORDER = ("pytorch_model_fsdp", "model", "pytorch_model", "adapter_model")
 
 
 def files(folder: Path) -> dict[str, list[Path]]:
-    """The files that hold all weights once more, by a name that tells these apart in every step,
-    `0` for the first. Raises SurgeryError where a file that an index names is not
-    there, and where adapters lie in folders of their own."""
+    """The files of each set that holds all weights, by a name that tells the sets apart in every
+    step, `0` for the first. Raises SurgeryError where a file that an index names is not there, and
+    where adapters lie in folders of their own."""
     names = sorted(item.name for item in folder.iterdir())
     found = {name: [folder / name] for name in names if WHOLE.fullmatch(name)}
     found |= {name: _indexed(folder / name) for name in names if INDEX.fullmatch(name)}
