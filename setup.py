@@ -15,7 +15,7 @@ else:
         "ckptsurgeon.logs.tensorboard._events": ("events", ("crc32c", "file", "message")),
         "ckptsurgeon.files._shards": (
             "shards",
-            ("chunks", "directory", "metadata", "numbered", "scan", "tensors"),
+            ("chunks", "directory", "metadata", "numbered", "opcodes", "scan", "stack", "tensors"),
         ),
     }
     extensions = [

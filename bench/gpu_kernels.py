@@ -190,10 +190,9 @@ def optimizer(what: str, sizes: Sequence[int]) -> dict[str, Any]:
     outs = [torch.empty_like(g) for g in gs]
 
     def ours() -> None:
-        squared = torch.stack([grad_norm_check(g) for g in gs]).sum(0)[0]
+        squared = grad_norm_check(gs).sum(0)[0]
         mul = (1 / (squared.sqrt() + 1e-6)).clamp(max=1.0).float()
-        for p, m, v, g, out in zip(ps, ms, vs, gs, outs, strict=True):
-            adamw_flat_(p, m, v, g, out, mul, **HYPER)
+        adamw_flat_(ps, ms, vs, gs, outs, mul, **HYPER)
 
     parameters = [torch.nn.Parameter(p.clone()) for p in ps]
     stock = torch.optim.AdamW(parameters, lr=1e-4, fused=True)

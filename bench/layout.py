@@ -1,6 +1,6 @@
 """Builds the checkpoints that are measured: real layouts, real classes, written by `torch.save`.
 
-Usage: python -m bench.layout zero|three|many|moments|small|parameters|bloom ROOT SIZE
+Usage: python -m bench.layout zero|three|many|ranks|moments|small|parameters|bloom ROOT SIZE
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def main() -> int:
             zero(root, 2**-10, STEP + number)
     elif kind == "many":
         many(root, int(size))
+    elif kind == "ranks":
+        ranks(root, int(size))
     elif kind == "moments":
         moments(root, float(size))
     elif kind == "small":
@@ -89,6 +91,23 @@ def many(root: Path, count: int) -> None:
         shutil.copyfile(first, folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     _save(model_states(STEP, count, 1), folder / "mp_rank_00_model_states.pt")
     _point(root, STEP)
+
+
+def ranks(root: Path, count: int) -> None:
+    """Two checkpoints, the newer one to be moved aside, of `count` ZeRO-1 shards with little in
+    them, all of them equal, and the model file of their ranks."""
+    for step in (STEP, STEP + 500):
+        folder = _folder(root, step)
+        names = [f"{layer}.{name}" for layer in range(2) for name in VECTORS]
+        mapping = {name: fragment_address(64, 64 * i) for i, name in enumerate(names)}
+        shard = optimizer_shard([(64 * len(names), torch.rand), (64, torch.rand)], [mapping, {}])
+        shard["optimizer_state_dict"]["partition_count"] = [count, count]
+        first = folder / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+        _save(shard, first)
+        for rank in range(1, count):
+            shutil.copyfile(first, folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        _save(model_states(step, count, 1), folder / "mp_rank_00_model_states.pt")
+    _point(root, STEP + 500)
 
 
 def moments(root: Path, gib: float) -> None:

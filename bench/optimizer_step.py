@@ -49,7 +49,7 @@ def main(elements: int, rounds: int) -> None:
         "read": read_probe(gradient),
         "norm, torch": lambda: separate_norm(gradient),
         "norm, deepspeed": lambda: deepspeed_norm(gradient),
-        "norm, ours": lambda: grad_norm_check(gradient).tolist(),
+        "norm, ours": lambda: grad_norm_check([gradient]).tolist(),
     }
     times |= seconds(norms, 5 * rounds)
     print(json.dumps(times))
@@ -120,11 +120,11 @@ def one_pass(weights: Tensor, gradient: Tensor) -> Callable[[], object]:
     out = torch.empty_like(weights, dtype=torch.bfloat16)
 
     def step() -> object:
-        squared, nonfinite = grad_norm_check(gradient).tolist()
+        ((squared, nonfinite),) = grad_norm_check([gradient]).tolist()
         assert not nonfinite
         norm = squared**0.5 / SCALE
         multiplier = torch.tensor(min(1.0, CLIP / (norm + 1e-6)) / SCALE)
-        return adamw_flat_(p, m, v, gradient, out, multiplier, step=1, **HYPER).tolist()
+        return adamw_flat_([p], [m], [v], [gradient], [out], multiplier, step=1, **HYPER).tolist()
 
     return step
 

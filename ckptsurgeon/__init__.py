@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.operations.graft import Graft
     from ckptsurgeon.operations.group_settings import GroupSettings
     from ckptsurgeon.operations.hyperparameters import Hyperparameters
+    from ckptsurgeon.operations.precision import Precision
     from ckptsurgeon.operations.relaunch import Relaunch
     from ckptsurgeon.operations.replicas import Replicas
     from ckptsurgeon.operations.reset import Moments, Reset
@@ -49,6 +50,7 @@ _HOMES = {
     "Cooldown": "operations.cooldown", "Graft": "operations.graft",
     "GroupSettings": "operations.group_settings",
     "Hyperparameters": "operations.hyperparameters", "Relaunch": "operations.relaunch",
+    "Precision": "operations.precision",
     "Moments": "operations.reset", "Repair": "operations.rollback",
     "Replicas": "operations.replicas",
     "Reset": "operations.reset", "Rewarm": "operations.rewarm",
@@ -71,6 +73,7 @@ __all__ = [
     "Hyperparameters",
     "Moments",
     "Plan",
+    "Precision",
     "Promise",
     "Receipt",
     "Recipe",

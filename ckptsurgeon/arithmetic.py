@@ -36,9 +36,15 @@ def from_floats(values: Any, dtype: str) -> bytes:
     with numpy.errstate(over="ignore"):
         single = values.astype("<f4")
     bits = single.view("<u4")
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    rounded[numpy.isnan(single)] = _NAN
-    return bytes(rounded.astype("<u2").tobytes())
+    wild = numpy.isnan(single)
+    odd = bits >> 16
+    odd &= 1
+    odd += 0x7FFF
+    odd += bits
+    rounded = odd.view("<u2")[1::2]  # the upper halves
+    if wild.any():
+        rounded[wild] = _NAN
+    return bytes(rounded.tobytes())
 
 
 def computed(formula: Computed, terms: list[bytes], dtypes: list[str]) -> bytes:
@@ -74,7 +80,8 @@ def _values(formula: Computed, terms: list[bytes], dtypes: list[str]) -> Any:
         return first.astype("f8") * numpy.sqrt(numpy.minimum(formula.numbers[0] / other, 1.0))
     if formula.rule == "mean":
         values = first.astype("f8")
-        values *= formula.numbers[0]
+        if formula.numbers[0] != 1.0:
+            values *= formula.numbers[0]
         for data, dtype, weight in zip(terms[1:], dtypes[1:], formula.numbers[1:], strict=True):
             term = floats(data, dtype)
             values += term if weight == 1.0 else term.astype("f8") * weight

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -422,4 +423,5 @@ def from_json(document: Any) -> Any:
             del made["kind"]
             return kind(**made)
         return {key: from_json(item) for key, item in document.items()}
-    return document
+    # A receipt of 10,000 shards says the same few names and keys 60,000 times.
+    return sys.intern(document) if type(document) is str else document

@@ -35,6 +35,22 @@ def test_a_tenth_of_bloom_is_planned_edited_verified_and_restored() -> None:
     assert rows[5].measured < 10  # MB, of 0.2 TB
 
 
+def test_a_run_of_many_shards_is_edited_and_restored_in_little_memory() -> None:
+    *commands, memory = measure(["many_shards"], quick=True)
+    names = [row.what.rsplit(": ", 1)[1] for row in commands]
+    assert names == ["plan", "plan and apply", "undo", "rollback alone"]
+    assert memory.measured < 100  # MB, of 300 shards twice
+
+
+def test_eighty_thousand_chunks_are_edited_and_restored() -> None:
+    rows = measure(["chunks"], quick=True)
+    assert [row.what.rpartition(": ")[2] for row in rows] == [
+        "status", "plan", "apply", "undo", "peak memory",
+    ]  # fmt: skip
+    assert rows[0].what.startswith("79,872 chunks")
+    assert rows[4].measured * 14 < 150  # MB
+
+
 def test_vital_signs_are_read_in_little_memory() -> None:
     rows = measure(["vitals"], quick=True)
     assert [row.unit for row in rows] == ["GB/s", "×", "MB"]

@@ -68,6 +68,10 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     ),
     "cookbook/eps-down": (["set.eps=1e-7"], {"step": 9, "eps": 1e-7}),
     "cookbook/beta2-down": (["set.beta2=0.9"], {"step": 9, "betas": [0.9, 0.9]}),
+    "cookbook/palm-batch-size": (
+        ["set.batch_size=16"],
+        {"step": 9, "adam_step": 8, "consumed_samples": 64},
+    ),
     "cookbook/bf16-for-fp16": ([], {"step": 9, "adam_step": 8, "loss_scale": 1.0}),
     "cookbook/fp32-before-the-drift": (
         ["rollback.to=4"],

@@ -15,6 +15,8 @@ These are all the places that change an object of DeepSpeed at run time:
 - optimizer.set_clip_grad: the clipping norm, which ZeRO 0 and 3 do not restore.
 - fused_step.fuse: the wrapper's `step` and, in fp32 without ZeRO, `engine.clip_fp32_gradients`: one
   pass over the gradients instead of five. DeepSpeed's own runs on a wrapper that we do not know.
+- step.Step.settle, when gradients were not finite and only the device knew: `engine.skipped_steps`,
+  `wrapper.overflow`, the inner optimizer's step counts and the schedule, back to before the step.
 - wide_gradients.widen, for bf16 with gradients in fp32: `wrapper.update_hp_grads` and
   `engine.buffered_allreduce_fallback`, which took a call a parameter and two copies.
 - step.Step, after `fuse`: the inner optimizer's `step` and `wrapper.overflow`, so that

@@ -28,7 +28,7 @@ def run_batch(training: Training, size: int) -> Outcome:
     engine, progress = training.engine, training.progress
     count = training.sizes.micro_batches(size)
     loss = torch.zeros((), device=training.device)
-    norm = 0.0
+    norm: float | torch.Tensor = 0.0
     for micro_batch in range(count):
         _seed_dropout(training, micro_batch)
         tokens, targets = _micro_batch(training, micro_batch, size)
@@ -41,8 +41,11 @@ def run_batch(training: Training, size: int) -> Outcome:
         norm = training.step.take(increment=size, token_num=tokens_after)
     sums = torch.stack([loss, training.activations.take() / count])
     dist.all_reduce(sums)
-    mean_loss, activation = (total / distributed.world_size() for total in sums.tolist())
-    return Outcome(mean_loss, norm, activation)
+    # The one time that the host waits for the device.
+    told = torch.cat([sums.double(), torch.as_tensor(norm, device=sums.device).double().view(1)])
+    loss_sum, activation_sum, told_norm = told.tolist()
+    ranks = distributed.world_size()
+    return Outcome(loss_sum / ranks, training.step.settle(told_norm), activation_sum / ranks)
 
 
 def _in_pipeline(training: Training, size: int) -> Outcome:

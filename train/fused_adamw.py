@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +37,8 @@ class FusedAdamW(torch.optim.AdamW):
 
     `grad_mul` scales the gradients of the next step only, in the same pass. `feeds` give it
     gradients that are not `.grad` (of the next step only, too). `counts` says of a parameter with
-    a `.grad` whether it enters the statistics here. `grad_norm` is for whoever clips. Without
+    a `.grad` whether it enters the statistics here. `grad_norm` is for whoever clips. A negative
+    `grad_mul` leaves all as it is but for `step`: `untake` for whoever learns of it later. Without
     amsgrad and maximize.
     """
 
@@ -57,26 +58,27 @@ class FusedAdamW(torch.optim.AdamW):
         self._sums: list[Tensor] = []
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step of every parameter that has a feed or a gradient."""
+        """One step of every parameter that has a feed or a gradient: a call of the kernel for those
+        of a param group that are alike, since each call costs a launch on a GPU."""
         assert closure is None, "closures are not supported"
         multipliers: dict[torch.device, Tensor] = {}
         with torch.no_grad():
             for group in self.param_groups:
                 assert not group["amsgrad"] and not group["maximize"]
-                for p in group["params"]:
-                    feed = self.feeds.get(p)
-                    if feed is None and p.grad is not None:
-                        feed = Feed([p.grad], [self.counts(p)])
-                    if feed is not None:
-                        if p.device not in multipliers:
-                            multipliers[p.device] = self._multiplier(p.device)
-                        self._step(p, feed, multipliers[p.device], group)
+                for alike, calls in self._calls(group["params"]).items():
+                    if alike.device not in multipliers:
+                        multipliers[alike.device] = self._multiplier(alike.device)
+                    self._call(alike, calls, multipliers[alike.device], group)
         self.forget_feeds()
 
     def forget_feeds(self) -> None:
         """Let the next step use `.grad` as it is."""
         self.feeds = {}
         self.grad_mul = 1.0
+
+    def untake(self) -> None:
+        """The last step was none: its multiplier was negative."""
+        torch._foreach_sub_([state["step"] for state in self.state.values()], 1)
 
     def take_sums(self) -> Tensor:
         """What `adamw_flat_` returns, of this process's parameters, over all that was stepped since
@@ -88,47 +90,88 @@ class FusedAdamW(torch.optim.AdamW):
     def _multiplier(self, device: torch.device) -> Tensor:
         return torch.as_tensor(self.grad_mul, dtype=torch.float32, device=device)
 
-    def _step(self, p: Tensor, feed: Feed, grad_mul: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[p]
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"] = torch.zeros_like(p)
-            state["exp_avg_sq"] = torch.zeros_like(p)
-        state["step"] += 1
-        step, tensors = int(state["step"]), (p.detach(), state["exp_avg"], state["exp_avg_sq"])
-        start = 0
-        for piece, counted in zip(feed.pieces, feed.counted, strict=True):
-            end = start + piece.numel()
-            piece = piece.detach().contiguous()
-            out = None if feed.out is None else feed.out.detach()
-            if piece.shape == p.shape:  # views would take as long as the call
-                weights, m, v = tensors
-            else:
-                piece = piece.view(-1)
-                weights, m, v = (tensor.view(-1)[start:end] for tensor in tensors)
-                out = None if out is None else out.view(-1)[start:end]
-            sums = adamw_flat_(
-                weights,
-                m,
-                v,
-                piece,
-                out,
-                grad_mul,
-                lr=group["lr"],
-                betas=group["betas"],
-                eps=group["eps"],
-                weight_decay=group["weight_decay"],
-                step=step,
-            )
-            if counted:
-                self._sums.append(sums)
-            start = end
-        assert start == p.numel(), f"a gradient of {start} elements for {p.numel()} weights"
+    def _calls(self, parameters: Sequence[Tensor]) -> dict[Alike, list[Pieces]]:
+        """What the kernel is called with, and the step of each parameter counted."""
+        fed = []
+        for p in parameters:
+            feed = self.feeds.get(p)
+            if feed is None and p.grad is not None:
+                feed = Feed([p.grad], [self.counts(p)])
+            if feed is not None:
+                fed.append((p, feed))
+                if not self.state[p]:
+                    self.state[p]["step"] = torch.tensor(0.0)
+                    self.state[p]["exp_avg"] = torch.zeros_like(p)
+                    self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
+        if fed:
+            torch._foreach_add_([self.state[p]["step"] for p, _ in fed], 1)
+        calls: dict[Alike, list[Pieces]] = {}
+        for p, feed in fed:
+            step = int(self.state[p]["step"])
+            for piece in _pieces(p, self.state[p], feed):
+                gradient, out = piece.tensors[3], piece.tensors[4:]
+                low = out[0].dtype if out else None
+                alike = Alike(p.device, gradient.dtype, low, piece.counted, step)
+                calls.setdefault(alike, []).append(piece)
+        return calls
+
+    def _call(
+        self, alike: Alike, calls: list[Pieces], grad_mul: Tensor, group: dict[str, Any]
+    ) -> None:
+        p, m, v, g, *out = map(list, zip(*(piece.tensors for piece in calls), strict=True))
+        sums = adamw_flat_(
+            p,
+            m,
+            v,
+            g,
+            out[0] if out else [],
+            grad_mul,
+            lr=group["lr"],
+            betas=group["betas"],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            step=alike.step,
+        )
+        if alike.counted:
+            self._sums.append(sums)
+
+
+class Alike(NamedTuple):
+    """What all tensors of a call of the kernel have in common."""
+
+    device: torch.device
+    gradient: torch.dtype
+    low: torch.dtype | None
+    counted: bool
+    step: int
+
+
+class Pieces(NamedTuple):
+    """The weights, moments, gradient and low-precision copy, if there is one, of one piece."""
+
+    tensors: tuple[Tensor, ...]
+    counted: bool
+
+
+def _pieces(p: Tensor, state: dict[str, Any], feed: Feed) -> Iterator[Pieces]:
+    whole = [p.detach(), state["exp_avg"], state["exp_avg_sq"]]
+    out = [] if feed.out is None else [feed.out.detach()]
+    start = 0
+    for gradient, counted in zip(feed.pieces, feed.counted, strict=True):
+        end = start + gradient.numel()
+        gradient = gradient.detach().contiguous()
+        if gradient.shape == p.shape:  # views would take as long as a call
+            yield Pieces((*whole, gradient, *out), counted)
+        else:
+            weights, m, v, *low = (tensor.view(-1)[start:end] for tensor in (*whole, *out))
+            yield Pieces((weights, m, v, gradient.view(-1), *low), counted)
+        start = end
+    assert start == p.numel(), f"a gradient of {start} elements for {p.numel()} weights"
 
 
 def merge(parts: Sequence[Tensor]) -> Tensor:
     """The sums of several parts as those of the whole."""
-    rows = torch.stack(list(parts))
+    rows = torch.cat([part.view(-1, 6) for part in parts])
     total = rows.sum(0)
     total[1] = rows[:, 1].max()
     return total

@@ -78,10 +78,10 @@ def _zero_step(zero: Any, grid: Grid) -> bool:
     check = _check(feeds, zero.single_partition_of_fp32_groups[0].device)
     dist.all_reduce(check, group=zero.dp_process_group)
     zero._model_parallel_all_reduce(tensor=check, op=dist.ReduceOp.SUM)
-    squared, nonfinite = check.tolist()
-    if nonfinite:
+    norm = _norm(zero.optimizer, check, zero.dtype == torch.float16)
+    if norm is None:
         return False
-    optimizer, norm = zero.optimizer, math.sqrt(squared)
+    optimizer = zero.optimizer
     zero.micro_step_id = INITIAL_MICRO_STEP_ID
     zero.overflow = False
     zero._global_grad_norm = norm / zero.loss_scale
@@ -172,13 +172,13 @@ def _bf16_step(wrapper: Any, runs: Sequence[Sequence[tuple[int, int, bool]]]) ->
     dist.all_reduce(check, group=wrapper.dp_process_group)
     if wrapper.mpu is not None:
         dist.all_reduce(check, group=wrapper.mpu.get_model_parallel_group())
-    squared, nonfinite = check.tolist()
-    if nonfinite:
+    norm = _norm(wrapper.optimizer, check, False)
+    if norm is None:
         return False
     optimizer = wrapper.optimizer
     wrapper.overflow = False
-    wrapper._global_grad_norm = math.sqrt(squared)
-    optimizer.grad_mul = _multiplier(wrapper._global_grad_norm, 1.0, wrapper.clip_grad)
+    wrapper._global_grad_norm = norm
+    optimizer.grad_mul = _multiplier(norm, 1.0, wrapper.clip_grad)
     optimizer.feeds = dict(zip(masters, feeds, strict=True))
     optimizer.step()
     optimizer.forget_feeds()
@@ -200,15 +200,18 @@ def _unfused_step(wrapper: Any) -> bool:
     low = [p for group in wrapper.fp16_groups for p in group]
     masters = [p for group in wrapper.fp32_groups for p in group]
     gradients = [p.grad for p in low if p.grad is not None]
-    squared, nonfinite = norm_check(gradients, masters[0].device).tolist()
-    if nonfinite or len(gradients) < len(low):
+    if len(gradients) < len(low):
+        return False
+    check = norm_check(gradients, masters[0].device)
+    norm = _norm(wrapper.optimizer, check, wrapper.low_precision_dtype == torch.float16)
+    if norm is None:
         return False
     optimizer = wrapper.optimizer
     wrapper.overflow = False
-    wrapper._global_grad_norm = math.sqrt(squared)
+    wrapper._global_grad_norm = norm
     wrapper._update_scale(False)
     scale = wrapper.loss_scale_config.cur_scale
-    optimizer.grad_mul = _multiplier(wrapper._global_grad_norm, scale, wrapper.clip_grad)
+    optimizer.grad_mul = _multiplier(norm, scale, wrapper.clip_grad)
     for p, master, gradient in zip(low, masters, gradients, strict=True):
         optimizer.feeds[master] = Feed([gradient], [True], p)
     optimizer.step()
@@ -216,8 +219,26 @@ def _unfused_step(wrapper: Any) -> bool:
     return True
 
 
-def _multiplier(norm: float, scale: float, clip_grad: float) -> float:
-    """What unscales the gradients and clips them to the norm `clip_grad`, unless that is 0."""
+def _norm(optimizer: FusedAdamW, check: Tensor, scaled: bool) -> float | Tensor | None:
+    """The norm of gradients with this sum of squares and number of inf and nan.
+
+    The host waits for it only where it must know at once: a loss scale depends on it, and a first
+    step, which makes the moments, could not be taken back; None when there are any inf and nan.
+    Elsewhere it stays on the device, infinite when there are any, and `Step.settle` looks."""
+    optimizer.grad_norm = None
+    if scaled or not optimizer.state:
+        squared, nonfinite = check.tolist()
+        return None if nonfinite else math.sqrt(squared)
+    optimizer.grad_norm = torch.where(check[1] > 0, math.inf, check[0].sqrt())
+    return optimizer.grad_norm
+
+
+def _multiplier(norm: float | Tensor, scale: float, clip_grad: float) -> float | Tensor:
+    """What unscales the gradients and clips them to the norm `clip_grad`, unless that is 0; where
+    they are not to be used it is negative."""
+    if isinstance(norm, Tensor):
+        ratio = (norm + EPSILON) / clip_grad if clip_grad > 0 else torch.ones_like(norm)
+        return torch.where(norm.isinf(), -1.0, 1 / ratio.clamp(min=1.0)).float()
     if clip_grad <= 0:
         return 1 / scale
     return 1 / (max((norm / scale + EPSILON) / clip_grad, 1.0) * scale)

@@ -16,7 +16,7 @@ def norm_check(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     """[sum of squares, number of inf and nan] of all of them, float64, on their device."""
     if not gradients:
         return torch.zeros(2, dtype=torch.float64, device=device)
-    return torch.stack([grad_norm_check(g.detach().contiguous()) for g in gradients]).sum(0)
+    return grad_norm_check([g.detach().contiguous() for g in gradients]).sum(0)
 
 
 def raw_grad_norm(model: nn.Module, grid: Grid) -> Tensor:

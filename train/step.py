@@ -33,7 +33,7 @@ class Step:
         self._engine, self._grid = engine, grid
         self._zero, self._fp16 = config.zero_stage > 0, config.dtype == "fp16"
         self._wrapped = self._zero or config.dtype != "fp32"
-        self._norm, self._scale = torch.zeros(()), 1.0
+        self._norm, self._scale, self._schedule = torch.zeros(()), 1.0, (0, 0)
         if config.skip_grad_norm:
             self._leave_out_above(config.skip_grad_norm)
 
@@ -50,9 +50,9 @@ class Step:
             )
         self._engine.backward(loss)
 
-    def take(self, **lr_kwargs: Any) -> float:
-        """After the last micro-batch, update the weights and return the norm of the gradients,
-        infinite when they overflowed; after the others, return 0.
+    def take(self, **lr_kwargs: Any) -> float | Tensor:
+        """After the last micro-batch, update the weights and return the norm of the gradients for
+        `settle`, on the device where nothing has waited for it; after the others, return 0.
 
         Raises TrainError when they overflowed at the smallest loss scale."""
         engine = self._engine
@@ -62,7 +62,24 @@ class Step:
         self._look()
         with self._divergence_told():
             engine.step(lr_kwargs=lr_kwargs)
-        return self._live_norm()
+        return self._norm if not self._wrapped else engine.optimizer._global_grad_norm
+
+    def settle(self, norm: float) -> float:
+        """The norm of the last step, infinite when its gradients overflowed. Where only the device
+        knew it, and left weights and moments as they were, the host takes back what it counted."""
+        if not self._wrapped:
+            return norm
+        norm = self._as_told(norm)
+        engine, optimizer = self._engine, live_optimizer(self._engine)
+        late = isinstance(optimizer, FusedAdamW) and optimizer.grad_norm is not None
+        if late and math.isinf(norm) and not engine.optimizer.overflow:
+            optimizer.untake()
+            engine.optimizer.overflow = True
+            engine.skipped_steps += 1
+            schedule = engine.lr_scheduler
+            schedule.num_steps, schedule.num_tokens = self._schedule
+            schedule.step(0)
+        return norm
 
     def run_pipeline(
         self,
@@ -78,11 +95,14 @@ class Step:
             loss = pipeline.train_batch(
                 self._engine, micro_batches, before_forward, self._look, lr_kwargs
             )
-        return float(loss), self._live_norm()
+        return float(loss), self.settle(self._live_norm())
 
     def _look(self) -> None:
-        """Note what the step will change: the loss scale and, without a wrapper, the gradients."""
+        """Note what the step will change: the loss scale, where the schedule stands and, without a
+        wrapper, the gradients."""
         self._scale = live_loss_scale(self._engine)
+        schedule = self._engine.lr_scheduler
+        self._schedule = schedule.num_steps, schedule.num_tokens
         if not self._wrapped:
             self._norm = raw_grad_norm(self._engine.module, self._grid)
             optimizer = live_optimizer(self._engine)
@@ -108,7 +128,9 @@ class Step:
         """Of the gradients that the step in progress, or the last one, has used."""
         if not self._wrapped:
             return float(self._norm)
-        norm = float(self._engine.optimizer._global_grad_norm)
+        return self._as_told(float(self._engine.optimizer._global_grad_norm))
+
+    def _as_told(self, norm: float) -> float:
         if norm < 0:  # what DeepSpeed makes of NaN
             return math.inf
         return norm if self._zero else norm / self._scale

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import prod
 from pathlib import Path
@@ -37,6 +37,8 @@ from ckptsurgeon.files.pickles.tree import Global, Object, read_with_globals
 MOST = (2 << 30) - 1
 """Bytes of the longest `.metadata` that the native module reads: some 12 million chunks. It takes
 at most four times the memory of the file, and for what torch writes about half of it."""
+LONG = 4 << 20
+"""Bytes from which on a pickle is worth not to be read twice."""
 FIELDS = ("relative_path", "offset", "length")
 
 Place = tuple[int, int]
@@ -208,7 +210,8 @@ def _natively(path: Path, data: bytes, status: os.stat_result) -> _Native | None
     """None for a pickle that is not just as torch writes it."""
     if native.shards is None or len(data) > MOST:
         return None
-    table = native.shards.chunks(data, depth=MAX_DEPTH, integer=MAX_INTEGER, name=MAX_NAME)
+    read = getattr(native.shards, "chunks", None)  # none in a module of older sources
+    table = read and read(data, depth=MAX_DEPTH, integer=MAX_INTEGER, name=MAX_NAME)
     if table is None:
         return None
     try:
@@ -373,7 +376,20 @@ def _attributes_or_tuple(value: Any) -> tuple[Any, ...]:
 
 def read(path: Path) -> Table:
     """What `.metadata`, or the file that was it once, says. Raises DamagedFile, or OSError if it
-    can't be opened."""
+    can't be opened. Of long ones the last is kept: a command asks which files a step lacks, and
+    then what is in it."""
+    status = path.stat()
+    if status.st_size < LONG:
+        return _read(path)
+    return _read_once(path, _identity(status))
+
+
+@lru_cache(maxsize=1)
+def _read_once(path: Path, identity: tuple[int, ...]) -> Table:
+    return _read(path)
+
+
+def _read(path: Path) -> Table:
     with path.open("rb") as opened:
         status = os.fstat(opened.fileno())
         if status.st_size > max(MOST, MAX_BYTES):

@@ -140,7 +140,7 @@ class Saved:
         places = list(items.places(TOLD_BY + 1))
         if len(places) > TOLD_BY:
             return False
-        archives = [self.archive(item) for item in places]
+        archives = (self.archive(item) for item in places)
         return all(archive.is_zero(archive.tree()) for archive in archives)
 
     def next_file(self) -> str:

@@ -26,8 +26,9 @@ from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats import param_groups, strips
+from ckptsurgeon.formats import heads, param_groups, strips
 from ckptsurgeon.formats.fields import FIELDS
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.protocol import Disagreement
 from ckptsurgeon.formats.sane import problem, understood
@@ -205,6 +206,12 @@ class BaseCheckpoint(ABC):
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """See `protocol.Checkpoint.scaler_start`."""
 
+    def rebatch(
+        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
+    ) -> tuple[list[Setting], list[str]]:
+        """Kept nowhere: a family that knows its batch size overrides it."""
+        return [], []
+
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """The number itself in every place."""
         return [Setting(counter, place, value) for place in self.locate(counter)], []
@@ -288,6 +295,10 @@ class BaseCheckpoint(ABC):
         """None: a family that saves a step twice overrides it."""
         return {}
 
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """Refused: a format that knows how many heads the model has overrides it."""
+        raise heads.unsaid(self.path.name)
+
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """In the archive that has the tensor."""
         archive, tensor = self.holder(place), place.value
@@ -316,7 +327,7 @@ class BaseCheckpoint(ABC):
         )
 
     def strips(self) -> Iterator[Strip]:
-        """Pairs of moments as the optimizers' states have them."""
+        """Of `parts`, and of the states of which these name nothing."""
         return strips.strips(self)
 
     def holder(self, place: Place) -> Archive:
@@ -414,7 +425,8 @@ def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Ar
     for archive in archives.values():
         room -= archive.record(PICKLE).size
         if room >= 0:
-            archive.scan(keep=True)
+            with archive.reading():
+                archive.scan(keep=True)
     return archives
 
 
@@ -423,7 +435,11 @@ def read_shards(
 ) -> tuple[dict[Path, Any], dict[Path, Archive]]:
     """The tree and the archive of each path; see `opened`."""
     archives = opened(paths, known)
-    return {path: archive.tree() for path, archive in archives.items()}, archives
+    trees = {}
+    for path, archive in archives.items():
+        with archive.reading():
+            trees[path] = archive.tree()
+    return trees, archives
 
 
 def _is_scalar(value: Any) -> bool:

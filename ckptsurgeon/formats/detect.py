@@ -24,11 +24,11 @@ FORMATS = (
 """`module:Class` of each format, those that are told apart by more first. They are imported when
 they are asked: most commands need one."""
 DESCRIBED = (
-    "lightning", "lightning-sharded", "lightning-deepspeed", "composer", "composer-sharded",
+    "lightning", "lightning-sharded", "lightning-deepspeed", "nemo", "composer", "composer-sharded",
     "automodel", "verl",
 )  # fmt: skip
 """Pages in `described/`, asked after all of these."""
-PAGED = re.compile(r".*\.(?:ckpt|pt)|ep(?:och_)?\d.*|global_step_\d+")
+PAGED = re.compile(r".*\.(?:ckpt|pt)|ep(?:och_)?\d.*|global_step_\d+|.*step=\d+.*|.*-last")
 """What a run of one of those pages has in its folder."""
 SIGNS = "no global_step<N>, iter_<N> or step-<N> folder, no latest"
 """What most runs would have had, for one that no format recognizes."""

@@ -31,6 +31,8 @@ FIELDS: Mapping[str, str] = {
     "clip_grad": "The norm that gradients are clipped to.",
     "loss_scale": "What the loss is multiplied by in fp16.",
     # counters and data
+    "batch_size": "The samples of an update, as the trainer counts them: of all ranks, or of one.",
+    "rampup": "How the batch size grows: start, increment, samples.",
     "iteration": "The updates that the trainer has counted.",
     "skipped_steps": "The updates that an overflow has kept from being made.",
     "consumed_samples": "The samples that were trained on: where the data goes on.",

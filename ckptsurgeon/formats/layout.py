@@ -63,7 +63,13 @@ class BaseFormat:
         """The relaunch with the option of `options`, or without the state of another optimizer."""
         if key == "optimizer":
             return f"start the trainer with the new optimizer and {self.fresh_optimizer}"
+        if key not in self.options:
+            return f"set {key} to {value} where the trainer is started"
         return f"relaunch the trainer with {self.options[key]} {value}"
+
+    def advise_setting(self, key: str) -> str:
+        """The command line."""
+        return f"set {key} on the trainer's command line"
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """Most trainers have no flag for it."""

@@ -21,8 +21,12 @@ def groups(
 ) -> Iterator[Place]:
     """`name` in each param group of the state dict that `base` leads to; none where a wrapper of an
     optimizer saves in a way of its own."""
-    for i in range(len(get(checkpoint.trees[file], base).get("param_groups", ()))):
-        yield from checkpoint.at(file, (*base, "param_groups", i, name), wins)
+    for i, group in enumerate(get(checkpoint.trees[file], base).get("param_groups", ())):
+        path = (*base, "param_groups", i, name)
+        if type(group) is not dict:
+            yield from checkpoint.at(file, path, wins)
+        elif name in group:  # nearly always, and five times as fast
+            yield Place(file, path, checkpoint.plain(file, group[name]), wins)
 
 
 def states(checkpoint: BaseCheckpoint, file: Path, base: tuple[Key, ...]) -> States:

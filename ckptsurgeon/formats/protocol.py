@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.values import (
     Blob,
     Conversion,
@@ -109,6 +110,12 @@ class Checkpoint(Protocol):
         shard: both get the same new tensors. `parts` are of the shards alone."""
         ...
 
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """Where the queries and keys of each layer's heads are, and why those of other layers are
+        not known, a sentence each. Raises SurgeryError where the checkpoint does not say how many
+        heads there are, or cuts them in a way that is not known."""
+        ...
+
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """Where the elements [start, end) of the tensor at `place` are: file, first byte, end.
         Raises SurgeryError for a tensor whose elements don't lie in the order of its shape."""
@@ -132,6 +139,15 @@ class Checkpoint(Protocol):
     def conversion(self, to: str) -> Conversion:
         """What makes a trainer of the precision `to` (bf16, fp32) load this step, beside weights
         that are rounded from its masters. Raises SurgeryError where the format can't hold it."""
+        ...
+
+    def rebatch(
+        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
+    ) -> tuple[list[Setting], list[str]]:
+        """What to write so that the next batch has `size` samples and the ramp-up is `ramp` (start,
+        increment, samples; empty for none), with the counts of steps that must follow, and what to
+        warn of; nothing where it is kept nowhere. `own_config` is whether a config in the run
+        follows it, so that no flags need to."""
         ...
 
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
@@ -282,6 +298,11 @@ class Format(Protocol):
     def advise(self, key: str, value: object) -> str:
         """A sentence: what to do in this trainer so that it uses `value` for `key` (clip_grad,
         seed, optimizer), which its checkpoints do not decide."""
+        ...
+
+    def advise_setting(self, key: str) -> str:
+        """A sentence: where the trainer takes `key` of the param groups from, which a checkpoint
+        without them does not keep."""
         ...
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:

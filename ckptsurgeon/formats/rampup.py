@@ -21,3 +21,52 @@ def batch_size(state: State, consumed: int) -> int:
     if consumed > samples or increments <= 0 or samples <= 0:
         return state.batch_size
     return start + int(consumed / (samples / increments)) * increment
+
+
+def sizes(state: State) -> list[int]:
+    """Every size that the ramp-up leads through, the last one for good."""
+    if state.batch_size is None:
+        return []
+    if state.rampup is None:
+        return [state.batch_size]
+    start, increment, _ = state.rampup
+    return [*range(start, state.batch_size, max(increment, 1)), state.batch_size]
+
+
+def converted(before: State, after: State, total: int) -> tuple[int, str]:
+    """How many iterations reach the samples that `total` of them would have reached, where sizes
+    are those of `after` from now on; and the arithmetic, in words."""
+    sample = before.promise.consumed_samples or 0
+    left = _samples(before, sample, total - before.step)
+    more = _iterations(after, sample, left)
+    words = (
+        f"{before.step} of {total} iterations are done; the {left} samples of the other "
+        f"{total - before.step} take {more} from now on: {before.step} + {more} = "
+        f"{before.step + more}"
+    )
+    if before.rampup is None and after.rampup is None:
+        words += f" ({total - before.step} × {before.batch_size} / {after.batch_size})"
+    return before.step + more, words
+
+
+def _samples(state: State, sample: int, iterations: int) -> int:
+    """The samples of the next `iterations` batches."""
+    first = sample
+    while iterations > 0 and not _settled(state, sample):
+        sample, iterations = sample + batch_size(state, sample), iterations - 1
+    return sample - first + iterations * batch_size(state, sample)
+
+
+def _iterations(state: State, sample: int, samples: int) -> int:
+    """The batches that take at least so many samples."""
+    count, end = 0, sample + samples
+    while sample < end and not _settled(state, sample):
+        sample, count = sample + batch_size(state, sample), count + 1
+    return count + -(-max(end - sample, 0) // batch_size(state, sample))
+
+
+def _settled(state: State, sample: int) -> bool:
+    """Whether every later batch has the same size, or none can be counted."""
+    size = batch_size(state, sample)
+    over = state.rampup is None or sample > state.rampup[2]
+    return size <= 0 or (over and all(start <= sample for start, _ in state.sizes))

@@ -53,6 +53,8 @@ def renewed(checkpoint: Checkpoint) -> list[Setting]:
     done = {(setting.place.file, setting.place.path) for setting in rest}
 
     def stays(place: Place) -> bool:
+        if not gone:
+            return (place.file, place.path) not in done
         places = ((place.file, place.path[:end]) for end in range(len(place.path)))
         return (place.file, place.path) not in done and gone.isdisjoint(places)
 

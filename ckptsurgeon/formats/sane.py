@@ -28,7 +28,7 @@ NUMBERS = {
 }  # fmt: skip
 COUNTS = {
     "consumed_samples", "seed", "iteration", "global_steps", "tokens", "global_batch_size",
-    "data_epoch", "data_batches", "data_tokens",
+    "data_epoch", "data_batches", "data_tokens", "batch_size",
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ and from the states of its optimizers, which say what the moments were made with
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from ckptsurgeon.files.archives.storage_edit import contiguous as contiguous
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.optimizers import adam
 from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.stretches import Kinds, by_parameter
 from ckptsurgeon.formats.values import (
     MOMENTS,
     Adam,
@@ -48,9 +49,6 @@ def strips(checkpoint: Checkpoint) -> Iterator[Strip]:
 
 def of_parts(checkpoint: Checkpoint, parts: Iterable[Part]) -> Iterator[Strip]:
     """As `strips`, with these parts, which need not be all."""
-    by_parameter: dict[tuple[str, str], list[Part]] = {}
-    for part in parts:
-        by_parameter.setdefault((part.parameter, part.cut), []).append(part)
     states: list[tuple[Hashable, dict[str, Place], Adam]] = []
     made: dict[Located, Adam] = {}
     for each in checkpoint.state_dicts():
@@ -61,9 +59,9 @@ def of_parts(checkpoint: Checkpoint, parts: Iterable[Part]) -> Iterator[Strip]:
             states.append((owner, state, known))
             made.update({(place.file, place.path): known for place in state.values()})
     named: set[Located] = set()
-    for (name, _), stretches in by_parameter.items():
-        named |= {(part.place.file, part.place.path) for part in stretches}
-        yield from _side_by_side(name, stretches, made)
+    for (name, _), kinds in by_parameter(parts).items():
+        named |= {(p.place.file, p.place.path) for found in kinds.values() for p in found}
+        yield from _side_by_side(name, kinds, made)
     others = [
         (owner, state, known)
         for owner, state, known in states
@@ -75,15 +73,10 @@ def of_parts(checkpoint: Checkpoint, parts: Iterable[Part]) -> Iterator[Strip]:
             yield strip
 
 
-def _side_by_side(
-    name: str, parts: Sequence[Part], made: Mapping[Located, Adam]
-) -> Iterator[Strip]:
+def _side_by_side(name: str, kinds: Kinds, made: Mapping[Located, Adam]) -> Iterator[Strip]:
     """The stretches of one parameter, cut where one of them ends."""
-    ends = sorted({at for part in parts for at in (part.first, _last(part))})
-    queues = {
-        kind: deque(sorted((p for p in parts if p.kind == kind), key=lambda part: part.first))
-        for kind in ORDER
-    }
+    queues = {kind: deque(kinds[kind]) for kind in ORDER if kind in kinds}
+    ends = sorted({at for q in queues.values() for part in q for at in (part.first, _last(part))})
     for first, last in pairwise(ends):
         here: dict[str, Part] = {}
         for kind, queue in queues.items():

@@ -19,9 +19,8 @@ from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part
+from ckptsurgeon.formats.stretches import Parameter, by_parameter
 from ckptsurgeon.operations.computed_changes import (
-    Parameter,
-    by_parameter,
     change,
     new_weights,
     refuse_weightless,
@@ -191,7 +190,7 @@ def _layout(parameters: Parameters) -> dict[Parameter, Any]:
     return {
         key: [
             (p.kind, p.start, p.end, p.first, p.place.value.dtype, p.place.value.size)
-            for stretches in kinds.values()
+            for _, stretches in sorted(kinds.items())  # writers with threads save in any order
             for p in stretches
         ]
         for key, kinds in parameters.items()

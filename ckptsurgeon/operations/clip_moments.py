@@ -16,13 +16,8 @@ from ckptsurgeon.arithmetic import ITEM, floats
 from ckptsurgeon.edits import Change, Source
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Part
-from ckptsurgeon.operations.computed_changes import (
-    by_parameter,
-    change,
-    matching,
-    source,
-    with_copies,
-)
+from ckptsurgeon.formats.stretches import by_parameter
+from ckptsurgeon.operations.computed_changes import change, matching, source, with_copies
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, given
 from ckptsurgeon.run.run import Run

@@ -14,30 +14,14 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part, Place
 from ckptsurgeon.formats.optimizers.roles import ROLES
+from ckptsurgeon.formats.stretches import Kinds, Parameter
 from ckptsurgeon.run.run import Run
-
-Parameter = tuple[str, str]
-"""A parameter's name, and the cut of it."""
-Kinds = Mapping[str, Sequence[Part]]
-"""Its stretches by what they are."""
 
 
 def source(run: Run, checkpoint: Checkpoint, place: Place, start: int, end: int) -> Source:
     """Elements of a tensor as a source, named from the run's root."""
     file, first, last = checkpoint.span(place, start, end)
     return Source(relative(file, run.root), first, last, place.value.dtype)
-
-
-def by_parameter(parts: Iterable[Part]) -> dict[Parameter, dict[str, list[Part]]]:
-    """Parameter → kind → its stretches in the order of its elements."""
-    out: dict[Parameter, dict[str, list[Part]]] = {}
-    for part in parts:
-        kinds = out.setdefault((part.parameter, part.cut), {})
-        kinds.setdefault(part.kind, []).append(part)
-    for kinds in out.values():
-        for stretches in kinds.values():
-            stretches.sort(key=lambda part: part.first)
-    return out
 
 
 OWN = ("weights", "average of the weights", "what rounding left")

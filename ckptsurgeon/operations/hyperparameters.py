@@ -13,6 +13,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, Place, State
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
+from ckptsurgeon.operations.batch import batch_changes, ramp_of
 from ckptsurgeon.operations.counters import COUNTERS, counter_changes
 from ckptsurgeon.operations.limits import broken_limit
 from ckptsurgeon.operations.place_changes import PlaceChanges
@@ -32,7 +33,8 @@ class Hyperparameters(Section):
     `lr` is the peak of the schedule (Megatron's max_lr); `warmup` and `decay` count samples;
     `consumed_samples`, `tokens` and `iteration` are the counters that the data position, the logs
     and the next step's number come from; a loader that counts batches goes on with batch
-    `data_batches` of pass `data_epoch`. `position` is where the schedule stands: in samples with
+    `data_batches` of pass `data_epoch`. `batch_size` and `rampup` (start, increment, samples) are
+    those of the next batch. `position` is where the schedule stands: in samples with
     Megatron's AnnealingLR, in steps of the scheduler with others. `settings` are the other numbers
     that the param groups of the run's optimizer hold, by their names there (momentum, alpha)."""
 
@@ -68,6 +70,8 @@ class Hyperparameters(Section):
     data_epoch: int | None = None
     data_batches: int | None = None
     position: int | None = None
+    batch_size: int | None = None
+    rampup: list[str] | None = None
     settings: dict[str, float | str] = dataclasses.field(default_factory=dict)
 
     def given(self) -> dict[str, Any]:
@@ -80,11 +84,12 @@ class Hyperparameters(Section):
         if self.decay_style is not None and self.decay_style not in DECAY_STYLES:
             raise unknown_value(self.decay_style, DECAY_STYLES, "set.decay_style")
         for key, value in self.given().items():
-            if isinstance(value, str):  # a scale of the present value, or a decay style
+            if isinstance(value, (str, list)):  # a scale of the present value, or a decay style
                 continue
             limit = broken_limit(key, value)
             if limit is not None:
                 raise UsageError(f"`set.{key}` is {value}", next=limit)
+        ramp_of(self.rampup, self.batch_size)
 
     def settled(self, state: State) -> Hyperparameters:
         return self.scaled(_present(state))
@@ -136,6 +141,10 @@ class Hyperparameters(Section):
             setter.warn_leap(values["lr"])
         counters = {key: value for key, value in values.items() if key in COUNTERS}
         changes, warnings = counter_changes(run, checkpoint, counters, self.position is not None)
+        ramp = ramp_of(self.rampup, self.batch_size)
+        if ramp is not None or self.batch_size is not None:
+            more, notes = batch_changes(run, checkpoint, self.batch_size, ramp)
+            changes, warnings = [*changes, *more], [*warnings, *notes]
         return [*setter.changes.values(), *changes], [*setter.warnings, *warnings]
 
 
@@ -190,12 +199,12 @@ class _Setter(PlaceChanges):
             self.warnings += warnings
 
     def beta(self, index: int, value: float) -> None:
-        for place in self._places("betas", "set betas on the trainer's command line"):
+        for place in self._places("betas", self.run.format.advise_setting("betas")):
             self.put_nth("betas", place, index, float(value))
 
     def groups(self, key: str, value: float) -> None:
         """A weight decay of 0 marks biases and layer norms: such a group keeps it."""
-        places = self._places(key, f"set {key} on the trainer's command line")
+        places = self._places(key, self.run.format.advise_setting(key))
         if any(isinstance(place.value, (list, tuple)) for place in places):
             raise SurgeryError(
                 f"this optimizer has two numbers for {key}: {_short(places[0].value)}",
@@ -375,13 +384,14 @@ def set_values(
     """Change hyperparameters in every place that keeps them.
 
     KEY is lr min_lr warmup decay decay_style beta1 beta2 eps weight_decay clip_grad seed
-    loss_scale, a counter (consumed_samples tokens iteration position data_epoch data_batches), or
-    what the param groups of the run's optimizer hold (momentum alpha beta3). A VALUE such as 0.5x
-    scales the present one.
+    loss_scale batch_size rampup, a counter (consumed_samples tokens iteration position data_epoch
+    data_batches), or what the param groups of the run's optimizer hold (momentum alpha beta3). A
+    VALUE such as 0.5x scales the present one.
 
     Examples:
     ckptsurgeon set beta2=0.95 eps=1e-8
     ckptsurgeon set weight_decay=0.5x --dry-run
+    ckptsurgeon set batch_size=512
     """
     if params is None:
         return lay({}, settings_of(settings))

@@ -14,7 +14,7 @@ LARGEST = {
 """Far above what any published run used (SGD on language models: lr 30; fake SGD: eps 100), or what
 the trainer's numbers can hold: numpy's seeds, float32."""
 BELOW_1 = ("beta1", "beta2", "beta3", "momentum")
-ABOVE_0 = ("eps", "loss_scale")
+ABOVE_0 = ("eps", "loss_scale", "batch_size")
 FROM_0 = (
     "lr", "min_lr", "warmup", "decay", "weight_decay", "clip_grad", "seed", "consumed_samples",
     "tokens", "iteration",

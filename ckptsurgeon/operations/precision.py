@@ -11,17 +11,13 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import ABSENT, Change, Computed, Renamed
+from ckptsurgeon.edits import Change, Computed, Renamed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.formats.stretches import by_parameter
 from ckptsurgeon.operations.average import Average
-from ckptsurgeon.operations.computed_changes import (
-    by_parameter,
-    covering,
-    source,
-    with_copies,
-)
+from ckptsurgeon.operations.computed_changes import covering, source, with_copies
 from ckptsurgeon.operations.own_config import config_changes
 from ckptsurgeon.operations.scale import Scale
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
@@ -68,12 +64,11 @@ class Precision(Section):
                     weights.append(_rounded(run, checkpoint, part, kinds["master"], made.dtype))
         changes = with_copies(run, checkpoint, weights)
         config = config_changes(run, made.config, f"dtype {self.to}")
-        if not changes and not made.names:
+        if not changes and not made.names and not made.settings:
             return config, []
         changes += [
             Change(run.relative(place.file), field, place.value, new, place.path)
             for field, place, new in made.settings
-            if new == ABSENT or place.value != new
         ]
         changes += [
             Change(run.relative(file), "file name", file.name, Renamed(name))

@@ -210,9 +210,12 @@ def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
 
 def _moments(run: Run, checkpoint: Checkpoint) -> list[Change]:
     """What makes the next update that of a new optimizer; see `formats.renew`."""
+    settings = renewed(checkpoint)
+    files = {id(place.file): place.file for _, place, _ in settings}  # hashed once, not by place
+    names = {key: run.relative(file) for key, file in files.items()}
     return [
-        Change(run.relative(place.file), name, _old(place), new, place.path, chunks=place.chunks)
-        for name, place, new in renewed(checkpoint)
+        Change(names[id(place.file)], name, _old(place), new, place.path, chunks=place.chunks)
+        for name, place, new in settings
         if not (new == place.zero and checkpoint.is_zero(place))
     ]
 

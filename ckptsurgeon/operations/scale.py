@@ -6,6 +6,7 @@ Source: Kimi K2 2507.20534, QK-Clip: W_q and W_k times the root of threshold / l
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -14,8 +15,9 @@ import typer
 from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.formats.stretches import Kinds, Parameter, by_parameter, within
+from ckptsurgeon.operations import qk_clip
 from ckptsurgeon.operations.computed_changes import (
-    by_parameter,
     change,
     matching,
     new_weights,
@@ -23,6 +25,7 @@ from ckptsurgeon.operations.computed_changes import (
     source,
     with_copies,
 )
+from ckptsurgeon.operations.qk_clip import QkClip
 from ckptsurgeon.operations.reset import Moments, Reset
 from ckptsurgeon.operations.section import (
     Changes,
@@ -42,24 +45,45 @@ POWERS = {"exp_avg": 1, "exp_avg_sq": 2}
 @dataclass(frozen=True)
 class Scale(Section):
     """The weights of the parameters whose names match `params` become `by` times what they were,
-    computed on the fp32 masters and rounded from them. `moments` are kept, scaled as if every
-    gradient had been `by` times as large (exp_avg by it, exp_avg_sq by its square), or zeroed."""
+    computed on the fp32 masters and rounded from them; with `qk_clip` the queries and keys of those
+    heads whose logits are estimated too large. `moments` are kept, scaled as if every gradient had
+    been so many times as large (exp_avg by it, exp_avg_sq by its square), or zeroed."""
 
     key: ClassVar[str] = "scale"
 
-    params: str
-    by: float
+    params: str = ""
+    by: float | None = None
     moments: str = "keep"
+    qk_clip: QkClip | None = None
 
     def check(self, recipe: Recipe) -> None:
         check_pattern("scale.params", self.params)
-        if not math.isfinite(self.by) or self.by == 0:
-            raise UsageError(f"`scale.by` is {self.by}", next="a number other than 0, such as 0.9")
         if self.moments not in MOMENTS:
             raise unknown_value(self.moments, MOMENTS, "scale.moments")
+        if self.qk_clip is not None:
+            self.qk_clip.check()
+            if self.by is not None:
+                raise UsageError(
+                    "`scale.by` and `scale.qk_clip` both say by how much", next="drop one of them"
+                )
+            if self.moments == "zero":
+                raise UsageError(
+                    "qk_clip scales rows of parameters, and a reset zeroes whole ones",
+                    next="moments: keep or scale",
+                )
+            return
+        if self.by is None:
+            raise UsageError("`scale.by` is missing", next="add scale.by, or scale.qk_clip")
+        if not self.params:
+            raise UsageError("`scale.params` is missing", next="add scale.params")
+        if not math.isfinite(self.by) or self.by == 0:
+            raise UsageError(f"`scale.by` is {self.by}", next="a number other than 0, such as 0.9")
 
     def title(self, run: Run, step: int) -> list[str]:
         more = "" if self.moments == "keep" else f", {self.moments} moments"
+        if self.qk_clip is not None:
+            where = f" ({self.params})" if self.params else ""
+            return [f"qk-clip at {self.qk_clip.threshold:g}{where}{more}"]
         return [f"scale {self.params} by {self.by:g}{more}"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
@@ -67,7 +91,6 @@ class Scale(Section):
         refuse_weightless(checkpoint, known)
         of_weights = ("weights", "master")
         named = {name: kinds for name, kinds in known.items() if kinds.keys() & set(of_weights)}
-        chosen = matching(named, self.params, "scale.params")
         nameless = any("exp_avg" in known[name] for name in known.keys() - named.keys())
         having = any("exp_avg" in kinds for kinds in named.values())
         if self.moments == "scale" and (nameless or not having):
@@ -76,19 +99,13 @@ class Scale(Section):
                 "be scaled",
                 next="moments: keep",
             )
+        kept = self.moments != "scale"
         changes: list[Change] = []
-        for kinds in (named[name] for name in chosen):
-            for part in kinds.get("weights", ()):
-                masters = kinds.get("master", [part])
-                new = new_weights(
-                    run, part, [masters], [checkpoint], "scale", (self.by,), f"× {self.by:g}"
-                )
-                changes.append(new)
-            for part in kinds.get("master", ()):
-                changes.append(_scaled(run, checkpoint, part, self.by))
-            for kind, power in POWERS.items() if self.moments == "scale" else ():
-                for part in kinds.get(kind, ()):
-                    changes.append(_scaled(run, checkpoint, part, self.by**power))
+        if self.qk_clip is not None:
+            return self._clipped(run, checkpoint, named, self.qk_clip)
+        assert self.by is not None
+        for kinds in (named[name] for name in matching(named, self.params, "scale.params")):
+            changes += _all(run, checkpoint, kinds, self.by, kept)
         every = with_copies(run, checkpoint, changes)
         if self.moments != "zero":
             return every, []
@@ -96,18 +113,63 @@ class Scale(Section):
         reset, warnings = zeros.changes(run, recipe, checkpoint)
         return [*every, *reset], warnings
 
+    def _clipped(
+        self, run: Run, checkpoint: Checkpoint, known: Mapping[Parameter, Kinds], clip: QkClip
+    ) -> Changes:
+        rows, heads = qk_clip.scaled(checkpoint, clip, self.params)
+        changes: list[Change] = []
+        for (name, cut, start, end), by in rows:  # one text for all: a plan shows it once
+            part = {k: list(within(s, start, end)) for k, s in known[name, cut].items()}
+            changes += _all(run, checkpoint, part, by, self.moments != "scale", "scaled by head")
+        if not heads:
+            return [], []
+        largest = ", ".join(qk_clip.named(heads, clip))
+        return with_copies(run, checkpoint, changes), [
+            f"{len(heads)} heads are estimated above {clip.threshold:g} by their weights alone, "
+            f"{clip.sigmas:g} times the root mean square of their logits for inputs of no "
+            f"direction: {largest}; no logit was measured"
+        ]
 
-def _scaled(run: Run, checkpoint: Checkpoint, part: Part, by: float) -> Change:
+
+def _all(
+    run: Run, checkpoint: Checkpoint, kinds: Kinds, by: float, moments_kept: bool, told: str = ""
+) -> Iterator[Change]:
+    """Weights, masters and, unless they are kept, moments of these stretches; `told` in place of
+    the factor."""
+    for part in kinds.get("weights", ()):
+        masters = kinds.get("master", [part])
+        yield new_weights(run, part, [masters], [checkpoint], "scale", (by,), told or f"× {by:g}")
+    for part in kinds.get("master", ()):
+        yield _scaled(run, checkpoint, part, by, told or f"× {by:g}")
+    for kind, power in () if moments_kept else POWERS.items():
+        for part in kinds.get(kind, ()):
+            yield _scaled(run, checkpoint, part, by**power, told or f"× {by**power:g}")
+
+
+def _scaled(run: Run, checkpoint: Checkpoint, part: Part, by: float, told: str) -> Change:
     term = (source(run, checkpoint, part.place, part.start, part.end),)
-    return change(run, part, "scale", (term,), (by,), f"× {by:g}")
+    return change(run, part, "scale", (term,), (by,), told)
 
 
 # --- commands ------------------------------------------------------------------------------------
 
 
 def scale(
-    params: Annotated[str, typer.Argument(metavar="REGEX", help="Parameters whose names match.")],
-    by: Annotated[float, typer.Option("--by", metavar="F", help="What their weights are times.")],
+    params: Annotated[
+        str | None,
+        typer.Argument(metavar="[REGEX]", help="Parameters whose names match."),
+    ] = None,
+    by: Annotated[
+        float | None, typer.Option("--by", metavar="F", help="What their weights are times.")
+    ] = None,
+    qk_clip: Annotated[
+        float | None,
+        typer.Option(
+            "--qk-clip",
+            metavar="LOGIT",
+            help="Instead: queries and keys of heads whose logits are estimated above it.",
+        ),
+    ] = None,
     moments: Annotated[
         str | None,
         typer.Option("--moments", metavar="WHAT", help="keep, scale or zero their moments."),
@@ -115,13 +177,17 @@ def scale(
 ) -> dict[str, Any]:
     """Multiply weights by a number.
 
-    Their fp32 masters with them.
+    Their fp32 masters with them. --qk-clip finds the heads whose attention logits are too large and
+    scales their queries and keys down to the limit. It estimates the logits from the weights alone:
+    no data is looked at (docs/recipes.md).
 
     Examples:
     ckptsurgeon scale query_key_value.weight --by 0.9
     ckptsurgeon scale word_embeddings --by 0.5 --moments scale --dry-run
+    ckptsurgeon scale --qk-clip 100 --dry-run
     """
-    return {"scale": given(params=params, by=by, moments=moments)}
+    clip = None if qk_clip is None else {"threshold": qk_clip}
+    return {"scale": given(params=params, by=by, qk_clip=clip, moments=moments)}
 
 
 SECTIONS = (Scale,)

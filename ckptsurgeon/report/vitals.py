@@ -33,7 +33,23 @@ def signs(seen: Vitals) -> list[str]:
             f"  update RMS {min(moving):.2f} to {max(moving):.2f}, half are under {middle:.2f}"
             f"{floor}"
         )
-    return [*lines, *_norms(seen), *(f"  not compared: {text}" for text in seen.not_compared)]
+    return [
+        *lines,
+        *_logits(seen),
+        *_norms(seen),
+        *(f"  not compared: {text}" for text in seen.not_compared),
+    ]
+
+
+def _logits(seen: Vitals) -> list[str]:
+    if not seen.attention:
+        return []
+    top, last = seen.attention[0], seen.attention[-1]
+    since = "" if top.before is None else f", at step {seen.against} {top.before:.3g}"
+    return [
+        f"  attention logits by the weights alone: RMS {top.rms:.3g} in {clean(top.layer)} head "
+        f"{top.head}{since}; {last.rms:.3g} in the largest head of {clean(last.layer)}"
+    ]
 
 
 def _norms(seen: Vitals) -> list[str]:

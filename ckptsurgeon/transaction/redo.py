@@ -193,9 +193,11 @@ def _append(
         path = root / step.file
         spans = step.spans[first:last]
         at = step.at + sum(end - start for start, end in step.spans[:first])
-        with disk.opened(path) as descriptor, tails.open("rb") as staged:
-            staged.seek(at)
-            data = memoryview(staged.read(sum(end - start for start, end in spans)))
+        size = sum(end - start for start, end in spans)
+        with disk.opened(path) as descriptor:
+            data = memoryview(os.pread(staged.fileno(), size, at))
+            if len(data) < size:
+                raise OSError(errno.EIO, "a read ended early", str(tails))
             parts = []
             for start, end in spans:
                 parts.append((start, data[: end - start]))
@@ -203,8 +205,9 @@ def _append(
             disk.write_each(descriptor, path, parts)
             disk.fsync_data(descriptor, path)
 
-    each(lambda step: write(step, 0, len(step.spans) - 1), group, jobs)
-    each(lambda step: write(step, len(step.spans) - 1, len(step.spans)), group, jobs, done)
+    with tails.open("rb") as staged:
+        each(lambda step: write(step, 0, len(step.spans) - 1), group, jobs)
+        each(lambda step: write(step, len(step.spans) - 1, len(step.spans)), group, jobs, done)
 
 
 # --- truncate ------------------------------------------------------------------------------------

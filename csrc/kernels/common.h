@@ -17,6 +17,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <vector>
 
 // The loader picks the AVX-512, AVX2 or baseline copy of a row function (ifunc).
@@ -119,8 +120,8 @@ std::vector<std::array<double, N>> block_sums(int64_t n) {
   return std::vector<std::array<double, N>>((n + kBlock - 1) / kBlock);
 }
 
-inline Tensor new_doubles(const Tensor& like, int64_t size) {
-  return torch::stable::new_empty(like, {size}, ScalarType::Double);
+inline Tensor new_doubles(const Tensor& like, std::initializer_list<int64_t> size) {
+  return torch::stable::new_empty(like, size, ScalarType::Double);
 }
 
 }  // namespace ckptsurgeon

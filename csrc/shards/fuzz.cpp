@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "chunks.hpp"
 #include "directory.hpp"
 #include "tensors.hpp"
 
@@ -28,6 +29,28 @@ void pickle(const uint8_t* data, size_t size) {
   if (text.size() + 30 * count > scan.stop) std::abort();
 }
 
+void metadata(const uint8_t* data, size_t size) {
+  shards::Chunks chunks(data, size, {0, 50, 4096, 4096, 0, 0});
+  if (!chunks.read()) return;
+  std::vector<uint32_t> chosen;
+  for (const shards::Row& row : chunks.rows()) {
+    if (row.file >= chunks.found().files.size() || row.offset > chunks.found().tuples.size())
+      std::abort();
+    chosen.push_back(static_cast<uint32_t>(chosen.size() % 3));
+  }
+  for (const uint32_t shape : chunks.shapes)
+    if (shape > chunks.found().tuples.size()) std::abort();
+  const uint32_t base = chunks.from(chosen.data());
+  if (base >= size) return;  // nothing was chosen
+  const Bytes rest(reinterpret_cast<const char*>(data) + base, size - base);
+  std::string moved(reinterpret_cast<const char*>(data), base);
+  const auto use = [&moved](Bytes piece) { moved += piece; };
+  if (!chunks.moved(rest, base, chosen.data(), {{7, 9}, {1 << 20, 70'000}}, "new", use)) return;
+  shards::Chunks again(reinterpret_cast<const uint8_t*>(moved.data()), moved.size(),
+                       {0, 50, 4096, 4096, 0, 0});
+  if (!again.read() || again.rows().size() != chunks.rows().size()) std::abort();
+}
+
 void archive(Bytes data) {
   for (uint64_t count = 1; count < 8; ++count) {
     shards::Directory directory(data);
@@ -48,6 +71,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto copy = std::make_unique<uint8_t[]>(size);
   if (size != 0) std::memcpy(copy.get(), data, size);
   pickle(copy.get(), size);
+  metadata(copy.get(), size);
   archive(Bytes(reinterpret_cast<const char*>(copy.get()), size));
   return 0;
 }

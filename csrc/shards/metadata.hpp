@@ -8,82 +8,9 @@
 
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <string>
-
-#include "numbered.hpp"
-#include "scan.hpp"
+#include "stack.hpp"
 
 namespace shards {
-
-// The bytes of the opcode at `i` with what belongs to it; 0 for one that is none or does not fit.
-inline size_t width(const uint8_t* data, size_t size, size_t i, const Limits& limits) {
-  const auto number = [&](size_t bytes) -> uint64_t {
-    uint64_t out = 0;
-    if (i + 1 + bytes > size) return UINT32_MAX;
-    std::memcpy(&out, data + i + 1, bytes);
-    return std::min<uint64_t>(out, UINT32_MAX);
-  };
-  uint64_t out = 1;
-  switch (data[i]) {
-    case BININT1: case BINPUT: case BINGET: out = 2; break;
-    case BININT2: out = 3; break;
-    case BININT: case LONG_BINPUT: case LONG_BINGET: out = 5; break;
-    case BINFLOAT: case FRAME: out = 9; break;
-    case SHORT_BINUNICODE: case SHORT_BINBYTES: out = 2 + number(1); break;
-    case BINUNICODE: case BINBYTES: out = 5 + number(4); break;
-    case BINUNICODE8: case BINBYTES8: out = 9 + number(8); break;
-    case LONG1: out = 2 + number(1); break;
-    case GLOBAL: {
-      size_t at = i;
-      for (int line = 0; line < 2; ++line) {
-        const size_t end = std::min<size_t>(size, at + 2 + limits.name);
-        const void* found = at + 1 < end ? std::memchr(data + at + 1, '\n', end - at - 1) : nullptr;
-        if (found == nullptr) return 0;
-        at = static_cast<size_t>(static_cast<const uint8_t*>(found) - data);
-      }
-      out = at + 1 - i;
-      break;
-    }
-    case NONE: case NEWTRUE: case NEWFALSE: case EMPTY_DICT: case EMPTY_LIST: case EMPTY_SET:
-    case EMPTY_TUPLE: case MEMOIZE: case MARK: case TUPLE: case TUPLE1: case TUPLE2: case TUPLE3:
-    case STACK_GLOBAL: case REDUCE: case NEWOBJ: case SETITEM: case SETITEMS: case APPEND:
-    case APPENDS: case ADDITEMS: case BUILD: case POP: case STOP: break;
-    default: return 0;
-  }
-  return i + out <= size ? out : 0;
-}
-
-// A set of numbers, with the rank of each among them.
-class Ranks {
- public:
-  void add(size_t k) {
-    if (k / 64 >= words_.size()) words_.resize(std::max(k / 64 + 1, words_.size() * 3 / 2));
-    words_[k / 64] |= uint64_t{1} << k % 64;
-  }
-  bool has(size_t k) const { return k / 64 < words_.size() && words_[k / 64] >> k % 64 & 1; }
-  // After the last `add`.
-  size_t count() {
-    size_t out = 0;
-    for (size_t k = 0; k < words_.size(); ++k) {
-      if (k % 8 == 0) before_.push_back(static_cast<uint32_t>(out));
-      out += static_cast<size_t>(__builtin_popcountll(words_[k]));
-    }
-    return out;
-  }
-  uint32_t rank(size_t k) const {
-    uint32_t out = before_[k / 512];
-    for (size_t word = k / 512 * 8; word < k / 64; ++word)
-      out += static_cast<uint32_t>(__builtin_popcountll(words_[word]));
-    return out + static_cast<uint32_t>(
-                     __builtin_popcountll(words_[k / 64] & ((uint64_t{1} << k % 64) - 1)));
-  }
-
- private:
-  std::vector<uint64_t> words_;
-  std::vector<uint32_t> before_;  // of every eighth word
-};
 
 struct Row {
   uint64_t start, length;
@@ -100,14 +27,13 @@ struct Whole {
   uint32_t first, count;
 };
 
-class Metadata {
+class Metadata : public Stack {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr uint32_t kShared = 0x80000000;  // of Row::path_at: a GET reads the text too
 
   Metadata(const uint8_t* data, size_t size, const Limits& limits)
-      : names(kLeast + size / 8), files(kLeast + size / 8), globals(kLeast), tuples(kLeast + size / 2),
-        data_(data), size_(size), limits_(limits) {}
+      : Stack(data, size, limits), names(kLeast + size / 8), files(kLeast + size / 8) {}
 
   // False: something that Python must judge.
   bool read() {
@@ -129,118 +55,10 @@ class Metadata {
   std::vector<Piece> pieces;
   std::vector<uint32_t> whole_of;  // by name, 1 above the index in `wholes`
   std::vector<Whole> wholes;
-  Numbered<char> names, files, globals;
-  Numbered<int64_t> tuples;
-  std::vector<std::pair<uint32_t, uint64_t>> frames;
-  std::vector<std::pair<uint32_t, uint32_t>> odd_texts;  // not plain ASCII: position, length
+  Numbered<char> names, files;
 
  private:
-  static constexpr size_t kLeast = 1 << 20, kDeepest = 1 << 16, kAttributes = 8, kOddTexts = 1024;
   static constexpr uint64_t kPlain = UINT64_MAX;  // `b` of a list of something else than chunks
-
-  enum class Kind : uint8_t {
-    kOther, kNone, kInteger, kText, kGlobal, kTuple, kBoxed, kLed, kPlainTuple, kDict, kList, kSet,
-    kMade, kIndex, kInfo, kChunk, kProperties, kWhole, kRoot,
-  };
-  using Flags = uint8_t;
-  static constexpr Flags kFresh = 1, kObject = 2, kPut = 4, kRead = 8, kLong = 16;
-
-  struct Item {
-    Kind kind = Kind::kOther;
-    Flags flags = kFresh;
-    uint16_t height = 0;
-    uint32_t at = 0;    // of the opcode that pushed it
-    uint32_t slot = 0;  // 1 above where `kept_` has it, if a GET asks for it
-    uint32_t a = 0;
-    uint64_t b = 0;
-    bool is(Kind wanted) const { return kind == wanted; }
-    bool fresh() const { return flags & kFresh; }
-  };
-  struct Attribute {
-    Bytes key;
-    Item value;
-  };
-  struct Attributes {
-    std::array<Attribute, kAttributes> all;
-    size_t count = 0;
-    const Item* find(Bytes key) const {
-      for (size_t k = 0; k < count; ++k)
-        if (all[k].key == key) return &all[k].value;
-      return nullptr;
-    }
-  };
-
-  // --- the memo: only what a GET asks for is kept -------------------------------------------------
-
-  bool ask() {
-    for (size_t i = 2; i < size_ && data_[i] != STOP;) {
-      const uint8_t op = data_[i];
-      const size_t bytes = width(data_, size_, i, limits_);
-      if (bytes == 0) return false;
-      if (Scan::is_get(op)) {
-        if (index(i) >= size_) return false;
-        asked_.add(index(i));
-      }
-      i += bytes;
-    }
-    const size_t count = asked_.count();
-    if (count > size_ / 24 + 4096) return false;
-    kept_.resize(count);
-    return true;
-  }
-
-  size_t index(size_t i) const {
-    if (data_[i] == BINGET || data_[i] == BINPUT) return data_[i + 1];
-    uint32_t out;
-    std::memcpy(&out, data_ + i + 1, sizeof out);
-    return out;
-  }
-
-  bool put(size_t i) {
-    const size_t k = data_[i] == MEMOIZE ? count_ : index(i);
-    if (stack_.empty() || (!marks_.empty() && stack_.size() <= marks_.back())) return false;
-    Item& item = stack_.back();
-    if (k >= i || set_.has(k) || item.flags & kPut || item.is(Kind::kInteger)) return false;
-    // A text and its PUT are replaced together.
-    if (item.is(Kind::kText) && item.at + width(data_, size_, item.at, limits_) != i) return false;
-    set_.add(k);
-    ++count_;
-    item.flags |= kPut;
-    if (!asked_.has(k)) return true;
-    item.slot = asked_.rank(k) + 1;
-    item.flags |= kRead;
-    Item& kept = kept_[item.slot - 1];
-    kept = item;
-    kept.flags &= static_cast<Flags>(~kFresh);
-    const bool open = item.is(Kind::kMade) || item.is(Kind::kDict) || item.is(Kind::kList);
-    if (open || item.is(Kind::kSet)) kept.kind = Kind::kOther;
-    return true;
-  }
-
-  bool get(size_t i) {
-    const size_t k = index(i);
-    if (!set_.has(k)) return false;
-    Item item = kept_[asked_.rank(k)];
-    item.at = static_cast<uint32_t>(i);
-    item.slot = 0;
-    item.flags |= kPut;  // it has one, and none of its own after this
-    stack_.push_back(item);
-    return true;
-  }
-
-  // --- opcodes -------------------------------------------------------------------------------------
-
-  Item& push(size_t i, Kind kind = Kind::kOther) {
-    stack_.emplace_back();
-    stack_.back().kind = kind;
-    stack_.back().at = static_cast<uint32_t>(i);
-    return stack_.back();
-  }
-
-  bool integer(size_t i, int64_t value) {
-    push(i, Kind::kInteger).b = static_cast<uint64_t>(value);
-    return true;
-  }
 
   bool step(size_t i, size_t bytes) {
     switch (data_[i]) {
@@ -293,162 +111,6 @@ class Metadata {
       }
       default: return false;
     }
-  }
-
-  size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
-
-  // Close the last mark; a value must lie below it.
-  bool marked() {
-    if (marks_.empty()) return false;
-    first_ = marks_.back();
-    marks_.pop_back();
-    return first_ > floor();
-  }
-
-  // Take the values from `first` on off the stack, with what dicts among them hold.
-  void drop(size_t first) {
-    for (size_t k = first; k < stack_.size(); ++k)
-      if (stack_[k].is(Kind::kDict) && stack_[k].a != 0) free_.push_back(stack_[k].a);
-    stack_.resize(first);
-  }
-
-  // One more level than the highest from `first` on; 0 for too many.
-  uint16_t levels(size_t first) const {
-    uint16_t out = 0;
-    for (size_t k = first; k < stack_.size(); ++k) out = std::max(out, stack_[k].height);
-    return out + 1u > limits_.depth ? 0 : static_cast<uint16_t>(out + 1);
-  }
-
-  bool long_integer(size_t i, size_t length) {
-    if (length > 8) {
-      push(i).flags |= kLong;
-      return length <= limits_.integer;
-    }
-    uint64_t number = length && data_[i + 1 + length] & 0x80 ? ~uint64_t{0} : 0;  // its sign
-    std::memcpy(&number, data_ + i + 2, length);
-    Item& item = push(i, Kind::kInteger);
-    item.b = number;
-    if (length == 8) item.flags |= kLong;
-    return true;
-  }
-
-  bool text(size_t i, size_t head, size_t bytes) {
-    Item& item = push(i, Kind::kText);
-    item.a = static_cast<uint32_t>(bytes - head);
-    item.b = i + head;
-    const Bytes own = bytes_of(item);
-    if (std::any_of(own.begin(), own.end(), [](char letter) { return letter < 0; })) {
-      odd_texts.emplace_back(static_cast<uint32_t>(item.b), item.a);
-      return odd_texts.size() <= kOddTexts;
-    }
-    return true;
-  }
-
-  Bytes bytes_of(const Item& text) const {
-    return {reinterpret_cast<const char*>(data_) + text.b, text.a};
-  }
-
-  bool dict(size_t i) {
-    uint32_t own;
-    if (free_.empty()) {
-      pool_.emplace_back();
-      own = static_cast<uint32_t>(pool_.size());
-    } else {
-      own = free_.back();
-      free_.pop_back();
-    }
-    pool_[own - 1].count = 0;
-    push(i, Kind::kDict).a = own;
-    return true;
-  }
-
-  bool tuple(size_t i, size_t first) {
-    const uint16_t height = levels(first);
-    if (height == 0) return false;
-    const size_t count = stack_.size() - first;
-    Item made;
-    made.at = static_cast<uint32_t>(i);
-    made.height = height;
-    const auto each = [](Kind kind) { return [kind](const Item& item) { return item.is(kind); }; };
-    if (std::all_of(stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end(),
-                    each(Kind::kInteger))) {
-      numbers_.clear();
-      for (size_t k = first; k < stack_.size(); ++k)
-        numbers_.push_back(static_cast<int64_t>(stack_[k].b));
-      if (!tuples.number(numbers_.data(), count, made.a)) return false;
-      made.kind = Kind::kTuple;
-    } else if (count == 1 && stack_[first].is(Kind::kTuple)) {
-      made.kind = Kind::kBoxed;
-      made.a = stack_[first].a;
-    } else if (stack_[first].is(Kind::kGlobal)) {
-      made.kind = Kind::kLed;
-      made.a = stack_[first].a;
-    } else {
-      made.kind = Kind::kPlainTuple;
-    }
-    drop(first);
-    stack_.push_back(made);
-    return true;
-  }
-
-  bool named(size_t i, const std::string& name) {
-    uint32_t number;
-    if (!globals.number(name.data(), name.size(), number)) return false;
-    push(i, Kind::kGlobal).a = number;
-    return true;
-  }
-
-  bool global(size_t i, size_t bytes) {
-    std::string name(reinterpret_cast<const char*>(data_ + i + 1), bytes - 2);
-    name[name.find('\n')] = '.';
-    const bool plain = std::none_of(name.begin(), name.end(), [](char c) { return c < 0; });
-    return plain && named(i, name);
-  }
-
-  bool stack_global(size_t i) {
-    if (stack_.size() < floor() + 2) return false;
-    const Item &module = stack_[stack_.size() - 2], &name = stack_.back();
-    if (!module.is(Kind::kText) || !name.is(Kind::kText)) return false;
-    if (module.a > limits_.name || name.a > limits_.name) return false;
-    const std::string whole = std::string(bytes_of(module)) + "." + std::string(bytes_of(name));
-    stack_.resize(stack_.size() - 2);
-    return named(i, whole);
-  }
-
-  Bytes global_name(uint32_t number) const {
-    const auto run = globals.run(number);
-    return {run.data, run.size};
-  }
-
-  // What the general reader makes of these names is no object.
-  static bool is_object(Bytes name) {
-    return name.substr(0, 12) != "collections." && name != "torch.Size" &&
-           name.substr(0, 7) != "torch._";
-  }
-
-  bool call(size_t i) {
-    if (stack_.size() < floor() + 2) return false;
-    const Item maker = stack_[stack_.size() - 2], words = stack_.back();
-    const bool tuple = words.is(Kind::kTuple) || words.is(Kind::kBoxed) || words.is(Kind::kLed) ||
-                       words.is(Kind::kPlainTuple);
-    const uint16_t height = levels(stack_.size() - 2);
-    if (!maker.is(Kind::kGlobal) || !tuple || height == 0) return false;
-    drop(stack_.size() - 2);
-    Item& made = push(i);
-    made.height = height;
-    const Bytes name = global_name(maker.a);
-    if (data_[i] == REDUCE && name == "torch.Size") {
-      if (!words.is(Kind::kBoxed)) return false;
-      made.kind = Kind::kTuple;
-      made.a = words.a;
-      return true;
-    }
-    made.flags |= kObject;
-    if (data_[i] == NEWOBJ) {
-      if (!is_object(name)) return false;
-      made.kind = Kind::kMade;
-    }
-    return true;
   }
 
   // --- containers that are filled ------------------------------------------------------------------
@@ -658,17 +320,6 @@ class Metadata {
            std::none_of(rows.begin(), rows.end(), left);
   }
 
-  const uint8_t* data_;
-  size_t size_;
-  Limits limits_;
-  Ranks asked_, set_;
-  size_t count_ = 0, first_ = 0;
-  std::vector<Item> kept_;
-  std::vector<Item> stack_;
-  std::vector<size_t> marks_;
-  std::vector<Attributes> pool_;
-  std::vector<uint32_t> free_;  // of the pool, 1 above the index
-  std::vector<int64_t> numbers_;
   bool has_rows_ = false, has_wholes_ = false;
 };
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 from tests.conftest import Trained
 from tests.support.launch import REPO
 
@@ -35,3 +37,16 @@ def test_a_step_is_completed_with_the_saved_ones(trained: Trained, tmp_path: Pat
     assert complete(f"ckptsurgeon rollback -C {root} --to ", tmp_path) == ["2", "4", "6", "8"]
     assert complete(f"ckptsurgeon -C {root} show ", tmp_path) == ["2", "4", "6", "8"]
     assert complete("ckptsurgeon rollback --to ", tmp_path) == []
+
+
+def test_a_step_of_a_format_that_is_given(tmp_path: Path) -> None:
+    """By a page in the settings of the run, on either side of the command, or not at all."""
+    for step in (10, 20):
+        torch.save({"state": {}, "param_groups": []}, tmp_path / f"{step}.pt")
+    page = tmp_path / "mine.yaml"
+    page.write_text('name: mine\nfiles: {"{step}.pt": {optimizers: [[]]}}\n')
+    assert complete("ckptsurgeon rollback --to ", tmp_path) == []
+    assert complete(f"ckptsurgeon rollback --format {page} --to ", tmp_path) == ["10", "20"]
+    assert complete(f"ckptsurgeon --format {page} show ", tmp_path) == ["10", "20"]
+    (tmp_path / "ckptsurgeon.yaml").write_text("format: mine.yaml\n")
+    assert complete("ckptsurgeon rollback --to ", tmp_path) == ["10", "20"]

@@ -54,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
     "scale query_key_value --by 0.9 --moments scale": {
         "scale": {"params": "query_key_value", "by": 0.9, "moments": "scale"}
     },
+    "scale --qk-clip 100": {"scale": {"qk_clip": {"threshold": 100.0}}},
     "cooldown 10%": {"cooldown": {"percent": 10.0}},
     "cooldown 2000 --shape 1-sqrt --to 1e-6": {
         "cooldown": {"steps": 2000, "shape": "1-sqrt", "to": 1e-6}

@@ -92,6 +92,21 @@ def test_a_norm_that_doubled_is_unusual(surgeon: Surgeon, trained: Trained) -> N
     assert json.loads(told.stdout)["vitals"]["growth"][0]["parameter"] == "word_embeddings.weight"
 
 
+def test_logits_that_grew_are_said(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    surgeon("scale", "layers.1.query_key_value.weight", "--by", "30", "--yes", "-C", root)
+    told = surgeon("doctor", "--vitals", "--against", 6, "--json", "-C", root)
+    vitals = json.loads(told.stdout)["vitals"]
+    top, other = vitals["attention"]
+    assert (top["layer"], other["layer"], top["heads"]) == ("layers.1", "layers.0", 2)
+    assert top["before"] * 600 < top["rms"] <= top["bound"]
+    assert other["before"] < 2 * other["rms"]
+    unusual = [item for item in vitals["observations"] if item["kind"] == "attention-logits"]
+    assert [item["parameter"] for item in unusual] == ["layers.1"]
+    text = surgeon("doctor", "--vitals", "-C", root).stdout
+    assert f"attention logits by the weights alone: RMS {top['rms']:.3g} in layers.1" in text
+
+
 def test_growth_is_since_an_earlier_saved_step(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
     for words, said in (

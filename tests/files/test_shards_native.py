@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench import chunked
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import native
 from ckptsurgeon.files.archives.archive import Archive
@@ -220,7 +221,10 @@ def test_no_mutation_reads_outside_its_buffer(tmp_path: Path) -> None:
     corpus.mkdir()
     archive = save({"a": torch.ones(2), "b": 1}, tmp_path / "shard.pt").read_bytes()
     small = data_pkl({"a": [torch.ones(2), torch.ones(2)], "b": torch.ones(2)})
-    parts = [*seeds()[1:], small, archive[archive.index(b"PK\1\2") : -98]]
+    for protocol in (2, 4):
+        chunked.make(tmp_path / str(protocol), 1, 2, protocol)
+    chunks = [path.read_bytes() for path in tmp_path.glob("*/step-*/.metadata")]
+    parts = [*seeds()[1:], small, *chunks, archive[archive.index(b"PK\1\2") : -98]]
     for number, part in enumerate(parts):
         (corpus / str(number)).write_bytes(part)
     done = subprocess.run(

@@ -42,6 +42,8 @@ DOCUMENT = REPO / "docs" / "formats.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 Maker = Callable[[Path], object]
+TRAINER_STATE = {"max_steps": 100, "train_batch_size": 16}
+"""Of what Hugging Face's Trainer keeps beside its step."""
 
 
 def _deepspeed(stage: int, **more: Any) -> Maker:
@@ -91,7 +93,9 @@ def hugging_face(root: Path) -> None:
             save_file({"only.weight": parameter.detach()}, folder / "model.safetensors")
             torch.save(adam.state_dict(), folder / "optimizer.pt")
             torch.save(schedule.state_dict(), folder / "scheduler.pt")
-            (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+            (folder / "trainer_state.json").write_text(
+                json.dumps(TRAINER_STATE | {"global_step": step})
+            )
 
 
 def _fsdp2(root: Path) -> None:
@@ -108,12 +112,18 @@ def _fsdp2(root: Path) -> None:
         ):
             dcp.save(state, checkpoint_id=folder / name, no_dist=True)
         torch.save(trainer.schedule.state_dict(), folder / "scheduler.pt")
-        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        (folder / "trainer_state.json").write_text(
+            json.dumps(TRAINER_STATE | {"global_step": step})
+        )
 
 
 def _olmo_without_scheduler(root: Path) -> None:
     module = {k: v for k, v in CONFIG["train_module"].items() if k != "scheduler"}
     olmo(root, config={**CONFIG, "train_module": module})
+
+
+def _olmo_ddp(root: Path) -> None:
+    olmo(root, ddp=True)
 
 
 FORMATS: dict[str, Maker] = {
@@ -132,6 +142,7 @@ FORMATS: dict[str, Maker] = {
     "torchtitan (DCP)": torchtitan,
     "OLMo-core": olmo,
     "OLMo-core, no scheduler": _olmo_without_scheduler,
+    "OLMo-core, OLMoDDP": _olmo_ddp,
     "metaseq, fairseq": fairseq_files.make_run,
     "nanotron": nanotron_files.make,
     "FSDP2 (Accelerate, Trainer)": _fsdp2,
@@ -152,6 +163,8 @@ OPERATIONS: dict[str, Mapping[str, Any]] = {
     "set consumed_samples": {"set": {"consumed_samples": 123}},
     "set tokens": {"set": {"tokens": 321}},
     "set iteration": {"set": {"iteration": 1}},
+    "set batch_size": {"set": {"batch_size": 32}},
+    "set rampup": {"set": {"batch_size": 32, "rampup": [16, 16, 1000]}},
     "reset moments": {"reset": ["moments"]},
     "reset moments --only exp_avg": {"reset": ["moments"], "moments": {"only": "exp_avg"}},
     "reset moments --params": {"reset": ["moments"], "moments": {"params": "weight"}},

@@ -266,7 +266,7 @@ def test_a_link_that_leaves_the_run_is_refused_by_name(made: Make, tmp_path: Pat
     ) as no:
         surgery.plan(Run.open(root), from_data({"rollback": {"to": 4}, "set": {"eps": 1e-6}}))
     assert snapshot(root) == before
-    command = str(no.value.next[0] if isinstance(no.value.next, tuple) else no.value.next)
+    command = no.value.next[0]
     subprocess.run(command.split("    ")[0], shell=True, check=True, cwd=root)
     assert Run.open(root).latest() == 4
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ckptsurgeon import look, surgery
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data, load
 from ckptsurgeon.run.run import Run
 from tests.support.launch import REPO
@@ -236,6 +236,42 @@ def test_the_step_in_the_trainers_state_decides_the_batches_that_are_passed_over
     for step in (6, 7):
         assert torch.equal(resumed_batches[step], batches[step])
     take_back(root, before)
+
+
+@pytest.mark.witness("Hugging Face", "set batch_size", by="transformers")
+def test_the_samples_go_on_with_another_batch_size(run: Callable[[str], Path]) -> None:
+    """A resume passes over `global_step` batches of the new size: the step is converted with it."""
+    root = run("linear")
+    before = snapshot(root)
+    batches: dict[int, Any] = {}
+    rates: list[dict[str, Any]] = []
+    trainer(root.parent / "other", 8, seen=rates, batches=batches).train()
+    plan = operate(root, {"set": {"batch_size": 8}})
+    told = " ".join(plan.warnings)
+    assert "6 steps × 4 / 8 = 3" in told
+    assert "--per_device_train_batch_size 8" in told
+    assert "--max_steps 4 (8 × 4 / 8)" in told
+    state = json.loads((root / "checkpoint-6" / "trainer_state.json").read_text())
+    assert (state["train_batch_size"], state["global_step"]) == (8, 3)
+    for auto in (False, True):  # the argument decides, or with it the checkpoint
+        copy = Path(shutil.copytree(root, root.parent / f"resumed-{auto}"))
+        mine: dict[int, Any] = {}
+        seen: list[dict[str, Any]] = []
+        again = trainer(copy, 4, seen=seen, batches=mine)
+        again.args.max_steps, again.args.warmup_steps = 4, 1
+        again.args.per_device_train_batch_size = 4 if auto else 8
+        again.args.auto_find_batch_size = auto
+        again._train_batch_size = again.args.train_batch_size
+        again.train(str(copy / "checkpoint-6"))
+        assert sorted(mine) == [3]
+        assert torch.equal(mine[3], torch.cat([batches[6], batches[7]]))
+        assert seen[0]["lr"] == rates[6]["lr"] == plan.promise.lr
+    take_back(root, before)
+    with pytest.raises(UsageError, match="6 × 4 / 5 is no whole number") as refused:
+        surgery.plan(Run.open(root), from_data({"set": {"batch_size": 5}}))
+    assert "a multiple of 5" in refused.value.next[0]
+    with pytest.raises(SurgeryError, match="no ramp-up"):
+        surgery.plan(Run.open(root), from_data({"set": {"rampup": [4, 4, 100]}}))
 
 
 @pytest.mark.parametrize("lost", ["optimizer.pt", "scheduler.pt"])

@@ -160,14 +160,55 @@ def test_an_engine_in_fp32_uses_what_was_promised(
     resumed(tmp_path / "run", stage, "fp32", {})
 
 
-@pytest.mark.parametrize(("stage", "said"), [(0, "is of ZeRO 0"), (3, "is of ZeRO 3")])
-@pytest.mark.filterwarnings("ignore:.*torch.distributed:FutureWarning")  # of ZeRO 3
-def test_a_stage_that_cannot_hold_it_is_refused(
-    engines: None, tmp_path: Path, stage: int, said: str
+@pytest.mark.filterwarnings("ignore:.*torch.distributed:FutureWarning")
+@pytest.mark.witness("DeepSpeed ZeRO 3", "precision bf16", by="deepspeed")
+def test_zero_3_rounds_its_masters_itself_and_its_scaler_stands_still(
+    engines: None, tmp_path: Path
 ) -> None:
-    deepspeed_engine.make(tmp_path, Options(stage=stage, dtype="fp16"))
+    for before, to in (("fp16", "bf16"), ("fp16", "fp32"), ("fp32", "bf16")):
+        root = tmp_path / f"{before}-{to}"
+        deepspeed_engine.make(root, Options(stage=3, dtype=before))
+        was = snapshot(root)
+        made = operate(root, {"precision": {"to": to}})
+        assert made.promise is not None
+        engine = deepspeed_engine.build(Options(stage=3, dtype=to))
+        loaded, _ = engine.load_checkpoint(str(root))
+        assert loaded is not None
+        (shard,) = (root / "global_step6").glob("*_optim_states.pt")
+        assert shard.name.startswith("bf16_") == (to == "bf16")
+        saved = torch.load(shard, weights_only=False)["optimizer_state_dict"]
+        wrapper = engine.optimizer
+        for master, mine, rounded in zip(
+            saved["fp32_flat_groups"],
+            wrapper.fp32_partitioned_groups_flat,
+            wrapper.fp16_partitioned_groups_flat,
+            strict=True,
+        ):
+            assert torch.equal(mine.detach(), master.detach())
+            assert torch.equal(rounded.detach(), master.detach().to(DTYPES[to]))
+        used = deepspeed_engine.effective(engine)
+        assert used["steps"] == [made.promise.adam_step]
+        assert used["loss_scale"] == made.promise.loss_scale == 1.0
+        deepspeed_engine.train(engine, 2)
+        for overflow in (True, False, True):
+            wrapper._update_scale(overflow)  # a scaler of fp16 would move, or end the run
+        assert wrapper.loss_scale == 1.0
+        take_back(root, was)
+
+
+def test_the_trainer_goes_on_from_zero_3(trained: Trained) -> None:
+    root = trained(ranks=2, zero=3, dtype="fp32")
+    was = snapshot(root)
+    made = operate(root, {"precision": {"to": "bf16"}})
+    assert made.promise is not None
+    assert compare(made.promise, first_line(root, 2)) == []
+    take_back(root, was)
+
+
+def test_zero_0_is_refused(engines: None, tmp_path: Path) -> None:
+    deepspeed_engine.make(tmp_path, Options(stage=0, dtype="fp16"))
     was = snapshot(tmp_path)
-    with pytest.raises(SurgeryError, match=said) as refused:
+    with pytest.raises(SurgeryError, match="is of ZeRO 0") as refused:
         plan(Run.open(tmp_path), from_data({"precision": {"to": "bf16"}}))
     assert refused.value.next
     assert snapshot(tmp_path) == was

@@ -41,6 +41,7 @@ SOURCES = {
     "torchtitan (DCP)": ("components/checkpointer/dcp.py", "torchtitan b5bcd76c"),
     "OLMo-core": ("train/{trainer,checkpoint}.py", "OLMo-core 3.0.0"),
     "OLMo-core, no scheduler": ("train/{trainer,checkpoint}.py", "OLMo-core 3.0.0"),
+    "OLMo-core, OLMoDDP": ("optim/moe_optimizer.py", "OLMo-core 3.0.0"),
     "metaseq, fairseq": ("metaseq/trainer.py", "metaseq f7ffa5f"),
     "nanotron": ("nanotron/serialize/{optimizer,metadata}.py", "nanotron 2411b022"),
     "FSDP2 (Accelerate, Trainer)": ("accelerate/utils/fsdp_utils.py", "accelerate 1.15.0"),

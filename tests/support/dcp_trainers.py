@@ -111,13 +111,30 @@ CONFIG: dict[str, Any] = {
 """What OLMo-core's ConfigSaverCallback keeps of a run with a schedule."""
 
 
-def olmo(root: Path, *, ranks: int = 2, config: dict[str, Any] | None = CONFIG) -> Path:
+def _ddp_state(trainer: Trainer) -> dict[str, Any]:
+    """What OLMoDDPOptimizer.state_dict has: each parameter flat, and no param groups."""
+    state: dict[str, Any] = {"__moe_skip_step_losses": [0.5], "__moe_skip_step_grad_norms": [0.1]}
+    for name, parameter in trainer.model.named_parameters():
+        held = trainer.optimizer.state[parameter]
+        state[f"{name}.main"] = parameter.detach().flatten()
+        state[f"{name}.step"] = held["step"].clone()
+        for moment in ("exp_avg", "exp_avg_sq"):
+            state[f"{name}.{moment}"] = held[moment].flatten()
+    return state
+
+
+def olmo(
+    root: Path, *, ranks: int = 2, config: dict[str, Any] | None = CONFIG, ddp: bool = False
+) -> Path:
+    """Of a TransformerTrainModule, or of an OLMoDDPTrainModule."""
     trainer = Trainer()
     for step in range(1, STEPS[-1] + 1):
         trainer.update()
         if step in STEPS:
             folder = root / f"step{step}"
             state = {"model": trainer.model.state_dict(), "optim": trainer.flat()}
+            if ddp:
+                state = _ddp_state(trainer)
             dcp.save(state, checkpoint_id=folder / "model_and_optim", no_dist=True)
             (folder / "train").mkdir()
             for rank in range(ranks):

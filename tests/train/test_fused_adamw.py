@@ -146,6 +146,51 @@ def test_a_nonfinite_gradient_does_what_it_does_in_deepspeed(
         assert torch.equal(ours.isfinite(), theirs.isfinite())
 
 
+@pytest.mark.parametrize("limit", [[], ["skip_grad_norm=1000.0"]], ids=["", "limit"])
+@pytest.mark.parametrize(
+    "overrides", [words for words in STAGES if words != ["zero_stage=0"]], ids=" ".join
+)
+def test_a_later_step_that_is_not_finite_is_left_out_as_by_deepspeed(
+    in_process: InProcess, tmp_path: Path, overrides: list[str], limit: list[str]
+) -> None:
+    """Without a loss scale the host learns of it when the step is over, and takes back what it has
+    counted."""
+    words = [*overrides, *limit, "train_iters=5", "save_interval=1", "lr_warmup_samples=16"]
+    told, states = [], []
+    for mode in (FUSED, STOCK):
+        run = tmp_path / mode
+        training = in_process.prepare(run, *words, mode)
+        progress = training.progress
+        next(training.engine.module.parameters()).register_hook(
+            lambda g, progress=progress: g * (math.nan if progress.iteration in (2, 3) else 1)
+        )
+        in_process.said = []
+        trainer.train(training, in_process.said.append)
+        said = "\n".join(in_process.said)
+        fields = ("learning rate", "grad norm", "number of skipped iterations", "clipped steps")
+        told.append([re.findall(rf"\| ?{field}: +(\S+) \|", said) for field in fields])
+        assert len(re.findall("the gradients overflowed.*: its update is left out", said)) == 2
+        saved = torch.load(run / "global_step4/mp_rank_00_model_states.pt", weights_only=False)
+        counts = {key: saved[key] for key in ("lr_scheduler", "global_steps", "skipped_steps")}
+        optimizer = live_optimizer(training.engine)
+        steps = [int(state["step"]) for state in optimizer.state.values()]
+        states.append((counts, steps, shape(optimizer_file(run))))
+        kept = [
+            torch.load(next((run / f"global_step{step}").glob("mp_*")), weights_only=False)[
+                "module"
+            ]
+            for step in (2, 4)
+        ]
+        assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
+    assert states[0] == states[1]
+    assert states[0][0]["skipped_steps"] == 2 and set(states[0][1]) == {3}
+    assert told[0][0] == told[1][0] and told[0][2:] == told[1][2:]
+    finite = [[norm for norm in norms if norm != "inf"] for _, norms, _, _ in told]
+    assert [len(norms) for norms in finite] == [3, 3]
+    for ours, theirs in zip(*finite, strict=True):
+        assert float(ours) == pytest.approx(float(theirs), rel=5e-3)
+
+
 def test_auto_is_fused_where_the_kernels_are_native(in_process: InProcess, tmp_path: Path) -> None:
     engine = in_process.prepare(tmp_path / "run").engine
     assert isinstance(live_optimizer(engine), FusedAdamW) == (load() is None)
@@ -195,7 +240,9 @@ def test_the_statistics_of_a_step_are_logged(
     for group, tags in SIGNALS.items():
         for tag, axes in tags.items():
             for axis, unit in axes.items():
+                # Two files of one second are read in the order of their numbers, 10 before 9.
                 events = values.Tensors(f"{group}/{tag}{axis}")
+                events.sort(key=lambda event: event.step)
                 assert [event.step for event in events] == [unit, 2 * unit]
                 found[tag], last[tag] = (event.tensor_proto.float_val[0] for event in events)
     m = torch.cat([state["exp_avg"].flatten() for state in states])

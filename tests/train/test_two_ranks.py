@@ -31,6 +31,7 @@ CASES = {
     "predivide-zero0": ["gradient_predivide_factor=32", "zero_stage=0"],
     "skip": ["skip_grad_norm=2.3"],
     "skip-zero0": ["skip_grad_norm=2.3", "zero_stage=0"],
+    "overlap": ["overlap_comm=true"],
     "fp16": ["dtype=fp16"],
     "bf16": ["dtype=bf16"],
     "bf16-sums": ["dtype=bf16", "grad_accum_dtype=bf16"],

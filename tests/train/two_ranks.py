@@ -1,6 +1,6 @@
 """On one or more ranks: train every case of the JSON argument, print each one's losses as JSON.
 
-The second argument has what is added to the options of a case when it is resumed."""
+A second one may have what is added to the options of a case when it is resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from train import distributed
 
 def main() -> None:
     work, corpus = Path(sys.argv[1]), Path(sys.argv[2])
-    cases, later = json.loads(sys.argv[3]), json.loads(sys.argv[4])
+    cases = json.loads(sys.argv[3])
+    later = json.loads(sys.argv[4]) if len(sys.argv) > 4 else {}
     distributed.complete_environment()  # where nobody launched several ranks
     runner = InProcess(corpus, distributed.start(1))
     found = {}

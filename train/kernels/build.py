@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,7 +182,13 @@ def _compile_into(folder: Path, sources: Path, toolchain: Toolchain) -> None:
         objects = Path(temporary)
         commands, link = compile_commands(sources, toolchain, objects)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(_output, commands))
+            # The last ones first: what nvcc compiles takes longest, and fails most.
+            outputs = [pool.submit(_output, command) for command in reversed(commands)]
+            wait(outputs, return_when=FIRST_EXCEPTION)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for output in outputs:
+                if not output.cancelled():
+                    output.result()
         _output(link)
         folder.mkdir(exist_ok=True)
         (objects / LIBRARY).replace(folder / LIBRARY)

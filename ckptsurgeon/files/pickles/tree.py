@@ -10,6 +10,7 @@ import io
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from operator import index
 from typing import Any
@@ -132,6 +133,12 @@ def _built(old: Any, new: Any) -> Any:
     return made
 
 
+@lru_cache(256)
+def _global(module: str, name: str) -> Global:
+    """One class for all files: 10,000 shards name the same ten."""
+    return Global(module, name)
+
+
 # --- what stands for an instance -----------------------------------------------------------------
 
 
@@ -218,7 +225,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Global:
         if (module, name) not in self.globals:
-            self.globals[module, name] = Global(module, name)
+            self.globals[module, name] = _global(module, name)
         return self.globals[module, name]
 
     def persistent_load(self, saved: Any) -> Any:
@@ -300,6 +307,8 @@ def _step(value: Any, key: Key) -> Any:
 
 
 def _by_repr(value: dict[Any, Any], key: Key) -> Any:
+    if not isinstance(key, str):
+        raise KeyError(key)
     return next(v for k, v in value.items() if not isinstance(k, (str, int)) and repr(k) == key)
 
 

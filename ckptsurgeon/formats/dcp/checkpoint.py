@@ -18,7 +18,7 @@ from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.optimizer import Optimizer
-from ckptsurgeon.formats.dcp.shards import DcpShards
+from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
 from ckptsurgeon.formats.values import COUNTING, MOMENTS, Part, Place, State, StateDict
@@ -179,7 +179,7 @@ class DcpCheckpoint(DcpShards, ABC):
         state: dict[str, list[Place]] = {}
         for owner in owners:
             for key, paths in states.get(owner, {}).items():
-                places = [Place(saved.path, path, get(values, path)) for path in paths]
+                places = [placed(saved.path, path, get(values, path)) for path in paths]
                 state.setdefault(key, []).extend(places)
         group: dict[str, list[Place]] = {}
         own = set(owners)
@@ -225,6 +225,11 @@ class DcpCheckpoint(DcpShards, ABC):
             return super().agreed(field)
         return list(dict.fromkeys(_key(place.value) for place in self.locate(field)))
 
+    @property
+    def has_optimizer(self) -> bool:
+        """By its param groups."""
+        return bool(self.locate("lr"))
+
     @abstractmethod
     def next_rate(self) -> float | None:
         """The lr of the next update; None where it is not known."""
@@ -239,7 +244,7 @@ class DcpCheckpoint(DcpShards, ABC):
 
     def read_state(self) -> State:
         """The lr is that of the first parameter."""
-        if not self.locate("lr"):
+        if not self.has_optimizer:
             raise SurgeryError(
                 f"{self.path.name} keeps no optimizer: it holds the model alone",
                 next="ckptsurgeon status    a step that has one",

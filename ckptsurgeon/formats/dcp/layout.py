@@ -18,6 +18,7 @@ from ckptsurgeon.files.dcp import METADATA, Saved, Values
 from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
 from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint
+from ckptsurgeon.formats.dcp.olmo_ddp import OlmoDdpCheckpoint, is_flat
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
 from ckptsurgeon.formats.layout import BaseFormat
@@ -36,6 +37,7 @@ class Torchtitan(BaseFormat):
     options: Mapping[str, str] = {
         "clip_grad": "--training.max_norm",
         "seed": "--dataloader.seed",
+        "batch_size": "--training.global_batch_size",
         "lr": "--optimizer.lr",
         "min_lr": "--lr_scheduler.min_lr_factor (a factor of lr)",
         "warmup": "--lr_scheduler.warmup_steps (in steps)",
@@ -201,12 +203,18 @@ class OlmoCore(Torchtitan):
         """Also `config.json` of the step, or of the run, and whether the step is ephemeral."""
         folder = self.directory(run, step)
         configs = [path for path in (folder / CONFIG, run / CONFIG) if path.is_file()]
-        saved = folder / ".metadata.json"
-        return OlmoCoreCheckpoint(
-            **self.parts(run, step, without),
+        about = folder / ".metadata.json"
+        parts = self.parts(run, step, without)
+        kind = OlmoDdpCheckpoint if is_flat(parts["saved"]) else OlmoCoreCheckpoint
+        return kind(
+            **parts,
             config=json_text.mapping(configs[0]) if configs else {},
-            ephemeral=saved.is_file() and json_text.mapping(saved).get("ephemeral") is True,
+            ephemeral=about.is_file() and json_text.mapping(about).get("ephemeral") is True,
         )
+
+    def advise_setting(self, key: str) -> str:
+        """The config of the optimizer, where OLMoDDP keeps none."""
+        return f"relaunch the trainer with train_module.optim.{key}"
 
     def advise_rewarm(
         self, state: State, kind: str, until: str, iterations: int
@@ -224,7 +232,10 @@ class OlmoCore(Torchtitan):
         return f"relaunch the trainer with --trainer.steps_to_skip='[{pairs}]'"
 
     def advise(self, key: str, value: object) -> str:
-        """A rank without a loader's state takes the seed of its config."""
+        """A rank without a loader's state takes the seed of its config; a batch has tokens."""
+        if key == "batch_size":
+            tokens = f"{value} × the sequence length"
+            return f"relaunch the trainer with data_loader.global_batch_size at {tokens}"
         if key == "seed":
             return f"relaunch the trainer with {self.options[key]} {value} (it has no saved loader)"
         return super().advise(key, value)

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import heads
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.schedules import olmo_core
 from ckptsurgeon.formats.values import Decay, Place, Setting
 from ckptsurgeon.promise import Caveat
@@ -66,20 +68,20 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
 
     @property
     def _module(self) -> Mapping[str, Any]:
-        return _mapping(self.config.get("train_module"))
+        return mapping(self.config.get("train_module"))
 
     @property
     def _fixed(self) -> tuple[str, ...]:
-        names = _mapping(self._module.get("optim")).get("fixed_fields")
+        names = mapping(self._module.get("optim")).get("fixed_fields")
         return tuple(map(str, names)) if isinstance(names, (list, tuple)) else FIXED
 
     @property
     def _schedule(self) -> Mapping[str, Any]:
         """The scheduler of the config; empty where the config has none, or is not there."""
-        return _mapping(self._module.get("scheduler"))
+        return mapping(self._module.get("scheduler"))
 
     def _batch_tokens(self) -> int | None:
-        size = _mapping(self.config.get("data_loader")).get("global_batch_size")
+        size = mapping(self.config.get("data_loader")).get("global_batch_size")
         if isinstance(size, int) and size > 0:
             return size
         batches = [p.value for file in self.archives for p in self.at(file, BATCHES)]
@@ -92,6 +94,13 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
         """All but what the config fixes, and the lr where a scheduler may write it."""
         free = field != "lr" or (bool(self._module) and not self._schedule)
         return free and field not in self._fixed
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """By the model of the config, which the run's folder or the step's has."""
+        if not self.config:
+            raise heads.unsaid(self.path.name)
+        model = heads.of_olmo_core(self.config, self.path.name)
+        return heads.attentions(self.parts(), model, chunked=True)
 
     # --- the schedule ----------------------------------------------------------------------------
 
@@ -157,7 +166,7 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
             return None
         if not self._schedule:
             return float(self.agreed("lr")[0])
-        bases = self.agreed("initial_lr") or [_mapping(self._module.get("optim")).get("lr")]
+        bases = self.agreed("initial_lr") or [mapping(self._module.get("optim")).get("lr")]
         try:
             now, end = self._where()
             return olmo_core.rate(self._schedule, float(bases[0]), now, end)
@@ -173,12 +182,12 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
             past += 1
         if self._schedule.get("units", "steps") != "tokens":
             return step + past, steps
-        callbacks = _mapping(_mapping(self.config.get("trainer")).get("callbacks")).values()
-        names = [str(_mapping(each).get("_CLASS_")) for each in callbacks]
+        callbacks = mapping(mapping(self.config.get("trainer")).get("callbacks")).values()
+        names = [str(mapping(each).get("_CLASS_")) for each in callbacks]
         if any("Scheduler" in name for name in names):  # of the size of a batch, or of sequences
             raise ValueError("a batch has no fixed size")
         (seen,), size = self.agreed("tokens"), self._batch_tokens()
-        duration = _mapping(_mapping(self.config.get("trainer")).get("max_duration"))
+        duration = mapping(mapping(self.config.get("trainer")).get("max_duration"))
         if size is None:
             raise ValueError("the size of a batch is not known")
         tokens = duration.get("value") if duration.get("unit") == "tokens" else None
@@ -186,7 +195,7 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
 
     def _steps(self) -> int:
         """Where the run ends: the config where that says so in steps, else what was saved."""
-        duration = _mapping(_mapping(self.config.get("trainer")).get("max_duration"))
+        duration = mapping(mapping(self.config.get("trainer")).get("max_duration"))
         if duration.get("unit") == "steps":
             return int(duration["value"])
         saved = [self.value(file, ("max_steps",)) for file in self.archives]
@@ -194,7 +203,7 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
 
     def _left_out(self, step: int) -> bool:
         """Whether the config's `steps_to_skip` has it: start included, stop not."""
-        ranges = _mapping(self.config.get("trainer")).get("steps_to_skip") or ()
+        ranges = mapping(self.config.get("trainer")).get("steps_to_skip") or ()
         return any(int(each["start"]) <= step < int(each["stop"]) for each in ranges)
 
     def scheduler(self) -> str:
@@ -232,9 +241,10 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
         return notes
 
     def _ranges(self) -> list[str]:
-        ranges = _mapping(self.config.get("trainer")).get("steps_to_skip") or ()
-        return [f"{_mapping(r).get('start')}:{_mapping(r).get('stop')}" for r in ranges]
+        ranges = mapping(self.config.get("trainer")).get("steps_to_skip") or ()
+        return [f"{mapping(r).get('start')}:{mapping(r).get('stop')}" for r in ranges]
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value, or an empty one where it is no mapping."""
     return value if isinstance(value, Mapping) else {}

@@ -44,11 +44,9 @@ class DcpShards(BaseCheckpoint):
             value = get(self.trees[file], path)
         except KeyError:
             return []
-        if isinstance(value, Whole):
-            return [Place(file, path, value, wins, chunks=len(value))]
-        if isinstance(value, Tensor) and value.numel == 1:
+        if isinstance(value, Tensor) and not isinstance(value, Whole) and value.numel == 1:
             value = saved.archive(saved.of(path)).value(value)
-        return [Place(file, path, value, wins)]
+        return [placed(file, path, value, wins)]
 
     def scalar(self, name: str, wins: bool = True, saved: Saved | None = None) -> list[Place]:
         """The place of a number, kept as a value or as a tensor of one element, in `saved`."""
@@ -69,14 +67,13 @@ class DcpShards(BaseCheckpoint):
         ]
 
     def moments(self, name: str) -> list[Place]:
-        """Every tensor with `name` in its own."""
+        """Every tensor with `name` in its own; one of one element is a tensor too."""
         return [
-            place
+            placed(saved.path, path, get(self.trees[saved.path], path))
             for saved in self.folders.values()
             for fqn, items in saved.items.items()
             if name in fqn.split(".") and items.is_tensor
             for path in saved.paths(fqn)
-            for place in self.at(saved.path, path)
         ]
 
     def holder(self, place: Place) -> Archive:
@@ -160,6 +157,11 @@ class DcpShards(BaseCheckpoint):
                     names = saved.archive(items[0]).globals()
                     files[path] = files.get(path, frozenset()) | names
         return {f"{path.parent.name}/{path.name}": names for path, names in files.items()}
+
+
+def placed(file: Path, path: tuple[Key, ...], value: Any, wins: bool = True) -> Place:
+    """The place of a value or a tensor, which counts its chunks."""
+    return Place(file, path, value, wins, chunks=len(value) if isinstance(value, Whole) else 1)
 
 
 def blobs(saved: Saved) -> list[Blob]:

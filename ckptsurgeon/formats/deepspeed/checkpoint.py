@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files import json_text
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats import known_globals, strips
+from ckptsurgeon.formats import heads, known_globals, strips
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.deepspeed import (
     flags,
@@ -25,6 +26,8 @@ from ckptsurgeon.formats.deepspeed import (
 )
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
+from ckptsurgeon.formats.heads import Attention
+from ckptsurgeon.formats.megatron import batch
 from ckptsurgeon.formats.sane import is_count, understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_cooldown
 from ckptsurgeon.formats.schedules.names import is_megatron
@@ -102,6 +105,13 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         with understood(self.path):
             return precision.conversion(self, to)
 
+    def rebatch(
+        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
+    ) -> tuple[list[Setting], list[str]]:
+        """Of the arguments of a trainer like Megatron's; DeepSpeed's config is never read back."""
+        with understood(self.path):
+            return batch.rebatch(self, self.args(), size, ramp, own_config)
+
     def fragments(self, name: str) -> list[Fragment]:
         """See `fragments`. Refused where a universal copy would keep the others."""
         if any(item.universal for item in self._optimizers):
@@ -110,6 +120,21 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
                 next="ckptsurgeon reset moments    of all parameters; or move the copy away",
             )
         return fragments.fragments(self, name)
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """By Megatron's arguments, which the bundled trainer keeps as well; else by transformers'
+        config beside the shards."""
+        args, name = self.args(), self.path.name
+        if "num_attention_heads" in args:
+            version = self.trees[self._models[0]].get("checkpoint_version") or 0
+            if self.megatron and version < 2:  # before, fused rows were in another order
+                raise heads.unsaid(name)
+            return heads.attentions(self.parts(), heads.of_megatron(args, name))
+        for folder in (self.path, self.path.parent):
+            if (folder / "config.json").is_file():
+                config = json_text.mapping(folder / "config.json")
+                return heads.attentions(self.parts(), heads.of_hugging_face(config, name))
+        raise heads.unsaid(name)
 
     def parts(self) -> list[Part]:
         """See `parts`."""

@@ -165,7 +165,10 @@ class DeepSpeed(BaseFormat):
         """Megatron-DeepSpeed's flag, and what a script on DeepSpeed alone has in its place."""
         alone = {
             "clip_grad": f'"gradient_clipping": {value} in the DeepSpeed config',
+            "rampup": "the batches in the training script: DeepSpeed's config has no ramp-up",
             "seed": "the seed in the training script: DeepSpeed's config has none",
+            "batch_size": f'"train_batch_size": {value} in the DeepSpeed config, and what its '
+            f"scheduler counts in steps to that × the old size / {value}",
         }.get(key)
         if alone is None:
             return super().advise(key, value)

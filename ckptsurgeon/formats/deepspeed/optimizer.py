@@ -71,10 +71,10 @@ def groups(
     is loaded with the first one for all."""
     if item.elastic:
         return
-    shared = item.universal and bool(item.base)
+    wins = wins and item.loaded
     for place in optimizer_state.groups(checkpoint, item.file, item.base, name, wins):
-        first = place.path[-2] == 0
-        yield place._replace(wins=wins and item.loaded and (first or not shared))
+        shared = item.universal and item.base and place.path[-2] != 0
+        yield place._replace(wins=False) if shared else place
 
 
 def states(checkpoint: BaseCheckpoint, item: Optimizer) -> optimizer_state.States:
@@ -94,6 +94,14 @@ def saved(checkpoint: BaseCheckpoint, item: Optimizer) -> StateDict:
     return state_dict(item.file, item.base, get(checkpoint.trees[item.file], item.base))
 
 
+def header(checkpoint: BaseCheckpoint, item: Optimizer) -> StateDict:
+    """The same, with one place of each key of the states."""
+    if item.universal or item.elastic:
+        return saved(checkpoint, item)
+    tree = get(checkpoint.trees[item.file], item.base)
+    return state_dict(item.file, item.base, tree, bare=True)
+
+
 def moment(checkpoint: BaseCheckpoint, item: Optimizer, name: str) -> Iterator[Place]:
     """Every tensor that makes up exp_avg or exp_avg_sq."""
     if item.universal:
@@ -111,7 +119,10 @@ def steps(checkpoint: BaseCheckpoint, item: Optimizer) -> Iterator[Place]:
         places = optimizer_state.steps(checkpoint, item.file, states(checkpoint, item))
         places += checkpoint.at(item.file, (*item.outer, "base_optimizer_state_step"))
         top = max((place.value for place in places), default=None)
-        places = [p._replace(wins=p.value == top and item.loaded) for p in places]
+        places = [
+            p if p.wins == (wins := p.value == top and item.loaded) else p._replace(wins=wins)
+            for p in places
+        ]
     yield from places
     yield from groups(checkpoint, item, "step", not places)
 

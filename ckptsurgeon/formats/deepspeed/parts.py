@@ -8,7 +8,8 @@ copy has a folder for each parameter.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
@@ -23,19 +24,18 @@ from ckptsurgeon.formats.values import MOMENTS, Fragment, Part, Place
 
 MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 TIED = "tied_modules."
+EXPERT_NAME = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
+EXPERT_RANKS = re.compile(r"ep_size_(\d+)")
+"""The name of a param group of experts: over how many ranks they are spread."""
 RANK = re.compile(r"mp_rank_(\d+)")
 
 
 def parts(checkpoint: DeepSpeedShards) -> list[Part]:
     """Every stretch of every parameter. Raises SurgeryError where it is not known whose it is."""
-    if any(item.universal for item in checkpoint.all_optimizers()):
+    refuse_universal(checkpoint)
+    if _expert_files(checkpoint) and not _experts_are_known(checkpoint):
         raise SurgeryError(
-            "the universal copy of this step keeps weights and moments by whole parameters",
-            next="move the copy out of the run, and convert the step again afterwards",
-        )
-    if any(EXPERT.fullmatch(path.name) for path in checkpoint.path.iterdir()):
-        raise SurgeryError(
-            f"{checkpoint.path.name} has experts, whose partitions are cut over fewer ranks",
+            f"{checkpoint.path.name} has experts, and does not say which ranks have which of them",
             next="only operations on moments as a whole work here: reset, graft",
         )
     for item in checkpoint.optimizers():
@@ -81,6 +81,15 @@ def stretches(checkpoint: DeepSpeedShards) -> Iterator[Part]:
         yield from (part._replace(cut="universal") for part in copied)
     if checkpoint.stage() < 3:
         yield from _renamed(checkpoint, weights, {part.parameter for part in flat})
+
+
+def refuse_universal(checkpoint: DeepSpeedShards) -> None:
+    """Raise SurgeryError where a copy would keep the numbers from before."""
+    if any(item.universal for item in checkpoint.all_optimizers()):
+        raise SurgeryError(
+            "the universal copy of this step keeps weights and moments by whole parameters",
+            next="move the copy out of the run, and convert the step again afterwards",
+        )
 
 
 def _renamed(
@@ -133,6 +142,14 @@ def _weights(checkpoint: DeepSpeedShards, tensor: int) -> Iterator[Part]:
                 if isinstance(value, Tensor):
                     place = Place(path, (name,), value)
                     yield Part(prefix + name, str(cut), "weights", place, 0, value.numel, 0)
+    files = _expert_files(checkpoint) if _experts_are_known(checkpoint) else []
+    checkpoint.read(files)
+    for path in files:
+        for name, value in checkpoint.trees[path].items():
+            if isinstance(value, Tensor):
+                cut = _rank(path.name) % tensor
+                place = Place(path, (name,), value)
+                yield Part(name, str(cut), "weights", place, 0, value.numel, 0)
     for path, tree in checkpoint.models().items() if not layers else ():
         for name, value in (tree.get("module") or {}).items():
             if isinstance(value, Tensor):
@@ -144,15 +161,20 @@ def _weights(checkpoint: DeepSpeedShards, tensor: int) -> Iterator[Part]:
 def _flat(checkpoint: DeepSpeedShards) -> Iterator[Part]:
     """Masters and moments in the partitions of ZeRO, data rank after data rank."""
     tensor = _tensor_ranks(checkpoint)
+    experts = _experts(checkpoint)
     before: dict[tuple[str, str, str], int] = {}
     for item in sorted(checkpoint.optimizers(), key=lambda item: _data_rank(item)):
         stage, cut = divmod(_rank(item.file.name), tensor)
+        spread = _spread(checkpoint, item)
         for kind, places in _partitions(checkpoint, item):
             try:
                 found = list(_fragments(checkpoint, item, places))
             except SurgeryError:
                 continue
-            for name, place, start, end in found:
+            group = {place.path: i for i, place in enumerate(places)}
+            for local, place, start, end in found:
+                ranks = spread[group[place.path]] if spread else 0
+                name = _of_all(local, experts, item, ranks) if ranks else local
                 # Each pipeline stage has a copy of what it ties; the weights are the first one's.
                 where = f"{cut} of stage {stage}" if stage and name.startswith(TIED) else str(cut)
                 first = before.get((name, where, kind), 0)
@@ -170,6 +192,62 @@ def _partitions(checkpoint: DeepSpeedShards, item: Optimizer) -> Iterator[tuple[
             yield "master", [Place(item.file, (*item.outer, key, i), flat) for i, flat in flats]
     for kind in MOMENTS:
         yield kind, [place for place in checkpoint.locate(kind) if place.file == item.file]
+
+
+# --- experts: each rank counts its own from 0 ----------------------------------------------------
+
+
+def _expert_files(checkpoint: DeepSpeedShards) -> list[Path]:
+    paths = sorted(checkpoint.path.iterdir())
+    return [path for path in paths if EXPERT.fullmatch(path.name)]
+
+
+def _experts_are_known(checkpoint: DeepSpeedShards) -> bool:
+    """Whether param groups say over how many ranks theirs are spread, and these follow each other
+    (`deepspeed/utils/groups.py`); a pipeline keeps its layers under other names."""
+    layers = any(LAYER.fullmatch(path.name) for path in checkpoint.path.iterdir())
+    apart = checkpoint.config().get("use_data_before_expert_parallelism")
+    if layers or apart or checkpoint.stage() == 3:
+        return False
+    return not checkpoint.sharded or all(
+        None not in _spread(checkpoint, item) for item in checkpoint.optimizers()
+    )
+
+
+def _experts(checkpoint: DeepSpeedShards) -> dict[str, int]:
+    """How the names of the experts of a layer begin → how many there are."""
+    numbers: dict[str, set[str]] = {}
+    if _experts_are_known(checkpoint):
+        files = _expert_files(checkpoint)
+        checkpoint.read(files)
+        for name in (str(name) for path in files for name in checkpoint.trees[path]):
+            if match := EXPERT_NAME.fullmatch(name):
+                numbers.setdefault(match[1], set()).add(match[2])
+    return {name: len(found) for name, found in numbers.items()}
+
+
+def _spread(checkpoint: DeepSpeedShards, item: Optimizer) -> list[int | None]:
+    """Of each param group, over how many ranks its experts are spread: 0 if it has none, None if
+    it does not say."""
+    if item.elastic:
+        return []
+    out: list[int | None] = []
+    for group in get(checkpoint.trees[item.file], item.base).get("param_groups", ()):
+        match = EXPERT_RANKS.search(str(group.get("name", "")))
+        out.append((int(match[1]) if match else None) if group.get("moe") else 0)
+    return out
+
+
+def _of_all(name: str, experts: Mapping[str, int], item: Optimizer, ranks: int) -> str:
+    """What a parameter of one rank's experts is called in the files of all experts."""
+    match = EXPERT_NAME.fullmatch(name)
+    if match is None or match[1] not in experts:
+        return name
+    first = _data_rank(item)[1] % ranks * (experts[match[1]] // ranks)
+    return f"{match[1]}{first + int(match[2])}{match[3]}"
+
+
+# --- other ways to keep them ---------------------------------------------------------------------
 
 
 def _universal(checkpoint: DeepSpeedShards) -> Iterator[Part]:

@@ -1,8 +1,9 @@
 """What a DeepSpeed step must be so that an engine of another precision loads it.
 
 Source: DeepSpeed 0.19, `runtime/engine.py` (`_get_zero_ckpt_prefix`) for the names of the files,
-`runtime/zero/stage_1_and_2.py` (`_load_global_state`, `_load_legacy_checkpoint`) for what is read:
-masters, moments and groups in any precision, and a loss scaler if there is one.
+`runtime/zero/stage_1_and_2.py` (`_load_global_state`, `_load_legacy_checkpoint`) and `stage3.py`
+(`_rigid_load_state_dict`) for what is read: masters, moments and groups in any precision, and of
+ZeRO 1 and 2 a loss scaler if there is one, of ZeRO 3 always.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ from pathlib import Path
 
 from ckptsurgeon.edits import ABSENT
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import Object, get
-from ckptsurgeon.formats.deepspeed.optimizer import OPTIM
+from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
+from ckptsurgeon.formats.deepspeed.parts import refuse_universal
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.values import Conversion, Place, Setting
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SCALER = ("loss_scaler", "dynamic_loss_scale", "overflow")
-"""What the wrapper of fp16 saves; without it a wrapper keeps the scaler that it was made with."""
+"""What a wrapper saves; without it that of ZeRO 1 and 2 keeps the scaler that it was made with."""
+STILL = {"cur_scale": 1.0, "scale_factor": 1.0, "min_scale": 0.5, "dynamic": False}
+"""A scaler at 1 that never moves (`runtime/fp16/loss_scaler.py`): it grows and shrinks by a factor
+of 1, and is never at its smallest, where an overflow would end the run."""
 
 
 def conversion(checkpoint: DeepSpeedShards, to: str) -> Conversion:
@@ -35,40 +40,38 @@ def conversion(checkpoint: DeepSpeedShards, to: str) -> Conversion:
         name = f"bf16_{name}" if to == "bf16" else name
         if name != item.file.name:
             names[item.file] = name
-        outer = get(checkpoint.trees[item.file], item.outer)
-        for key in SCALER:
-            if key in outer:
-                place = Place(item.file, (*item.outer, key), _told(outer[key]))
-                settings.append(Setting(key.replace("_", " "), place, ABSENT))
+        settings += _scaler(checkpoint, item)
+    args = checkpoint.args()
+    saved = next((name for name in ("bf16", "fp16") if args.get(name)), "fp32")
     flags: dict[str, bool | str] = {"bf16": to == "bf16", "fp16": False}
     if checkpoint.bundled:
         wide = to == "fp32" or checkpoint.stage() > 1
         flags |= {"grad_accum_dtype": "fp32" if wide else "bf16"}
-    for key, value in flags.items():
+    for key, value in flags.items() if saved != to else ():
         settings += [
             Setting("precision", place, value)
             for place in checkpoint.arguments(key)
-            if place.value is not None
+            if place.value not in (None, value)
         ]
     return Conversion(DTYPES[to], tuple(settings), names, {"dtype": to}, _launch(checkpoint, to))
 
 
 def _refuse(checkpoint: DeepSpeedShards) -> None:
-    stage = checkpoint.stage()
-    if stage == 0:
+    refuse_universal(checkpoint)
+    if any(tree.get("num_experts") for tree in checkpoint.models().values()):
+        raise SurgeryError(
+            f"{checkpoint.path.name} has experts, whose loader in another precision is not known "
+            "here",
+            next="convert it with DeepSpeed's ds_to_universal, and load that with the new config",
+        )
+    if checkpoint.stage() == 0:
         raise SurgeryError(
             f"{checkpoint.path.name} is of ZeRO 0: its loader reads other keys in each precision",
             next="train with ZeRO 1, whose checkpoints hold any precision, then edit those",
         )
-    if stage == 3:
-        raise SurgeryError(
-            f"{checkpoint.path.name} is of ZeRO 3, whose loader takes the loss scaler of the file "
-            "in every precision",
-            next="convert it with DeepSpeed's ds_to_universal, and load that with the new config",
-        )
     for item in checkpoint.optimizers():
         outer = get(checkpoint.trees[item.file], item.outer)
-        if OPTIM.fullmatch(item.file.name) and "zero_stage" not in outer:
+        if "zero_stage" not in outer:
             raise SurgeryError(
                 f"{item.file.name} is of BF16_Optimizer (bf16 with fp32 gradients), and no other "
                 "precision has such shards",
@@ -77,12 +80,28 @@ def _refuse(checkpoint: DeepSpeedShards) -> None:
             )
 
 
-def _told(value: object) -> float | bool | str:
-    """A scaler as a plan shows it: its scale."""
-    if isinstance(value, Object):
-        scale = value.state.get("cur_scale") if isinstance(value.state, dict) else None
-        return float(scale) if isinstance(scale, (int, float)) else "values"
-    return bool(value)
+def _scaler(checkpoint: DeepSpeedShards, item: Optimizer) -> list[Setting]:
+    """The scaler goes, or at ZeRO 3 stands still; nothing where it does already."""
+    outer = get(checkpoint.trees[item.file], item.outer)
+    inside = (*item.outer, "loss_scaler")
+    held = {key: checkpoint.value(item.file, (*inside, key)) for key in ("cur_scale", "dynamic")}
+    if "loss_scaler" not in outer or held == {"cur_scale": 1.0, "dynamic": False}:
+        return []
+    if checkpoint.stage() < 3:
+        told = {**outer, "loss_scaler": held["cur_scale"]}
+        return [
+            Setting(key.replace("_", " "), Place(item.file, (*item.outer, key), told[key]), ABSENT)
+            for key in SCALER
+            if key in outer
+        ]
+    changes = [("loss scaler", (*inside, key), value) for key, value in STILL.items()]
+    changes += [(key.replace("_", " "), (*item.outer, key), False) for key in SCALER[1:]]
+    return [
+        Setting(field, place, value)
+        for field, path, value in changes
+        for place in checkpoint.at(item.file, path)
+        if place.value != value
+    ]
 
 
 def _launch(checkpoint: DeepSpeedShards, to: str) -> str:

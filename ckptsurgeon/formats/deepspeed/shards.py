@@ -18,6 +18,7 @@ from ckptsurgeon.files.pickles.tree import Object, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.deepspeed import optimizer
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
+from ckptsurgeon.formats.megatron.options import BATCH
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed
@@ -167,6 +168,8 @@ class DeepSpeedShards(BaseCheckpoint):
             return [place for place in self.in_models("lr_scheduler") if place.value is not None]
         if field == "seed":
             return self.in_models("args", field, wins=self.bundled)
+        if field in BATCH:
+            return self.in_models("args", BATCH[field], wins=False)
         if field == "clip_grad":
             shards = [p for i in items for p in self.at(i.file, (*i.outer, field), i.loaded)]
             return shards + self.in_models("args", field, wins=not shards and self.bundled)
@@ -188,6 +191,11 @@ class DeepSpeedShards(BaseCheckpoint):
         """Of the shards, and of the universal copy."""
         with understood(self.path):
             return [optimizer.saved(self, item) for item in self._optimizers]
+
+    def headers(self) -> list[StateDict]:
+        """By the keys of the states: a rank may have thousands."""
+        with understood(self.path):
+            return [optimizer.header(self, item) for item in self._optimizers]
 
     def _in_groups(self, field: str) -> list[Place]:
         wins = field != "lr" or self.groups_win or not is_megatron(self.schedule())

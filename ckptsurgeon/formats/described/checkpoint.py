@@ -80,6 +80,11 @@ class DescribedCheckpoint(TorchCheckpoint):
     def notes(self) -> Iterator[str]:
         """Whether a loader was asked."""
         yield from super().notes()
+        if not self.optimizers:
+            yield (
+                f"the description of {self.family} names no optimizer: what the checkpoint keeps "
+                "of it is neither shown nor edited"
+            )
         if self.description is not None:
             yield from self.description.doubts()
 

@@ -10,6 +10,8 @@ from typing import Any
 from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.formats import heads
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.formats.values import (
@@ -100,6 +102,10 @@ class Copied:
             for file in files_below(one.path)
         }
 
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """Refused: no page says how many heads a model has."""
+        raise heads.unsaid(self.path.name)
+
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Of every one."""
         return [pair for one in self.each for pair in one.scaler_start()]
@@ -115,6 +121,12 @@ class Copied:
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """In every one; what to warn of, once."""
         return _together([one.cooldown(decay) for one in self.each])
+
+    def rebatch(
+        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
+    ) -> tuple[list[Setting], list[str]]:
+        """In every one; what to warn of, once."""
+        return _together([one.rebatch(size, ramp, own_config) for one in self.each])
 
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """In every one; what to warn of, once."""

@@ -23,7 +23,7 @@ LOADERS = ("dcp", "deepspeed")
 """What `loader` may name; without it a pattern is of files that torch.save wrote."""
 COUNTERS = ("iteration", "consumed_samples", "tokens")
 """What `fields` may name."""
-OPTIONS = ("clip_grad", "seed", "optimizer", "skip")
+OPTIONS = ("clip_grad", "seed", "optimizer", "skip", "batch_size", "rampup")
 """What `options` may name: settings that the checkpoint does not decide."""
 
 

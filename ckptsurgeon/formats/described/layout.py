@@ -309,8 +309,9 @@ class Described(BaseFormat):
 
     def idle_paths(self, run: Path, step: int) -> list[str]:
         """Of each file pattern, by dots."""
-        shards = self._shards(run, step)
-        trees, _ = read_shards(path for path, each, _ in shards if not each.folder)
+        shards, contents = self._shards(run, step), self.description.files
+        read = (path for path, each, _ in shards if not each.folder and contents[each].paths())
+        trees, _ = read_shards(read)
         idle = []
         for pattern, content in self.description.files.items():
             mine = [path for path, each, _ in shards if each == pattern]
@@ -327,6 +328,10 @@ class Described(BaseFormat):
         if template is None:
             return f"set it where the trainer is started; options.{key} of the page is empty"
         return template.replace("{value}", str(value))
+
+    def advise_setting(self, key: str) -> str:
+        """The trainer's own place."""
+        return f"set {key} where the trainer is started: {self.name}.yaml names no optimizer"
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """The sentence of the page, if it has one."""

@@ -32,7 +32,7 @@ def opened(
     named = {p: c for p, c in shards.items() if p not in without and c.paths()}
     inside = {p: c for p, c in named.items() if not c.loader}
     for folder, content in shards.items():
-        if content.loader == "dcp":
+        if content.loader == "dcp" and content.paths():
             return _sharded(page, path, step, folder, content, inside)
         if content.loader == "deepspeed":
             return _engine(page, path, step, folder, content, without)

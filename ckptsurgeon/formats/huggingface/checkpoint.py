@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.huggingface import weights
+from ckptsurgeon.formats.huggingface import batch, weights
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
@@ -90,6 +90,8 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TorchCheckpoint):
         """The Trainer's step is in `trainer_state.json`, the position of a loader in its file."""
         if field == "iteration":
             return global_step(self)
+        if field == "batch_size":
+            return batch.places(self)
         if field == "data_batches":
             return [place for file in self.loaders for place in batches(self, file)]
         return super().find(field)
@@ -113,6 +115,12 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TorchCheckpoint):
         """The Trainer passes over the batches of so many updates when it resumes."""
         settings, notes = super().recount(counter, value)
         return settings, [*notes, *passed_over(settings, value)]
+
+    def rebatch(
+        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
+    ) -> tuple[list[Setting], list[str]]:
+        """See `batch`."""
+        return batch.rebatch(self, size, ramp)
 
     def forget(
         self, gone: Collection[Path], resumed: Sequence[Path]

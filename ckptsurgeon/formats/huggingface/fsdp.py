@@ -17,6 +17,7 @@ from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
+from ckptsurgeon.formats.huggingface import batch
 from ckptsurgeon.formats.huggingface.checkpoint import forget, global_step, passed_over
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.schedules import torch, transformers
@@ -58,6 +59,16 @@ class FsdpCheckpoint(JsonBeside, ScheduledCheckpoint):
         """As in other steps of the Trainer."""
         settings, notes = super().recount(counter, value)
         return settings, [*notes, *passed_over(settings, value)]
+
+    def find(self, field: str) -> list[Place]:
+        """The batch size is in the Trainer's state."""
+        return batch.places(self) if field == "batch_size" else super().find(field)
+
+    def rebatch(
+        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
+    ) -> tuple[list[Setting], list[str]]:
+        """As in other steps of the Trainer."""
+        return batch.rebatch(self, size, ramp)
 
     def forget(
         self, gone: Collection[Path], resumed: Sequence[Path]

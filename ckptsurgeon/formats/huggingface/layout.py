@@ -136,7 +136,11 @@ class Transformers(_Saved):
     """`checkpoint-<N>` with `trainer_state.json`."""
 
     name = "transformers"
-    options: Mapping[str, str] = {"clip_grad": "--max_grad_norm", "seed": "--seed"}
+    options: Mapping[str, str] = {
+        "clip_grad": "--max_grad_norm",
+        "seed": "--seed",
+        "batch_size": "--per_device_train_batch_size",
+    }
     fresh_optimizer = "without optimizer.pt and scheduler.pt in its checkpoint"
     besides = ("scheduler.pt", STATE)
 
@@ -248,7 +252,11 @@ class Accelerate(_Saved):
 
     def advise(self, key: str, value: object) -> str:
         """The call in the user's own script: there is no command line to go by."""
-        calls = {"clip_grad": f"clip_grad_norm_(…, max_norm={value})", "seed": f"set_seed({value})"}
+        calls = {
+            "batch_size": f"DataLoader(…, batch_size={value})",
+            "clip_grad": f"clip_grad_norm_(…, max_norm={value})",
+            "seed": f"set_seed({value})",
+        }
         if key in calls:
             return f"in the script, call {calls[key]}, then relaunch"
         return super().advise(key, value)

@@ -39,6 +39,8 @@ KEYS: Mapping[str, str] = {
     "--override-opt_param-scheduler": "scheduler.override_opt_param_scheduler",
     "--no-load-optim": "checkpoint.load_optim=false",
     "--seed": "rng.seed",
+    "--global-batch-size": "train.global_batch_size",
+    "--rampup-batch-size": "train.rampup_batch_size",
     "--rerun-mode": "rerun_state_machine.rerun_mode",
 }  # fmt: skip
 """Option of Megatron-LM → key of the config."""

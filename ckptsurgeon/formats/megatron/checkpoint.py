@@ -11,7 +11,7 @@ from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.checkpoint import agree
-from ckptsurgeon.formats.megatron import arguments, flags, identity, parts, soundness
+from ckptsurgeon.formats.megatron import arguments, batch, flags, identity, parts, soundness
 from ckptsurgeon.formats.megatron.shards import MegatronShards
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron, names
@@ -125,6 +125,13 @@ class MegatronCheckpoint(MegatronShards):
                 settings += [Setting("decay", p, value) for p in self.in_roots("args", name)]
             words = f"--lr-wsd-decay-style minus_sqrt --lr-wsd-decay-{unit} {count}"
             return settings, [*warnings, f"relaunch also with {words}: only the flags say so"]
+
+    def rebatch(
+        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
+    ) -> tuple[list[Setting], list[str]]:
+        """See `batch`."""
+        with understood(self.path):
+            return batch.rebatch(self, self.args(), size, ramp, own_config)
 
     def in_group(self, key: str, place: Place, value: Any) -> Any:
         """µP makes the eps of a hidden group from --adam-eps, as it makes its rate from --lr."""

@@ -18,7 +18,7 @@ from ckptsurgeon.files import integrity
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import read_shards
-from ckptsurgeon.formats.dcp.shards import DcpShards
+from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.strips import MASTERS
@@ -69,7 +69,7 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
             if ".bucket_idx_" not in name:
                 owner = f"{name[: match.start(1)]}{name[match.end() :]}"
             owners.setdefault(owner, {}).setdefault(key, []).extend(
-                Place(self.saved.path, path, get(self.trees[self.saved.path], path))
+                placed(self.saved.path, path, get(self.trees[self.saved.path], path))
                 for path in self.saved.paths(name)
             )
         alike: dict[frozenset[str], dict[str, list[Place]]] = {}

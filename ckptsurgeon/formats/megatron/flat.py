@@ -20,7 +20,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
-from ckptsurgeon.formats.dcp.shards import DcpShards
+from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.optimizers.table import COUNTED
@@ -155,7 +155,7 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
                 if match and match["base"] == base:
                     values = self.trees[self.saved.path]
                     found = (
-                        Place(self.saved.path, p, get(values, p)) for p in self.saved.paths(name)
+                        placed(self.saved.path, p, get(values, p)) for p in self.saved.paths(name)
                     )
                     state.setdefault(match["key"], []).extend(found)
             group: dict[str, list[Place]] = {}

@@ -245,6 +245,8 @@ class MegatronBridge(Megatron):
         """By the key of its config."""
         if key == "optimizer":
             return super().advise(key, value)
+        if key == "rampup":
+            value = f"[{','.join(str(value).split())}]"
         return f"relaunch the trainer with {self.options[key]}={value}"
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:

@@ -18,8 +18,11 @@ SCHEDULE: Mapping[str, str] = {
 OPTIONS: Mapping[str, str] = {
     **SCHEDULE, "beta1": "--adam-beta1", "beta2": "--adam-beta2", "eps": "--adam-eps",
     "weight_decay": "--weight-decay", "clip_grad": "--clip-grad", "seed": "--seed",
+    "batch_size": "--global-batch-size", "rampup": "--rampup-batch-size",
 }  # fmt: skip
 """Key of a recipe → option."""
+BATCH = {"batch_size": "global_batch_size", "rampup": "rampup_batch_size"}
+"""Field → its name in the saved args, which no loader reads back."""
 NEVER = (("finetune", "--finetune"), ("no_load_optim", "--no-load-optim"))
 """Saved argument → the option with which a load leaves a surgery out."""
 

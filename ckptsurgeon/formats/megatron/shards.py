@@ -19,6 +19,7 @@ from ckptsurgeon.files.pickles.tree import Object, get, tensors
 from ckptsurgeon.formats import moments
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.megatron import arguments
+from ckptsurgeon.formats.megatron.options import BATCH
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
@@ -214,6 +215,8 @@ class MegatronShards(BaseCheckpoint):
             return self.moments(field)
         if field in ARGS:
             return self.in_roots("args", ARGS[field], wins=field == "consumed_samples")
+        if field in BATCH:
+            return self.in_roots("args", BATCH[field], wins=False)
         if field == "iteration":
             return self.in_roots(field) + self.in_roots("args", field, wins=False)
         if field == "loss_scale":

@@ -34,12 +34,22 @@ def by_key(
     return out
 
 
+def _inner(state: Mapping[Any, Any]) -> Iterable[Any]:
+    inner = state.get(NESTED)
+    return inner if isinstance(inner, Mapping) else ()
+
+
 def state_dict(
-    file: Path, base: tuple[Key, ...], tree: Mapping[Any, Any], *, loose: bool = False
+    file: Path,
+    base: tuple[Key, ...],
+    tree: Mapping[Any, Any],
+    *,
+    loose: bool = False,
+    bare: bool = False,
 ) -> StateDict:
     """What torch's `optimizer.state_dict()` returned, with `tree` under `base`. `loose` is whether
     its loader does without the state of a parameter. An entry of the states that is of no
-    parameter counts as a key of its own."""
+    parameter counts as a key of its own. Of `bare` states there are the keys alone."""
     states = tree.get("state") or {}
     of_parameters = [
         ((*base, "state", key), state)
@@ -47,6 +57,9 @@ def state_dict(
         if isinstance(state, Mapping)
     ]
     others = {key: value for key, value in states.items() if not isinstance(value, Mapping)}
+    if bare:  # of states with the same keys, one says it
+        alike = {(*state, *_inner(state)): (path, state) for path, state in of_parameters}
+        of_parameters = list(alike.values())
     state = by_key(file, of_parameters)
     for key, places in by_key(file, [((*base, "state"), others)]).items():
         state.setdefault(key, []).extend(places)

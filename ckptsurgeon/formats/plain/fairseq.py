@@ -32,7 +32,10 @@ class Fairseq(BaseFormat):
     """The steps are numbers of updates; `checkpoint_last*` are the pointers."""
 
     name = "fairseq"
-    options: Mapping[str, str] = {"clip_grad": "--clip-norm", "seed": "--seed"}
+    options: Mapping[str, str] = {
+        "clip_grad": "--clip-norm",
+        "seed": "--seed",
+    }
     fresh_optimizer = "--reset-optimizer"
 
     def recognizes(self, run: Path) -> bool:
@@ -146,6 +149,15 @@ class Fairseq(BaseFormat):
     def pointed(self, pointer: Path) -> int | None:
         """The updates after which the copy was saved."""
         return _updates(pointer)
+
+    def advise(self, key: str, value: object) -> str:
+        """A batch is a product: of one rank, of the updates that are joined, of the ranks."""
+        if key == "batch_size":
+            return (
+                "relaunch the trainer with --batch-size and --update-freq such that they and the "
+                f"ranks make {value}"
+            )
+        return super().advise(key, value)
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
         """metaseq's flag takes ranges joined by commas."""

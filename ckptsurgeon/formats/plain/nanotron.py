@@ -159,7 +159,10 @@ class Nanotron(StepFolders):
     """Folders whose names are numbers."""
 
     name = "nanotron"
-    options: Mapping[str, str] = {"clip_grad": "optimizer.clip_grad", "seed": "general.seed"}
+    options: Mapping[str, str] = {
+        "clip_grad": "optimizer.clip_grad",
+        "seed": "general.seed",
+    }
     """By keys of its config: it takes nothing from the command line."""
     fresh_optimizer = "checkpoints.load_optimizer: false in its config"
 
@@ -218,7 +221,12 @@ class Nanotron(StepFolders):
         return number(pointer)
 
     def advise(self, key: str, value: object) -> str:
-        """The key of its config."""
+        """The key of its config; a batch is a product of three."""
+        if key == "batch_size":
+            return (
+                "in the trainer's config, set tokens.batch_accumulation_per_replica so that it, "
+                f"micro_batch_size and dp make {value}, then relaunch"
+            )
         if key in self.options:
             return f"in the trainer's config, set {self.options[key]} to {value}, then relaunch"
         return super().advise(key, value)

@@ -8,7 +8,8 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.look.vitals import facts, growth, observations
+from ckptsurgeon.look.vitals import attention, facts, growth, observations
+from ckptsurgeon.look.vitals.attention import Attention
 from ckptsurgeon.look.vitals.growth import Growth
 from ckptsurgeon.look.vitals.jobs import Source, strips_of
 from ckptsurgeon.look.vitals.observations import Observation, Sign
@@ -22,7 +23,8 @@ class Vitals:
     """What the tensors of `step` say: `facts` can't be true of a sound step, `observations` are
     unusual, the most unusual first. `signs` has the numbers of each parameter, `noise` is the
     update RMS of gradients without direction, and `not_compared` says what could not be checked.
-    `growth` is that of the norms since step `against`, the most grown first."""
+    `attention` has the largest head of each layer, `growth` the norms since step `against`, most
+    grown first."""
 
     step: int
     facts: tuple[str, ...]
@@ -32,6 +34,7 @@ class Vitals:
     not_compared: tuple[str, ...]
     against: int | None = None
     growth: tuple[Growth, ...] = ()
+    attention: tuple[Attention, ...] = ()
 
 
 @collector_paused()
@@ -69,8 +72,11 @@ def examine(
             values.readings, before, sources(before), threads=jobs, progress=progress
         )
         unusual += growth.observations(grown, before.step)
-        unusual.sort(key=lambda item: -item.weight)
         not_compared += apart
+    heads, apart = attention.attention(checkpoint, before)
+    unusual += attention.observations(heads)
+    unusual.sort(key=lambda item: -item.weight)
+    not_compared += apart
     betas = checkpoint.locate("betas")
     return Vitals(
         step=checkpoint.step,
@@ -81,6 +87,7 @@ def examine(
         not_compared=tuple(not_compared),
         against=against,
         growth=tuple(grown),
+        attention=tuple(heads),
     )
 
 

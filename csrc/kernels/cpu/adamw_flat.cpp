@@ -2,7 +2,6 @@
 #include "../adamw_hyper.h"
 #include "../common.h"
 
-#include <optional>
 #include <type_traits>
 
 namespace ckptsurgeon {
@@ -71,21 +70,15 @@ bool is_master(const Tensor& t, const Tensor& p) {
   return t.scalar_type() == ScalarType::Float && t.is_contiguous() && t.numel() == p.numel();
 }
 
-Tensor adamw_flat_(Tensor p, Tensor m, Tensor v, const Tensor& g, std::optional<Tensor> out,
-                   const Tensor& grad_mul, double lr, double beta1, double beta2, double eps,
-                   double weight_decay, int64_t step) {
+void step_tensor(const Tensor& p, const Tensor& m, const Tensor& v, const Tensor& g,
+                 const Tensor* out, float mul, const Hyper& hyper, double* total) {
   STD_TORCH_CHECK(is_master(p, p) && is_master(m, p) && is_master(v, p),
                   "adamw_flat_: p, m and v must be contiguous float32 of one length");
   STD_TORCH_CHECK(g.is_contiguous() && g.numel() == p.numel(),
                   "adamw_flat_: g must be contiguous and as long as p");
-  STD_TORCH_CHECK(!out || (out->is_contiguous() && out->numel() == p.numel()),
+  STD_TORCH_CHECK(out == nullptr || (out->is_contiguous() && out->numel() == p.numel()),
                   "adamw_flat_: out must be contiguous and as long as p");
-  STD_TORCH_CHECK(grad_mul.scalar_type() == ScalarType::Float && grad_mul.numel() == 1,
-                  "adamw_flat_: grad_mul must be one float32");
-  STD_TORCH_CHECK(step >= 1, "adamw_flat_: step counts from 1");
-  const Hyper hyper = hyper_of(lr, beta1, beta2, eps, weight_decay, step);
-  const float mul = *static_cast<const float*>(grad_mul.const_data_ptr());
-  const int64_t n = p.numel();
+  const int64_t n = mul < 0 ? 0 : p.numel();  // all stays as it is
   auto sums = block_sums<6>(n);
   auto* const ps = static_cast<float*>(p.mutable_data_ptr());
   auto* const ms = static_cast<float*>(m.mutable_data_ptr());
@@ -98,9 +91,9 @@ Tensor adamw_flat_(Tensor p, Tensor m, Tensor v, const Tensor& g, std::optional<
     });
   };
   const ScalarType from = g.scalar_type();
-  const ScalarType to = out ? out->scalar_type() : ScalarType::Undefined;
+  const ScalarType to = out != nullptr ? out->scalar_type() : ScalarType::Undefined;
   const void* const gs = g.const_data_ptr();
-  void* const outs = out ? out->mutable_data_ptr() : nullptr;
+  void* const outs = out != nullptr ? out->mutable_data_ptr() : nullptr;
   const auto is = [&](ScalarType g_type, ScalarType out_type) {
     return from == g_type && to == out_type;
   };
@@ -124,8 +117,6 @@ Tensor adamw_flat_(Tensor p, Tensor m, Tensor v, const Tensor& g, std::optional<
   } else {
     STD_TORCH_CHECK(false, "adamw_flat_: g and out must be float32, or of one 16-bit format");
   }
-  Tensor stats = new_doubles(p, 6);
-  auto* const total = static_cast<double*>(stats.mutable_data_ptr());
   std::fill(total, total + 6, 0.0);
   for (const auto& sum : sums) {
     total[0] += sum[0];
@@ -136,6 +127,28 @@ Tensor adamw_flat_(Tensor p, Tensor m, Tensor v, const Tensor& g, std::optional<
     total[5] += sum[5];
   }
   total[4] *= double{hyper.m_correction} * hyper.m_correction;
+}
+
+using Tensors = std::vector<Tensor>;
+
+Tensor adamw_flat_(Tensors p, Tensors m, Tensors v, Tensors g, Tensors out, const Tensor& grad_mul,
+                   double lr, double beta1, double beta2, double eps, double weight_decay,
+                   int64_t step) {
+  const std::size_t count = p.size();
+  STD_TORCH_CHECK(count > 0 && m.size() == count && v.size() == count && g.size() == count &&
+                      (out.empty() || out.size() == count),
+                  "adamw_flat_: p, m, v, g and out must be as many");
+  STD_TORCH_CHECK(grad_mul.scalar_type() == ScalarType::Float && grad_mul.numel() == 1,
+                  "adamw_flat_: grad_mul must be one float32");
+  STD_TORCH_CHECK(step >= 1, "adamw_flat_: step counts from 1");
+  const Hyper hyper = hyper_of(lr, beta1, beta2, eps, weight_decay, step);
+  const float mul = *static_cast<const float*>(grad_mul.const_data_ptr());
+  Tensor stats = new_doubles(p[0], {static_cast<int64_t>(count), 6});
+  auto* const totals = static_cast<double*>(stats.mutable_data_ptr());
+  for (std::size_t i = 0; i < count; ++i) {
+    const Tensor* const to = out.empty() ? nullptr : &out[i];
+    step_tensor(p[i], m[i], v[i], g[i], to, mul, hyper, totals + 6 * i);
+  }
   return stats;
 }
 

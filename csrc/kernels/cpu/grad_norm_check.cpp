@@ -69,7 +69,7 @@ CKPT_CLONES void sum_float(const float* g, int64_t n, double* out) { sum_row(g, 
 CKPT_CLONES void sum_bf16(const Bf16* g, int64_t n, double* out) { sum_row(g, n, out); }
 CKPT_CLONES void sum_half(const Half* g, int64_t n, double* out) { sum_row(g, n, out); }
 
-Tensor grad_norm_check(const Tensor& grad) {
+void sum_tensor(const Tensor& grad, double* total) {
   STD_TORCH_CHECK(grad.is_contiguous(), "grad_norm_check: grad must be contiguous");
   const int64_t n = grad.numel();
   const ScalarType dtype = grad.scalar_type();
@@ -88,12 +88,20 @@ Tensor grad_norm_check(const Tensor& grad) {
   } else {
     STD_TORCH_CHECK(false, "grad_norm_check: grad must be float32, bfloat16 or float16");
   }
-  Tensor out = new_doubles(grad, 2);
-  auto* total = static_cast<double*>(out.mutable_data_ptr());
   total[0] = total[1] = 0;
   for (const auto& sum : sums) {
     total[0] += sum[0];
     total[1] += sum[1];
+  }
+}
+
+Tensor grad_norm_check(std::vector<Tensor> grads) {
+  STD_TORCH_CHECK(!grads.empty(), "grad_norm_check: there must be a gradient");
+  Tensor out = new_doubles(grads[0], {static_cast<int64_t>(grads.size()), 2});
+  auto* total = static_cast<double*>(out.mutable_data_ptr());
+  for (const Tensor& grad : grads) {
+    sum_tensor(grad, total);
+    total += 2;
   }
   return out;
 }

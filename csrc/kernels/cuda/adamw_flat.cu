@@ -45,13 +45,20 @@ __device__ __forceinline__ bool aligned4(const T* p) {
 
 template <typename G, typename O>
 __global__ void __launch_bounds__(kThreads)
-    adamw(float* __restrict__ p, float* __restrict__ m, float* __restrict__ v,
-          const G* __restrict__ g, O* __restrict__ out, int64_t n,
-          const float* __restrict__ grad_mul, Hyper h, double* __restrict__ partials) {
+    adamw(const AdamwTable table, const float* __restrict__ grad_mul, Hyper h,
+          double* __restrict__ partials) {
+  const int tensor = tensor_of_block(table);
+  const int first = table.first_block[tensor];
+  float* __restrict__ const p = table.p[tensor];
+  float* __restrict__ const m = table.m[tensor];
+  float* __restrict__ const v = table.v[tensor];
+  const G* __restrict__ const g = static_cast<const G*>(table.g[tensor]);
+  O* __restrict__ const out = static_cast<O*>(table.out[tensor]);
   const float mul = *grad_mul;
+  const int64_t n = mul < 0 ? 0 : table.n[tensor];  // all stays as it is
   Sums sums;
-  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+  const int64_t thread = int64_t{blockIdx.x - first} * blockDim.x + threadIdx.x;
+  const int64_t threads = int64_t{table.first_block[tensor + 1] - first} * blockDim.x;
   // A partition may start anywhere in its buffer.
   bool aligned = aligned4(p) && aligned4(m) && aligned4(v) && aligned4(g);
   if constexpr (kCopies<O>) aligned = aligned && aligned4(out);
@@ -95,7 +102,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    add_blocks(const double* __restrict__ partials, int blocks, double* stats) {
+    add_blocks(const AdamwTable table, const double* __restrict__ all_partials, double* all_stats) {
+  const int first = table.first_block[blockIdx.x];
+  const int blocks = table.first_block[blockIdx.x + 1] - first;
+  const double* const partials = all_partials + kSums * first;
+  double* const stats = all_stats + kSums * blockIdx.x;
   for (int i = 0; i < kSums; ++i) {
     if (i == 1) continue;
     const double sum = sum_of_blocks<kSums>(partials, blocks, i);
@@ -112,38 +123,39 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int64_t partial_sums_of_adamw(int64_t n, int multiprocessors) {
-  return kSums * int64_t{grid_size(n, 4, multiprocessors)};
+int64_t partial_sums_of_adamw(AdamwTable& table, int multiprocessors) {
+  share_out(table, 4, multiprocessors);
+  return kSums * int64_t{table.first_block[table.count]};
 }
 
-cudaError_t launch_adamw_flat(float* p, float* m, float* v, const void* g, Format g_format,
-                              void* out, Format out_format, int64_t n, const float* grad_mul,
-                              Hyper hyper, double* partials, double* stats,
-                              int multiprocessors, cudaStream_t stream) {
-  const int blocks = grid_size(n, 4, multiprocessors);
-  const auto run = [&](auto* gs, auto* outs) {
-    adamw<<<blocks, kThreads, 0, stream>>>(p, m, v, gs, outs, n, grad_mul, hyper, partials);
-    add_blocks<<<1, kThreads, 0, stream>>>(partials, blocks, stats);
+cudaError_t launch_adamw_flat(const AdamwTable& table, Format g_format, Format out_format,
+                              const float* grad_mul, Hyper hyper, double* partials, double* stats,
+                              cudaStream_t stream) {
+  const int blocks = table.first_block[table.count];
+  const auto run = [&](auto g, auto out) {
+    adamw<decltype(g), decltype(out)><<<blocks, kThreads, 0, stream>>>(table, grad_mul, hyper,
+                                                                       partials);
+    add_blocks<<<table.count, kThreads, 0, stream>>>(table, partials, stats);
     return cudaGetLastError();
   };
-  const auto copy_to = [&](auto* gs) {
-    if (out == nullptr) return run(gs, static_cast<None*>(nullptr));
+  const auto copy_to = [&](auto g) {
+    if (table.out[0] == nullptr) return run(g, None{});
     switch (out_format) {
       case Format::kFloat:
-        return run(gs, static_cast<float*>(out));
+        return run(g, float{});
       case Format::kBf16:
-        return run(gs, static_cast<__nv_bfloat16*>(out));
+        return run(g, __nv_bfloat16{});
       default:
-        return run(gs, static_cast<__half*>(out));
+        return run(g, __half{});
     }
   };
   switch (g_format) {
     case Format::kFloat:
-      return copy_to(static_cast<const float*>(g));
+      return copy_to(float{});
     case Format::kBf16:
-      return copy_to(static_cast<const __nv_bfloat16*>(g));
+      return copy_to(__nv_bfloat16{});
     default:
-      return copy_to(static_cast<const __half*>(g));
+      return copy_to(__half{});
   }
 }
 

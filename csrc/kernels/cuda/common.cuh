@@ -70,4 +70,22 @@ inline int grid_size(int64_t n, int per_thread, int multiprocessors) {
   return static_cast<int>(wanted < most ? (wanted > 0 ? wanted : 1) : most);
 }
 
+// Which tensor of a launch this block works on.
+template <typename Table>
+__device__ __forceinline__ int tensor_of_block(const Table& table) {
+  int tensor = 0;
+  while (table.first_block[tensor + 1] <= static_cast<int>(blockIdx.x)) ++tensor;
+  return tensor;
+}
+
+// Shares out blocks among the tensors of a table: as many for each as it would get alone.
+template <typename Table>
+void share_out(Table& table, int per_thread, int multiprocessors) {
+  table.first_block[0] = 0;
+  for (int i = 0; i < table.count; ++i) {
+    const int blocks = grid_size(table.n[i], per_thread, multiprocessors);
+    table.first_block[i + 1] = table.first_block[i] + blocks;
+  }
+}
+
 }  // namespace ckptsurgeon

@@ -12,7 +12,11 @@ __device__ __forceinline__ bool nonfinite(float x) {
 
 template <typename G>
 __global__ void __launch_bounds__(kThreads)
-    sum(const G* __restrict__ grad, int64_t n, double* __restrict__ partials) {
+    sum(const NormTable table, double* __restrict__ partials) {
+  const int tensor = tensor_of_block(table);
+  const int first = table.first_block[tensor];
+  const G* __restrict__ const grad = static_cast<const G*>(table.g[tensor]);
+  const int64_t n = table.n[tensor];
   double sumsq = 0;
   int bad = 0;
   const auto add = [&](G g) {
@@ -20,8 +24,8 @@ __global__ void __launch_bounds__(kThreads)
     sumsq += double{x} * double{x};
     bad += nonfinite(x) ? 1 : 0;
   };
-  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+  const int64_t thread = int64_t{blockIdx.x - first} * blockDim.x + threadIdx.x;
+  const int64_t threads = int64_t{table.first_block[tensor + 1] - first} * blockDim.x;
   // A gradient may be a view that starts anywhere in its buffer.
   const bool aligned = reinterpret_cast<uintptr_t>(grad) % sizeof(Four<G>) == 0;
   const int64_t fours = aligned ? n / 4 : 0;
@@ -39,37 +43,40 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    add_blocks(const double* __restrict__ partials, int blocks, double* total) {
+    add_blocks(const NormTable table, const double* __restrict__ partials, double* totals) {
+  const int first = table.first_block[blockIdx.x];
+  const int blocks = table.first_block[blockIdx.x + 1] - first;
   for (int i = 0; i < 2; ++i) {
-    const double sum = sum_of_blocks<2>(partials, blocks, i);
-    if (threadIdx.x == 0) total[i] = sum;
+    const double sum = sum_of_blocks<2>(partials + 2 * first, blocks, i);
+    if (threadIdx.x == 0) totals[2 * blockIdx.x + i] = sum;
   }
 }
 
 }  // namespace
 
-int64_t partial_sums_of_grad_norm(int64_t n, int multiprocessors) {
-  return 2 * int64_t{grid_size(n, 16, multiprocessors)};
+int64_t partial_sums_of_grad_norm(NormTable& table, int multiprocessors) {
+  share_out(table, 16, multiprocessors);
+  return 2 * int64_t{table.first_block[table.count]};
 }
 
-cudaError_t launch_grad_norm_check(const void* grad, Format format, int64_t n, double* partials,
-                                   double* total, int multiprocessors, cudaStream_t stream) {
-  const int blocks = grid_size(n, 16, multiprocessors);
-  const auto run = [&](const auto* g) {
-    sum<<<blocks, kThreads, 0, stream>>>(g, n, partials);
+cudaError_t launch_grad_norm_check(const NormTable& table, Format format, double* partials,
+                                   double* totals, cudaStream_t stream) {
+  const int blocks = table.first_block[table.count];
+  const auto run = [&](auto g) {
+    sum<decltype(g)><<<blocks, kThreads, 0, stream>>>(table, partials);
   };
   switch (format) {
     case Format::kFloat:
-      run(static_cast<const float*>(grad));
+      run(float{});
       break;
     case Format::kBf16:
-      run(static_cast<const __nv_bfloat16*>(grad));
+      run(__nv_bfloat16{});
       break;
     case Format::kHalf:
-      run(static_cast<const __half*>(grad));
+      run(__half{});
       break;
   }
-  add_blocks<<<1, kThreads, 0, stream>>>(partials, blocks, total);
+  add_blocks<<<table.count, kThreads, 0, stream>>>(table, partials, totals);
   return cudaGetLastError();
 }
 

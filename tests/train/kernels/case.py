@@ -64,21 +64,34 @@ def call(op: str, backend: str, arguments: Sequence[Any]) -> list[Tensor]:
 
 def moved(arguments: Sequence[Any], device: str) -> list[Any]:
     """The tensors on this device; a seed (one int64) stays on the host, where it is drawn."""
-    return [
-        a.to(device) if isinstance(a, Tensor) and (a.ndim or a.is_floating_point()) else a
-        for a in arguments
-    ]
+
+    def one(a: Any) -> Any:
+        if isinstance(a, list):
+            return [one(item) for item in a]
+        return a.to(device) if isinstance(a, Tensor) and (a.ndim or a.is_floating_point()) else a
+
+    return [one(argument) for argument in arguments]
 
 
 def wide(argument: Any) -> Any:
     """A floating tensor as float64, anything else as it is; never the same storage."""
+    if isinstance(argument, list):
+        return [wide(item) for item in argument]
     if not isinstance(argument, Tensor):
         return argument
     return argument.double() if argument.is_floating_point() else argument.clone()
 
 
 def clone(argument: Any) -> Any:
+    if isinstance(argument, list):
+        return [clone(item) for item in argument]
     return argument.clone() if isinstance(argument, Tensor) else argument
+
+
+def each(arguments: Sequence[Any], numbers: Sequence[int]) -> list[Tensor]:
+    """The arguments of these numbers, those of a list one by one."""
+    chosen = (arguments[number] for number in numbers)
+    return [item for a in chosen for item in (a if isinstance(a, list) else [a])]
 
 
 def assert_close(ours: Tensor, exact: Tensor, tolerance: float) -> None:
@@ -98,9 +111,9 @@ def check(case: Case, dtype: torch.dtype, backend: str, laid: Callable[[Any], An
     for shape in case.shapes:
         arguments = case.inputs(shape, dtype, 1)
         exact = [wide(argument) for argument in arguments]
-        expected = [*case.reference(*exact), *(exact[i] for i in case.mutated)]
+        expected = [*case.reference(*exact), *each(exact, case.mutated)]
         ours = moved([laid(argument) for argument in arguments], device)
-        results = [*call(case.op, backend, ours), *(ours[i] for i in case.mutated)]
+        results = [*call(case.op, backend, ours), *each(ours, case.mutated)]
         for result, wanted in zip(results, expected, strict=True):
             assert_close(result, wanted, case.tolerance[dtype])
             digest.update(result.detach().cpu().double().numpy().tobytes())

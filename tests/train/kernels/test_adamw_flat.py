@@ -19,7 +19,8 @@ HYPER = (1e-3, 0.9, 0.95, 1e-8, 0.1, 1)
 def arguments(p: Tensor, g: Tensor, out: Tensor | None = None, **hyper: Any) -> list[Any]:
     lr = hyper.get("lr", HYPER[0])
     moments = [torch.zeros_like(p), torch.zeros_like(p)]
-    return [p, *moments, g, out, torch.tensor(1.0), lr, *HYPER[1:]]
+    outs = [] if out is None else [out]
+    return [[p], *([moment] for moment in moments), [g], outs, torch.tensor(1.0), lr, *HYPER[1:]]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -48,7 +49,7 @@ def test_a_nonfinite_gradient_is_seen_in_the_statistics(
     device = skip_without(backend)
     p, g = torch.ones(LENGTH, device=device), torch.ones(LENGTH, device=device)
     g[where] = bad
-    (stats,) = call("adamw_flat_", backend, arguments(p, g))
+    ((stats,),) = call("adamw_flat_", backend, arguments(p, g))
     assert not any(math.isfinite(value) for value in stats[:2].tolist())
     assert int(p.isfinite().sum()) == LENGTH - 1
 
@@ -61,7 +62,7 @@ def test_zeros_and_the_update_are_counted_apart(backend: str, dtype: torch.dtype
     p, g = torch.ones(LENGTH, device=device), torch.ones(LENGTH, device=device, dtype=dtype)
     g[3:4099:8], g[5] = 0.0, -0.0
     zeros = int((g == 0).sum())
-    (stats,) = call("adamw_flat_", backend, arguments(p, g, lr=7e-5))
+    ((stats,),) = call("adamw_flat_", backend, arguments(p, g, lr=7e-5))
     assert stats.tolist()[4:] == [pytest.approx(LENGTH - zeros, rel=1e-6), zeros]
 
 
@@ -78,7 +79,7 @@ def test_fifty_steps_are_torchs_fifty_steps(backend: str) -> None:
         theirs.grad = gradient * 0.5
         optimizer.step()
         mul = torch.tensor(0.5)
-        call("adamw_flat_", backend, [p, m, v, gradient, None, mul, *HYPER[:5], step])
+        call("adamw_flat_", backend, [[p], [m], [v], [gradient], [], mul, *HYPER[:5], step])
     assert float((p - theirs.detach()).abs().max()) < 5e-6  # ten units in the last place
 
 
@@ -88,18 +89,34 @@ def test_with_beta1_zero_nothing_of_the_old_moment_is_left(backend: str) -> None
     device = skip_without(backend)
     generator = torch.Generator().manual_seed(6)
     p, old, gradient = torch.randn(3, LENGTH, generator=generator).to(device)
-    call_with = [p, old * 1e4, old.abs(), gradient, None, torch.tensor(1.0), HYPER[0], 0.0]
+    m, v = old * 1e4, old.abs()
+    call_with = [[p], [m], [v], [gradient], [], torch.tensor(1.0), HYPER[0], 0.0]
     call("adamw_flat_", backend, [*call_with, *HYPER[2:5], 9])
-    assert torch.equal(call_with[1], gradient)
+    assert torch.equal(m, gradient)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bad", [1.0, math.inf, math.nan])
+def test_a_negative_multiplier_leaves_all_as_it_is(backend: str, bad: float) -> None:
+    device = skip_without(backend)
+    p, g = torch.ones(LENGTH, device=device), torch.full((LENGTH,), bad, device=device)
+    words = arguments(p, g, torch.full_like(p, 3.0))
+    words[5] = torch.tensor(-1.0)
+    (stats,) = call("adamw_flat_", backend, words)
+    assert stats.tolist() == [[0.0] * 6]
+    for (tensor,), value in zip((*words[:3], words[4]), (1.0, 0.0, 0.0, 3.0), strict=True):
+        assert torch.equal(tensor, torch.full_like(tensor, value))
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({0: torch.ones(3, dtype=torch.bfloat16)}, "p, m and v must be"),
-        ({1: torch.zeros(2)}, "p, m and v must be"),
-        ({3: torch.zeros(4)}, "g must be"),
-        ({4: torch.zeros(4)}, "out must be"),
+        ({0: [torch.ones(3, dtype=torch.bfloat16)]}, "p, m and v must be"),
+        ({1: [torch.zeros(2)]}, "p, m and v must be"),
+        ({1: [torch.zeros(3)] * 2}, "p, m, v, g and out must be as many"),
+        ({3: [torch.zeros(4)]}, "g must be"),
+        ({4: [torch.zeros(4)]}, "out must be"),
+        ({4: [torch.zeros(3)] * 2}, "p, m, v, g and out must be as many"),
         ({5: torch.ones(2)}, "grad_mul must be"),
         ({11: 0}, "step counts from 1"),
     ],
@@ -116,10 +133,35 @@ def test_the_public_function_is_the_op() -> None:
     p, g = torch.ones(9), torch.full((9,), 0.25)
     words = arguments(p.clone(), g)
     (expected,) = call("adamw_flat_", "fallback", words)
-    moments = torch.zeros(9), torch.zeros(9)
     stats = adamw_flat_(
-        p, *moments, g, None, torch.tensor(1.0),
+        [p], [torch.zeros(9)], [torch.zeros(9)], [g], [], torch.tensor(1.0),
         lr=HYPER[0], betas=(HYPER[1], HYPER[2]), eps=HYPER[3], weight_decay=HYPER[4], step=1,
     )  # fmt: skip
     torch.testing.assert_close(stats, expected, rtol=1e-5, atol=0)
-    torch.testing.assert_close(p, words[0])
+    torch.testing.assert_close(p, words[0][0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_tensors_in_a_call_become_what_each_becomes_alone(
+    backend: str, dtype: torch.dtype
+) -> None:
+    """Bit for bit: the weights, the moments, the low-precision copies and the statistics."""
+    device = skip_without(backend)
+    generator = torch.Generator().manual_seed(7)
+    sizes = [5, 4097, 0, 64, *range(1, 80)]
+
+    def made(kind: torch.dtype = torch.float32) -> list[Tensor]:
+        return [torch.randn(n, generator=generator).to(device, kind) for n in sizes]
+
+    p, m, v, g, out = made(), made(), [x.square() for x in made()], made(dtype), made(dtype)
+    mul = torch.tensor(0.25)
+    alone = [[x.clone() for x in kind] for kind in (p, m, v, g, out)]
+    rows = [
+        call("adamw_flat_", backend, [*([x] for x in each), mul, *HYPER[:5], 3])[0][0]
+        for each in zip(*alone, strict=True)
+    ]
+    (stats,) = call("adamw_flat_", backend, [p, m, v, g, out, mul, *HYPER[:5], 3])
+    assert torch.equal(stats, torch.stack(rows))
+    for ours, theirs in zip((p, m, v, out), (*alone[:3], alone[4]), strict=True):
+        assert all(map(torch.equal, ours, theirs))

@@ -29,7 +29,7 @@ def test_a_nonfinite_element_is_counted(
 ) -> None:
     grad = torch.ones(LENGTH, dtype=dtype)
     grad[where] = bad
-    (result,) = call("grad_norm_check", backend, [grad])
+    ((result,),) = call("grad_norm_check", backend, [[grad]])
     assert result[1] == 1
     assert not math.isfinite(float(result[0]))
 
@@ -41,7 +41,7 @@ def test_the_largest_and_smallest_numbers_are_summed_exactly(
 ) -> None:
     for value in (torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal, 0.0):
         grad = torch.full((9,), value, dtype=dtype)
-        (result,) = call("grad_norm_check", backend, [grad])
+        ((result,),) = call("grad_norm_check", backend, [[grad]])
         assert float(result[0]) == pytest.approx(9 * value**2, rel=1e-15)
         assert result[1] == 0
 
@@ -51,11 +51,11 @@ def test_the_sum_is_the_same_for_any_number_of_threads(threads: None) -> None:
     results = []
     for count in (1, 2, 3, 1):
         torch.set_num_threads(count)
-        results.append(call("grad_norm_check", "cpu", [grad])[0])
+        results.append(call("grad_norm_check", "cpu", [[grad]])[0])
     assert all(torch.equal(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize("strange", [torch.ones(4, 4).t()[:2], torch.ones(3, dtype=torch.int32)])
 def test_what_it_cannot_read_is_refused(strange: torch.Tensor) -> None:
     with pytest.raises(RuntimeError, match=r"grad_norm_check: grad must be"):
-        call("grad_norm_check", "cpu", [strange])
+        call("grad_norm_check", "cpu", [[strange]])

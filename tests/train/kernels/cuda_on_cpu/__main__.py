@@ -25,6 +25,8 @@ PROT_NONE = 0
 
 def guarded(argument: Any) -> Any:
     """A copy of a tensor that ends right before a page that nobody may touch."""
+    if isinstance(argument, list):
+        return [guarded(item) for item in argument]
     if not isinstance(argument, Tensor) or argument.numel() == 0:
         return argument
     readable = -(-argument.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE

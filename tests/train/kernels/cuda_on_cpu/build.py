@@ -11,7 +11,7 @@ import torch
 
 from train.kernels.build import TARGET, Toolchain, cuda_files
 
-LAUNCH = re.compile(r"(\w+)<<<(.+?), kThreads, 0, stream>>>\(")
+LAUNCH = re.compile(r"(\w+(?:<[^<>;]*>)?)<<<(.+?), kThreads, 0, stream>>>\(")
 
 
 def build(

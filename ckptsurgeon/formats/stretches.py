@@ -1,0 +1,67 @@
+"""The stretches of each parameter by what they are, and the numbers in some of their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ckptsurgeon.arithmetic import ITEM, floats
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.heads import Rows
+from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.values import Part
+
+Parameter = tuple[str, str]
+"""A parameter's name, and the cut of it."""
+Kinds = Mapping[str, Sequence[Part]]
+"""Its stretches by what they are."""
+
+
+def by_parameter(parts: Iterable[Part]) -> dict[Parameter, dict[str, list[Part]]]:
+    """Parameter → kind → its stretches in the order of its elements."""
+    out: dict[Parameter, dict[str, list[Part]]] = {}
+    for part in parts:
+        kinds = out.setdefault((part.parameter, part.cut), {})
+        kinds.setdefault(part.kind, []).append(part)
+    for kinds in out.values():
+        for stretches in kinds.values():
+            stretches.sort(key=lambda part: part.first)
+    return out
+
+
+def within(stretches: Iterable[Part], start: int, end: int) -> Iterator[Part]:
+    """What of the stretches is of the elements [start, end) of their cut."""
+    for part in stretches:
+        begin, stop = max(start, part.first), min(end, part.first + part.end - part.start)
+        if begin < stop:
+            at = part.start + begin - part.first
+            yield part._replace(start=at, end=at + stop - begin, first=begin)
+
+
+def numbers(checkpoint: Checkpoint, known: Mapping[Parameter, Kinds], rows: Iterable[Rows]) -> Any:
+    """The elements in these rows, one after another, as float64: of the masters where there are
+    any. Raises SurgeryError for a dtype that is no plain float, and for elements that no stretch
+    has."""
+    import numpy
+
+    out = []
+    for name, cut, start, end in rows:
+        kinds = known[name, cut]
+        found = list(within(kinds.get("master") or kinds.get("weights", ()), start, end))
+        if sum(part.end - part.start for part in found) != end - start:
+            raise SurgeryError(
+                f"{name}: its elements {start} to {end} are not all in the shards",
+                next="ckptsurgeon verify --level 3    list what contradicts itself",
+            )
+        for part in found:
+            dtype = part.place.value.dtype
+            if dtype not in ITEM:
+                raise SurgeryError(
+                    f"{name}: its {part.kind} are {dtype}, which nothing is computed of",
+                    next="ckptsurgeon export    what the weights are",
+                )
+            file, first, last = checkpoint.span(part.place, part.start, part.end)
+            with file.open("rb") as opened:
+                opened.seek(first)
+                out.append(floats(opened.read(last - first), dtype).astype("f8"))
+    return numpy.concatenate(out) if out else numpy.zeros(0)

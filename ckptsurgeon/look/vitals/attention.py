@@ -1,0 +1,79 @@
+"""How large the attention logits of each layer are by its weights alone: its largest head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.logits import Logits, logits
+from ckptsurgeon.look.vitals.observations import Observation
+
+LARGEST = 5.0
+"""Times its root mean square that a head's largest logit is taken to be, as in `qk_clip`."""
+CLIPPED = 100.0
+"""The largest logit from which on Kimi K2 clips."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The head of a layer whose logits have the largest root mean square, for inputs of no
+    direction; `bound` is what no input exceeds, `before` what the largest head of the layer had at
+    the earlier step."""
+
+    layer: str
+    head: int
+    heads: int
+    rms: float
+    bound: float
+    before: float | None = None
+
+
+def attention(
+    checkpoint: Checkpoint, before: Checkpoint | None = None
+) -> tuple[list[Attention], list[str]]:
+    """Of every layer, the largest first, and a sentence on why others are not known. Queries and
+    keys are read once more for it, of `before` as well."""
+    try:
+        layers, apart = checkpoint.attention()
+        found = _largest(logits(checkpoint, layers))
+    except SurgeryError as error:
+        return [], [f"attention logits: {error.what}"]
+    if before is not None:
+        try:
+            earlier = {item.layer: item for item in _largest(logits(before, before.attention()[0]))}
+        except SurgeryError as error:
+            earlier = {}
+            apart.append(f"at step {before.step}: {error.what}")
+        found = [
+            replace(item, before=earlier[item.layer].rms) if item.layer in earlier else item
+            for item in found
+        ]
+    return found, [f"attention logits: {text}" for text in apart]
+
+
+def _largest(found: Iterable[Logits]) -> list[Attention]:
+    layers: dict[str, list[Logits]] = {}
+    for item in found:
+        layers.setdefault(item.layer, []).append(item)
+    out = []
+    for layer, heads in layers.items():
+        top = max(heads, key=lambda item: item.rms)
+        out.append(Attention(layer, top.head, len(heads), top.rms, top.bound))
+    return sorted(out, key=lambda item: -item.rms)
+
+
+def observations(found: Iterable[Attention]) -> list[Observation]:
+    """Layers whose largest logit is estimated above what Kimi K2 clips at."""
+    return [
+        Observation(
+            item.layer,
+            "attention-logits",
+            f"head {item.head}: attention logits of RMS {item.rms:.3g} by the weights alone; "
+            f"{LARGEST:g} times that is above {CLIPPED:g}",
+            item.rms * LARGEST / CLIPPED,
+        )
+        for item in found
+        if item.rms * LARGEST > CLIPPED
+    ]

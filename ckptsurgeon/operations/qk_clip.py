@@ -1,0 +1,99 @@
+"""QK-clip by the weights alone: which heads are scaled, and by how much.
+
+Source: Kimi K2 2507.20534, section 2.1: where the largest logit S of a head is above the threshold,
+its queries and keys take the root of threshold / S each; what heads share stays as it is, and the
+queries take all of it. Kimi measures S while it trains. A checkpoint has no inputs: here S is
+`sigmas` times the root mean square of the head's logits for inputs of no direction.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.heads import Rows
+from ckptsurgeon.formats.logits import Logits, logits
+
+SIGMAS = 5.0
+"""Of a million logits of a bell curve the largest is about 4.9 sigma. Trained heads have longer
+tails."""
+
+SLACK = 1e-3
+"""A share by which rounding leaves a scaled head above the threshold: it is not scaled again."""
+
+
+@dataclass(frozen=True)
+class QkClip:
+    """Heads whose largest logit is estimated above `threshold`, as `sigmas` times its root mean
+    square by the weights."""
+
+    threshold: float
+    sigmas: float = SIGMAS
+
+    def check(self) -> None:
+        """Raise UsageError for numbers that can't be meant."""
+        for name, value in (("threshold", self.threshold), ("sigmas", self.sigmas)):
+            if not (math.isfinite(value) and value > 0):
+                raise UsageError(f"`scale.qk_clip.{name}` is {value}", next="a number above 0")
+
+    def estimate(self, head: Logits) -> float:
+        """The largest logit that a head is taken to have."""
+        return self.sigmas * head.rms
+
+
+class Scaled(NamedTuple):
+    """Rows, or entries of a bias, and the factor that they take."""
+
+    rows: Rows
+    by: float
+
+
+def scaled(checkpoint: Checkpoint, clip: QkClip, params: str) -> tuple[list[Scaled], list[Logits]]:
+    """What of each head above the threshold takes which factor, and those heads. `params` narrows
+    it to weights whose names match. Raises SurgeryError where not every head is known."""
+    layers, apart = checkpoint.attention()
+    if apart:
+        raise SurgeryError(
+            f"the queries and keys of {checkpoint.path.name} are not all known: {apart[0]}",
+            next="ckptsurgeon scale REGEX --by F    whole parameters, by a factor of your own",
+        )
+    chosen = [layer for layer in layers if re.search(params, layer.heads[0].query[0].parameter)]
+    if not chosen:
+        names = sorted({layer.heads[0].query[0].parameter for layer in layers})
+        raise UsageError(
+            f"`scale.params`: no queries match {params!r}, of {len(names)} layers",
+            next=f"the first are {', '.join(names[:3])}",
+        )
+    out, heads = [], []
+    places = {(layer.layer, head.number): (layer, head) for layer in chosen for head in layer.heads}
+    for found in logits(checkpoint, chosen):
+        largest = clip.estimate(found)
+        if not math.isfinite(largest):
+            raise SurgeryError(
+                f"{found.layer}: head {found.head} has weights that are no finite numbers",
+                next="ckptsurgeon verify --level 4",
+            )
+        if largest <= clip.threshold * (1 + SLACK):
+            continue
+        heads.append(found)
+        layer, head = places[found.layer, found.head]
+        left = clip.threshold / largest
+        both = math.sqrt(left)
+        sides = [(head.query, left if layer.shared else both)]
+        sides.append((head.query_bias, sides[0][1]))
+        if not layer.shared:
+            sides += [(head.key, both), (head.key_bias, both)]
+        for rows, by in sides:
+            out += [Scaled(each, by) for each in rows]
+    return out, heads
+
+
+def named(heads: list[Logits], clip: QkClip) -> Iterator[str]:
+    """The heads that are scaled, the largest first, at most three."""
+    for head in sorted(heads, key=lambda item: -item.rms)[:3]:
+        yield f"{head.layer} head {head.head} ({clip.estimate(head):.3g})"
