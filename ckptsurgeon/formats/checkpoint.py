@@ -291,6 +291,10 @@ class BaseCheckpoint(ABC):
             next="reset and graft work on the moments of all parameters",
         )
 
+    def copies(self) -> Mapping[Path, Path]:
+        """None: a family that saves a step twice overrides it."""
+        return {}
+
     def attention(self) -> tuple[list[Attention], list[str]]:
         """Refused: a format that knows how many heads the model has overrides it."""
         raise heads.unsaid(self.path.name)

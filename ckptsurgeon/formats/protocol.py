@@ -105,6 +105,11 @@ class Checkpoint(Protocol):
         Raises SurgeryError where the format does not say whose they are."""
         ...
 
+    def copies(self) -> Mapping[Path, Path]:
+        """Each file that repeats a shard of the step, which a restart may load in its place → that
+        shard: both get the same new tensors. `parts` are of the shards alone."""
+        ...
+
     def attention(self) -> tuple[list[Attention], list[str]]:
         """Where the queries and keys of each layer's heads are, and why those of other layers are
         not known, a sentence each. Raises SurgeryError where the checkpoint does not say how many

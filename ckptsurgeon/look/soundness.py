@@ -17,6 +17,7 @@ from ckptsurgeon.edits import Receipt
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
 CHUNK = 1 << 19
 """Bytes that are read at once: what `jobs` threads hold in memory is a small multiple of them."""
-TORCH = (".pt", ".pth", ".bin", ".ckpt")
-"""How the names of torch files end."""
+TORCH, SAFE = (".pt", ".pth", ".bin", ".ckpt"), ".safetensors"
+"""How the names of torch files and of safetensors files end."""
 ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 """What a tree that no trainer saved makes of the code that expects one."""
 
@@ -64,8 +65,9 @@ class Shard:
     def open(self) -> Archive:
         """Its archive, read once."""
         if self.archive is None:
+            kind = SafetensorsFile if self.path.suffix == SAFE else Archive
             inside = self.blob[1:3] if self.blob is not None else ()
-            self.archive = Archive.open(self.path, *inside)
+            self.archive = kind.open(self.path, *inside)
         return self.archive
 
 
@@ -88,7 +90,7 @@ def check(
     out.findings += _guarded(folder, lambda: _names(format, run, step))
     out.checkpoint = _opened(format, run, step)
     read = out.checkpoint.archives if out.checkpoint is not None else {}
-    shards = [Shard(path) for path in files if path.suffix in TORCH or path in read]
+    shards = [Shard(path) for path in files if path.suffix in (*TORCH, SAFE) or path in read]
     if out.checkpoint is not None:
         for shard in shards:
             shard.archive = out.checkpoint.archives.get(shard.path)

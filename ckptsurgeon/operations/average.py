@@ -14,9 +14,11 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange
+from ckptsurgeon.arithmetic import ITEM
+from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.formats import MOMENTS, Checkpoint, Part
 from ckptsurgeon.formats.stretches import Parameter, by_parameter
 from ckptsurgeon.operations.computed_changes import (
     change,
@@ -24,6 +26,7 @@ from ckptsurgeon.operations.computed_changes import (
     refuse_weightless,
     source,
     sources_of,
+    with_copies,
 )
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.section import (
@@ -36,7 +39,7 @@ from ckptsurgeon.operations.section import (
 )
 from ckptsurgeon.run.run import Run
 
-MOMENTS = ("last", "average", "zero")
+WAYS = ("last", "average", "zero")
 Parameters = Mapping[Parameter, Mapping[str, Sequence[Part]]]
 
 
@@ -70,8 +73,8 @@ class Average(Section):
                 f"`average.weights` is {self.weights}",
                 next="one for each of `steps`, none below 0, and not all 0",
             )
-        if self.moments not in MOMENTS:
-            raise unknown_value(self.moments, MOMENTS, "average.moments")
+        if self.moments not in WAYS:
+            raise unknown_value(self.moments, WAYS, "average.moments")
         if "moments" in recipe[Reset].reset:
             raise UsageError("both `average` and `reset` decide the moments", next="moments: zero")
 
@@ -127,19 +130,21 @@ class Average(Section):
                 )
         own = by_parameter(checkpoint.parts())
         refuse_weightless(checkpoint, own)
+        if self.moments == "average":
+            _refuse_codes(checkpoint)
         all_parts = [own if o is checkpoint else by_parameter(o.parts()) for o in opened]
         for other, parts in zip(opened, all_parts, strict=True):
             _refuse_other_layout(checkpoint.step, own, other.step, parts)
         shares = tuple(float(text) for text in self.weights) or (1.0,) * len(steps)
         told = f"mean of steps {', '.join(map(str, steps))}"
-        changes: list[AnyChange] = []
+        changes: list[Change] = []
         for parameter, kinds in own.items():
             for part in kinds.get("weights", ()):
                 masters = [parts[parameter].get("master", [part]) for parts in all_parts]
                 if "master" not in kinds:
                     masters = [parts[parameter]["weights"] for parts in all_parts]
                 changes.append(new_weights(run, part, masters, opened, "mean", shares, told))
-            averaged = ("master", *(("exp_avg", "exp_avg_sq") if self.moments == "average" else ()))
+            averaged = ("master", *(MOMENTS if self.moments == "average" else ()))
             for kind in averaged:
                 for i, part in enumerate(kinds.get(kind, ())):
                     terms = tuple(
@@ -149,10 +154,22 @@ class Average(Section):
                         )
                     )
                     changes.append(change(run, part, "mean", terms, shares, told))
+        every = with_copies(run, checkpoint, changes)
         if self.moments != "zero":
-            return changes, []
+            return every, []
         reset, warnings = Reset(reset=["moments"]).changes(run, recipe, checkpoint)
-        return [*changes, *reset], warnings
+        return [*every, *reset], warnings
+
+
+def _refuse_codes(checkpoint: Checkpoint) -> None:
+    """Raise SurgeryError for moments that are kept as codes, which have no mean."""
+    for place in (place for kind in MOMENTS for place in checkpoint.locate(kind)):
+        if isinstance(place.value, Tensor) and place.value.dtype not in ITEM:
+            raise SurgeryError(
+                f"{place.file.name}: the moments are {place.value.dtype}, which nothing is "
+                "computed of",
+                next="moments: last, or zero",
+            )
 
 
 def _refuse_other_layout(step: int, own: Parameters, other_step: int, other: Parameters) -> None:

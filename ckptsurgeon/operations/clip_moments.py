@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from ckptsurgeon.arithmetic import ITEM, floats
-from ckptsurgeon.edits import AnyChange, Source
+from ckptsurgeon.edits import Change, Source
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.stretches import by_parameter
-from ckptsurgeon.operations.computed_changes import change, matching, source
+from ckptsurgeon.operations.computed_changes import change, matching, source, with_copies
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, given
 from ckptsurgeon.run.run import Run
@@ -76,14 +76,14 @@ class ClipMoments(Section):
         chosen: dict[str, list[dict[str, list[Part]]]] = {}
         for parameter in matching(having, self.params, "clip_moments.params"):
             chosen.setdefault(parameter[0], []).append(having[parameter])
-        changes: list[AnyChange] = []
+        changes: list[Change] = []
         for cuts in chosen.values():  # what ranks hold of one parameter has one limit
             parts = [part for kinds in cuts for part in kinds["exp_avg_sq"]]
             entries = _Entries(run, [_source(run, checkpoint, part) for part in parts])
             limit = self._limit(entries)
             for kinds in cuts:
                 changes += _clipped(run, checkpoint, kinds, entries, limit)
-        return changes, []
+        return with_copies(run, checkpoint, changes), []
 
     def _limit(self, entries: _Entries) -> float:
         if self.above is not None:
@@ -113,7 +113,7 @@ def _clipped(
     kinds: dict[str, list[Part]],
     entries: _Entries,
     limit: float,
-) -> Iterator[AnyChange]:
+) -> Iterator[Change]:
     """Of the stretches that have an entry above the limit, both moments."""
     means = {part.first: part for part in kinds.get("exp_avg", ())}
     for part in kinds["exp_avg_sq"]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ckptsurgeon.arithmetic import ITEM
-from ckptsurgeon.edits import Change, Computed, Source, relative
+from ckptsurgeon.edits import AnyChange, Change, Computed, Source, relative
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part, Place
+from ckptsurgeon.formats.optimizers.roles import ROLES
 from ckptsurgeon.formats.stretches import Kinds, Parameter
 from ckptsurgeon.run.run import Run
 
@@ -22,13 +24,40 @@ def source(run: Run, checkpoint: Checkpoint, place: Place, start: int, end: int)
     return Source(relative(file, run.root), first, last, place.value.dtype)
 
 
+OWN = ("weights", "average of the weights", "what rounding left")
+"""Roles of what an optimizer keeps of the weights: new weights alone would not last an update."""
+
+
 def refuse_weightless(checkpoint: Checkpoint, parameters: Mapping[Parameter, Kinds]) -> None:
-    """Raise SurgeryError where only moments are kept in what can be edited."""
+    """Raise SurgeryError where only moments are kept in what can be edited, or where the optimizer
+    keeps weights of its own, of which it is not known whose they are."""
     if not any(kinds.keys() & {"weights", "master"} for kinds in parameters.values()):
         raise SurgeryError(
             f"the weights of {checkpoint.path.name} are in files that are not edited here",
             next="graft, clip_moments and reset work on its moments",
         )
+    if any("master" in kinds for kinds in parameters.values()):
+        return
+    for each in checkpoint.state_dicts():
+        own = [key for key in each.state if ROLES.get(key) in OWN]
+        if own:
+            raise SurgeryError(
+                f"{each.file.name}: the optimizer keeps {', '.join(own)} of each parameter, and "
+                "would go on from those",
+                next="graft, clip_moments and reset work on its moments",
+            )
+
+
+def with_copies(run: Run, checkpoint: Checkpoint, changes: Iterable[Change]) -> list[AnyChange]:
+    """The changes of shards, and the same ones of their copies."""
+    out: list[AnyChange] = []
+    copies: dict[str, list[str]] = {}
+    for copy, shard in checkpoint.copies().items():
+        copies.setdefault(run.relative(shard), []).append(run.relative(copy))
+    for change in changes:
+        out.append(change)
+        out += (replace(change, file=copy) for copy in copies.get(change.file, ()))
+    return out
 
 
 def matching(

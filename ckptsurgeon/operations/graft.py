@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange, Change, Computed
+from ckptsurgeon.edits import Change, Computed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
@@ -21,7 +21,7 @@ from ckptsurgeon.formats import Checkpoint, Fragment, Place
 from ckptsurgeon.formats.moments import ALL, NUMBERED
 from ckptsurgeon.formats.optimizers.entry import CONSTANT
 from ckptsurgeon.formats.optimizers.table import STEPS, recognise
-from ckptsurgeon.operations.computed_changes import source, sources_of
+from ckptsurgeon.operations.computed_changes import source, sources_of, with_copies
 from ckptsurgeon.operations.section import (
     Changes,
     Recipe,
@@ -91,7 +91,7 @@ class Graft(Section):
             )
         _refuse_more(checkpoint)
         names = (self.only,) if self.only else ALL
-        changes: list[AnyChange] = []
+        changes: list[Change] = []
         if self.params:
             changes += self._of_parameters(run, checkpoint, donor, names)
         else:
@@ -102,8 +102,10 @@ class Graft(Section):
         if not changes:
             raise SurgeryError(f"{checkpoint.path.name} holds no moments", next="ckptsurgeon show")
         if self.only or self.params:
-            return changes, ["Adam's step is shared and stays, so the bias correction is its own"]
-        return [*changes, *_steps(run, checkpoint, donor)], []
+            shared = "Adam's step is shared and stays, so the bias correction is its own"
+            return with_copies(run, checkpoint, changes), [shared]
+        changes += _steps(run, checkpoint, donor)
+        return with_copies(run, checkpoint, changes), []
 
     def _of_parameters(
         self, run: Run, checkpoint: Checkpoint, donor: Checkpoint, names: tuple[str, ...]
@@ -150,18 +152,26 @@ class Graft(Section):
         return Change(file, field, "values", new, place.path, elements)
 
 
+def _places(checkpoint: Checkpoint, field: str) -> list[Place]:
+    """In the shards of the step, but not in copies of them."""
+    copies = checkpoint.copies()
+    return [place for place in checkpoint.locate(field) if place.file not in copies]
+
+
 def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
     """Those of the moment `name` as they are saved, in chunks."""
-    return [piece for place in checkpoint.locate(name) for piece in checkpoint.pieces(place)]
+    return [piece for place in _places(checkpoint, name) for piece in checkpoint.pieces(place)]
 
 
 def _fragments(checkpoint: Checkpoint, name: str) -> list[Fragment]:
     """The same, with the parameter of each."""
+    copies = checkpoint.copies()
     return [
         fragment
         if piece is fragment.place
         else Fragment(fragment.parameter, piece, 0, piece.value.numel)
         for fragment in checkpoint.fragments(name)
+        if fragment.place.file not in copies
         for piece in checkpoint.pieces(fragment.place)
     ]
 
@@ -195,7 +205,7 @@ def _other_layout(name: str) -> SurgeryError:
 
 
 def _steps(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Iterator[Change]:
-    own, theirs = (sorted(each.locate("adam_step"), key=_order) for each in (checkpoint, donor))
+    own, theirs = (sorted(_places(each, "adam_step"), key=_order) for each in (checkpoint, donor))
     if [place.path for place in own] != [place.path for place in theirs]:
         raise _other_layout("Adam's step")
     for place, other in zip(own, theirs, strict=True):

@@ -11,13 +11,13 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange, Change, Computed, Renamed
+from ckptsurgeon.edits import Change, Computed, Renamed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.stretches import by_parameter
 from ckptsurgeon.operations.average import Average
-from ckptsurgeon.operations.computed_changes import covering, source
+from ckptsurgeon.operations.computed_changes import covering, source, with_copies
 from ckptsurgeon.operations.own_config import config_changes
 from ckptsurgeon.operations.scale import Scale
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
@@ -52,7 +52,7 @@ class Precision(Section):
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         made = checkpoint.conversion(self.to)
         parameters = by_parameter(checkpoint.parts())
-        changes: list[AnyChange] = []
+        weights: list[Change] = []
         for name, kinds in parameters.items():
             for part in kinds.get("weights", ()):
                 if "master" not in kinds:
@@ -61,7 +61,8 @@ class Precision(Section):
                         next="ckptsurgeon verify --level 3    list what contradicts itself",
                     )
                 if part.place.value.dtype != made.dtype:
-                    changes.append(_rounded(run, checkpoint, part, kinds["master"], made.dtype))
+                    weights.append(_rounded(run, checkpoint, part, kinds["master"], made.dtype))
+        changes = with_copies(run, checkpoint, weights)
         config = config_changes(run, made.config, f"dtype {self.to}")
         if not changes and not made.names and not made.settings:
             return config, []

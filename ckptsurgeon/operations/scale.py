@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange, Change
+from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.stretches import Kinds, Parameter, by_parameter, within
@@ -23,6 +23,7 @@ from ckptsurgeon.operations.computed_changes import (
     new_weights,
     refuse_weightless,
     source,
+    with_copies,
 )
 from ckptsurgeon.operations.qk_clip import QkClip
 from ckptsurgeon.operations.reset import Moments, Reset
@@ -90,37 +91,40 @@ class Scale(Section):
         refuse_weightless(checkpoint, known)
         of_weights = ("weights", "master")
         named = {name: kinds for name, kinds in known.items() if kinds.keys() & set(of_weights)}
-        if self.moments == "scale" and not any("exp_avg" in kinds for kinds in named.values()):
+        nameless = any("exp_avg" in known[name] for name in known.keys() - named.keys())
+        having = any("exp_avg" in kinds for kinds in named.values())
+        if self.moments == "scale" and (nameless or not having):
             raise SurgeryError(
                 "the moments of this checkpoint have no names, so those of some parameters can't "
                 "be scaled",
                 next="moments: keep",
             )
         kept = self.moments != "scale"
-        changes: list[AnyChange] = []
+        changes: list[Change] = []
         if self.qk_clip is not None:
             return self._clipped(run, checkpoint, named, self.qk_clip)
         assert self.by is not None
         for kinds in (named[name] for name in matching(named, self.params, "scale.params")):
             changes += _all(run, checkpoint, kinds, self.by, kept)
+        every = with_copies(run, checkpoint, changes)
         if self.moments != "zero":
-            return changes, []
+            return every, []
         zeros = Reset(reset=["moments"], moments=Moments(params=self.params))
         reset, warnings = zeros.changes(run, recipe, checkpoint)
-        return [*changes, *reset], warnings
+        return [*every, *reset], warnings
 
     def _clipped(
         self, run: Run, checkpoint: Checkpoint, known: Mapping[Parameter, Kinds], clip: QkClip
     ) -> Changes:
         rows, heads = qk_clip.scaled(checkpoint, clip, self.params)
-        changes: list[AnyChange] = []
+        changes: list[Change] = []
         for (name, cut, start, end), by in rows:  # one text for all: a plan shows it once
             part = {k: list(within(s, start, end)) for k, s in known[name, cut].items()}
             changes += _all(run, checkpoint, part, by, self.moments != "scale", "scaled by head")
         if not heads:
             return [], []
         largest = ", ".join(qk_clip.named(heads, clip))
-        return changes, [
+        return with_copies(run, checkpoint, changes), [
             f"{len(heads)} heads are estimated above {clip.threshold:g} by their weights alone, "
             f"{clip.sigmas:g} times the root mean square of their logits for inputs of no "
             f"direction: {largest}; no logit was measured"
@@ -129,7 +133,7 @@ class Scale(Section):
 
 def _all(
     run: Run, checkpoint: Checkpoint, kinds: Kinds, by: float, moments_kept: bool, told: str = ""
-) -> Iterator[AnyChange]:
+) -> Iterator[Change]:
     """Weights, masters and, unless they are kept, moments of these stretches; `told` in place of
     the factor."""
     for part in kinds.get("weights", ()):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from ckptsurgeon import Run, surgery
@@ -89,6 +90,7 @@ def hugging_face(root: Path) -> None:
         if step % 2 == 0:
             folder = root / f"checkpoint-{step}"
             folder.mkdir(parents=True)
+            save_file({"only.weight": parameter.detach()}, folder / "model.safetensors")
             torch.save(adam.state_dict(), folder / "optimizer.pt")
             torch.save(schedule.state_dict(), folder / "scheduler.pt")
             (folder / "trainer_state.json").write_text(

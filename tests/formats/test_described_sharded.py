@@ -145,6 +145,44 @@ def test_a_sharded_composer_run(made: Make) -> None:
     take_back(root, before)
 
 
+def test_new_numbers_of_a_sharded_composer_run(made: Make) -> None:
+    """Weights and moments go by the same names, whatever the page says that they begin with."""
+    root = made(composer)
+    before = snapshot(root)
+
+    def held(step: int) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
+        state = composer_state(step)
+        dcp.load(state, checkpoint_id=root / f"ep0-ba{step}", no_dist=True)
+        model, adam, _ = stepped(0)
+        set_optimizer_state_dict(model, adam, state["state"]["optimizers"]["AdamW"])
+        return state["state"]["model"], list(adam.state.values())
+
+    (weights, states), (first, first_states) = held(6), held(2)
+    recipe: dict[str, Any] = {"scale": {"params": "weight", "by": 0.5, "moments": "scale"}}
+    surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
+    found, found_states = held(6)
+    assert torch.equal(found["0.weight"], weights["0.weight"] * 0.5)
+    assert torch.equal(found["0.bias"], weights["0.bias"])
+    for kind, factor in (("exp_avg", 0.5), ("exp_avg_sq", 0.25)):
+        assert torch.equal(found_states[0][kind], states[0][kind] * factor)
+        assert torch.equal(found_states[1][kind], states[1][kind])
+    take_back(root, before)
+    recipe = {"average": {"steps": ["2", "6"]}}
+    surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
+    found, _ = held(6)
+    for name, tensor in found.items():
+        assert torch.equal(tensor, ((weights[name].double() + first[name].double()) / 2).float())
+    take_back(root, before)
+    surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data({"graft": {"step": 2}})))
+    _, found_states = held(6)
+    for new, old in zip(found_states, first_states, strict=True):
+        assert all(torch.equal(new[kind], old[kind]) for kind in ("exp_avg", "exp_avg_sq", "step"))
+    take_back(root, before)
+    with pytest.raises(SurgeryError, match="LambdaLR can't decay linear") as error:
+        surgery.plan(Run.open(root), from_data({"cooldown": {"steps": 4}}))
+    assert "make the scheduler LambdaLR(optimizer, lambda t" in error.value.next[0]
+
+
 def test_an_automodel_run(made: Make) -> None:
     root = made(automodel)
     before = snapshot(root)
@@ -366,3 +404,15 @@ def test_an_engine_of_lightning(made: Make) -> None:
         run = Run.open(root)
         surgery.apply(run, surgery.plan_undo(run))
     assert snapshot(root) == before
+    recipes: tuple[dict[str, Any], ...] = (
+        {"average": {"last": 2, "moments": "average"}},
+        {"graft": {"step": 2}},
+        {"precision": {"to": "bf16"}},
+    )
+    for recipe in recipes:
+        surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
+        for file in sorted((root / "epoch=0-step=4.ckpt" / "checkpoint").glob("*.pt")):
+            copy = root / "last.ckpt" / "checkpoint" / file.name
+            assert copy.read_bytes() == file.read_bytes()
+        assert snapshot(root) != before
+        take_back(root, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -209,3 +210,177 @@ def test_two_models_with_an_optimizer_each(run: Callable[[str], Path], tmp_path:
     assert first["moments"] > 0 and second["moments"] == 0
     with pytest.raises(SurgeryError, match="2 models, and one export holds one"):
         export(Run.open(root), 4, tmp_path / "weights")
+
+
+# --- new numbers ---------------------------------------------------------------------------------
+
+PARAMETERS = ("first.weight", "second.weight", "first.bias", "second.bias")
+KINDS = ("weights", "exp_avg", "exp_avg_sq")
+Tensors = dict[str, list[torch.Tensor]]
+
+
+def gathered(folder: Path) -> Tensors:
+    """All of a step's tensors, joined by torch's own reader, in the order of the param groups."""
+    names = {"weights": ("pytorch_model_fsdp_0", "model.{}")} | {
+        kind: ("optimizer_0", f"optimizer.state.{{}}.{kind}") for kind in KINDS[1:]
+    }
+    out: Tensors = {}
+    for kind, (inner, name) in names.items():
+        metadata = dcp.FileSystemReader(folder / inner).read_metadata().state_dict_metadata
+        keys = [name.format(parameter) for parameter in PARAMETERS]
+        wanted = {key: torch.empty(metadata[key].size) for key in keys}
+        dcp.load(wanted, checkpoint_id=folder / inner, no_dist=True)
+        out[kind] = list(wanted.values())
+    return out
+
+
+def same(found: Tensors, wanted: Tensors) -> None:
+    differ = [
+        (kind, name)
+        for kind in KINDS
+        for name, a, b in zip(PARAMETERS, found[kind], wanted[kind], strict=True)
+        if not torch.equal(a, b)
+    ]
+    assert differ == []
+
+
+def mean(first: list[torch.Tensor], last: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [((a.double() + b.double()) / 2).float() for a, b in zip(first, last, strict=True)]
+
+
+RECIPES: dict[str, Any] = {
+    "average": {"average": {"steps": ["2", "6"]}},
+    "average all": {"average": {"steps": ["2", "6"], "moments": "average"}},
+    "graft": {"graft": {"step": 2}},
+    "graft some": {"graft": {"step": 2, "params": "^second"}},
+    "clip": {"clip_moments": {"percentile": 75}},
+    "scale": {"scale": {"params": "^first", "by": 0.9}},
+    "scale all": {"scale": {"params": "^first", "by": 0.9, "moments": "scale"}},
+}
+
+
+def computed(name: str, first: Tensors, last: Tensors) -> Tensors:
+    """What torch makes of the whole tensors."""
+    if name == "average":
+        return {**last, "weights": mean(first["weights"], last["weights"])}
+    if name == "average all":
+        return {kind: mean(first[kind], last[kind]) for kind in KINDS}
+    if name == "graft":
+        return {**first, "weights": last["weights"]}
+    chosen = [parameter.startswith(("first", "second")[name == "graft some"])
+              for parameter in PARAMETERS]  # fmt: skip
+    if name == "graft some":
+        pick = {
+            kind: [a if c else b for c, a, b in zip(chosen, first[kind], last[kind], strict=True)]
+            for kind in KINDS
+        }
+        return {**pick, "weights": last["weights"]}
+    if name == "clip":
+        return clipped(last)
+    powers = {"weights": 1} | ({"exp_avg": 1, "exp_avg_sq": 2} if name == "scale all" else {})
+    scaled = {
+        kind: [t * 0.9**power if c else t for c, t in zip(chosen, last[kind], strict=True)]
+        for kind, power in powers.items()
+    }
+    return {**last, **scaled}
+
+
+def clipped(last: Tensors) -> Tensors:
+    out: Tensors = {**last, "exp_avg": [], "exp_avg_sq": []}
+    for average, square in zip(last["exp_avg"], last["exp_avg_sq"], strict=True):
+        above = square[square > 0]
+        limit = above.sort().values[math.ceil(0.75 * above.numel()) - 1]
+        share = (limit.double() / square.double()).clamp(max=1).sqrt()
+        out["exp_avg_sq"].append(square.clamp(max=limit))
+        out["exp_avg"].append((average.double() * share).float())
+    return out
+
+
+@BY_LIBRARY
+def test_new_numbers_are_torchs(run: Callable[[str], Path], library: str) -> None:
+    """Each operation on the gathered tensors, read back by torch's own reader."""
+    root = run(library)
+    before, folder = snapshot(root), root / NAMES[library].format(6)
+    first, last = gathered(root / NAMES[library].format(2)), gathered(folder)
+    for name, recipe in RECIPES.items():
+        surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
+        assert look.verify(Run.open(root), level=4).findings == (), name
+        same(gathered(folder), computed(name, first, last))
+        take_back(root, before)
+
+
+@pytest.mark.witness(
+    "FSDP2 (Accelerate, Trainer)",
+    "average --moments average",
+    "scale --moments scale",
+    "graft moments",
+    by="accelerate",
+)
+@pytest.mark.witness(
+    "FSDP2 (Accelerate, Trainer)",
+    "average --moments average",
+    "scale --moments scale",
+    "graft moments",
+    by="transformers",
+)
+@BY_LIBRARY
+def test_two_ranks_load_new_numbers(run: Callable[[str], Path], library: str) -> None:
+    """The first update after a resume begins with them, on every rank."""
+    root = run(library)
+    before, folder = snapshot(root), root / NAMES[library].format(6)
+    for name in ("average all", "scale all", "graft"):
+        surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(RECIPES[name])))
+        wanted = gathered(folder)
+        seen = train(library, Path(shutil.copytree(root, root.parent / name)), 7)
+        found = {
+            kind: [torch.tensor(t).reshape(w.shape) for t, w in zip(ts, wanted[kind], strict=True)]
+            for kind, ts in seen[7]["tensors"].items()
+        }
+        same(found, wanted)
+        assert seen[7]["adam_step"] == (2 if name == "graft" else 6)
+        take_back(root, before)
+
+
+def test_a_cooldown_begins_at_the_rate_of_the_next_step(run: Callable[[str], Path]) -> None:
+    """The Trainer's LambdaLR gets its base rate; the shape is in the arguments that are named."""
+    root = run("trainer")
+    before = snapshot(root)
+    rate = look.inspect(Run.open(root)).promise.lr
+    recipe = from_data({"cooldown": {"steps": 4, "to": 1e-6}})
+    plan = surgery.plan(Run.open(root), recipe)
+    surgery.apply(Run.open(root), plan)
+    assert "--lr_scheduler_type warmup_stable_decay" in plan.warnings[-1]
+    state = torch.load(root / "checkpoint-6" / "scheduler.pt", weights_only=False)
+    assert state["base_lrs"] == [rate] * 2 and look.inspect(Run.open(root)).promise.lr == rate
+    take_back(root, before)
+
+
+def test_a_lambda_of_the_script_is_written_out(run: Callable[[str], Path]) -> None:
+    with pytest.raises(SurgeryError, match="LambdaLR can't decay linear") as error:
+        surgery.plan(Run.open(run("accelerate")), from_data({"cooldown": {"steps": 4}}))
+    assert "make the scheduler LambdaLR(optimizer, lambda t" in error.value.next[0]
+
+
+def test_two_models_are_averaged_apart(run: Callable[[str], Path]) -> None:
+    """The names are the same in both; each has the moments of its own optimizer."""
+    root = run("two-models")
+    before, steps = snapshot(root), Run.open(root).steps()
+
+    def weights(step: int, number: int) -> dict[str, torch.Tensor]:
+        folder = root / f"step_{step}" / f"pytorch_model_fsdp_{number}"
+        metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        wanted = {name: torch.empty(item.size) for name, item in metadata.items()}
+        dcp.load(wanted, checkpoint_id=folder, no_dist=True)
+        return wanted
+
+    old = [[weights(step, number) for step in (steps[0], steps[-1])] for number in (0, 1)]
+    recipe = from_data({"average": {"steps": [str(steps[0]), str(steps[-1])]}})
+    surgery.apply(Run.open(root), surgery.plan(Run.open(root), recipe))
+    for number, (first, last) in enumerate(old):
+        for name, tensor in weights(steps[-1], number).items():
+            assert torch.equal(tensor, ((first[name].double() + last[name].double()) / 2).float())
+    take_back(root, before)
+    recipe = from_data({"scale": {"params": "^optimizer_1.first", "by": 2.0, "moments": "scale"}})
+    plan = surgery.plan(Run.open(root), recipe)
+    files = {Path(change.file).parent.name for change in plan.changes}
+    assert files == {"optimizer_1", "pytorch_model_fsdp_1"}

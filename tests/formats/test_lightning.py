@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the library's own making
 ]
 PEAK = 1e-3
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def fit(root: Path, steps: int, *, last: Any = True, resume: str | None = None) -> list[Any]:
@@ -46,8 +47,11 @@ def fit(root: Path, steps: int, *, last: Any = True, resume: str | None = None) 
         def on_before_optimizer_step(self, optimizer: Any) -> None:
             group = optimizer.param_groups[0]
             state = optimizer.state.get(group["params"][0], {})
+            held = [optimizer.state.get(p, {}) for p in group["params"]]
             seen.append(
-                {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+                {"weights": {n: p.detach().clone() for n, p in self.named_parameters()}}
+                | {kind: [s[kind].clone() for s in held if s] for kind in MOMENTS}
+                | {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
                 | {"step": self.trainer.global_step}
                 | {"adam": int(state["step"]) if state else 0}
                 | {"moment": state["exp_avg"].abs().sum().item() if state else 0.0}
@@ -214,3 +218,47 @@ def test_level_4_reads_the_moments_and_no_score(root: Path) -> None:
     torch.save(saved, file)
     (finding,) = look.verify(Run.open(root / "checkpoints"), level=4).findings
     assert "epoch=0-step=8.ckpt" in finding and "(exp_avg) has NaN or Inf: 1 of 8" in finding
+
+
+def saved(folder: Path, step: int) -> dict[str, Any]:
+    document = torch.load(folder / f"epoch=0-step={step}.ckpt", weights_only=False)
+    states = document["optimizer_states"][0]["state"].values()
+    moments = {kind: [state[kind] for state in states] for kind in MOMENTS}
+    return {"weights": document["state_dict"], **moments}
+
+
+@pytest.mark.parametrize("last", [True, "link"])
+def test_the_trainer_loads_new_numbers(
+    original: Callable[[Any], Path], tmp_path: Path, last: Any
+) -> None:
+    """By the copy `last.ckpt`, which gets what the step gets: torch's, bit for bit."""
+    root = shutil.copytree(original(last), tmp_path / "run", symlinks=True)
+    folder = root / "checkpoints"
+    if last == "link":  # the library's links are absolute
+        (folder / "last.ckpt").unlink()
+        (folder / "last.ckpt").symlink_to("epoch=0-step=8.ckpt")
+    before, first, old = snapshot(root), saved(folder, 2), saved(folder, 8)
+
+    def mean(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return ((a.double() + b.double()) / 2).float()
+
+    means = {kind: list(map(mean, first[kind], old[kind])) for kind in MOMENTS}
+    weights = {name: mean(t, old["weights"][name]) for name, t in first["weights"].items()}
+    scaled = {name: t * 0.5 if "bias" in name else t for name, t in old["weights"].items()}
+    for number, (recipe, wanted) in enumerate((
+        ({"average": {"steps": ["2", "8"], "moments": "average"}}, {**means, "weights": weights}),
+        ({"scale": {"params": "bias", "by": 0.5}}, {**old, "weights": scaled}),
+        ({"graft": {"step": 2}}, {**first, "weights": old["weights"]}),
+    )):  # fmt: skip
+        operate(folder, **recipe)
+        assert look.verify(Run.open(folder), level=4).findings == ()
+        copy = shutil.copytree(root, tmp_path / f"resumed-{number}", symlinks=True)
+        (found, *_) = fit(copy, 9, last=last, resume="last")
+        assert found["step"] == 8
+        for name, tensor in wanted["weights"].items():
+            assert torch.equal(found["weights"][name], tensor)
+        for kind in MOMENTS:
+            assert all(torch.equal(a, b) for a, b in zip(found[kind], wanted[kind], strict=True))
+        run = Run.open(folder)
+        surgery.apply(run, surgery.plan_undo(run))
+        assert snapshot(root) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,86 @@ def test_the_weights_are_exported_whole(folder: Path) -> None:
     assert shapes == {
         "first.weight": (16, 8), "first.bias": (16,), "second.weight": (4, 16), "second.bias": (4,),
     }  # fmt: skip
+
+
+# --- new numbers ---------------------------------------------------------------------------------
+
+KINDS = ("weights", "exp_avg", "exp_avg_sq")
+PARAMETERS = ("first.weight", "first.bias", "second.weight", "second.bias")
+Tensors = dict[str, list[torch.Tensor]]
+
+
+def gathered(step: Path) -> Tensors:
+    """All of a step's tensors, joined by torch's own reader, in the order of the param groups."""
+    values = saved(step)
+    (inside,) = {name.partition(".")[0] for name in values if name.endswith(".second.bias")
+                 and not name.startswith("optimizer")}  # fmt: skip
+    names = [f"optimizer_0.state.{{}}.{kind}" for kind in KINDS[1:]]
+    return {
+        kind: [values[name.format(parameter)] for parameter in PARAMETERS]
+        for kind, name in zip(KINDS, [f"{inside}.{{}}", *names], strict=True)
+    }
+
+
+def computed(name: str, first: Tensors, last: Tensors) -> Tensors:
+    """What torch makes of the whole tensors."""
+    if name == "average":
+        return {
+            kind: [((a.double() + b.double()) / 2).float()
+                   for a, b in zip(first[kind], last[kind], strict=True)]
+            for kind in KINDS
+        }  # fmt: skip
+    if name == "graft":
+        return {**first, "weights": last["weights"]}
+    factors = {"weights": 0.9, "exp_avg": 0.9, "exp_avg_sq": 0.9**2}
+    return {
+        kind: [t * by if n.startswith("first") else t
+               for n, t in zip(PARAMETERS, last[kind], strict=True)]
+        for kind, by in factors.items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("average", {"average": {"steps": ["2", "6"], "moments": "average"}}),
+        ("scale", {"scale": {"params": "^first", "by": 0.9, "moments": "scale"}}),
+        ("graft", {"graft": {"step": 2}}),
+    ],
+)
+def test_two_ranks_load_new_numbers(
+    folder: Path, tmp_path: Path, name: str, recipe: dict[str, Any]
+) -> None:
+    """Of the step and of its copy, which the library loads: torch's, bit for bit."""
+    before = snapshot(folder)
+    first, last = gathered(folder / STEP.format(2)), gathered(folder / STEP.format(6))
+    surgery.apply(Run.open(folder), surgery.plan(Run.open(folder), from_data(recipe)))
+    assert look.verify(Run.open(folder), level=4).findings == ()
+    wanted = computed(name, first, last)
+    for each in (STEP.format(6), "last.ckpt"):
+        found = gathered(folder / each)
+        for kind in KINDS:
+            assert all(torch.equal(a, b) for a, b in zip(found[kind], wanted[kind], strict=True))
+    seen = train(shutil.copytree(folder.parent, tmp_path / "resumed"), 7, "last")
+    for kind in KINDS:
+        for flat, tensor in zip(seen[7]["tensors"][kind], wanted[kind], strict=True):
+            assert torch.equal(torch.tensor(flat).reshape(tensor.shape), tensor)
+    take_back(folder, before)
+
+
+def test_a_cooldown_is_what_the_library_does(folder: Path, tmp_path: Path) -> None:
+    """CosineAnnealingLR, which holds one: the rates of a resume are the closed form."""
+    before = snapshot(folder)
+    rate = look.inspect(Run.open(folder)).promise.lr
+    assert rate is not None
+    recipe = {"cooldown": {"steps": 4, "shape": "cosine", "to": 1e-6}}
+    plan = surgery.plan(Run.open(folder), from_data(recipe))
+    surgery.apply(Run.open(folder), plan)
+    assert look.verify(Run.open(folder), level=4).findings == ()
+    seen = train(shutil.copytree(folder.parent, tmp_path / "resumed"), 10, "last")
+    for done in range(4):
+        wanted = 1e-6 + (rate - 1e-6) * (1 + math.cos(math.pi * done / 4)) / 2
+        assert seen[7 + done]["lr"] == pytest.approx([wanted] * 2, rel=1e-12)
+    take_back(folder, before)
+    with pytest.raises(SurgeryError, match="CosineAnnealingLR can't decay linear"):
+        surgery.plan(Run.open(folder), from_data({"cooldown": {"steps": 4}}))

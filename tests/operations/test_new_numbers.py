@@ -424,10 +424,11 @@ def test_steps_of_another_layout_are_refused(trained: Trained, tmp_path: Path) -
         plan(Run.open(root), from_data({"graft": {"step": 4, "run": str(other)}}))
 
 
-def test_a_format_that_does_not_say_whose_its_tensors_are_is_refused(tmp_path: Path) -> None:
+def test_a_step_whose_weights_are_not_there_is_refused(tmp_path: Path) -> None:
     root = nanotron(tmp_path / "run")
+    shutil.rmtree(root / "6" / "model")
     for recipe in ({"average": {"last": 2}}, {"scale": {"params": "weight", "by": 2.0}}):
-        with pytest.raises(SurgeryError, match="does not say which of its tensors"):
+        with pytest.raises(SurgeryError, match="has an fp32 master, and no file in 6/model"):
             plan(Run.open(root), from_data(recipe))
 
 

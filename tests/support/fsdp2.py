@@ -43,15 +43,28 @@ def groups(model: torch.nn.Module) -> list[dict[str, Any]]:
 
 
 def used(adam: Any) -> dict[str, Any]:
-    """What the next update uses, and the sums of this rank's moments."""
+    """What the next update uses: the sums of this rank's moments, and all of the tensors."""
     adam = getattr(adam, "optimizer", adam)
     states = [state for state in adam.state.values() if state]
+    parameters = [p for group in adam.param_groups for p in group["params"]]
     return {
+        "tensors": {
+            "weights": [whole(p) for p in parameters],
+            **{
+                kind: [whole(adam.state[p][kind]) for p in parameters if adam.state[p]]
+                for kind in ("exp_avg", "exp_avg_sq")
+            },
+        },
         **{key: [g[key] for g in adam.param_groups] for key in ("lr", "betas", "eps")},
         "weight_decay": [g["weight_decay"] for g in adam.param_groups],
         "adam_step": max((int(state["step"]) for state in states), default=0),
         "moments": sum(float(s["exp_avg"].to_local().abs().sum()) for s in states),
     }
+
+
+def whole(tensor: Any) -> list[float]:
+    """Of all ranks, which call this together."""
+    return list(tensor.full_tensor().flatten().tolist())
 
 
 def as_gpu() -> None:

@@ -81,14 +81,27 @@ class Pair(Module):
 
 
 def used(optimizer: Any) -> dict[str, Any]:
-    """What the next update uses, and the sum of this rank's moments."""
+    """What the next update uses: the sum of this rank's moments, and all of the tensors."""
     states = [state for state in optimizer.state.values() if state]
     keys = ("lr", "betas", "eps", "weight_decay")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
+        "tensors": {
+            "weights": [whole(p) for p in parameters],
+            **{
+                kind: [whole(optimizer.state[p][kind]) for p in parameters if states]
+                for kind in ("exp_avg", "exp_avg_sq")
+            },
+        },
         **{key: [group[key] for group in optimizer.param_groups] for key in keys},
         "adam_step": max((int(state["step"]) for state in states), default=0),
         "moments": sum(float(s["exp_avg"].to_local().abs().sum()) for s in states),
     }
+
+
+def whole(tensor: Any) -> list[float]:
+    """Of all ranks, which call this together."""
+    return list(tensor.full_tensor().flatten().tolist())
 
 
 def main() -> None:

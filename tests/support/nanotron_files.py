@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 PEAK, RANKS = 1e-3, 2
 BATCH, LENGTH = 4, 16
+NAMES = {"w.weight": (8, 8), "w.bias": (16,)}
+"""Each parameter with its shape."""
 CONFIG = """\
 parallelism: {dp: 2, pp: 1, tp: 1}
 tokens: {batch_accumulation_per_replica: 1, micro_batch_size: 2, sequence_length: 16}
@@ -49,8 +52,9 @@ def make(root: Path) -> Path:
                 continue
             for inner in ("optimizer", "lr_scheduler"):
                 (root / str(step) / inner).mkdir(parents=True, exist_ok=True)
-            masters = {"w.weight": torch.randn(32), "w.bias": torch.randn(8)}
-            state = {**adam.state_dict(), "names": {0: "w.weight", 1: "w.bias"}}
+            slices = [group["params"][0].detach().clone() for group in adam.param_groups]
+            state = {**adam.state_dict(), "names": dict(enumerate(NAMES))}
+            masters = dict(zip(NAMES, slices, strict=True))
             torch.save({**state, "gradient_accumulator": masters}, shard(root, step, rank))
             torch.save(schedule.state_dict(), scheduler(root, step))
             config = {
@@ -65,8 +69,25 @@ def make(root: Path) -> Path:
             metadata = root / str(step) / "checkpoint_metadata.json"
             metadata.write_text(json.dumps(metas(step), indent=2, sort_keys=True))
             (root / str(step) / "config.yaml").write_text(CONFIG)
+    for step in (2, 4, 6):
+        for name in NAMES:
+            save_weight(root, step, name)
     (root / "latest.txt").write_text("6")
     return root
+
+
+def master(root: Path, step: int, name: str) -> torch.Tensor:
+    """The whole of it: each data rank has the next elements."""
+    shards = [torch.load(shard(root, step, rank)) for rank in range(RANKS)]
+    return torch.cat([each["gradient_accumulator"][name] for each in shards])
+
+
+def save_weight(root: Path, step: int, name: str) -> None:
+    """In bf16, as `nanotron/serialize/weights.py` does: a file for each, one tensor called data."""
+    path = weight(root, step, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = master(root, step, name).bfloat16().reshape(NAMES[name])
+    save_file({"data": data}, path, {"version": "1.4"})
 
 
 def metas(step: int) -> dict[str, Any]:
@@ -91,6 +112,13 @@ def metas(step: int) -> dict[str, Any]:
 
 def shard(root: Path, step: int, rank: int) -> Path:
     return root / str(step) / "optimizer" / named(rank)
+
+
+def weight(root: Path, step: int, name: str) -> Path:
+    """What tensor-parallel ranks cut has their number in its name."""
+    *folders, last = name.split(".")
+    ranks = "_pp-rank-0-of-1_tp-rank-0-of-1" if last == "weight" else ""
+    return root.joinpath(str(step), "model", *folders, f"model_{last}{ranks}.safetensors")
 
 
 def scheduler(root: Path, step: int) -> Path:

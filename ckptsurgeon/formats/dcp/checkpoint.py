@@ -6,7 +6,7 @@ Checked against torch's own reader and optimizer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from ckptsurgeon.formats.dcp.optimizer import Optimizer
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.values import MOMENTS, Part, Place, State, StateDict
+from ckptsurgeon.formats.values import COUNTING, MOMENTS, Part, Place, State, StateDict
 
 GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 
@@ -30,11 +30,12 @@ GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 class DcpCheckpoint(DcpShards, ABC):
     """One step's folder. `options` are those of the trainer's config, by key of a recipe. `prefix`
     is how the names of the optimizer begin in `saved`; `further` are other ones, each with the
-    folder that it is in."""
+    folder that it is in, `models` the folders of the weights where they are others."""
 
     trainer: str = field(kw_only=True)
     prefix: str = field(kw_only=True)
     further: tuple[tuple[Saved, str], ...] = field(kw_only=True, default=())
+    models: tuple[Saved, ...] = field(kw_only=True, default=())
     options: Mapping[str, str] = field(kw_only=True)
 
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -44,7 +45,8 @@ class DcpCheckpoint(DcpShards, ABC):
         super().__post_init__()
         named = ((self.saved, self.prefix), *self.further)
         self.optimizers = [Optimizer(saved, prefix) for saved, prefix in named]
-        self.folders = {saved.path: saved for saved, _ in named}
+        every = (*(saved for saved, _ in named), *self.models)
+        self.folders = {saved.path: saved for saved in every}
 
     # --- places ----------------------------------------------------------------------------------
 
@@ -119,25 +121,32 @@ class DcpCheckpoint(DcpShards, ABC):
 
     def parts(self) -> list[Part]:
         """Each chunk of a tensor is a cut; the weights are their own masters."""
-        out = []
-        for saved in self.folders.values():
-            values = self.trees[saved.path]
-            mine = [each for each in self.optimizers if each.saved is saved]
-            for name, items in saved.items.items():
-                of = next((each for each in mine if name.startswith(each.inside)), None)
-                owner, _, kind = name.removeprefix(of.inside if of else "").rpartition(".")
-                if not items.is_tensor or (of is not None and kind not in MOMENTS):
-                    continue
-                if of is None:
-                    if weights.STATE.match(name):
-                        continue
-                    owner, kind = name.removeprefix("model."), "weights"
-                owner = self.full(saved.path, owner)
-                for chunk, item in enumerate(items):
-                    place = Place(saved.path, (name, chunk), values[name][chunk])
-                    size, cut = place.value.numel, ".".join(map(str, item.offset or ()))
-                    out.append(Part(owner, cut, kind, place, 0, size, 0))
+        out: list[Part] = []
+        for each in self.optimizers:
+            for name in each.saved.items:
+                owner, _, kind = name.removeprefix(each.inside).rpartition(".")
+                if name.startswith(each.inside) and kind in MOMENTS:
+                    out += self._chunks(each.saved, name, self.full(each.saved.path, owner), kind)
+        for saved, name, owner in self.named_weights():
+            chunks = self._chunks(saved, name, owner, "weights")
+            out += (part for part in chunks if part.place.value.dtype not in COUNTING)
         return out
+
+    def named_weights(self) -> Iterator[tuple[Saved, str, str]]:
+        """Each weight: where it is saved, by which name, and the parameter that it is of."""
+        for saved in self.folders.values():
+            states = tuple(each.inside for each in self.optimizers if each.saved is saved)
+            for name in saved.items:
+                if not name.startswith(states) and not weights.STATE.match(name):
+                    yield saved, name, self.full(saved.path, name.removeprefix("model."))
+
+    def _chunks(self, saved: Saved, name: str, owner: str, kind: str) -> Iterator[Part]:
+        """None of a value that is no tensor."""
+        items = saved.items[name]
+        for chunk, item in enumerate(items) if items.is_tensor else ():
+            place = Place(saved.path, (name, chunk), self.trees[saved.path][name][chunk])
+            cut = ".".join(map(str, item.offset or ()))
+            yield Part(owner, cut, kind, place, 0, place.value.numel, 0)
 
     def state_dicts(self) -> list[StateDict]:
         """One for all parameters of an optimizer with the same keys, as several may be one flat

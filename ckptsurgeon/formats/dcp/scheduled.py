@@ -15,8 +15,9 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
-from ckptsurgeon.formats.schedules import saved, torch
-from ckptsurgeon.formats.values import Located, Place, Setting
+from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
+from ckptsurgeon.formats.values import Decay, Located, Place, Setting
 
 
 @dataclass
@@ -89,16 +90,32 @@ class ScheduledCheckpoint(DcpCheckpoint):
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """By the class of the saved scheduler; lr alone where none is saved. Refused for several
         optimizers: a recipe has one lr."""
-        if (several := len(self.optimizers)) > 1:
-            raise SurgeryError(
-                f"{self.path.name} holds {several} optimizers, and a recipe has one lr",
-                next="ckptsurgeon show    their rates; set lr where the trainer makes them",
-            )
+        self._refuse_several()
         schedule = self.schedule()
         settings, notes = saved.reschedule(self, schedule, values)
         if schedule is None:
             return settings, notes
         return [self._placed(setting) for setting in settings], notes
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the class of the saved scheduler. Refused for several optimizers."""
+        self._refuse_several()
+        if not torch.is_torch(self.schedule()):
+            return super().cooldown(decay)
+        with understood(self.path):
+            settings, notes = self.decaying(decay)
+        return [self._placed(setting) for setting in settings], notes
+
+    def _refuse_several(self) -> None:
+        if (several := len(self.optimizers)) > 1:
+            raise SurgeryError(
+                f"{self.path.name} holds {several} optimizers, and a recipe has one lr",
+                next="ckptsurgeon show    their rates; set lr where the trainer makes them",
+            )
+
+    def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """What a cooldown makes of torch's scheduler."""
+        return torch_cooldown.cooldown(self, decay)
 
     def _placed(self, setting: Setting) -> Setting:
         """With the place as the folder names it."""

@@ -20,13 +20,12 @@ from ckptsurgeon.formats.values import Located, Place, Setting, State, Weight
 
 @dataclass
 class DescribedCheckpoint(TorchCheckpoint):
-    """The files of one step, and those of a copy of it that a restart loads. `weights_at`,
-    `counters` and `savers` are (file, key path)."""
+    """The files of one step, and those of a copy of it that a restart loads. `counters` and
+    `savers` are (file, key path)."""
 
     loose: ClassVar[bool] = True
 
     description: Description | None = None
-    weights_at: tuple[Located, ...] = ()
     counters: Mapping[str, tuple[Located, ...]] | None = None
     savers: tuple[Located, ...] = ()
 

@@ -13,6 +13,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import heads
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.formats.values import (
     Blob,
     Conversion,
@@ -90,8 +91,16 @@ class Copied:
         return [fragment for one in self.each for fragment in one.fragments(name)]
 
     def parts(self) -> list[Part]:
-        """Of every one."""
-        return [part for one in self.each for part in one.parts()]
+        """Of the first one: the others repeat it."""
+        return self.each[0].parts()
+
+    def copies(self) -> Mapping[Path, Path]:
+        """Each file of the others that is in the first one too."""
+        return {
+            file: self.path / file.relative_to(one.path)
+            for one in self.each[1:]
+            for file in files_below(one.path)
+        }
 
     def attention(self) -> tuple[list[Attention], list[str]]:
         """Refused: no page says how many heads a model has."""

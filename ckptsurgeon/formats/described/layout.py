@@ -15,7 +15,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.deepspeed.engine import Engine
-from ckptsurgeon.formats.described.checkpoint import expanded
+from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.copied import Copied
 from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
 from ckptsurgeon.formats.described.reading import opened
@@ -355,10 +355,25 @@ class Described(BaseFormat):
         (shards,) = whole.values()
         ranks = {numbers["rank"] for _, _, numbers in shards if "rank" in numbers}
         inside = _contents(shards, contents)
-        inside |= dict.fromkeys(self._copies_of(run, step), next(iter(contents.values())))
+        first = next(iter(contents.values()))
+        copies = self._copies_of(run, step)
         path = self.directory(run, step)
         path = next(iter(inside), run) if path == run else path
-        return opened(self.description, path, step, inside, len(ranks), without)
+        step_files = inside | dict.fromkeys(copies, first)
+        checkpoint = opened(self.description, path, step, step_files, len(ranks), without)
+        if isinstance(checkpoint, DescribedCheckpoint):
+            checkpoint.repeated = self._repeating(run, copies, shards)
+        return checkpoint
+
+    def _repeating(
+        self, run: Path, copies: Collection[Path], shards: Sequence[Shard]
+    ) -> dict[Path, Path]:
+        """Each copy with the shard of its rank, but for what is left of a step that has no more."""
+        numbers = {path: each.get("rank") for path, each in self._copies(run)}
+        first = next(iter(self.description.files))
+        ranks = {each.get("rank"): path for path, pattern, each in shards if pattern == first}
+        there = {path: ranks.get(numbers[path], path) for path in copies}
+        return {path: shard for path, shard in there.items() if path != shard}
 
 
 def _contents(

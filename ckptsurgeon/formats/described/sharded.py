@@ -10,12 +10,11 @@ from typing import ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.described import savers
 from ckptsurgeon.formats.described.description import COUNTERS, Description, KeyPath
-from ckptsurgeon.formats.values import Located, Part, Place, Setting, Weight
+from ckptsurgeon.formats.values import Located, Place, Setting, Weight
 
 
 @dataclass
@@ -54,9 +53,12 @@ class DescribedSharded(ScheduledCheckpoint):
         page = self.description
         return [*super().notes(), *(page.doubts() if page is not None else ())]
 
-    def parts(self) -> list[Part]:
-        """Refused: the names of weights and of their moments do not begin alike."""
-        return BaseCheckpoint.parts(self)
+    def named_weights(self) -> Iterator[tuple[Saved, str, str]]:
+        """Where the page says: they go by their names without what it says there."""
+        for inside in self.weights_in:
+            for name in self.saved.items:
+                if name.startswith(f"{inside}."):
+                    yield self.saved, name, name.removeprefix(f"{inside}.")
 
     def weights(self) -> Iterator[Weight]:
         """Where the page says. Raises SurgeryError where it names none."""

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.huggingface import batch
+from ckptsurgeon.formats.huggingface import batch, weights
 from ckptsurgeon.formats.json_beside import JsonBeside
+from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.schedules import torch, transformers
-from ckptsurgeon.formats.values import Decay, Place, Setting
+from ckptsurgeon.formats.values import Decay, Part, Place, Setting
 
 
 def global_step(checkpoint: JsonBeside) -> list[Place]:
@@ -72,7 +74,7 @@ OWN = ("_snapshot", "_sampler_iter_state", "_index_sampler_state", "fetcher_stat
 
 
 @dataclass
-class HuggingFaceCheckpoint(TorchCheckpoint):
+class HuggingFaceCheckpoint(SafetensorsBeside, TorchCheckpoint):
     """`optimizer.pt` and `scheduler.pt`, or Accelerate's `optimizer.bin` and `scheduler.bin`."""
 
     loaders: tuple[Path, ...] = ()
@@ -93,6 +95,16 @@ class HuggingFaceCheckpoint(TorchCheckpoint):
         if field == "data_batches":
             return [place for file in self.loaders for place in batches(self, file)]
         return super().find(field)
+
+    def weight_parts(self) -> Iterator[Part]:
+        """Of every file that has the weights: a load takes one of them, and they stay alike."""
+        for cut, files in weights.files(self.path).items():
+            for file in files:
+                if file.name.endswith(weights.SAFE):
+                    yield from parts.weights(self.tensors(file).items(), cut)
+                else:
+                    self.read([file])
+                    yield from parts.weights(parts.in_tree(self, (file, ())), cut)
 
     def iteration(self) -> int:
         """`global_step`; of Accelerate the number in the name."""

@@ -16,11 +16,12 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
-from ckptsurgeon.formats.dcp.shards import absent, blobs
+from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.huggingface import batch
 from ckptsurgeon.formats.huggingface.checkpoint import forget, global_step, passed_over
 from ckptsurgeon.formats.json_beside import JsonBeside
-from ckptsurgeon.formats.values import Blob, Place, Setting, Weight
+from ckptsurgeon.formats.schedules import torch, transformers
+from ckptsurgeon.formats.values import Decay, Place, Setting, Weight
 
 OPTIMIZER = "optimizer_0"
 NUMBERED = re.compile(r"(?:optimizer|pytorch_model_fsdp)_\d+")
@@ -75,23 +76,35 @@ class FsdpCheckpoint(JsonBeside, ScheduledCheckpoint):
         """See `forget`."""
         return forget(self, gone)
 
+    def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the Trainer's arguments where its schedule is one of its own."""
+        if self.texts and torch.kind(self.schedule()) == "LambdaLR":
+            return transformers.cooldown(self, decay)
+        return super().decaying(decay)
+
     # --- the models, each a folder of its own ----------------------------------------------------
 
-    def _models(self) -> list[Saved]:
-        inner = folders(self.path, "pytorch_model_fsdp")
-        return [Saved.open(folder) for folder in inner if (folder / METADATA).is_file()]
+    def named_weights(self) -> Iterator[tuple[Saved, str, str]]:
+        """Of each model, as the optimizer of the same number has them."""
+        optimizers = {each.saved.folder.name.rpartition("_")[2]: each for each in self.optimizers}
+        for model in self.models:
+            of = optimizers.get(model.folder.name.rpartition("_")[2])
+            for name in model.items:
+                owner = name.removeprefix("model.")
+                yield model, name, self.full((of.saved if of else model).path, owner)
 
     def weights(self) -> Iterator[Weight]:
         """Of `pytorch_model_fsdp_0`. Raises SurgeryError for several models, whose weights may have
         the same names."""
-        models = self._models()
-        if len(models) > 1:
+        if (count := len(self.models)) > 1:
             raise SurgeryError(
-                f"{self.path.name} holds {len(models)} models, and one export holds one",
+                f"{self.path.name} holds {count} models, and one export holds one",
                 next="load the step in the script, and save the model that you want",
             )
-        return (weight for model in models for weight in weights.weights(model))
+        return (weight for model in self.models for weight in weights.weights(model))
 
-    def blobs(self) -> list[Blob]:
-        """Those of the optimizers and of the models."""
-        return [*super().blobs(), *(blob for model in self._models() for blob in blobs(model))]
+
+def models(step: Path) -> list[Saved]:
+    """What was saved of each model in a folder of its own."""
+    inner = folders(step, "pytorch_model_fsdp")
+    return [Saved.open(folder) for folder in inner if (folder / METADATA).is_file()]

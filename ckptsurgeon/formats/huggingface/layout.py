@@ -101,15 +101,18 @@ class _Saved(StepFolders):
         values, texts = json_beside.read([state] if state.is_file() else [])
         if (folder / fsdp.OPTIMIZER).is_dir():
             saved, *further = map(Saved.open, fsdp.folders(folder, "optimizer"))
+            models = fsdp.models(folder)
+            sharded = {each.path: Values(each) for each in (saved, *further, *models)}
             return FsdpCheckpoint(
                 path=folder,
                 step=step,
-                trees={**trees, **values, **{s.path: Values(s) for s in (saved, *further)}},
+                trees={**trees, **values, **sharded},
                 archives=archives,
                 saved=saved,
                 trainer=f"{self.name}, FSDP",
                 prefix="optimizer.",
                 further=tuple((each, "optimizer.") for each in further),
+                models=tuple(models),
                 options=self.options,
                 texts=texts,
                 schedulers=tuple((path, inside) for path in schedulers),

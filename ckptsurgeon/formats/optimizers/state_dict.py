@@ -10,7 +10,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.formats.values import Place, StateDict
 
 BESIDE = frozenset(
-    # of torch; fairseq's loss scale; nanotron's names and sums of gradients
+    # of torch; fairseq's loss scale; nanotron's names and fp32 masters
     ("state", "param_groups", "loss_scale", "names", "gradient_accumulator")
 )
 """The keys of a saved optimizer that no update reads, the states and groups apart."""

@@ -6,19 +6,30 @@ What trainers share that save `optimizer.state_dict()` as it is; a format says w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.edits import Key
+from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats import known_globals, optimizer_state
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
+from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.protocol import Disagreement
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
-from ckptsurgeon.formats.values import Decay, Located, Place, Setting, State, StateDict
+from ckptsurgeon.formats.values import (
+    Decay,
+    Fragment,
+    Located,
+    Part,
+    Place,
+    Setting,
+    State,
+    StateDict,
+)
 
 GROUPS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 """Fields of the param groups."""
@@ -27,13 +38,16 @@ GROUPS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 @dataclass
 class TorchCheckpoint(JsonBeside):
     """One saved step. `optimizers` are (file, path of the state dict), `schedulers` (file, path of
-    a scheduler's state), `scales` (file, path of the loss scale)."""
+    a scheduler's state), `scales` (file, path of the loss scale), `weights_at` (file, path of a
+    dict of weights by name). `repeated` are `copies`."""
 
     optimizers: tuple[Located, ...]
     schedulers: tuple[Located, ...] = ()
     scales: tuple[Located, ...] = ()
     family: str = "torch"
     ranks: tuple[int, int] = (1, 1)
+    weights_at: tuple[Located, ...] = ()
+    repeated: Mapping[Path, Path] = field(default_factory=dict)
 
     growth: ClassVar[Mapping[str, int]] = {"_growth_tracker": 0}
     loose: ClassVar[bool] = False
@@ -85,6 +99,56 @@ class TorchCheckpoint(JsonBeside):
                 return super().of_parameters(key)
             out.append((tuple(str(name) for name in names), place))
         return out
+
+    def fragments(self, name: str) -> list[Fragment]:
+        """By the names of the parameters, where the file has those of all."""
+        fragments = []
+        with understood(self.path):
+            for place, parameter in self._owned(name):
+                if parameter is None:
+                    return super().fragments(name)
+                size = place.value.numel if isinstance(place.value, Tensor) else 0
+                fragments.append(Fragment(parameter, place, 0, size))
+        return fragments
+
+    def _owned(self, name: str) -> Iterator[tuple[Place, str | None]]:
+        """Each place of a moment, and the parameter that all of it is of, where its file says."""
+        for item in self.optimizers:
+            file, base = item
+            names = self.named(item)
+            for place in (p for p in self._moment(item, name) if p.file == file):
+                whole = len(place.path) == len(base) + 3 and place.path[-1] == name
+                yield place, names.get(place.path[-2]) if whole else None
+
+    def named(self, item: Located) -> Mapping[Key, str]:
+        """The key of a state in one optimizer → its parameter, where the file says so."""
+        file, base = item
+        return parts.named(get(self.trees[file], base))
+
+    def parts(self) -> list[Part]:
+        """The weights are their own masters; moments whose parameters no file names go by their
+        numbers."""
+        with understood(self.path):
+            found = list(self.weight_parts())
+            sizes: dict[str, dict[str, int]] = {}
+            for part in found:
+                sizes.setdefault(part.cut, {})[part.parameter] = part.end
+            cuts = parts.cuts(self.optimizers, self.repeated)
+            several = len(cuts) > self.ranks[0] * self.ranks[1]
+            for item, cut in cuts.items():
+                numbered = f"{{}} of optimizer {cut}" if several else "{}"
+                names = self.named(item)
+                found += parts.moments(self, item, cut, names, sizes.get(cut, {}), numbered)
+        return found
+
+    def weight_parts(self) -> Iterator[Part]:
+        """Of the dicts that are known to hold weights."""
+        for item, cut in parts.cuts(self.weights_at, self.repeated).items():
+            yield from parts.weights(parts.in_tree(self, item), cut)
+
+    def copies(self) -> Mapping[Path, Path]:
+        """As the layout found them."""
+        return self.repeated
 
     def state_dicts(self) -> list[StateDict]:
         """One for each optimizer."""

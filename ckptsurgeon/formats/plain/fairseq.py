@@ -187,6 +187,7 @@ class Fairseq(BaseFormat):
         states = {path: tree.get(OPTIMIZER) for path, tree in trees.items()}
         files = [path for path, state in states.items() if isinstance(state, dict)]
         shards = self._shards(run, step)
+        last = {_named(run, shard): shard for shard in shards}
         return FairseqCheckpoint(
             path=shards[0] if shards else run,
             step=step,
@@ -196,6 +197,10 @@ class Fairseq(BaseFormat):
             scales=tuple((path, (OPTIMIZER, "loss_scale")) for path in files),
             family="metaseq/fairseq",
             ranks=_world(shards),
+            weights_at=tuple(
+                (p, ("model",)) for p in files if isinstance(trees[p].get("model"), dict)
+            ),
+            repeated={p: last[p] for p in trees if p in last and p not in shards},
         )
 
 

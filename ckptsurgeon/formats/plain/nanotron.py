@@ -7,7 +7,6 @@ On a load the optimizer comes first, then the scheduler, which makes one step at
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,23 +18,23 @@ from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats import json_beside
 from ckptsurgeon.formats.checkpoint import read_shards
+from ckptsurgeon.formats.plain import nanotron_parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.plain.nanotron_parts import SHARD
+from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.sane import is_count, problem, understood
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
-from ckptsurgeon.formats.values import Decay, Fragment, Place, Setting
+from ckptsurgeon.formats.values import Decay, Fragment, Part, Place, Setting
 
 LATEST = "latest.txt"
 METADATA = "checkpoint_metadata.json"
 CONFIG = "optimizer_config.json"
-SHARD = re.compile(
-    r"optimizer_pp-\d+-of-\d+(?:_dp-\d+-of-\d+)?_tp-\d+-of-\d+(?:_exp-\d+-of-\d+)?\.pt"
-)
 TOTAL, LAST = ("metas", "consumed_train_samples"), ("metas", "last_train_step")
 STAGES = ("metas", "data_stages")
 
 
 @dataclass
-class NanotronCheckpoint(TorchCheckpoint):
+class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint):
     """The optimizer shards of all ranks, the one scheduler, and `checkpoint_metadata.json`."""
 
     batch: int | None = field(kw_only=True, default=None)
@@ -139,6 +138,11 @@ class NanotronCheckpoint(TorchCheckpoint):
                 numbers = self.value(place.file, (*place.path[:-1], "params"))
                 out.append((tuple(str(names[number]) for number in numbers), place))
         return out
+
+    def parts(self) -> list[Part]:
+        """See `nanotron_parts`."""
+        with understood(self.path):
+            return nanotron_parts.parts(self, [file for file, _ in self.optimizers])
 
     def fragments(self, name: str) -> list[Fragment]:
         """By `names` in each shard, which has the whole tensor of a rank."""

@@ -1,0 +1,87 @@
+"""A safetensors file, read as torch's archives are: one storage for each tensor, and no pickle.
+
+Its tree is a dict of the tensors by name. Source of the layout: see `files/safetensors_header.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.archives.zip_directory import Record
+from ckptsurgeon.files.dtypes import ITEM_BYTES, SAFETENSORS
+from ckptsurgeon.files.pickles.tree import Tensor
+
+LENGTH = 8
+MAX_HEADER = 100_000_000
+"""The longest header that the safetensors library reads."""
+DTYPES = {name: dtype for dtype, name in SAFETENSORS.items()} | {
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "U16": "uint16", "U32": "uint32",
+    "U64": "uint64",
+}  # fmt: skip
+
+
+class SafetensorsFile(Archive):
+    """A whole file whose header agrees with its size. There are no CRCs."""
+
+    @classmethod
+    def open(cls, path: Path, start: int = 0, length: int | None = None) -> SafetensorsFile:
+        """Read the header of `path`. Tensors of a dtype that torch has no name for are so many
+        bytes. Raises DamagedFile, or OSError if it can't be opened."""
+        file = cls(path, start, str(path))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            file._read_header(descriptor)
+        finally:
+            os.close(descriptor)
+        return file
+
+    def _read_header(self, descriptor: int) -> None:
+        self.status = os.fstat(descriptor)
+        if not stat.S_ISREG(self.status.st_mode):
+            raise DamagedFile(self.where, 0, "this is not a regular file")
+        self.size, self.directory, self.folder = self.status.st_size, None, ""
+        first = os.pread(descriptor, LENGTH, 0)
+        length = struct.unpack("<Q", first)[0] if len(first) == LENGTH else 0
+        if not 0 < length <= min(MAX_HEADER, self.size - LENGTH):
+            what = f"a header of {length} bytes, in a file of {self.size}"
+            raise DamagedFile(self.where, 0, what)
+        data = os.pread(descriptor, length, LENGTH)
+        try:
+            document = json.loads(data)
+            entries = {str(k): v for k, v in document.items() if k != "__metadata__"}
+            found = {name: _entry(name, entry) for name, entry in entries.items()}
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            what = f"the header is none of safetensors ({type(error).__name__}: {error})"
+            raise DamagedFile(self.where, LENGTH, what[:200]) from None
+        at, records = LENGTH + length, {}
+        for name, (_, begin, size) in sorted(found.items(), key=lambda item: item[1][1:]):
+            if LENGTH + length + begin != at:
+                raise DamagedFile(self.where, at, f"{name!r} begins at byte {begin} of the data")
+            records[f"data/{name}"] = Record(f"data/{name}", at, size, 0, 0, 0, size, 0)
+            at += size
+        if at != self.size:
+            raise DamagedFile(self.where, self.size, f"the tensors end at byte {at}")
+        self.records = records
+        self._tree = {name: tensor for name, (tensor, _, _) in found.items()}
+
+
+def _entry(name: str, entry: Mapping[str, Any]) -> tuple[Tensor, int, int]:
+    """A tensor, its first byte in the data, and how many it has."""
+    begin, end = entry["data_offsets"]
+    shape, dtype = tuple(entry["shape"]), DTYPES.get(entry["dtype"], "")
+    if not dtype:
+        dtype, shape = "uint8", (end - begin,)
+    whole = all(type(number) is int and number >= 0 for number in (begin, end, *shape))
+    if not whole or end - begin != prod(shape) * ITEM_BYTES[dtype]:
+        raise ValueError(f"{name!r} has the shape {shape} in bytes {begin} to {end}")
+    steps = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return Tensor(dtype, name, prod(shape), 0, shape, steps), begin, end - begin

@@ -1,0 +1,110 @@
+"""Which bytes are whose in a nanotron step: weights, fp32 masters and moments of each parameter.
+
+Each weight, or each tensor-parallel shard of one, is the only tensor (`data`) of a safetensors file
+under `model/`, whose path is its name. With ZeRO-1 each data rank's optimizer file has the next
+elements of masters and moments, flat. Source: `nanotron/serialize/{weights,utils}.py`,
+`nanotron/optim/{zero,gradient_accumulator}.py`, 2411b02.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
+from ckptsurgeon.formats.values import MOMENTS, Part, Place
+
+SHARD = re.compile(
+    r"optimizer_pp-(?P<pp>\d+)-of-\d+(?:_dp-(?P<dp>\d+)-of-\d+)?_tp-(?P<tp>\d+)-of-\d+"
+    r"(?:_exp-(?P<exp>\d+)-of-\d+)?\.pt"
+)
+WEIGHT = re.compile(
+    r"model_(?P<name>.+?)(?:_pp-rank-(?P<pp>\d+)-of-\d+_tp-rank-(?P<tp>\d+)-of-\d+"
+    r"(?:_exp-rank-(?P<exp>\d+)-of-\d+)?)?\.safetensors"
+)
+DATA, MASTERS = "data", "gradient_accumulator"
+
+
+def parts(checkpoint: SafetensorsBeside, shards: Collection[Path]) -> list[Part]:
+    """Every stretch; `shards` are the optimizer's files. What every rank keeps whole has its
+    weights with the first of them. Raises SurgeryError for a weight whose master is in no file of
+    its ranks, and for a master without weights."""
+    kept = [part for path in _in_order(shards) for part in _kept(checkpoint, path)]
+    starts: dict[tuple[str, str, str], int] = {}
+    out = []
+    for part in kept:
+        key = part.parameter, part.cut, part.kind
+        first = starts.get(key, 0)
+        starts[key] = first + part.end
+        out.append(part._replace(first=first))
+    cuts: dict[str, list[str]] = {}
+    for part in out:
+        cuts.setdefault(part.parameter, []).append(part.cut)
+    masters = {(part.parameter, part.cut) for part in out if part.kind == "master"}
+    named = {name for name, _ in masters}
+    for name, cut, place in _weights(checkpoint):
+        where = cut or cuts.get(name, [""])[0]
+        if name in named and (name, where) not in masters:
+            raise SurgeryError(
+                f"{name} has weights in {place.file.name} and no fp32 master of the same ranks",
+                next="ckptsurgeon verify --level 3    list what contradicts itself",
+            )
+        out.append(Part(name, where, "weights", place, 0, place.value.numel, 0))
+    if lost := sorted(named - {part.parameter for part in out if part.kind == "weights"}):
+        raise SurgeryError(
+            f"{lost[0]} has an fp32 master, and no file in {checkpoint.path.name}/model its "
+            "weights",
+            next="ckptsurgeon doctor    which step is whole",
+        )
+    return out
+
+
+def _in_order(shards: Collection[Path]) -> list[Path]:
+    """Data rank after data rank."""
+
+    def ranks(path: Path) -> tuple[int, ...]:
+        match = SHARD.fullmatch(path.name)
+        return tuple(int(match[k] or 0) for k in ("pp", "tp", "exp", "dp")) if match else ()
+
+    return sorted(shards, key=ranks)
+
+
+def _cut(match: re.Match[str] | None) -> str:
+    return ".".join(match[key] or "0" for key in ("pp", "tp", "exp")) if match else ""
+
+
+def _kept(checkpoint: SafetensorsBeside, path: Path) -> Iterator[Part]:
+    """Of one optimizer file."""
+    tree, cut = checkpoint.trees[path], _cut(SHARD.fullmatch(path.name))
+
+    def whole(name: str, kind: str, at: tuple[Key, ...], value: Any) -> Iterator[Part]:
+        if isinstance(value, Tensor):
+            yield Part(name, cut, kind, Place(path, at, value), 0, value.numel, 0)
+
+    masters: Mapping[str, Any] = tree.get(MASTERS) or {}
+    for name, value in masters.items():
+        yield from whole(str(name), "master", (MASTERS, name), value)
+    for number, state in tree["state"].items():
+        for kind in MOMENTS:
+            name = str(tree["names"][number])
+            yield from whole(name, kind, ("state", number, kind), state.get(kind))
+
+
+def _weights(checkpoint: SafetensorsBeside) -> Iterator[tuple[str, str, Place]]:
+    """Name, cut by the ranks in the file's name or ``, and place."""
+    folder = checkpoint.path / "model"
+    for path in sorted(folder.rglob("*.safetensors")):
+        match = WEIGHT.fullmatch(path.name)
+        place = checkpoint.tensors(path).get(DATA)
+        if match is None or place is None:
+            raise SurgeryError(
+                f"{path.relative_to(checkpoint.path)} is no weight by its name or content",
+                next="move it out of the step",
+            )
+        name = ".".join((*path.parent.relative_to(folder).parts, match["name"]))
+        yield name, _cut(match) if match["pp"] else "", place

@@ -1,0 +1,85 @@
+"""Which bytes are whose in torch state dicts: weights by name, moments by name or number.
+
+torch numbers the states of parameters; their names are known where the param groups hold them, or
+where the trainer keyed the states by name, as FSDP does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import Object, Tensor, get
+from ckptsurgeon.formats import optimizer_state
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.values import COUNTING, MOMENTS, Located, Part, Place
+
+
+def named(state_dict: Mapping[Any, Any]) -> dict[Key, str]:
+    """The key of a state → its parameter, where what torch saved says so."""
+    out: dict[Key, str] = {}
+    for group in state_dict.get("param_groups") or ():
+        numbers, names = group.get("params"), group.get("param_names")
+        if isinstance(names, (list, tuple)) and len(names) == len(numbers):
+            out |= {number: str(name) for number, name in zip(numbers, names, strict=True)}
+    return out | {key: key for key in state_dict.get("state") or () if isinstance(key, str)}
+
+
+def weights(places: Iterable[tuple[str, Place]], cut: str) -> Iterator[Part]:
+    """A whole tensor each, but for counters and masks. Raises SurgeryError for what may hold
+    elements and is no tensor, such as a ShardedTensor."""
+    for name, place in places:
+        if isinstance(place.value, Object):
+            raise SurgeryError(
+                f"{name} in {place.file.name} is a {place.value.cls.name}, whose elements are not "
+                "known here",
+                next="graft, clip_moments and reset work on the moments",
+            )
+        if isinstance(place.value, Tensor) and place.value.dtype not in COUNTING:
+            yield Part(name, cut, "weights", place, 0, place.value.numel, 0)
+
+
+def in_tree(checkpoint: BaseCheckpoint, item: Located) -> Iterator[tuple[str, Place]]:
+    """The tensors of a dict in a torch file."""
+    file, path = item
+    for name, value in get(checkpoint.trees[file], path).items():
+        yield str(name), Place(file, (*path, name), value)
+
+
+def moments(
+    checkpoint: BaseCheckpoint,
+    item: Located,
+    cut: str,
+    names: Mapping[Key, str],
+    known: Mapping[str, int],
+    numbered: str,
+) -> Iterator[Part]:
+    """Of one optimizer. `known` are the weights and their sizes: a moment goes by the name of one
+    as large, another by its number, put into `numbered`."""
+    file, base = item
+    for path, state in optimizer_state.states(checkpoint, file, base):
+        name = names.get(path[-1], "")
+        for kind in MOMENTS:
+            value = state.get(kind)
+            if isinstance(value, Tensor):
+                number = numbered.format(f"number {path[-1]}")
+                owner = name if known.get(name) == value.numel else number
+                place = Place(file, (*path, kind), value)
+                yield Part(owner, cut, kind, place, 0, value.numel, 0)
+
+
+def cuts(located: Iterable[Located], copies: Mapping[Path, Path]) -> dict[Located, str]:
+    """Tells apart what lies in several files, or several times in one; copies are left out. The
+    cut is the same in every step of a run: the number of the file, and of the dict in it."""
+    files: dict[Path, list[Located]] = {}
+    for item in located:
+        if item[0] not in copies:
+            files.setdefault(item[0], []).append(item)
+    return {
+        item: ".".join(map(str, (i, j) if len(items) > 1 else (i,)))
+        for i, items in enumerate(files.values())
+        for j, item in enumerate(items)
+    }
