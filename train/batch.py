@@ -41,7 +41,7 @@ def run_batch(training: Training, size: int) -> Outcome:
         norm = training.step.take(increment=size, token_num=tokens_after)
     sums = torch.stack([loss, training.activations.take() / count])
     dist.all_reduce(sums)
-    # The one time that the host waits for the device.
+    # The host waits here, once for the loss and the norm together.
     told = torch.cat([sums.double(), torch.as_tensor(norm, device=sums.device).double().view(1)])
     loss_sum, activation_sum, told_norm = told.tolist()
     ranks = distributed.world_size()

@@ -32,6 +32,7 @@ from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.protocol import Disagreement
 from ckptsurgeon.formats.sane import problem, understood
+from ckptsurgeon.formats.shard_files import opened
 from ckptsurgeon.formats.values import (
     Blob,
     Conversion,
@@ -47,9 +48,6 @@ from ckptsurgeon.formats.values import (
     Weight,
 )
 from ckptsurgeon.promise import Promise
-
-KEPT_SCANS = 2 << 20
-"""Bytes of pickle whose scans are kept from reading to rendering: a scan is 20 times as large."""
 
 Self = TypeVar("Self", bound="BaseCheckpoint")
 
@@ -414,32 +412,6 @@ class BaseCheckpoint(ABC):
             trees={names.get(file, file): tree for file, tree in trees.items()},
             archives={names.get(file, file): archive for file, archive in self.archives.items()},
         )
-
-
-def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Archive]:
-    """The archive of each path, `known` among them if its file is as it was. The scans of the
-    first ones are kept for a later edit, up to KEPT_SCANS bytes of pickle."""
-    have = {known.path: known} if known is not None and known.is_current() else {}
-    archives = {path: have.get(path) or Archive.open(path) for path in paths}
-    room = KEPT_SCANS
-    for archive in archives.values():
-        room -= archive.record(PICKLE).size
-        if room >= 0:
-            with archive.reading():
-                archive.scan(keep=True)
-    return archives
-
-
-def read_shards(
-    paths: Iterable[Path], known: Archive | None = None
-) -> tuple[dict[Path, Any], dict[Path, Archive]]:
-    """The tree and the archive of each path; see `opened`."""
-    archives = opened(paths, known)
-    trees = {}
-    for path, archive in archives.items():
-        with archive.reading():
-            trees[path] = archive.tree()
-    return trees, archives
 
 
 def _is_scalar(value: Any) -> bool:

@@ -10,9 +10,9 @@ import torch
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.formats import detect
-from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.recipe.file import from_data
 from tests.support.snapshot import snapshot
 

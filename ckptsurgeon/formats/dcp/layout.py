@@ -15,7 +15,6 @@ from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.archives.archive import PICKLE
 from ckptsurgeon.files.dcp import METADATA, Saved, Values
-from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
 from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint
 from ckptsurgeon.formats.dcp.olmo_ddp import OlmoDdpCheckpoint, is_flat
@@ -23,6 +22,7 @@ from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.sane import problem
+from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import files_below, refuse_link
 from ckptsurgeon.formats.values import Rival, State
 

@@ -15,7 +15,6 @@ from typing import Any
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats.checkpoint import KEPT_SCANS, read_shards
 from ckptsurgeon.formats.deepspeed import flags, universal
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.optimizer import EXPERTS, OPTIM
@@ -25,6 +24,7 @@ from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.megatron.options import OPTIONS
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import MAX_RANKS, is_count, problem, understood
+from ckptsurgeon.formats.shard_files import KEPT_SCANS, read_shards
 from ckptsurgeon.formats.step_folders import refuse_link
 from ckptsurgeon.formats.values import Hazard, State
 

@@ -12,7 +12,6 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
@@ -23,6 +22,7 @@ from ckptsurgeon.formats.described.sharded import beginnings
 from ckptsurgeon.formats.layout import BaseFormat, leads_out, outside
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count
+from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.step_folders import files_below, refuse_link
 from ckptsurgeon.formats.values import Rival
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved, Values
-from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.description import Content, Description
 from ckptsurgeon.formats.described.engine import DescribedEngine
 from ckptsurgeon.formats.described.sharded import DescribedSharded, beginnings, optimizers
+from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.values import Located
 
 KEYS = ("optimizers", "schedulers", "scalers", "weights", "savers")

@@ -14,13 +14,13 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats import json_beside
-from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.deepspeed.engine import Engine, EngineCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import STEP
 from ckptsurgeon.formats.huggingface import fsdp
 from ckptsurgeon.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
 from ckptsurgeon.formats.schedules.torch import is_torch
+from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
 from ckptsurgeon.formats.values import Rival
 from ckptsurgeon.transaction.home import HOME

@@ -15,10 +15,10 @@ from typing import Any
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.dcp import Saved, Values
-from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, MegatronDistCheckpoint
 from ckptsurgeon.formats.megatron.flat import MegatronFlatCheckpoint
+from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.values import Place, State
 
 COUNTERS = "train_state.pt"

@@ -17,10 +17,10 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
+from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.strips import MASTERS
 from ckptsurgeon.formats.values import MOMENTS, Part, Place, StateDict, Strip
 

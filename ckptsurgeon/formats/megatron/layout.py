@@ -16,7 +16,6 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
-from ckptsurgeon.formats.checkpoint import opened, read_shards
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.megatron import bridge, options, tiers
@@ -27,6 +26,7 @@ from ckptsurgeon.formats.megatron.flat import ROOT, opened_flat
 from ckptsurgeon.formats.megatron.tiers import OTHER, TRACKER
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import problem, understood
+from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import files_below, listed, refuse_link
 from ckptsurgeon.formats.values import Hazard, Rival
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.layout import BaseFormat, leads_out, outside
 from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count, problem, understood
+from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.values import Rival, State
 
 SUFFIX = r"(?P<suffix>(?:-model_part-(?P<mp>\d+))?(?:-shard(?P<dp>\d+))?)\.pt"

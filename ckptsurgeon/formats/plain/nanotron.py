@@ -17,12 +17,12 @@ from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats import json_beside
-from ckptsurgeon.formats.checkpoint import read_shards
 from ckptsurgeon.formats.plain import nanotron_parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.plain.nanotron_parts import SHARD
 from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.sane import is_count, problem, understood
+from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
 from ckptsurgeon.formats.values import Decay, Fragment, Part, Place, Setting
 
