@@ -36,7 +36,8 @@ def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
     surgeries = _surgeries(run, state.promise)
     document = _trainer_state(run, step)
     places = checkpoint.locate("lr")
-    decides = state.schedule is not None or not places or any(place.wins for place in places)
+    known = state.promise.lr is not None  # without a place it is the config that says it
+    decides = state.schedule is not None or any(p.wins for p in places) or not (places or known)
     given = _schedule(surgeries) if _in_config(checkpoint) else {}
     samples = state.promise.consumed_samples
     size = state.batch_size

@@ -16,7 +16,7 @@ IN_CODE = (
     "FSDP2 (Accelerate, Trainer)",
 )  # fmt: skip
 """Their LambdaLR is a function of the trainer's, which no checkpoint keeps."""
-BY_CONFIG = ("OLMo-core", "metaseq, fairseq", "nanotron")
+BY_CONFIG = ("OLMo-core", "OLMo-core, OLMoDDP", "metaseq, fairseq", "nanotron")
 """Their lr is computed anew when they load, from the config, the flags or base_lrs."""
 
 
