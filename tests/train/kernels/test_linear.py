@@ -114,3 +114,14 @@ def test_without_gradients_the_loss_alone_is_computed(monkeypatch: pytest.Monkey
         loss = linear_cross_entropy(x, weight, torch.arange(5))
     assert not loss.requires_grad
     assert_close(loss, F.cross_entropy(x.double() @ weight.double().t(), torch.arange(5)), 1e-6)
+
+
+def test_a_chunk_follows_the_vocabulary_on_a_cpu_and_has_many_rows_elsewhere() -> None:
+    def rows(vocabulary: int, device: str) -> list[int]:
+        x = torch.empty(10_000, 8, dtype=torch.bfloat16, device=device)
+        weight = torch.empty(vocabulary, 8, dtype=torch.bfloat16, device=device)
+        return [len(range(10_000)[part]) for part in LOSS._parts(x, weight)]
+
+    assert rows(250_880, "meta") == rows(256, "meta") == [4096, 4096, 1808]
+    assert rows(250_880, "cpu")[0] == 64 * 2**20 // (250_880 * 2)
+    assert rows(256, "cpu") == [10_000]
