@@ -15,8 +15,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ckptsurgeon.formats.heads import Attention, Head, Rows
 from ckptsurgeon.formats.protocol import Checkpoint
-from ckptsurgeon.formats.stretches import Kinds, Parameter, by_parameter, numbers
+from ckptsurgeon.formats.stretches import Kinds, Parameter, numbers
 
+SIGMAS = 5.0
+"""Times its root mean square that a head's largest logit is taken to be: of a million logits of a
+bell curve the largest is about 4.9 sigma. Trained heads have longer tails."""
 Affine: TypeAlias = tuple[Any, Any]
 """A matrix and a constant."""
 
@@ -30,10 +33,11 @@ class Logits(NamedTuple):
     bound: float
 
 
-def logits(checkpoint: Checkpoint, layers: list[Attention]) -> Iterator[Logits]:
+def logits(
+    checkpoint: Checkpoint, known: Mapping[Parameter, Kinds], layers: list[Attention]
+) -> Iterator[Logits]:
     """Of every head of these layers, in order; a head's query and key are in memory at once.
-    Raises SurgeryError for weights that can't be read."""
-    known = by_parameter(checkpoint.parts())
+    `known` are the parts of the checkpoint. Raises SurgeryError for weights that can't be read."""
     for layer in layers:
         side = _Side(checkpoint, known, layer)
         made: dict[tuple[Rows, ...], Affine] = {}

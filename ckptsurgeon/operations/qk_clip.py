@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.heads import Rows
-from ckptsurgeon.formats.logits import Logits, logits
-
-SIGMAS = 5.0
-"""Of a million logits of a bell curve the largest is about 4.9 sigma. Trained heads have longer
-tails."""
+from ckptsurgeon.formats.logits import SIGMAS, Logits, logits
+from ckptsurgeon.formats.stretches import Kinds, Parameter
 
 SLACK = 1e-3
 """A share by which rounding leaves a scaled head above the threshold: it is not scaled again."""
@@ -53,7 +50,9 @@ class Scaled(NamedTuple):
     by: float
 
 
-def scaled(checkpoint: Checkpoint, clip: QkClip, params: str) -> tuple[list[Scaled], list[Logits]]:
+def scaled(
+    checkpoint: Checkpoint, known: Mapping[Parameter, Kinds], clip: QkClip, params: str
+) -> tuple[list[Scaled], list[Logits]]:
     """What of each head above the threshold takes which factor, and those heads. `params` narrows
     it to weights whose names match. Raises SurgeryError where not every head is known."""
     layers, apart = checkpoint.attention()
@@ -71,7 +70,7 @@ def scaled(checkpoint: Checkpoint, clip: QkClip, params: str) -> tuple[list[Scal
         )
     out, heads = [], []
     places = {(layer.layer, head.number): (layer, head) for layer in chosen for head in layer.heads}
-    for found in logits(checkpoint, chosen):
+    for found in logits(checkpoint, known, chosen):
         largest = clip.estimate(found)
         if not math.isfinite(largest):
             raise SurgeryError(

@@ -116,7 +116,7 @@ class Scale(Section):
     def _clipped(
         self, run: Run, checkpoint: Checkpoint, known: Mapping[Parameter, Kinds], clip: QkClip
     ) -> Changes:
-        rows, heads = qk_clip.scaled(checkpoint, clip, self.params)
+        rows, heads = qk_clip.scaled(checkpoint, known, clip, self.params)
         changes: list[Change] = []
         for (name, cut, start, end), by in rows:  # one text for all: a plan shows it once
             part = {k: list(within(s, start, end)) for k, s in known[name, cut].items()}

@@ -15,10 +15,11 @@ from ckptsurgeon import Run
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import heads
-from ckptsurgeon.formats.logits import Logits, logits
+from ckptsurgeon.formats.logits import Logits
 from ckptsurgeon.formats.stretches import by_parameter, numbers
 from ckptsurgeon.formats.values import Part, Place
 from tests.conftest import Trained
+from tests.support.attention import logits_of, train_shared_keys
 from tests.support.dcp_trainers import CONFIG, olmo, torchtitan
 from tests.support.gathered import gathered
 from tests.support.in_process import one_rank
@@ -33,9 +34,9 @@ SAMPLES = 4000
 
 def estimated(root: Path, step: int) -> list[Logits]:
     checkpoint = Run.open(root).checkpoint(step)
-    layers, apart = checkpoint.attention()
+    _, apart = checkpoint.attention()
     assert apart == []
-    return list(logits(checkpoint, layers))
+    return logits_of(checkpoint)
 
 
 def noise(count: int, hidden: int, center: bool) -> torch.Tensor:
@@ -122,11 +123,7 @@ def test_every_layout_has_the_same_logits(trained: Trained, layout: tuple[int, i
 def test_tensor_ranks_hold_whole_heads(tmp_path: Path, corpus: Path) -> None:
     """Two ranks with a group each: the logits are those of the joined matrix."""
     root = tmp_path / "run"
-    launch(
-        "--config=train/configs/tiny.yaml", "--from-scratch", f"save={root}", f"data={corpus}",
-        "train_iters=2", "tensor_model_parallel_size=2", "num_attention_heads=4",
-        "num_query_groups=2", "dtype=bf16", ranks=2,
-    )  # fmt: skip
+    train_shared_keys(root, corpus)
     checkpoint = Run.open(root).checkpoint(2)
     (first, *_), _ = checkpoint.attention()
     known = by_parameter(checkpoint.parts())

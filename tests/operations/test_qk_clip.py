@@ -13,13 +13,13 @@ import torch
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.edits import Change, Computed, Plan
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats.logits import logits
 from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
+from tests.support.attention import logits_of, train_shared_keys
 from tests.support.dcp_trainers import torchtitan
 from tests.support.gathered import gathered, kind, loaded
-from tests.support.launch import first_line, launch
+from tests.support.launch import first_line
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import take_back
 from tests.support.torch_files import load_shard
@@ -132,14 +132,10 @@ def test_moments_go_with_them(trained: Trained) -> None:
 def test_shared_keys_stay_and_queries_take_all(tmp_path: Path, corpus: Path) -> None:
     """Two tensor ranks, each with two heads of one key."""
     root = tmp_path / "run"
-    launch(
-        "--config=train/configs/tiny.yaml", "--from-scratch", f"save={root}", f"data={corpus}",
-        "train_iters=2", "tensor_model_parallel_size=2", "num_attention_heads=4",
-        "num_query_groups=2", "dtype=bf16", ranks=2,
-    )  # fmt: skip
+    train_shared_keys(root, corpus)
     before = snapshot(root)
     checkpoint = Run.open(root).checkpoint(2)
-    told = list(logits(checkpoint, checkpoint.attention()[0]))
+    told = logits_of(checkpoint)
     files = [root / "global_step2" / f"mp_rank_0{rank}_model_states.pt" for rank in (0, 1)]
     old = [load_shard(file)["module"] for file in files]
     threshold = 5 * min(each.rms for each in told) / 2
@@ -154,7 +150,7 @@ def test_shared_keys_stay_and_queries_take_all(tmp_path: Path, corpus: Path) -> 
             torch.testing.assert_close(rows[place], was[place] * left, rtol=2**-7, atol=1e-6)
             assert torch.equal(rows[2:], was[2:])  # key and value
     checkpoint = Run.open(root).checkpoint(2)
-    for now in logits(checkpoint, checkpoint.attention()[0]):
+    for now in logits_of(checkpoint):
         assert 5 * now.rms == pytest.approx(threshold, rel=1e-3)
     take_back(root, before)
 

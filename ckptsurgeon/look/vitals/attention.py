@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.formats.logits import Logits, logits
+from ckptsurgeon.formats.logits import SIGMAS, Logits, logits
+from ckptsurgeon.formats.stretches import by_parameter
 from ckptsurgeon.look.vitals.observations import Observation
 
-LARGEST = 5.0
-"""Times its root mean square that a head's largest logit is taken to be, as in `qk_clip`."""
 CLIPPED = 100.0
 """The largest logit from which on Kimi K2 clips."""
 
@@ -36,13 +35,12 @@ def attention(
     """Of every layer, the largest first, and a sentence on why others are not known. Queries and
     keys are read once more for it, of `before` as well."""
     try:
-        layers, apart = checkpoint.attention()
-        found = _largest(logits(checkpoint, layers))
+        found, apart = _largest(checkpoint)
     except SurgeryError as error:
         return [], [f"attention logits: {error.what}"]
     if before is not None:
         try:
-            earlier = {item.layer: item for item in _largest(logits(before, before.attention()[0]))}
+            earlier = {item.layer: item for item in _largest(before)[0]}
         except SurgeryError as error:
             earlier = {}
             apart.append(f"at step {before.step}: {error.what}")
@@ -53,15 +51,17 @@ def attention(
     return found, [f"attention logits: {text}" for text in apart]
 
 
-def _largest(found: Iterable[Logits]) -> list[Attention]:
+def _largest(checkpoint: Checkpoint) -> tuple[list[Attention], list[str]]:
+    """Of each layer, and why others are not known."""
+    known, apart = checkpoint.attention()
     layers: dict[str, list[Logits]] = {}
-    for item in found:
+    for item in logits(checkpoint, by_parameter(checkpoint.parts()), known):
         layers.setdefault(item.layer, []).append(item)
     out = []
     for layer, heads in layers.items():
         top = max(heads, key=lambda item: item.rms)
         out.append(Attention(layer, top.head, len(heads), top.rms, top.bound))
-    return sorted(out, key=lambda item: -item.rms)
+    return sorted(out, key=lambda item: -item.rms), apart
 
 
 def observations(found: Iterable[Attention]) -> list[Observation]:
@@ -71,9 +71,9 @@ def observations(found: Iterable[Attention]) -> list[Observation]:
             item.layer,
             "attention-logits",
             f"head {item.head}: attention logits of RMS {item.rms:.3g} by the weights alone; "
-            f"{LARGEST:g} times that is above {CLIPPED:g}",
-            item.rms * LARGEST / CLIPPED,
+            f"{SIGMAS:g} times that is above {CLIPPED:g}",
+            item.rms * SIGMAS / CLIPPED,
         )
         for item in found
-        if item.rms * LARGEST > CLIPPED
+        if item.rms * SIGMAS > CLIPPED
     ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,41 +23,10 @@ ODD = (
 
 
 @dataclass(frozen=True)
-class Plain:
-    """A file that is no archive of torch: little-endian numbers at bytes that its format knows."""
-
-    path: Path
-    size: int
-    start: int = 0
-
-    @property
-    def where(self) -> str:
-        """The file."""
-        return str(self.path)
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[int]:
-        """A descriptor, for one of several threads."""
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    def byte_order(self) -> str:
-        """Little-endian."""
-        return "<"
-
-    def record(self, name: str) -> Plain:
-        """Its tensor of this name, which is as long as `size` says."""
-        return self
-
-
-@dataclass(frozen=True)
 class Range:
     """Elements of one record: they begin at byte `start` of the archive, as its `first`-th."""
 
-    archive: Archive | Plain
+    archive: Archive
     record: str
     start: int
     first: int
@@ -183,12 +150,7 @@ class Planner:
         if not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS:
             return None
         begin = tensor.offset + first
-        try:
-            archive = self._archives.get(_key(checkpoint.holder(place)))
-        except KeyError:  # weights in a file of their own
-            file, start, _ = checkpoint.span(place, first, first + numel)
-            plain = Plain(file, tensor.numel * ITEM_BYTES[tensor.dtype])
-            return Range(plain, str(place.path[-1]), start, begin, tensor.dtype, kind)
+        archive = self._archives.get(_key(checkpoint.holder(place)))
         if archive is None:
             return None
         if begin + numel > tensor.storage_numel or self._overlaps(archive, tensor, begin, numel):
@@ -204,7 +166,7 @@ class Planner:
         start = self._payloads[key] + begin * ITEM_BYTES[tensor.dtype]
         return Range(archive, f"data/{tensor.storage}", start, begin, tensor.dtype, kind)
 
-    def _taken_of(self, archive: Archive | Plain, storage: str) -> list[tuple[int, int]]:
+    def _taken_of(self, archive: Archive, storage: str) -> list[tuple[int, int]]:
         return self._taken.setdefault((*_key(archive), storage), [])
 
     def _overlaps(self, archive: Archive, tensor: Tensor, begin: int, numel: int) -> bool:
@@ -263,7 +225,7 @@ class Planner:
                 self._take(made, stop - start)
 
 
-def _key(archive: Archive | Plain) -> tuple[Path, int]:
+def _key(archive: Archive) -> tuple[Path, int]:
     return archive.path, archive.start
 
 

@@ -11,7 +11,7 @@ from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.look.vitals import pairs
-from ckptsurgeon.look.vitals.jobs import Plain, Range
+from ckptsurgeon.look.vitals.jobs import Range
 
 BLOCK = 1 << 15
 """Elements that are worked on at once: four arrays of them fit into a second-level cache."""
@@ -59,7 +59,7 @@ class Reader:
                 numpy.copyto(values, raw.view(f"{order}f2"))
         return values, kept
 
-    def whole(self, archive: Archive | Plain, record: str, start: int, length: int) -> Any:
+    def whole(self, archive: Archive, record: str, start: int, length: int) -> Any:
         """So many bytes at once."""
         import numpy
 
@@ -67,7 +67,7 @@ class Reader:
         self._read(archive, record, start, raw)
         return raw
 
-    def _read(self, archive: Archive | Plain, record: str, start: int, into: Any) -> None:
+    def _read(self, archive: Archive, record: str, start: int, into: Any) -> None:
         key = (archive.path, archive.start, record)
         if key not in self._descriptors:
             self._close(OPEN - 1)
