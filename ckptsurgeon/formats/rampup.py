@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from ckptsurgeon.formats.values import State
 
 
@@ -31,6 +34,14 @@ def sizes(state: State) -> list[int]:
         return [state.batch_size]
     start, increment, _ = state.rampup
     return [*range(start, state.batch_size, max(increment, 1)), state.batch_size]
+
+
+def resized(before: State, size: int | None, ramp: Sequence[int] | None) -> State:
+    """With batches of `size` and the ramp-up `ramp` (empty for none); None leaves either as is."""
+    after = before if size is None else replace(before, batch_size=size)
+    if ramp is None:
+        return after
+    return replace(after, rampup=(ramp[0], ramp[1], ramp[2]) if ramp else None)
 
 
 def converted(before: State, after: State, total: int) -> tuple[int, str]:

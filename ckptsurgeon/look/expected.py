@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Change, Receipt
+from ckptsurgeon.edits import Receipt
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint, Place, State, rampup
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
 from ckptsurgeon.logs.printed.word import Expected
+from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import receipts
@@ -105,11 +106,7 @@ def _rates(
         place = positions[0]
         try:
             settings, _ = checkpoint.reschedule({**given, "position": place.value + (k - 1) * size})
-            changes = [
-                Change(run.relative(at.file), name, at.value, value, at.path)
-                for name, at, value in settings
-            ]
-            return checkpoint.after(changes, run.root).state().promise.lr
+            return checkpoint.after(of_settings(run, settings), run.root).state().promise.lr
         except SurgeryError:
             return None
 

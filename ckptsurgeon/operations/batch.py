@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, rampup
 from ckptsurgeon.operations.own_config import config_changes, configured
+from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.section import Changes
 from ckptsurgeon.run.run import Run
 
@@ -57,10 +56,7 @@ def batch_changes(
             f"this checkpoint does not decide {key}: the trainer's command line or config does",
             next=run.format.advise(key, value),
         )
-    changes: list[AnyChange] = [
-        Change(run.relative(place.file), field, place.value, new, place.path)
-        for field, place, new in settings
-    ]
+    changes = of_settings(run, settings)
     if not own:
         return changes, [] if all(p.value == new for _, p, new in settings) else warnings
     values = {} if size is None else {SIZE: str(size)}
@@ -69,9 +65,7 @@ def batch_changes(
     total = configured(run, TOTAL)
     moved = any(place.value != new for _, place, new in settings)
     if moved and total is not None and total.isdigit() and int(total) > before.step:
-        after = replace(before, batch_size=size or before.batch_size)
-        if ramp is not None:
-            after = replace(after, rampup=(ramp[0], ramp[1], ramp[2]) if ramp else None)
+        after = rampup.resized(before, size, ramp)
         count, arithmetic = rampup.converted(before, after, int(total))
         if count != int(total):
             values[TOTAL] = str(count)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptsurgeon.edits import AnyChange, Change
+from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.section import Changes
 from ckptsurgeon.run.run import Run
 
@@ -34,10 +35,7 @@ def counter_changes(
                 next="ckptsurgeon show    what it keeps",
             )
         warnings += [note for note in notes if note not in warnings]
-        changes += [
-            Change(run.relative(place.file), name, place.value, new, place.path)
-            for name, place, new in settings
-        ]
+        changes += of_settings(run, settings)
     schedule = checkpoint.state().schedule or {}
     if "consumed_samples" in counters and "num_steps" in schedule and not moved:
         warnings.append(f"the schedule stays at sample {schedule['num_steps']}")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import Place
+from ckptsurgeon.formats import Place, Setting
 from ckptsurgeon.run.run import Run
+
+
+def of_settings(run: Run, settings: Iterable[Setting]) -> list[AnyChange]:
+    """What a checkpoint says to write, as changes."""
+    return [
+        Change(run.relative(place.file), field, place.value, new, place.path)
+        for field, place, new in settings
+    ]
 
 
 class PlaceChanges:

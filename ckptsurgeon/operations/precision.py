@@ -19,6 +19,7 @@ from ckptsurgeon.formats.stretches import by_parameter
 from ckptsurgeon.operations.average import Average
 from ckptsurgeon.operations.computed_changes import covering, source, with_copies
 from ckptsurgeon.operations.own_config import config_changes
+from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.scale import Scale
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
 from ckptsurgeon.run.run import Run
@@ -66,10 +67,7 @@ class Precision(Section):
         config = config_changes(run, made.config, f"dtype {self.to}")
         if not changes and not made.names and not made.settings:
             return config, []
-        changes += [
-            Change(run.relative(place.file), field, place.value, new, place.path)
-            for field, place, new in made.settings
-        ]
+        changes += of_settings(run, made.settings)
         changes += [
             Change(run.relative(file), "file name", file.name, Renamed(name))
             for file, name in made.names.items()

@@ -16,6 +16,7 @@ from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.operations import events, swap_optimizer
 from ckptsurgeon.operations.completion import saved_steps
 from ckptsurgeon.operations.hyperparameters import settings_of
+from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.reset import states_of
 from ckptsurgeon.operations.rewarm import Hold, Ramp, window
 from ckptsurgeon.operations.section import Changes, Recipe, Section, check_step, given
@@ -102,10 +103,7 @@ def _newest(run: Run) -> int:
 def _forget(run: Run, checkpoint: Checkpoint, gone: list[Path]) -> Changes:
     """What the trainer's own clean-up must not count on once `gone` has left."""
     settings, warnings = checkpoint.forget(gone, run.format.pointer_files(run.root))
-    return [
-        Change(run.relative(place.file), field, place.value, value, place.path)
-        for field, place, value in settings
-    ], warnings
+    return of_settings(run, settings), warnings
 
 
 def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:

@@ -212,9 +212,9 @@ def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[AnyChange], lis
         file, named = run.relative(path), run.format.pointed(path)
         if named == receipt.step or file in _ours(receipt):
             continue
-        if path.is_symlink() and isinstance(text, Path):
-            links.append(rollback.relinked(run, path, text))
         if isinstance(text, Path):
+            if path.is_symlink():
+                links.append(rollback.relinked(run, path, text))
             continue
         old = path.read_text("utf-8", "replace") if path.exists() else None
         changes.append(Change(file, "latest", old, text))

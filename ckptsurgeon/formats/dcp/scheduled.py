@@ -17,6 +17,7 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
+from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.formats.values import Decay, Located, Place, Setting
 
 
@@ -90,7 +91,7 @@ class ScheduledCheckpoint(DcpCheckpoint):
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """By the class of the saved scheduler; lr alone where none is saved. Refused for several
         optimizers: a recipe has one lr."""
-        self._refuse_several()
+        refuse_several(self.path.name, len(self.optimizers))
         schedule = self.schedule()
         settings, notes = saved.reschedule(self, schedule, values)
         if schedule is None:
@@ -99,19 +100,12 @@ class ScheduledCheckpoint(DcpCheckpoint):
 
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """By the class of the saved scheduler. Refused for several optimizers."""
-        self._refuse_several()
+        refuse_several(self.path.name, len(self.optimizers))
         if not torch.is_torch(self.schedule()):
             return super().cooldown(decay)
         with understood(self.path):
             settings, notes = self.decaying(decay)
         return [self._placed(setting) for setting in settings], notes
-
-    def _refuse_several(self) -> None:
-        if (several := len(self.optimizers)) > 1:
-            raise SurgeryError(
-                f"{self.path.name} holds {several} optimizers, and a recipe has one lr",
-                next="ckptsurgeon show    their rates; set lr where the trainer makes them",
-            )
 
     def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """What a cooldown makes of torch's scheduler."""

@@ -8,7 +8,6 @@ and the consumed samples count samples, whatever a batch is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -39,9 +38,7 @@ def rebatch(
             next="relaunch with --step-batch-size-schedule '0:SIZE SAMPLE:SIZE'",
         )
     before = checkpoint.state()
-    after = replace(before, batch_size=before.batch_size if size is None else size)
-    if ramp is not None:
-        after = replace(after, rampup=(ramp[0], ramp[1], ramp[2]) if ramp else None)
+    after = rampup.resized(before, size, ramp)
     _refuse_uneven(rampup.sizes(after), args)
     settings: list[Setting] = []
     flags: list[str] = []

@@ -27,6 +27,15 @@ def refuse_no_rate(rate: float) -> None:
         )
 
 
+def refuse_several(checkpoint: str, optimizers: int) -> None:
+    """Raise SurgeryError where each of several optimizers has a rate of its own."""
+    if optimizers > 1:
+        raise SurgeryError(
+            f"{checkpoint} holds {optimizers} optimizers, and a recipe has one lr",
+            next="ckptsurgeon show    their rates; set lr where the trainer makes them",
+        )
+
+
 def refuse_early_decay(decay: float, warmup: float, unit: str = "samples") -> None:
     """Raise UsageError for a decay that is over when the warm-up is, both counted in `unit`."""
     if decay <= warmup:
