@@ -22,7 +22,7 @@ from ckptsurgeon.files.archives import append, rewrite
 from ckptsurgeon.files.archives import zeros as torch_blank
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.chunks import Chunks, Item, Place, Table
-from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.files.pickles.tree import Tensor, strides
 from ckptsurgeon.files.pickles.values import dumped
 
 METADATA = ".metadata"
@@ -41,8 +41,7 @@ class Whole(Tensor):
     __slots__ = ("items", "saved")
 
     def __init__(self, saved: Saved, items: Chunks, dtype: str, size: tuple[int, ...]) -> None:
-        stride = tuple(prod(size[axis + 1 :]) for axis in range(len(size)))
-        super().__init__(dtype, "", prod(size), 0, size, stride)
+        super().__init__(dtype, "", prod(size), 0, size, strides(size))
         self.saved, self.items = saved, items
 
     def __len__(self) -> int:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.sane import mapping
 from ckptsurgeon.formats.values import Part
 
 FUSED = re.compile(r"(.+\.)?(?:query_key_value|linear_qkv)\.weight")
@@ -95,9 +97,9 @@ def of_hugging_face(config: Mapping[str, Any], what: str) -> Model:
 def of_olmo_core(config: Mapping[str, Any], what: str) -> Model:
     """By the model of OLMo-core's config. Raises SurgeryError where it does not say, and for a
     block without a plain norm before its attention."""
-    model = _mapping(config.get("model"))
-    block = _mapping(model.get("block"))
-    mixer = _mapping(block.get("sequence_mixer") or block.get("attention"))
+    model = mapping(config.get("model"))
+    block = mapping(model.get("block"))
+    mixer = mapping(block.get("sequence_mixer") or block.get("attention"))
     if model.get("block_overrides") or block.get("name") not in (None, "default", "peri_norm"):
         raise _unknown(what, "the blocks of its model have no plain norm before the attention")
     if mixer.get("name") not in (None, "default") or mixer.get("clip_qkv") is not None:
@@ -106,10 +108,6 @@ def of_olmo_core(config: Mapping[str, Any], what: str) -> Model:
         raise _normed(what)
     heads, groups, width = (mixer.get(name) for name in ("n_heads", "n_kv_heads", "head_dim"))
     return _model(what, model.get("d_model"), heads, groups, width)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _model(
@@ -218,10 +216,7 @@ def _first(cut: str, shape: Sequence[int]) -> int:
     offset = _order(cut)
     if any(offset[1:]):
         return -1
-    row = 1
-    for size in shape[1:]:
-        row *= size
-    return offset[0] * row if offset else 0
+    return offset[0] * prod(shape[1:]) if offset else 0
 
 
 def attentions(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +140,8 @@ def _short(value: Any) -> str:
     if isinstance(value, int):
         return repr(value) if abs(value) < MAX_INTEGER else f"of {value.bit_length()} bits"
     return repr(value[:40]) if isinstance(value, str) else f"of type {type(value).__name__}"
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value, or an empty one where it is no mapping."""
+    return value if isinstance(value, Mapping) else {}

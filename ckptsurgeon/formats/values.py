@@ -59,6 +59,11 @@ class Part(NamedTuple):
     end: int
     first: int
 
+    @classmethod
+    def whole(cls, parameter: str, cut: str, kind: str, place: Place) -> Part:
+        """All elements of the tensor at `place`, which are all of that cut."""
+        return cls(parameter, cut, kind, place, 0, place.value.numel, 0)
+
 
 class Weight(NamedTuple):
     """One weight of the model: its bytes are those of `spans` (file, start, end), in order."""

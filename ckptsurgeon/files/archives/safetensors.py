@@ -18,7 +18,7 @@ from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import Record
 from ckptsurgeon.files.dtypes import ITEM_BYTES, SAFETENSORS
-from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.files.pickles.tree import Tensor, strides
 
 LENGTH = 8
 MAX_HEADER = 100_000_000
@@ -83,5 +83,4 @@ def _entry(name: str, entry: Mapping[str, Any]) -> tuple[Tensor, int, int]:
     whole = all(type(number) is int and number >= 0 for number in (begin, end, *shape))
     if not whole or end - begin != prod(shape) * ITEM_BYTES[dtype]:
         raise ValueError(f"{name!r} has the shape {shape} in bytes {begin} to {end}")
-    steps = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    return Tensor(dtype, name, prod(shape), 0, shape, steps), begin, end - begin
+    return Tensor(dtype, name, prod(shape), 0, shape, strides(shape)), begin, end - begin

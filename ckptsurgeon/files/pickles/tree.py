@@ -79,6 +79,11 @@ class Tensor:
         return prod(self.size)
 
 
+def strides(size: Sequence[int]) -> tuple[int, ...]:
+    """Those of a tensor of this size that lies row after row."""
+    return tuple(prod(size[axis + 1 :]) for axis in range(len(size)))
+
+
 @dataclass(eq=False)
 class Object:
     """An instance of a class that is not imported: how the file makes it.

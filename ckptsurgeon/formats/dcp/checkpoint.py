@@ -126,9 +126,9 @@ class DcpCheckpoint(DcpShards, ABC):
             for name in each.saved.items:
                 owner, _, kind = name.removeprefix(each.inside).rpartition(".")
                 if name.startswith(each.inside) and kind in MOMENTS:
-                    out += self._chunks(each.saved, name, self.full(each.saved.path, owner), kind)
+                    out += self.chunks(each.saved, name, self.full(each.saved.path, owner), kind)
         for saved, name, owner in self.named_weights():
-            chunks = self._chunks(saved, name, owner, "weights")
+            chunks = self.chunks(saved, name, owner, "weights")
             out += (part for part in chunks if part.place.value.dtype not in COUNTING)
         return out
 
@@ -139,14 +139,6 @@ class DcpCheckpoint(DcpShards, ABC):
             for name in saved.items:
                 if not name.startswith(states) and not weights.STATE.match(name):
                     yield saved, name, self.full(saved.path, name.removeprefix("model."))
-
-    def _chunks(self, saved: Saved, name: str, owner: str, kind: str) -> Iterator[Part]:
-        """None of a value that is no tensor."""
-        items = saved.items[name]
-        for chunk, item in enumerate(items) if items.is_tensor else ():
-            place = Place(saved.path, (name, chunk), self.trees[saved.path][name][chunk])
-            cut = ".".join(map(str, item.offset or ()))
-            yield Part(owner, cut, kind, place, 0, place.value.numel, 0)
 
     def state_dicts(self) -> list[StateDict]:
         """One for all parameters of an optimizer with the same keys, as several may be one flat

@@ -14,6 +14,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import heads
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
 from ckptsurgeon.formats.heads import Attention
+from ckptsurgeon.formats.sane import mapping
 from ckptsurgeon.formats.schedules import olmo_core
 from ckptsurgeon.formats.values import Decay, Place, Setting
 from ckptsurgeon.promise import Caveat
@@ -243,8 +244,3 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
     def _ranges(self) -> list[str]:
         ranges = mapping(self.config.get("trainer")).get("steps_to_skip") or ()
         return [f"{mapping(r).get('start')}:{mapping(r).get('stop')}" for r in ranges]
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """The value, or an empty one where it is no mapping."""
-    return value if isinstance(value, Mapping) else {}

@@ -12,8 +12,9 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved
-from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint, mapping
+from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint
 from ckptsurgeon.formats.dcp.optimizer import Optimizer, Paths
+from ckptsurgeon.formats.sane import mapping
 from ckptsurgeon.formats.values import MOMENTS, Part, Place, Setting, StateDict, Weight
 
 MASTER = "main"
@@ -55,9 +56,7 @@ class FlatOptimizer(Optimizer):
         """Without the master, which is the parameter itself."""
         states: dict[str, dict[str, Paths]] = {}
         for name, (owner, key) in self.names.items():
-            tensor = self.saved.items[name][0].offset is not None
-            paths: Paths = [(name, chunk) for chunk in range(len(self.saved.items[name]))]
-            states.setdefault(owner, {})[key] = paths if tensor else [(name,)]
+            states.setdefault(owner, {})[key] = self.saved.paths(name)
         return states
 
 
@@ -100,12 +99,10 @@ class OlmoDdpCheckpoint(OlmoCoreCheckpoint):
         """The master is the weight: a load copies it to the model."""
         kinds = {name: (owner, "weights") for name, owner in self.flat.masters.items()}
         kinds |= {name: each for name, each in self.flat.names.items() if each[1] in MOMENTS}
-        values = self.trees[self.saved.path]
         return [
-            Part(owner, ".".join(map(str, item.offset or ())), kind, place, 0, place.value.numel, 0)
+            part
             for name, (owner, kind) in kinds.items()
-            for chunk, item in enumerate(self.saved.items[name])
-            for place in (Place(self.saved.path, (name, chunk), values[name][chunk]),)
+            for part in self.chunks(self.saved, name, owner, kind)
         ]
 
     def weights(self) -> Iterator[Weight]:

@@ -20,7 +20,7 @@ from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.sane import problem
-from ckptsurgeon.formats.values import MOMENTS, Blob, Fragment, Place, Weight
+from ckptsurgeon.formats.values import MOMENTS, Blob, Fragment, Part, Place, Weight
 
 
 @dataclass
@@ -75,6 +75,14 @@ class DcpShards(BaseCheckpoint):
             if name in fqn.split(".") and items.is_tensor
             for path in saved.paths(fqn)
         ]
+
+    def chunks(self, saved: Saved, name: str, parameter: str, kind: str) -> Iterator[Part]:
+        """Of the tensor `name` in `saved`, each chunk as a cut of its own; none of a value that is
+        no tensor, and of one that is not there."""
+        items = saved.items.get(name)
+        for chunk, item in enumerate(items) if items is not None and items.is_tensor else ():
+            place = Place(saved.path, (name, chunk), self.trees[saved.path][name][chunk])
+            yield Part.whole(parameter, ".".join(map(str, item.offset or ())), kind, place)
 
     def holder(self, place: Place) -> Archive:
         """That of the item, inside its file."""

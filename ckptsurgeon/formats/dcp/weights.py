@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.files.pickles.tree import Tensor, strides
 from ckptsurgeon.formats.values import Weight
 
 STATE = re.compile(r"(optimizer|optim|chained_\d+|lr_scheduler|train_state|dataloader|rng_state)\b")
@@ -39,7 +39,7 @@ def weights(saved: Saved, inside: str = "") -> Iterator[Weight]:
         for item in items:
             archive = saved.archive(item)
             tensor = archive.tree()
-            if not isinstance(tensor, Tensor) or tensor.stride != _steps(tensor.size):
+            if not isinstance(tensor, Tensor) or tensor.stride != strides(tensor.size):
                 raise SurgeryError(
                     f"{name} is not saved row after row, so it can't be joined",
                     next="join them with the converter of the trainer",
@@ -55,10 +55,6 @@ def weights(saved: Saved, inside: str = "") -> Iterator[Weight]:
         )
         spans = tuple(_spans(name, shape, chunks, ITEM_BYTES[dtype]))
         yield Weight(name.removeprefix(inside or "model."), dtype, shape, spans)
-
-
-def _steps(size: Sequence[int]) -> tuple[int, ...]:
-    return tuple(prod(size[axis + 1 :]) for axis in range(len(size)))
 
 
 def _spans(

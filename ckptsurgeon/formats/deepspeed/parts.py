@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
@@ -40,14 +41,14 @@ def parts(checkpoint: DeepSpeedShards) -> list[Part]:
         )
     for item in checkpoint.optimizers():
         _refuse_nameless(checkpoint, item)
-    out = list(stretches(checkpoint))
+    out = list(stretches(checkpoint, strict=True))
     if not checkpoint.sharded:
         return out
     return list(_trained(checkpoint, out))
 
 
 def _refuse_nameless(checkpoint: DeepSpeedShards, item: Optimizer) -> None:
-    """Raise SurgeryError for masters that have no names, and for partitions that have none."""
+    """Raise SurgeryError for masters that have no names, or are not where they should be."""
     outer = get(checkpoint.trees[item.file], item.outer)
     if not checkpoint.sharded:
         if any("fp32" in str(key) for key in outer):
@@ -60,14 +61,11 @@ def _refuse_nameless(checkpoint: DeepSpeedShards, item: Optimizer) -> None:
             f"{item.file.name} does not say where its masters are",
             next="save the step once without elastic checkpoints",
         )
-    else:
-        for _, places in _partitions(checkpoint, item):
-            list(_fragments(checkpoint, item, places))
 
 
-def stretches(checkpoint: DeepSpeedShards) -> Iterator[Part]:
-    """What is known of whose each stretch is, also where that does not do for an edit: partitions
-    without names are passed over, and weights may have no masters."""
+def stretches(checkpoint: DeepSpeedShards, strict: bool = False) -> Iterator[Part]:
+    """What is known of whose each stretch is, also where that does not do for an edit: weights may
+    have no masters, and partitions without names are passed over unless it is `strict`."""
     weights = list(_weights(checkpoint, _tensor_ranks(checkpoint)))
     if not checkpoint.sharded:
         yield from weights
@@ -75,7 +73,7 @@ def stretches(checkpoint: DeepSpeedShards) -> Iterator[Part]:
         return
     copied = list(_universal(checkpoint))
     alone = all(item.universal for item in checkpoint.all_optimizers())
-    flat = copied if alone else list(_flat(checkpoint))
+    flat = copied if alone else list(_flat(checkpoint, strict))
     yield from flat
     if not alone:  # the weights are those of the shards
         yield from (part._replace(cut="universal") for part in copied)
@@ -138,27 +136,27 @@ def _weights(checkpoint: DeepSpeedShards, tensor: int) -> Iterator[Part]:
         match = LAYER.fullmatch(path.name)
         if match is not None:
             prefix, cut = f"{int(match[1])}.", int(match[2] or 0)
-            for name, value in checkpoint.trees[path].items():
-                if isinstance(value, Tensor):
-                    place = Place(path, (name,), value)
-                    yield Part(prefix + name, str(cut), "weights", place, 0, value.numel, 0)
+            yield from _tensors(path, (), checkpoint.trees[path], prefix, cut)
     files = _expert_files(checkpoint) if _experts_are_known(checkpoint) else []
     checkpoint.read(files)
     for path in files:
-        for name, value in checkpoint.trees[path].items():
-            if isinstance(value, Tensor):
-                cut = _rank(path.name) % tensor
-                place = Place(path, (name,), value)
-                yield Part(name, str(cut), "weights", place, 0, value.numel, 0)
+        yield from _tensors(path, (), checkpoint.trees[path], "", _rank(path.name) % tensor)
     for path, tree in checkpoint.models().items() if not layers else ():
-        for name, value in (tree.get("module") or {}).items():
-            if isinstance(value, Tensor):
-                place = Place(path, ("module", name), value)
-                cut = _rank(path.name) % tensor
-                yield Part(name, str(cut), "weights", place, 0, value.numel, 0)
+        module = tree.get("module") or {}
+        yield from _tensors(path, ("module",), module, "", _rank(path.name) % tensor)
 
 
-def _flat(checkpoint: DeepSpeedShards) -> Iterator[Part]:
+def _tensors(
+    file: Path, inside: tuple[Key, ...], found: Mapping[Any, Any], prefix: str, cut: int
+) -> Iterator[Part]:
+    """Of the dict at `inside` in one file."""
+    for name, value in found.items():
+        if isinstance(value, Tensor):
+            place = Place(file, (*inside, name), value)
+            yield Part.whole(f"{prefix}{name}", str(cut), "weights", place)
+
+
+def _flat(checkpoint: DeepSpeedShards, strict: bool) -> Iterator[Part]:
     """Masters and moments in the partitions of ZeRO, data rank after data rank."""
     tensor = _tensor_ranks(checkpoint)
     experts = _experts(checkpoint)
@@ -170,6 +168,8 @@ def _flat(checkpoint: DeepSpeedShards) -> Iterator[Part]:
             try:
                 found = list(_fragments(checkpoint, item, places))
             except SurgeryError:
+                if strict:
+                    raise
                 continue
             group = {place.path: i for i, place in enumerate(places)}
             for local, place, start, end in found:
@@ -262,8 +262,7 @@ def _universal(checkpoint: DeepSpeedShards) -> Iterator[Part]:
                 path: tuple[Key, ...] = () if isinstance(tree, Tensor) else ("param",)
                 tensor = tree if isinstance(tree, Tensor) else tree.get("param")
                 if isinstance(tensor, Tensor):
-                    place = Place(file, path, tensor)
-                    yield Part(file.parent.name, "0", kind, place, 0, tensor.numel, 0)
+                    yield Part.whole(file.parent.name, "0", kind, Place(file, path, tensor))
 
 
 def _fragments(
@@ -286,7 +285,7 @@ def _numbered(checkpoint: DeepSpeedShards) -> Iterator[Part]:
                 value, name = state.get(kind), f"parameter {path[-1]}"
                 if isinstance(value, Tensor):
                     place = Place(item.file, (*path, kind), value)
-                    yield Part(name, item.file.name, kind, place, 0, value.numel, 0)
+                    yield Part.whole(name, item.file.name, kind, place)
 
 
 def _data_rank(item: Optimizer) -> tuple[int, int]:

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.files.pickles.tree import Tensor, get, strides
 from ckptsurgeon.formats.described import savers
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.schedules import torch
+from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.formats.values import Located, Place, Setting, State, Weight
 
 
@@ -59,11 +60,7 @@ class DescribedCheckpoint(TorchCheckpoint):
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused for several optimizers in a file: a recipe has one lr."""
-        if (several := self._several()) > 1:
-            raise SurgeryError(
-                f"{self.path.name} holds {several} optimizers, and a recipe has one lr",
-                next="ckptsurgeon show    their rates; set lr where the trainer makes them",
-            )
+        refuse_several(self.path.name, self._several())
         return super().reschedule(values)
 
     def read_state(self) -> State:
@@ -104,11 +101,7 @@ class DescribedCheckpoint(TorchCheckpoint):
 
 
 def _weight(checkpoint: DescribedCheckpoint, file: Any, name: str, tensor: Tensor) -> Weight:
-    steps, width = [], 1
-    for size in reversed(tensor.size):
-        steps.append(width)
-        width *= size
-    if tensor.stride != tuple(reversed(steps)):
+    if tensor.stride != strides(tensor.size):
         raise SurgeryError(
             f"{name} is not saved row after row, so it can't be joined",
             next="join them with the converter of the trainer",
@@ -117,7 +110,7 @@ def _weight(checkpoint: DescribedCheckpoint, file: Any, name: str, tensor: Tenso
     archive.storage(tensor)
     item = ITEM_BYTES[tensor.dtype]
     start = archive.payload(f"data/{tensor.storage}") + tensor.offset * item
-    return Weight(name, tensor.dtype, tensor.size, ((file, start, start + width * item),))
+    return Weight(name, tensor.dtype, tensor.size, ((file, start, start + tensor.numel * item),))
 
 
 def expanded(tree: Any, path: KeyPath) -> Iterator[KeyPath]:

@@ -16,7 +16,7 @@ from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.dcp import Saved, Values
-from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
@@ -95,11 +95,11 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
             if match is not None and match[1] in KINDS:
                 parameter = name[match.end() :]
                 states.setdefault(parameter, []).extend(
-                    self._chunks(name, parameter, KINDS[match[1]])
+                    self.chunks(self.saved, name, parameter, KINDS[match[1]])
                 )
         out = []
         for name, parts in states.items():
-            weights = {part.cut: part for part in self._chunks(name, name, "weights")}
+            weights = {part.cut: part for part in self.chunks(self.saved, name, name, "weights")}
             for part in parts:
                 own = weights.get(part.cut)
                 if own is None or own.place.value.size != part.place.value.size:
@@ -111,13 +111,6 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
             kept = (*weights.values(), *parts)
             out += sorted(kept, key=lambda part: (ORDER.index(part.kind), part.cut))
         return out
-
-    def _chunks(self, name: str, parameter: str, kind: str) -> Iterator[Part]:
-        for chunk, item in enumerate(self.saved.items.get(name, ())):
-            tensor = get(self.trees[self.saved.path], (name, chunk))
-            if item.offset is not None and isinstance(tensor, Tensor):
-                place, cut = Place(self.saved.path, (name, chunk), tensor), str(item.offset)
-                yield Part(parameter, cut, kind, place, 0, tensor.numel, 0)
 
     def strips(self) -> Iterator[Strip]:
         """Flat buckets hold padding that no name gives the length of, and are left out."""

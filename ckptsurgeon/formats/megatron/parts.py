@@ -94,7 +94,7 @@ def _in_buffers(checkpoint: MegatronShards, file: Path, weights: Sequence[Named]
             if start in seen:  # shared: one parameter by two names
                 continue
             seen.add(start)
-            yield _whole(name, "weights", place)
+            yield Part.whole(name, "", "weights", place)
             for key, kind in FLAT.items():
                 if isinstance(buffer.get(key), Tensor):
                     flat = Place(file, (*path, key), buffer[key])
@@ -137,9 +137,9 @@ def _in_groups(checkpoint: MegatronShards, file: Path, weights: Sequence[Named])
     for owner, _, kinds in numbered:
         name = f"{NUMBER}{owner[1]}" if named is None else named[owner].name
         for kind, place in kinds.items():
-            yield _whole(name, kind, place)
+            yield Part.whole(name, "", kind, place)
     trained = weights if named is None else named.values()
-    yield from (_whole(each.name, "weights", each.place) for each in trained)
+    yield from (Part.whole(each.name, "", "weights", each.place) for each in trained)
 
 
 Owner = tuple[tuple[Key, ...], int]
@@ -191,10 +191,6 @@ def _by_shape(
             return None
         out.update(zip(owners, mine, strict=True))
     return out
-
-
-def _whole(name: str, kind: str, place: Place) -> Part:
-    return Part(name, "", kind, place, 0, place.value.numel, 0)
 
 
 def _unknown(file: Path, what: str) -> SurgeryError:

@@ -54,7 +54,7 @@ def parts(checkpoint: SafetensorsBeside, shards: Collection[Path]) -> list[Part]
                 f"{name} has weights in {place.file.name} and no fp32 master of the same ranks",
                 next="ckptsurgeon verify --level 3    list what contradicts itself",
             )
-        out.append(Part(name, where, "weights", place, 0, place.value.numel, 0))
+        out.append(Part.whole(name, where, "weights", place))
     if lost := sorted(named - {part.parameter for part in out if part.kind == "weights"}):
         raise SurgeryError(
             f"{lost[0]} has an fp32 master, and no file in {checkpoint.path.name}/model its "
@@ -84,7 +84,7 @@ def _kept(checkpoint: SafetensorsBeside, path: Path) -> Iterator[Part]:
 
     def whole(name: str, kind: str, at: tuple[Key, ...], value: Any) -> Iterator[Part]:
         if isinstance(value, Tensor):
-            yield Part(name, cut, kind, Place(path, at, value), 0, value.numel, 0)
+            yield Part.whole(name, cut, kind, Place(path, at, value))
 
     masters: Mapping[str, Any] = tree.get(MASTERS) or {}
     for name, value in masters.items():

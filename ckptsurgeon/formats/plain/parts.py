@@ -39,7 +39,7 @@ def weights(places: Iterable[tuple[str, Place]], cut: str) -> Iterator[Part]:
                 next="graft, clip_moments and reset work on the moments",
             )
         if isinstance(place.value, Tensor) and place.value.dtype not in COUNTING:
-            yield Part(name, cut, "weights", place, 0, place.value.numel, 0)
+            yield Part.whole(name, cut, "weights", place)
 
 
 def in_tree(checkpoint: BaseCheckpoint, item: Located) -> Iterator[tuple[str, Place]]:
@@ -67,8 +67,7 @@ def moments(
             if isinstance(value, Tensor):
                 number = numbered.format(f"number {path[-1]}")
                 owner = name if known.get(name) == value.numel else number
-                place = Place(file, (*path, kind), value)
-                yield Part(owner, cut, kind, place, 0, value.numel, 0)
+                yield Part.whole(owner, cut, kind, Place(file, (*path, kind), value))
 
 
 def cuts(located: Iterable[Located], copies: Mapping[Path, Path]) -> dict[Located, str]:
