@@ -23,6 +23,7 @@ from ckptsurgeon.formats.stretches import Parameter, by_parameter
 from ckptsurgeon.operations.computed_changes import (
     change,
     new_weights,
+    refuse_second_copies,
     refuse_weightless,
     source,
     sources_of,
@@ -128,8 +129,10 @@ class Average(Section):
                     f"step {other.step} is not sound: {sentences[0]}",
                     next=f"ckptsurgeon verify --step {other.step}",
                 )
-        own = by_parameter(checkpoint.parts())
+        parts = checkpoint.parts()
+        own = by_parameter(parts)
         refuse_weightless(checkpoint, own)
+        refuse_second_copies(run, checkpoint, parts)
         if self.moments == "average":
             _refuse_codes(checkpoint)
         all_parts = [own if o is checkpoint else by_parameter(o.parts()) for o in opened]

@@ -14,6 +14,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part, Place
 from ckptsurgeon.formats.optimizers.roles import ROLES
+from ckptsurgeon.formats.second_copies import second_copies
 from ckptsurgeon.formats.stretches import Kinds, Parameter
 from ckptsurgeon.run.run import Run
 
@@ -46,6 +47,17 @@ def refuse_weightless(checkpoint: Checkpoint, parameters: Mapping[Parameter, Kin
                 "would go on from those",
                 next="graft, clip_moments and reset work on its moments",
             )
+
+
+def refuse_second_copies(run: Run, checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
+    """Raise SurgeryError where the step has its weights a second time, which no part is of."""
+    files = run.format.files(run.root, checkpoint.step)
+    for where in second_copies(checkpoint, parts, files):
+        raise SurgeryError(
+            f"{where} has the weights once more, as an average of them has, and would stay as it "
+            "is; which of the two is trained is not known here",
+            next="graft, clip_moments and reset work on the moments",
+        )
 
 
 def with_copies(run: Run, checkpoint: Checkpoint, changes: Iterable[Change]) -> list[AnyChange]:
