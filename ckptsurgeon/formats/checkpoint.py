@@ -365,9 +365,9 @@ class BaseCheckpoint(ABC):
                 out.append((file, content, archive.size - content.size))
         return out
 
-    def blobs(self) -> list[Blob]:
+    def blobs(self) -> Iterator[Blob]:
         """No file has archives inside: each shard is one."""
-        return []
+        return iter(())
 
     def digests(self) -> dict[Path, str]:
         """No digest is saved."""
