@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.huggingface import batch, weights
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.plain import parts
-from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.plain.checkpoint import GROUPS, TorchCheckpoint
 from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.schedules import torch, transformers
+from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.formats.values import Decay, Part, Place, Setting
 
 
@@ -128,18 +128,21 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TorchCheckpoint):
         """See `forget`."""
         return forget(self, gone)
 
-    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """Refused for several optimizers: a recipe has one lr."""
-        if len(self.optimizers) > 1:
-            names = ", ".join(path.name for path, _ in self.optimizers)
-            raise SurgeryError(
-                f"{self.path.name} holds several optimizers ({names}), and a recipe has one lr",
-                next="set the lr where the script makes its optimizers",
-            )
-        return super().reschedule(values)
+    def several(self) -> int:
+        """Each has a file of its own."""
+        return len(self.optimizers)
+
+    def agreed(self, field: str) -> list[Any]:
+        """Of several optimizers of Accelerate, what each has: their files need not agree."""
+        own = (*GROUPS, "adam_step", "scheduler")
+        if self.family == "accelerate" and self.several() > 1 and field in own:
+            return [place.value for place in self.deciding(field)]
+        return super().agreed(field)
 
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
-        """By the Trainer's arguments where its schedule is one of its own."""
+        """By the Trainer's arguments where its schedule is one of its own. Refused for several
+        optimizers."""
+        refuse_several(self.path.name, self.several())
         if self.family == "transformers" and torch.kind(self.schedule()) == "LambdaLR":
             return transformers.cooldown(self, decay)
         return super().cooldown(decay)
