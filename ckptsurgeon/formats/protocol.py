@@ -204,7 +204,7 @@ class Checkpoint(Protocol):
         many they are."""
         ...
 
-    def blobs(self) -> list[Blob]:
+    def blobs(self) -> Iterator[Blob]:
         """The archives that lie inside larger files, each once; those of whole `.pt` files are not
         among them."""
         ...

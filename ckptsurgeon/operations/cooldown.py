@@ -14,10 +14,11 @@ import typer
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Checkpoint, Decay, State
 from ckptsurgeon.formats.schedules.shapes import SHAPES
-from ckptsurgeon.operations.hyperparameters import SCHEDULE, Hyperparameters
+from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.rewarm import samples_of
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
+from ckptsurgeon.operations.setter import SCHEDULE
 from ckptsurgeon.operations.skip import Skip
 from ckptsurgeon.run.run import Run
 

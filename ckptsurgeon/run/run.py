@@ -154,7 +154,7 @@ class Run:
                     return step
         last = self.steps()[-1:]
         raise UsageError(
-            f"{name!r} is no step of {self.root}: give its number, the name of its folder"
+            f"{name!r} is not a step of {self.root}: give its number, the name of its folder"
             + (f" ({self.directory(last[0]).name})" if last else "")
             + ", or latest",
             next="ckptsurgeon status    list the saved steps",

@@ -134,7 +134,7 @@ def test_a_slip_is_refused(values: dict[str, Any], said: str) -> None:
 def test_a_size_that_the_ranks_cannot_share_is_refused(trained: Trained) -> None:
     root = trained(ranks=2)
     before = snapshot(root)
-    with pytest.raises(UsageError, match="no multiple of micro_batch_size") as refused:
+    with pytest.raises(UsageError, match="not a multiple of micro_batch_size") as refused:
         plan(Run.open(root), from_data({"set": {"batch_size": 15}}))
     assert refused.value.next == ("batch_size=16",)
     with pytest.raises(UsageError, match=r"`set\.rampup` is"):

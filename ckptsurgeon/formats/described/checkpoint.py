@@ -14,8 +14,6 @@ from ckptsurgeon.files.pickles.tree import Tensor, get, strides
 from ckptsurgeon.formats.described import savers
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.schedules import torch
-from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.formats.values import Located, Place, Setting, State, Weight
 
 
@@ -42,26 +40,10 @@ class DescribedCheckpoint(TorchCheckpoint):
         places = self.locate("iteration")
         return int(places[0].value) if places else self.step
 
-    def _several(self) -> int:
-        """The optimizers in a file."""
-        return len({path for _, path in self.optimizers})
-
     @property
     def numbered(self) -> bool:
         """Of several optimizers each update counts as a step."""
-        return self._several() <= 1
-
-    def scheduler(self) -> tuple[str, float | None]:
-        """Without a peak where there are several optimizers: each has its own."""
-        if self._several() > 1:
-            schedule = self.schedule()
-            return torch.words(schedule) if torch.is_torch(schedule) else "", None
-        return super().scheduler()
-
-    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """Refused for several optimizers in a file: a recipe has one lr."""
-        refuse_several(self.path.name, self._several())
-        return super().reschedule(values)
+        return self.several() <= 1
 
     def read_state(self) -> State:
         """With the tokens, where the page names them."""

@@ -209,9 +209,9 @@ class Copied:
         """Of every one."""
         return [item for one in self.each for item in one.compact(root)]
 
-    def blobs(self) -> list[Blob]:
+    def blobs(self) -> Iterator[Blob]:
         """Of every one."""
-        return [blob for one in self.each for blob in one.blobs()]
+        return (blob for one in self.each for blob in one.blobs())
 
     def digests(self) -> Mapping[Path, str]:
         """Of every one."""

@@ -22,7 +22,8 @@ def reschedule(
             return torch.reschedule(checkpoint, values)
         if schedule is not None:
             raise SurgeryError(
-                "the scheduler's state is of no known class, so what it makes of an lr is unknown",
+                "the class of the saved scheduler is not known, so what it makes of an lr "
+                "is not either",
                 next="set lr where the trainer makes its scheduler",
             )
         return annealing.reschedule(checkpoint, values)
