@@ -112,7 +112,7 @@ class Average(Section):
             if missing := run.format.missing(run.root, other):
                 raise UsageError(
                     f"step {other} lacks {missing[0]}, so nothing is averaged with it",
-                    next=f"ckptsurgeon verify --step {other}",
+                    next=f"ckptsurgeon verify {other}",
                 )
         return steps
 
@@ -127,7 +127,7 @@ class Average(Section):
             if sentences := other.contradictions():
                 raise SurgeryError(
                     f"step {other.step} is not sound: {sentences[0]}",
-                    next=f"ckptsurgeon verify --step {other.step}",
+                    next=f"ckptsurgeon verify {other.step}",
                 )
         parts = checkpoint.parts()
         own = by_parameter(parts)
