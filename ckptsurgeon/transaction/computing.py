@@ -5,6 +5,7 @@ At most `jobs` slices are in memory at once; each takes some 30 bytes for each o
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptsurgeon import disk
-from ckptsurgeon.arithmetic import ITEM, computed
+from ckptsurgeon.arithmetic import ITEM, computed, spoilt
 from ckptsurgeon.crc32 import joined
 from ckptsurgeon.edits import Checksum, Computed, Source
 from ckptsurgeon.errors import DEFECT, SurgeryError
@@ -83,11 +84,35 @@ def write(
             raise SurgeryError(
                 f"{path}: {piece.told}: its sources have another number of elements", next=DEFECT
             )
+        _refuse_spoilt(piece, first, data, terms)
         disk.write_at(descriptor, path, at + first * item, data)
         sums.append(Sum(at + first * item, len(data), zlib.crc32(data)))
 
     each(compute, slices, jobs)
     return sorted(sums)
+
+
+def _refuse_spoilt(piece: Computed, first: int, data: bytes, terms: list[bytes]) -> None:
+    """Raise SurgeryError for NaN and infinities that are new, or that come from another step. A
+    recipe's own number is finite: what it is is checked before."""
+    if not all(map(math.isfinite, piece.numbers)):
+        return
+    found = spoilt(data, piece.dtype, terms, [term[0].dtype for term in piece.terms])
+    if found is None:
+        return
+    element, source = found
+    told = f" ({piece.told})" if piece.told else ""
+    if source < 0:
+        raise SurgeryError(
+            f"{piece.terms[0][0].file}: element {first + element} of a tensor would be too large "
+            f"for {piece.dtype}{told}",
+            next="ckptsurgeon verify --level 4    how large the numbers are",
+        )
+    raise SurgeryError(
+        f"{piece.terms[source][0].file}: element {first + element} of a tensor is NaN or infinite, "
+        f"so nothing is made of it{told}",
+        next="ckptsurgeon verify STEP --level 4    of the step that this file is of",
+    )
 
 
 def _width(piece: Computed) -> int:
