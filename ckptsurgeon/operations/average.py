@@ -23,6 +23,7 @@ from ckptsurgeon.formats.stretches import Parameter, by_parameter
 from ckptsurgeon.operations.computed_changes import (
     change,
     new_weights,
+    refuse_second_copies,
     refuse_weightless,
     source,
     sources_of,
@@ -111,7 +112,7 @@ class Average(Section):
             if missing := run.format.missing(run.root, other):
                 raise UsageError(
                     f"step {other} lacks {missing[0]}, so nothing is averaged with it",
-                    next=f"ckptsurgeon verify --step {other}",
+                    next=f"ckptsurgeon verify {other}",
                 )
         return steps
 
@@ -126,10 +127,12 @@ class Average(Section):
             if sentences := other.contradictions():
                 raise SurgeryError(
                     f"step {other.step} is not sound: {sentences[0]}",
-                    next=f"ckptsurgeon verify --step {other.step}",
+                    next=f"ckptsurgeon verify {other.step}",
                 )
-        own = by_parameter(checkpoint.parts())
+        parts = checkpoint.parts()
+        own = by_parameter(parts)
         refuse_weightless(checkpoint, own)
+        refuse_second_copies(run, checkpoint, parts)
         if self.moments == "average":
             _refuse_codes(checkpoint)
         all_parts = [own if o is checkpoint else by_parameter(o.parts()) for o in opened]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,11 +9,13 @@ from pathlib import Path
 
 from ckptsurgeon.arithmetic import ITEM
 from ckptsurgeon.edits import AnyChange, Change, Computed, Source, relative
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part, Place
 from ckptsurgeon.formats.optimizers.roles import ROLES
+from ckptsurgeon.formats.second_copies import second_copies
 from ckptsurgeon.formats.stretches import Kinds, Parameter
+from ckptsurgeon.operations.section import unmatched
 from ckptsurgeon.run.run import Run
 
 
@@ -48,6 +49,17 @@ def refuse_weightless(checkpoint: Checkpoint, parameters: Mapping[Parameter, Kin
             )
 
 
+def refuse_second_copies(run: Run, checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
+    """Raise SurgeryError where the step has its weights a second time, which no part is of."""
+    files = run.format.files(run.root, checkpoint.step)
+    for where in second_copies(checkpoint, parts, files):
+        raise SurgeryError(
+            f"{where} has the weights once more, as an average of them has, and would stay as it "
+            "is; which of the two is trained is not known here",
+            next="graft, clip_moments and reset work on the moments",
+        )
+
+
 def with_copies(run: Run, checkpoint: Checkpoint, changes: Iterable[Change]) -> list[AnyChange]:
     """The changes of shards, and the same ones of their copies."""
     out: list[AnyChange] = []
@@ -66,13 +78,7 @@ def matching(
     """Those whose names match. Raises UsageError with the nearest names where none does."""
     found = [parameter for parameter in parameters if re.search(pattern, parameter[0])]
     if not found:
-        names = sorted({name for name, _ in parameters})
-        plain = re.sub(r"[\\^$.*+?()\[\]{}|]+", " ", pattern).strip()
-        near = difflib.get_close_matches(plain, names, n=3, cutoff=0.3) or names[:3]
-        raise UsageError(
-            f"`{key}`: no parameter matches {pattern!r}, of {len(names)} names",
-            next=f"the nearest are {', '.join(near)}",
-        )
+        raise unmatched(pattern, {name for name, _ in parameters}, key)
     return found
 
 

@@ -14,7 +14,7 @@ from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats import Checkpoint, Format, State
-from ckptsurgeon.formats.detect import SIGNS, detect, named
+from ckptsurgeon.formats.detect import SIGNS, detect, is_run, named, nameless
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.run import writers
 from ckptsurgeon.run.log_folders import LogFolders
@@ -57,6 +57,10 @@ class Run:
                 return cls(folder, found, settings)
             if not format and (folder / HOME / "receipts").is_dir():
                 return cls(folder, Logs(), {})
+        if sentence := nameless(here, format):
+            raise UsageError(
+                sentence, next="--format FILE    a page with the key path of its step: `number`"
+            )
         if format:
             raise UsageError(
                 f"no file in {here} or above matches {format}",
@@ -340,7 +344,7 @@ def _below(folder: Path) -> list[Path]:
         deeper = [p for path in inner[:WIDTH] for p in path.iterdir() if p.is_dir()]
     except OSError:
         return []
-    return [path for path in sorted(inner + deeper)[:WIDTH] if detect(path) is not None]
+    return [path for path in sorted(inner + deeper)[:WIDTH] if is_run(path)]
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from ckptsurgeon.formats import detect
 from ckptsurgeon.formats.described.description import Description
 from ckptsurgeon.recipe.file import from_data
 from tests.support.snapshot import snapshot
+from tests.support.tiny_run import make_run
 
 OWN = """
 name: mytrainer
@@ -243,6 +244,52 @@ def test_a_run_that_two_pages_describe(tmp_path: Path, monkeypatch: pytest.Monke
     document = json.loads(told.stderr)
     assert "looks like a run of composer and twin" in document["error"]
     assert call("status", "-C", root, "--format", "composer").exit_code == 0
+
+
+def test_a_run_that_two_formats_recognize(tmp_path: Path) -> None:
+    """As where two trainers saved into one folder: `--format` decides, by the name of either."""
+    root = make_run(tmp_path / "run")
+    (root / "latest").write_text("global_step4")
+    before = snapshot(root)
+    told = call("set-lr", "1e-4", "--yes", "-C", root)
+    assert told.exit_code == 2
+    assert f"{root} looks like a run of deepspeed and transformers" in told.stderr
+    assert "the run is exactly as it was" in told.stderr
+    for name in ("deepspeed", "transformers"):
+        assert f"status --format {name}" in told.stderr
+    assert snapshot(root) == before
+    chosen = call("set-lr", "1e-4", "--yes", "-C", root, "--format", "transformers")
+    assert chosen.exit_code == 0, chosen.stderr
+    unknown = call("status", "-C", root, "--format", "transformer")
+    assert "no format is called 'transformer'" in unknown.stderr
+    assert "transformers" in unknown.stderr.partition("next:")[2]
+
+
+def test_a_file_that_is_no_step_hides_no_other(tmp_path: Path) -> None:
+    """The newest by its name is cut short, or another program's."""
+    root = tmp_path / "run"
+    saved = {"pytorch-lightning_version": "2.6.6", "state_dict": {}, "lr_schedulers": []}
+    model = torch.nn.Linear(4, 2)
+    for step in (2, 4):
+        adam, _ = stepped(model, step)
+        root.mkdir(exist_ok=True)
+        more = {"global_step": step, "optimizer_states": [adam.state_dict()]}
+        torch.save({**saved, **more}, root / f"a{step}.ckpt")
+    torch.save(model.state_dict(), root / "weights.ckpt")
+    (root / "z.ckpt").write_bytes((root / "a4.ckpt").read_bytes()[:500])
+    assert Run.open(root).steps() == [2, 4]
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for name, why in (("weights.ckpt", "holds no "), ("z.ckpt", ": byte ")):
+        shutil.copy(root / name, alone / name)
+        for words in ((), ("--format", "lightning")):
+            told = call("set-lr", "1e-4", "--yes", "-C", alone, *words)
+            assert told.exit_code == 2
+            first, untouched, then = told.stderr.splitlines()
+            assert f"{alone / name}{'' if ':' in why else ' '}{why}" in first
+            assert "so its step is not known" in first
+            assert "exactly as it was" in untouched and "a page with the key path" in then
+        (alone / name).unlink()
 
 
 def _data(page: Path) -> dict[str, Any]:

@@ -39,8 +39,10 @@ class Copied:
 
     def __post_init__(self) -> None:
         self.path, self.step = self.each[0].path, self.each[0].step
+        self.trees: dict[Path, Any] = {}
         self.archives: dict[Path, Archive] = {}
         for one in self.each:
+            self.trees |= one.trees
             self.archives |= one.archives
 
     def _of(self, file: Path) -> Checkpoint:

@@ -41,15 +41,17 @@ class DescribedSteps(BaseFormat):
         )
 
     def _candidates(self, run: Path) -> Iterator[tuple[Path, Content]]:
-        """The newest file of each pattern: one is enough to know a trainer by. Of folders each, as
-        the newest may be half saved."""
+        """Of each pattern, the newest first: any may be half saved, or another program's."""
         for pattern, content in self.description.files.items():
-            if content.optional:
-                continue
-            for path, _ in reversed(pattern.matches(run)):
-                yield path, content
-                if not content.loader:
-                    break
+            if not content.optional:
+                yield from ((path, content) for path, _ in reversed(pattern.matches(run)))
+
+    def nameless(self, run: Path) -> str:
+        """Why a file that could be a step by its name is none, in a sentence; "" without such."""
+        for path, content in self._candidates(run):
+            if self.description.number and not content.loader and path.is_file():
+                return _lacking_step(path, (*content.has, self.description.number))
+        return ""
 
     def _number(self, path: Path, content: Content) -> int | None:
         """The step in a file, or 0 where its name has it; None for another trainer's file, and for
@@ -224,3 +226,13 @@ def _read_number(path: Path, content: Content, number: KeyPath) -> int | None:
             AttributeError):  # fmt: skip
         return None
     return step if is_count(step) else None
+
+
+def _lacking_step(path: Path, needed: Sequence[KeyPath]) -> str:
+    try:
+        tree = Archive.open(path).tree()
+        lacking = [keys for keys in needed if not list(expanded(tree, keys))]
+    except (SurgeryError, OSError) as error:
+        return f"{error}, so its step is not known"
+    names = dict.fromkeys(".".join(map(str, keys)) for keys in lacking)
+    return f"{path} holds no {', '.join(names)}, so its step is not known" if names else ""
