@@ -20,6 +20,7 @@ from ckptsurgeon.formats.described.description import Content, Description, File
 from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings
 from ckptsurgeon.formats.layout import BaseFormat, leads_out, outside
+from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count
 from ckptsurgeon.formats.shard_files import read_shards
@@ -153,9 +154,16 @@ class Described(BaseFormat):
         return entries[0] if entries and entries[0].is_dir() else run
 
     def entries(self, run: Path, step: int) -> list[Path]:
-        """The folder, or the files but for copies that a restart loads."""
+        """The folder, or the files but for copies that a restart loads; and what marks them as
+        unfinished."""
         shards = self._found(run).get(step, [])
-        return sorted({self._folder(run, path, pattern) for path, pattern, _ in shards})
+        entries = {self._folder(run, path, pattern) for path, pattern, _ in shards}
+        return sorted({*entries, *self._markers(entries)})
+
+    def _markers(self, entries: Collection[Path]) -> list[Path]:
+        ending = self.description.unfinished
+        beside = [path.with_name(path.name + ending) for path in entries if ending]
+        return [path for path in beside if path.is_file()]
 
     def files(self, run: Path, step: int) -> list[Path]:
         """The shards, what lies beside them in a folder, and the copies of the step."""
@@ -173,10 +181,12 @@ class Described(BaseFormat):
         ]
 
     def missing(self, run: Path, step: int) -> list[str]:
-        """A pattern without a file, and the ranks below the world size or the highest one."""
-        for entry in self.entries(run, step):
+        """A pattern without a file, and the ranks below the world size or the highest one; and a
+        mark of the trainer's own."""
+        entries = self.entries(run, step)
+        for entry in entries:
             refuse_link(entry)
-        names: list[str] = []
+        names = [f"{path.name} says so" for path in self._markers(entries)]
         for shards in self._whole(run, step).values():
             names += self._lacking(run, step, shards)
         return list(dict.fromkeys(names))
@@ -294,9 +304,12 @@ class Described(BaseFormat):
         return found[same[-1]] if same else None
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
-        """A step outside the run, if a link leads there."""
-        out = []
-        for path, _ in self._copies(run):
+        """A step outside the run, if a link leads there; and a mark that keeps a copy of the step
+        from being loaded."""
+        copies = [path for path, _ in self._copies(run)]
+        marks = self._markers(copies)
+        out = [Rival(step, f"{path.name} marks a copy as unfinished", (path,)) for path in marks]
+        for path in copies:
             if leads_out(run, path):
                 target = self.pointers(run, step).get(path, self.entries(run, step)[0])
                 out.append(outside(step, path, Path(target)))
@@ -384,15 +397,16 @@ def _contents(
 
 def _is_loaded(folder: Path, loader: str) -> bool:
     """Whether the loader would take the folder for one of its own."""
-    if loader == "dcp":
+    if loader in ("dcp", "megatron"):
         return (folder / METADATA).is_file()
     return any(folder.glob("*_model_states.pt"))
 
 
 def _unloaded(folder: Path, loader: str) -> list[str]:
     """What the loader would miss in the folder."""
-    if loader == "dcp":
-        return absent(folder)
+    if loader in ("dcp", "megatron"):
+        configs = [] if loader == "dcp" or (folder / CONFIG).is_file() else [CONFIG]
+        return [*configs, *absent(folder)]
     return Engine(folder).missing(folder, 0) if loader else []
 
 
@@ -400,7 +414,7 @@ def _leads(file: Path, trees: Mapping[Path, Any], content: Content, path: KeyPat
     if content.loader == "dcp":
         return bool(beginnings(Saved.open(file), path, rest=r"(\..+)?"))
     if content.loader:
-        models = sorted(file.glob("*_model_states.pt"))
+        models = sorted(file.glob(COMMON if content.loader == "megatron" else "*_model_states.pt"))
         return any(list(expanded(Archive.open(model).tree(), path)) for model in models)
     return bool(list(expanded(trees[file], path)))
 
