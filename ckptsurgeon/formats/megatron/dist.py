@@ -124,15 +124,17 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
     ) -> dict[str, Append | Content]:
         """As `DcpShards` does, and the manifest of sha256 sums where there is one."""
         out = super().render(changes, root)
-        if out and (self.path / integrity.MANIFEST).exists():
+        folder = self.saved.folder
+        if out and (folder / integrity.MANIFEST).exists():
             files = {root / file: new for file, new in out.items()}
-            manifest = (self.path / integrity.MANIFEST).relative_to(root).as_posix()
-            out[manifest] = integrity.refreshed(self.path, files, root)
+            manifest = (folder / integrity.MANIFEST).relative_to(root).as_posix()
+            out[manifest] = integrity.refreshed(folder, files, root)
         return out
 
     def digests(self) -> dict[Path, str]:
         """Those of `integrity.json`."""
-        return {self.path / name: digest for name, digest in integrity.read(self.path).items()}
+        folder = self.saved.folder
+        return {folder / name: digest for name, digest in integrity.read(folder).items()}
 
     def shallow_globals(self) -> Mapping[str, frozenset[str]]:
         """Those of `.metadata` and the common state."""
