@@ -130,10 +130,10 @@ class Average(Section):
                     f"step {other.step} is not sound: {sentences[0]}",
                     next=f"ckptsurgeon verify {other.step}",
                 )
-        parts = checkpoint.parts()
-        own = by_parameter(parts)
+        mine = checkpoint.parts()
+        own = by_parameter(mine)
         refuse_weightless(checkpoint, own)
-        refuse_second_copies(run, checkpoint, parts)
+        refuse_second_copies(run, checkpoint, mine)
         if self.moments == "average":
             _refuse_codes(checkpoint)
             refuse_other_states(checkpoint, "moments: last, or zero")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
@@ -14,6 +14,7 @@ from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import expanded
 from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
 from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.megatron.dist import CONFIG
 from ckptsurgeon.formats.sane import is_count
 from ckptsurgeon.formats.step_folders import files_below, refuse_link
 
@@ -142,9 +143,16 @@ class DescribedSteps(BaseFormat):
         return entries[0] if entries and entries[0].is_dir() else run
 
     def entries(self, run: Path, step: int) -> list[Path]:
-        """The folder, or the files but for copies that a restart loads."""
+        """The folder, or the files but for copies that a restart loads; and what marks them as
+        unfinished."""
         shards = self._found(run).get(step, [])
-        return sorted({self._folder(run, path, pattern) for path, pattern, _ in shards})
+        entries = {self._folder(run, path, pattern) for path, pattern, _ in shards}
+        return sorted({*entries, *self._markers(entries)})
+
+    def _markers(self, entries: Collection[Path]) -> list[Path]:
+        ending = self.description.unfinished
+        beside = [path.with_name(path.name + ending) for path in entries if ending]
+        return [path for path in beside if path.is_file()]
 
     def files(self, run: Path, step: int) -> list[Path]:
         """The shards, what lies beside them in a folder, and the copies of the step."""
@@ -162,10 +170,12 @@ class DescribedSteps(BaseFormat):
         ]
 
     def missing(self, run: Path, step: int) -> list[str]:
-        """A pattern without a file, and the ranks below the world size or the highest one."""
-        for entry in self.entries(run, step):
+        """A pattern without a file, and the ranks below the world size or the highest one; and a
+        mark of the trainer's own."""
+        entries = self.entries(run, step)
+        for entry in entries:
             refuse_link(entry)
-        names: list[str] = []
+        names = [f"{path.name} says so" for path in self._markers(entries)]
         for shards in self._whole(run, step).values():
             names += self._lacking(run, step, shards)
         return list(dict.fromkeys(names))
@@ -204,15 +214,16 @@ class DescribedSteps(BaseFormat):
 
 def _is_loaded(folder: Path, loader: str) -> bool:
     """Whether the loader would take the folder for one of its own."""
-    if loader == "dcp":
+    if loader in ("dcp", "megatron"):
         return (folder / METADATA).is_file()
     return any(folder.glob("*_model_states.pt"))
 
 
 def _unloaded(folder: Path, loader: str) -> list[str]:
     """What the loader would miss in the folder."""
-    if loader == "dcp":
-        return absent(folder)
+    if loader in ("dcp", "megatron"):
+        configs = [] if loader == "dcp" or (folder / CONFIG).is_file() else [CONFIG]
+        return [*configs, *absent(folder)]
     return Engine(folder).missing(folder, 0) if loader else []
 
 
