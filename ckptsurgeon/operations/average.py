@@ -186,9 +186,17 @@ def _refuse_other_layout(step: int, own: Parameters, other_step: int, other: Par
     name, _ = differing[0]
     raise SurgeryError(
         f"steps {step} and {other_step} are cut differently: {len(differing)} of {len(mine)} "
-        f"parameters, the first {name}",
+        f"parameters, the first {name}: {_told(mine.get(differing[0]))} in {step}, "
+        f"{_told(theirs.get(differing[0]))} in {other_step}",
         next="average steps that the same model saved at the same parallel sizes",
     )
+
+
+def _told(layout: list[tuple[Any, ...]] | None) -> str:
+    """What is kept of a parameter, in words."""
+    if not layout:
+        return "absent"
+    return ", ".join(f"{kind} {dtype} {list(size)}" for kind, *_, dtype, size in layout)
 
 
 def _layout(parameters: Parameters) -> dict[Parameter, Any]:

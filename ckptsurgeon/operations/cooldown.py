@@ -83,8 +83,8 @@ class Cooldown(Section):
         if total is not None and total.isdigit() and int(total) < end:
             warnings = [
                 *warnings,
-                f"the run ends at {TOTAL} {total}, and the cooldown at {end}: ckptsurgeon relaunch "
-                f"-- {TOTAL}={end}",
+                f"the run ends at {TOTAL} {total}, and the cooldown at {end}: relaunch with "
+                f"{TOTAL}={end}",
             ]
         return list(places.changes.values()), warnings
 

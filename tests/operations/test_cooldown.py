@@ -399,7 +399,7 @@ def test_a_cooldown_that_ends_after_the_run_says_so(trained: Trained) -> None:
     root = trained()
     made = plan(Run.open(root), from_data({"cooldown": {"steps": 4}}))
     end = "the run ends at train_iters 8, and the cooldown at 12"
-    assert f"{end}: ckptsurgeon relaunch -- train_iters=12" in made.warnings
+    assert f"{end}: relaunch with train_iters=12" in made.warnings
     config = root / "train.yaml"
     config.write_text(config.read_text().replace("train_iters: 8\n", "train_iters: 12\n"))
     made = plan(Run.open(root), from_data({"cooldown": {"steps": 4}}))
