@@ -23,6 +23,7 @@ from ckptsurgeon.formats.stretches import Parameter, by_parameter
 from ckptsurgeon.operations.computed_changes import (
     change,
     new_weights,
+    refuse_other_states,
     refuse_second_copies,
     refuse_weightless,
     source,
@@ -135,9 +136,10 @@ class Average(Section):
         refuse_second_copies(run, checkpoint, mine)
         if self.moments == "average":
             _refuse_codes(checkpoint)
+            refuse_other_states(checkpoint, "moments: last, or zero")
         all_parts = [own if o is checkpoint else by_parameter(o.parts()) for o in opened]
-        for other, parts in zip(opened, all_parts, strict=True):
-            _refuse_other_layout(checkpoint.step, own, other.step, parts)
+        for other, theirs in zip(opened, all_parts, strict=True):
+            _refuse_other_layout(checkpoint.step, own, other.step, theirs)
         shares = tuple(float(text) for text in self.weights) or (1.0,) * len(steps)
         told = f"mean of steps {', '.join(map(str, steps))}"
         changes: list[Change] = []

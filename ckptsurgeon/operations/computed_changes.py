@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +11,11 @@ from ckptsurgeon.arithmetic import ITEM
 from ckptsurgeon.edits import AnyChange, Change, Computed, Source, relative
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.formats import Checkpoint, Part, Place
+from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
+from ckptsurgeon.formats.moments import NUMBERED
+from ckptsurgeon.formats.optimizers.entry import CONSTANT
 from ckptsurgeon.formats.optimizers.roles import ROLES
+from ckptsurgeon.formats.optimizers.table import STEPS, recognise
 from ckptsurgeon.formats.second_copies import second_copies
 from ckptsurgeon.formats.stretches import Kinds, Parameter
 from ckptsurgeon.operations.section import unmatched
@@ -47,6 +50,31 @@ def refuse_weightless(checkpoint: Checkpoint, parameters: Mapping[Parameter, Kin
                 "would go on from those",
                 next="graft, clip_moments and reset work on its moments",
             )
+
+
+def refuse_other_states(checkpoint: Checkpoint, next: str, stays: Collection[str] = ()) -> None:
+    """Raise SurgeryError where an optimizer keeps more of the gradients than its two moments, but
+    for the keys `stays`: it would not agree with new ones of these two. AMSGrad divides by its
+    max_exp_avg_sq, whatever exp_avg_sq is."""
+    for each in checkpoint.state_dicts():
+        known = recognise(each)
+        more = [
+            key
+            for key in each.state
+            if key not in (*MOMENTS, *NUMBERED, *STEPS, *stays)
+            and ROLES.get(key) not in BESIDE
+            and known.state[key] != CONSTANT
+        ]
+        if more:
+            raise SurgeryError(
+                f"{each.file.name}: {known.name} keeps {', '.join(more)} beside the two moments, "
+                "and that would stay as it is",
+                next=next,
+            )
+
+
+BESIDE = ("weights", "count of updates", "rate or product of rates")
+"""Roles of what no gradient is in."""
 
 
 def refuse_second_copies(run: Run, checkpoint: Checkpoint, parts: Sequence[Part]) -> None:

@@ -89,6 +89,11 @@ class Graft(Section):
             raise UsageError(
                 f"step {self.step} is the step that is edited", next="graft from another step"
             )
+        if missing := donor_run.format.missing(donor_run.root, self.step):
+            raise UsageError(
+                f"step {self.step} lacks {missing[0]}, so nothing is grafted from it",
+                next=f"ckptsurgeon{self._where()} status    list the complete steps",
+            )
         donor = donor_run.checkpoint(self.step)
         if sentences := donor.contradictions():
             raise SurgeryError(

@@ -21,6 +21,7 @@ from ckptsurgeon.operations.computed_changes import (
     change,
     matching,
     new_weights,
+    refuse_other_states,
     refuse_second_copies,
     refuse_weightless,
     source,
@@ -103,6 +104,8 @@ class Scale(Section):
                 next="moments: keep",
             )
         kept = self.moments != "scale"
+        if not kept:
+            refuse_other_states(checkpoint, "moments: keep, or zero")
         changes: list[Change] = []
         if self.qk_clip is not None:
             return self._clipped(run, checkpoint, named, self.qk_clip)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.cli import app
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import detect
 from ckptsurgeon.formats.described.description import Description
 from ckptsurgeon.recipe.file import from_data
@@ -328,6 +328,27 @@ def test_check_format_names_a_path_that_leads_nowhere(tmp_path: Path) -> None:
     (root / "mytrainer.yaml").write_text(page)
     told = json.loads(call("check-format", root / "mytrainer.yaml", "-C", root, "--json").stdout)
     assert told["idle"] == ["ckpt/{step}/optim_{rank}_of_{world}.pt: schedule"]
+
+
+@pytest.mark.parametrize("recipe", [{"set": {"lr": 1e-5}}, {"cooldown": {"steps": 2}}])
+def test_a_scheduler_that_is_not_where_the_page_says_refuses_a_rate(
+    tmp_path: Path, recipe: dict[str, Any]
+) -> None:
+    """The groups' lr alone would last for one update: the scheduler is under another key."""
+    root = own(tmp_path / "run")
+    page = OWN.replace("schedulers: [[sched]]", "schedulers: [[schedule]]")
+    (root / "mytrainer.yaml").write_text(page)
+    run = Run.open(root, str(root / "mytrainer.yaml"))
+    with pytest.raises(SurgeryError, match=r"optim_0_of_2\.pt: schedule leads nowhere"):
+        surgery.plan(run, from_data(recipe))
+    surgery.plan(run, from_data({"set": {"beta2": 0.95}}))
+
+
+def test_a_pointer_that_the_page_can_not_read_is_shown(tmp_path: Path) -> None:
+    root = own(tmp_path / "run")
+    (root / "mytrainer.yaml").write_text(OWN.replace("step {step}", "stop {step}"))
+    with pytest.raises(SurgeryError, match=r"latest\.txt .*names no step: it says 'step 20'"):
+        Run.open(root, str(root / "mytrainer.yaml")).latest()
 
 
 def test_check_format_says_what_an_undo_left(

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.optim.swa_utils import AveragedModel
 
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
+from tests.support.dcp_trainers import Trainer
+from tests.support.tiny_run import make_run
 from tests.support.trained_run import edit
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 AVERAGE = {"average": {"last": 2}}
 SCALE = {"scale": {"params": "weight", "by": 0.5}}
 
@@ -71,6 +76,36 @@ def test_a_callback_keeps_an_average(tmp_path: Path, more: Any, where: str) -> N
     surgery.plan(Run.open(root), from_data({"graft": {"step": 2}}))
 
 
+@pytest.mark.parametrize(
+    ("recipe", "works"),
+    [
+        ({"average": {"last": 2, "moments": "average"}}, False),
+        ({"scale": {"params": "0.weight", "by": 0.5, "moments": "scale"}}, False),
+        ({"clip_moments": {"above": 1}}, False),
+        ({"average": {"last": 2, "moments": "zero"}}, True),
+        ({"scale": {"params": "0.weight", "by": 0.5}}, True),
+        ({"graft": {"step": 2}}, True),
+    ],
+)
+def test_amsgrad_divides_by_more_than_exp_avg_sq(
+    tmp_path: Path, recipe: dict[str, Any], works: bool
+) -> None:
+    """A clipped exp_avg_sq alone would change no update: max_exp_avg_sq is as large as ever."""
+    root = tmp_path / "run"
+    trainer = Trainer(amsgrad=True)
+    for step in range(1, 5):
+        trainer.update()
+        if step % 2 == 0:
+            state = {**trainer.model.state_dict(), "optimizer": trainer.flat()}
+            state["train_state"] = {"step": step}
+            dcp.save(state, checkpoint_id=root / f"step-{step}", no_dist=True)
+    if works:
+        surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
+        return
+    with pytest.raises(SurgeryError, match="keeps max_exp_avg_sq beside the two moments"):
+        surgery.plan(Run.open(root), from_data(recipe))
+
+
 def test_what_only_resembles_weights_is_none(tmp_path: Path) -> None:
     """A metric of one number, a history of some, a name that no parameter has."""
     root = lightning(
@@ -97,3 +132,11 @@ def test_the_script_saves_an_average_beside(trained: Trained, zero: int) -> None
         edit(file, lambda content: content.update(ema=ema))
     with pytest.raises(SurgeryError, match=r"model_states\.pt: ema\.weights has the weights"):
         surgery.plan(Run.open(root), from_data(AVERAGE))
+
+
+def test_an_optimizer_of_the_scripts_own_is_told(tmp_path: Path) -> None:
+    """The Trainer loads one; a lr that is set is not set there."""
+    root = make_run(tmp_path / "run")
+    shutil.copy(root / "checkpoint-4" / "optimizer.pt", root / "checkpoint-4" / "optimizer_d.pt")
+    made = surgery.plan(Run.open(root), from_data({"set": {"lr": 1e-4}}))
+    assert "optimizer_d.pt is not loaded by transformers: it is left as it is" in made.warnings

@@ -67,6 +67,14 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint):
                     self.read([file])
                     yield from parts.weights(parts.in_tree(self, (file, ())), cut)
 
+    def notes(self) -> Iterator[str]:
+        """And files of optimizers that are the script's own."""
+        yield from super().notes()
+        known = {file.name for file in self.archives}
+        for name in sorted(item.name for item in self.path.iterdir() if item.is_file()):
+            if "optim" in name and name not in known:
+                yield f"{name} is not loaded by {self.family}: it is left as it is"
+
     def iteration(self) -> int:
         """`global_step`; of Accelerate the number in the name."""
         steps = [place.value for place in self.locate("iteration")]
