@@ -291,9 +291,13 @@ class Format(Protocol):
         """Key paths of the page that describes the format which lead nowhere in this step."""
         ...
 
+    def kept_as(self, file: str) -> str:
+        """The path of `file` in an attic: there the trainer's own clean-up must not find it."""
+        ...
+
     def rivals(self, run: Path, step: int) -> list[Rival]:
-        """What the trainer would load in place of `step` although every pointer names that, by the
-        command line that its checkpoints keep."""
+        """What the trainer would load in place of `step` although every pointer names that, or keep
+        and remove newer ones for, by the command line that its checkpoints keep."""
         ...
 
     def hazards(self, run: Path) -> list[Hazard]:
