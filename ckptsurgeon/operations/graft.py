@@ -83,7 +83,7 @@ class Graft(Section):
             raise UsageError(
                 f"step {self.step} is the step that is edited", next="graft from another step"
             )
-        donor = donor_run.checkpoint(self.step)
+        donor = donor_run.checkpoint(self.step).like(checkpoint)
         if sentences := donor.contradictions():
             raise SurgeryError(
                 f"step {self.step} is not sound: {sentences[0]}",
