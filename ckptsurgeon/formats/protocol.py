@@ -106,6 +106,11 @@ class Checkpoint(Protocol):
         Raises SurgeryError where the format does not say whose they are."""
         ...
 
+    def like(self, other: Checkpoint) -> Checkpoint:
+        """This checkpoint without a converted copy of itself, or with that alone, where `other` has
+        no more. Raises SurgeryError where `other` has one, and this has none."""
+        ...
+
     def copies(self) -> Mapping[Path, Path]:
         """Each file that repeats a shard of the step, which a restart may load in its place → that
         shard: both get the same new tensors. `parts` are of the shards alone."""

@@ -240,7 +240,7 @@ def test_a_file_that_is_no_step_hides_no_other(tmp_path: Path) -> None:
     saved = {"pytorch-lightning_version": "2.6.6", "state_dict": {}, "lr_schedulers": []}
     model = torch.nn.Linear(4, 2)
     for step in (2, 4):
-        adam, _ = stepped(model, step)
+        adam, _ = stepped_cosine(model, step)
         root.mkdir(exist_ok=True)
         more = {"global_step": step, "optimizer_states": [adam.state_dict()]}
         torch.save({**saved, **more}, root / f"a{step}.ckpt")

@@ -1,8 +1,8 @@
 """Steps that OLMo-core's OLMoDDPOptimizer, train module and Checkpointer save and load, on a CPU.
 
 The constructor of the train module wants CUDA and its own model, and the Trainer that: a step is
-made by hand. What saves and loads is the library's own, with one rank, or with one of two where this
-module is run: `RANK STORE train ROOT STOP`, or `RANK STORE resume STEP OUT`.
+made by hand. What saves and loads is the library's own, with one rank, or with one of two where
+this module is run: `RANK STORE train ROOT STOP`, or `RANK STORE resume STEP OUT`.
 """
 
 from __future__ import annotations
