@@ -5,6 +5,7 @@ numpy is loaded when the first number is computed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ckptsurgeon.edits import Computed
@@ -16,7 +17,7 @@ _NAN = 0x7FC0
 """A quiet NaN in bfloat16. Which one torch makes depends on the CPU: 0x7FC0 or 0xFFFF."""
 
 
-def floats(data: bytes, dtype: str, order: str = "<") -> Any:
+def floats(data: bytes | memoryview, dtype: str, order: str = "<") -> Any:
     """The elements as an array, bfloat16 as float32. Raises KeyError unless `dtype` is in
     `ITEM`."""
     import numpy
@@ -47,7 +48,9 @@ def from_floats(values: Any, dtype: str) -> bytes:
     return bytes(rounded.tobytes())
 
 
-def computed(formula: Computed, terms: list[bytes], dtypes: list[str]) -> bytes:
+def computed(
+    formula: Computed, terms: Sequence[bytes | memoryview], dtypes: Sequence[str]
+) -> bytes | memoryview:
     """The elements that `formula` makes of a slice of each term, of which `dtypes` are the types.
 
     A product is taken in float32, as torch takes that of a float32 tensor and a number; a mean is
@@ -65,7 +68,10 @@ def computed(formula: Computed, terms: list[bytes], dtypes: list[str]) -> bytes:
 
 
 def spoilt(
-    data: bytes, dtype: str, terms: list[bytes], dtypes: list[str]
+    data: bytes | memoryview,
+    dtype: str,
+    terms: Sequence[bytes | memoryview],
+    dtypes: Sequence[str],
 ) -> tuple[int, int] | None:
     """The first of the computed elements that is NaN or an infinity, and the number of the first of
     the terms that is one there, or -1; None where there is no such element. An infinity that every
@@ -85,7 +91,7 @@ def spoilt(
     return int(at[first]), source
 
 
-def _wild(data: bytes, dtype: str) -> Any:
+def _wild(data: bytes | memoryview, dtype: str) -> Any:
     """Which elements are NaN or infinite."""
     import numpy
 
@@ -94,7 +100,7 @@ def _wild(data: bytes, dtype: str) -> Any:
     return ~numpy.isfinite(floats(data, dtype))
 
 
-def _values(formula: Computed, terms: list[bytes], dtypes: list[str]) -> Any:
+def _values(formula: Computed, terms: Sequence[bytes | memoryview], dtypes: Sequence[str]) -> Any:
     import numpy
 
     first = floats(terms[0], dtypes[0])

@@ -13,7 +13,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import heads, param_groups, strips
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.heads import Attention
-from ckptsurgeon.formats.protocol import Disagreement
+from ckptsurgeon.formats.protocol import Checkpoint, Disagreement
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.trees import Trees
 from ckptsurgeon.formats.values import (
@@ -237,6 +237,10 @@ class BaseCheckpoint(Trees, ABC):
             "master and moments",
             next="reset and graft work on the moments of all parameters",
         )
+
+    def like(self, other: Checkpoint) -> Checkpoint:
+        """Itself: most trainers save a step in one form."""
+        return self
 
     def copies(self) -> Mapping[Path, Path]:
         """None: a family that saves a step twice overrides it."""

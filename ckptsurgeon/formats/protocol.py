@@ -106,6 +106,11 @@ class Checkpoint(Protocol):
         Raises SurgeryError where the format does not say whose they are."""
         ...
 
+    def like(self, other: Checkpoint) -> Checkpoint:
+        """This checkpoint without a converted copy of itself, or with that alone, where `other` has
+        no more. Raises SurgeryError where `other` has one, and this has none."""
+        ...
+
     def copies(self) -> Mapping[Path, Path]:
         """Each file that repeats a shard of the step, which a restart may load in its place → that
         shard: both get the same new tensors. `parts` are of the shards alone."""
@@ -291,9 +296,13 @@ class Format(Protocol):
         """Key paths of the page that describes the format which lead nowhere in this step."""
         ...
 
+    def kept_as(self, file: str) -> str:
+        """The path of `file` in an attic: there the trainer's own clean-up must not find it."""
+        ...
+
     def rivals(self, run: Path, step: int) -> list[Rival]:
-        """What the trainer would load in place of `step` although every pointer names that, by the
-        command line that its checkpoints keep."""
+        """What the trainer would load in place of `step` although every pointer names that, or keep
+        and remove newer ones for, by the command line that its checkpoints keep."""
         ...
 
     def hazards(self, run: Path) -> list[Hazard]:

@@ -123,7 +123,10 @@ class Average(Section):
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         steps = self.steps_at(run, checkpoint.step)
-        opened = [checkpoint if s == checkpoint.step else run.checkpoint(s) for s in steps]
+        opened = [
+            checkpoint if s == checkpoint.step else run.checkpoint(s).like(checkpoint)
+            for s in steps
+        ]
         for other in opened:
             if sentences := other.contradictions():
                 raise SurgeryError(

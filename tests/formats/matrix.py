@@ -75,6 +75,7 @@ def _torch_dcp(root: Path) -> None:
 
 def _universal(root: Path) -> None:
     _deepspeed(1)(root)
+    convert(root, 4)
     convert(root)
     (root / "latest_universal").write_text("global_step6_universal")
     (root / "latest").write_text("global_step6_universal")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,24 @@ def run(root: Path, poison: float, *, moments: bool = False, dtype: Any = torch.
     return Run.open(root, str(root / "page.yaml"))
 
 
+def number(root: Path, refused: str, dtype: Any) -> float:
+    """What stands at the byte that a refusal names."""
+    found = re.match(r"(\S+): byte (\d+): NaN or infinite", refused)
+    assert found is not None, refused
+    item = torch.empty(0, dtype=dtype).element_size()
+    data = bytearray((root / found[1]).read_bytes()[int(found[2]) :][:item])
+    return float(torch.frombuffer(data, dtype=dtype))
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_an_average_with_nan_is_refused(tmp_path: Path, poison: float, dtype: Any) -> None:
     made = run(tmp_path / "run", poison, dtype=dtype)
     before = snapshot(made.root)
-    with pytest.raises(SurgeryError, match=r"^2\.pt: element 7 of a tensor is NaN or") as refused:
+    with pytest.raises(SurgeryError, match=r"^2\.pt: byte \d+: NaN or") as refused:
         surgery.apply(made, surgery.plan(made, from_data({"average": {"last": 3}})))
     assert "mean of steps 2, 4, 6" in refused.value.what
+    assert repr(number(made.root, refused.value.what, dtype)) == repr(poison)
     assert refused.value.untouched == "the run is exactly as it was"
     assert snapshot(made.root) == before
     surgery.apply(made, surgery.plan(made, from_data({"average": {"last": 2}})))
@@ -76,8 +87,9 @@ def test_an_average_of_other_shapes_tells_both(tmp_path: Path) -> None:
 def test_a_graft_of_nan_is_refused(tmp_path: Path) -> None:
     made = run(tmp_path / "run", math.nan, moments=True)
     before = snapshot(made.root)
-    with pytest.raises(SurgeryError, match=r"^2\.pt: element 7 of a tensor is NaN .*as at step 2"):
+    with pytest.raises(SurgeryError, match=r"^2\.pt: .* NaN .*as at step 2") as refused:
         surgery.apply(made, surgery.plan(made, from_data({"graft": {"step": 2}})))
+    assert math.isnan(number(made.root, refused.value.what, torch.float32))
     assert snapshot(made.root) == before
     surgery.apply(made, surgery.plan(made, from_data({"graft": {"step": 4}})))
 

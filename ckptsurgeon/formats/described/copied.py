@@ -96,6 +96,10 @@ class Copied:
         """Of the first one: the others repeat it."""
         return self.each[0].parts()
 
+    def like(self, other: Checkpoint) -> Checkpoint:
+        """Itself: `parts` and `copies` tell the first one from the others."""
+        return self
+
     def copies(self) -> Mapping[Path, Path]:
         """Each file of the others that is in the first one too."""
         return {
