@@ -373,6 +373,21 @@ def test_a_percentage_is_of_the_whole_run(tmp_path: Path) -> None:
     assert made.title == "cool down to 0 in 20 steps (linear)"
 
 
+def test_saves_are_not_taken_for_updates(tmp_path: Path) -> None:
+    """Accelerate's own names count them: its third save may be of update 60."""
+    root = accelerated(tmp_path, "LinearLR")
+    folder = (root / f"checkpoint_{STEP}").rename(root / "checkpoint_3")
+    adam = torch.load(folder / "optimizer.bin", weights_only=False)
+    for group in adam["param_groups"]:
+        for number in group["params"]:
+            adam["state"][number] = {"step": torch.tensor(60.0)}
+    torch.save(adam, folder / "optimizer.bin")
+    made = plan(Run.open(root), from_data({"cooldown": {"percent": 25}}))
+    assert made.recipe["cooldown"] == {"steps": 20}
+    with pytest.raises(UsageError, match="longer than the run before it: 60 steps"):
+        plan(Run.open(root), from_data({"cooldown": {"steps": 61}}))
+
+
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
