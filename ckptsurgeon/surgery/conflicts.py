@@ -70,7 +70,8 @@ def _refuse_overlap(words: Sequence[Word]) -> None:
         for other in before.values():
             apart = other.key == word.key or word.start >= other.end
             if not apart and (word.whole or other.whole):
-                raise _both(*sorted((other.key, word.key), key=keys.index), word.field)
+                first, second = sorted((other.key, word.key), key=keys.index)
+                raise _both(first, second, word.field)
         if word.key not in before or word.end > before[word.key].end:
             before[word.key] = word
 
