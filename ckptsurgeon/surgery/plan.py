@@ -115,13 +115,14 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
 
 
 def _rivals(run: Run, recipe: Recipe, step: int) -> list[AnyChange]:
-    """What the trainer would load in place of `step` goes aside. Raises SurgeryError where it lies
-    outside the run, or is newer and no section says that newer steps leave."""
+    """What the trainer would load in place of `step`, or keep before it, goes aside. Raises
+    SurgeryError where it lies outside the run, or is newer and no section says that newer steps
+    leave."""
     changes: list[AnyChange] = []
     for rival in run.format.rivals(run.root, step):
         if not rival.paths or (rival.step > step and not recipe.leaves_newer):
             raise SurgeryError(
-                f"{rival.what}, and the trainer loads it in place of step {step}",
+                f"{rival.what}, and {rival.harm.format(step)}",
                 next=rival.remedy or f"ckptsurgeon rollback --to {step}    moves it aside",
             )
         changes += [Aside(run.relative(path), "checkpoint") for path in rival.paths]

@@ -28,10 +28,10 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    from tests.support.olmo_ddp import alone, train
+    from tests.support.olmo_ddp import group, train
 
     folder = tmp_path_factory.mktemp("olmo_ddp")
-    with alone(folder):
+    with group(folder / "store"):
         train(folder / "run", 6)
         yield folder / "run"
 

@@ -1,12 +1,14 @@
 """Steps that OLMo-core's OLMoDDPOptimizer, train module and Checkpointer save and load, on a CPU.
 
 The constructor of the train module wants CUDA and its own model, and the Trainer that: a step is
-made by hand. What saves and loads is the library's own, with one rank.
+made by hand. What saves and loads is the library's own, with one rank, or with one of two where
+this module is run: `RANK STORE train ROOT STOP`, or `RANK STORE resume STEP OUT`.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +27,10 @@ COSINE = CosWithWarmup(warmup=2)
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """A process group of one rank."""
-    store = dist.FileStore(str(folder / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+def group(store: Path, rank: int = 0, world: int = 1) -> Iterator[None]:
+    """A process group of `world` ranks."""
+    shared = dist.FileStore(str(store), world)
+    dist.init_process_group("gloo", store=shared, rank=rank, world_size=world)
     try:
         yield
     finally:
@@ -52,7 +54,7 @@ class Module(OLMoDDPTrainModule):
              "weight_decay": decay}
             for end, decay in (("weight", 0.1), ("bias", 0.0))
         ]  # fmt: skip
-        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("pp", "dp"))
+        mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("pp", "dp"))
         self.optim = OLMoDDPOptimizer(
             groups, {"dense": mesh, "moe": None}, lr=lr, dp_group=dist.group.WORLD,
             device=torch.device("cpu"), **settings,
@@ -68,6 +70,10 @@ class Module(OLMoDDPTrainModule):
     def held(self) -> dict[str, Any]:
         """By parameter, what the next update begins with."""
         return {name: state.to_local().clone() for name, state in self.optim.states.items()}
+
+    def steps(self) -> set[int]:
+        """How often each parameter was updated."""
+        return {int(step) for name, step in self.held().items() if name.endswith(".step")}
 
 
 def checkpointer(root: Path) -> Checkpointer:
@@ -89,7 +95,7 @@ def train(root: Path, stop: int) -> None:
         }
         state = {
             "global_step": step, "global_train_tokens_seen": step * BATCH, "max_steps": STEPS,
-            "epoch": 1, "world_size": 1, "data_loader": loader,
+            "epoch": 1, "world_size": dist.get_world_size(), "data_loader": loader,
         }  # fmt: skip
         checkpointer(root).save(root / f"step{step}", module, state)
         optim = OLMoDDPOptimizerConfig(lr=LR).as_config_dict()
@@ -98,7 +104,8 @@ def train(root: Path, stop: int) -> None:
             "trainer": {"max_duration": {"value": STEPS, "unit": "steps"}},
             "data_loader": {"global_batch_size": BATCH},
         }
-        (root / f"step{step}" / "config.json").write_text(json.dumps(config, default=list))
+        if dist.get_rank() == 0:
+            (root / f"step{step}" / "config.json").write_text(json.dumps(config, default=list))
 
 
 def resume(step: Path, **settings: Any) -> tuple[Module, dict[str, Any]]:
@@ -107,3 +114,20 @@ def resume(step: Path, **settings: Any) -> tuple[Module, dict[str, Any]]:
     state = checkpointer(step.parent).load(step, module)
     assert state is not None
     return module, state
+
+
+def main() -> None:
+    rank, store, what = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    with group(store, rank, 2):
+        if what == "train":
+            train(Path(sys.argv[4]), int(sys.argv[5]))
+            return
+        module, state = resume(Path(sys.argv[4]))
+        held = module.held()
+        module.update()
+        told = {"held": held, "step": state["global_step"], "then": module.steps()}
+        torch.save(told, f"{sys.argv[5]}.{rank}")
+
+
+if __name__ == "__main__":
+    main()
