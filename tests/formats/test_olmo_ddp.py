@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.export import export
-from tests.support.launch import REPO
+from tests.support.launch import run_module
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -32,10 +29,10 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    from tests.support.olmo_ddp import group, train
+    from tests.support.olmo_ddp import alone, train
 
     folder = tmp_path_factory.mktemp("olmo_ddp")
-    with group(folder / "store"):
+    with alone(folder):
         train(folder / "run", 6)
         yield folder / "run"
 
@@ -136,38 +133,20 @@ def test_a_config_that_begins_anew_is_told(root: Path) -> None:
 # --- two ranks -----------------------------------------------------------------------------------
 
 
-def on_two_ranks(folder: Path, *words: object) -> None:
-    """`tests.support.olmo_ddp` with these words, once for each rank, over gloo."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
-    store = folder / f"store-{words[0]}"
-    program = [sys.executable, "-W", "ignore", "-m", "tests.support.olmo_ddp"]
-    ranks = [
-        subprocess.Popen(
-            [*program, str(rank), str(store), *map(str, words)], cwd=REPO, env=environment,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    for rank in ranks:
-        _, said = rank.communicate(timeout=600)
-        assert rank.returncode == 0, said[-3000:]
-
-
 @pytest.mark.witness("OLMo-core, OLMoDDP", "rollback", "reset moments", by="ai2-olmo-core")
 @pytest.mark.witness("OLMo-core, OLMoDDP", "reset moments --params", by="ai2-olmo-core")
 def test_two_ranks_that_share_a_state_begin_where_the_step_is(tmp_path: Path) -> None:
     """Of one weight each rank has half of the master and moments; the others are on both."""
     run = tmp_path / "run"
-    on_two_ranks(tmp_path, "train", run, 6)
+    run_module("tests.support.olmo_ddp", "train", run, 6, ranks=2)
     whole, part = (Path(shutil.copytree(run, tmp_path / name)) for name in ("whole", "part"))
     before = snapshot(whole)
     promise = operate(whole, {"rollback": {"to": 4}, "reset": ["moments"]}).promise
     assert promise is not None and (promise.step, promise.adam_step) == (5, 0)
     some = {"moments": {"params": "^0"}}
     operate(part, {"rollback": {"to": 4}, "reset": ["moments"], **some})
-    on_two_ranks(
-        tmp_path, "resume", tmp_path / "told", *(root / "step4" for root in (run, whole, part))
-    )
+    steps = (root / "step4" for root in (run, whole, part))
+    run_module("tests.support.olmo_ddp", "resume", tmp_path / "told", *steps, ranks=2)
     for rank in range(2):
         told = torch.load(tmp_path / f"told.{rank}")
         assert [item["step"] for item in told] == [4, 4, 4]

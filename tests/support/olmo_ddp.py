@@ -1,8 +1,8 @@
 """Steps that OLMo-core's OLMoDDPOptimizer, train module and Checkpointer save and load, on a CPU.
 
 The constructor of the train module wants CUDA and its own model, and the Trainer that: a step is
-made by hand. What saves and loads is the library's own, with one rank, or as one of two where this
-module is run: `RANK STORE train ROOT STOP`, or `RANK STORE resume OUT STEP …`.
+made by hand. What saves and loads is the library's own, with one rank, or where this module is
+run as one of two: `train ROOT STOP`, or `resume OUT STEP …`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ COSINE = CosWithWarmup(warmup=2)
 
 
 @contextmanager
-def group(store: Path, rank: int = 0, world: int = 1) -> Iterator[None]:
-    """A process group of `world` ranks."""
-    shared = dist.FileStore(str(store), world)
-    dist.init_process_group("gloo", store=shared, rank=rank, world_size=world)
+def alone(folder: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    store = dist.FileStore(str(folder / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         yield
     finally:
@@ -125,18 +125,19 @@ def resume(step: Path, **settings: Any) -> tuple[Module, dict[str, Any]]:
 
 
 def main() -> None:
-    rank, store, what = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    with group(store, rank, 2):
-        if what == "train":
-            train(Path(sys.argv[4]), int(sys.argv[5]))
-            return
+    what, path, *rest = sys.argv[1:]
+    dist.init_process_group("gloo")
+    if what == "train":
+        train(Path(path), int(rest[0]))
+    else:
         out = []
-        for step in sys.argv[5:]:
+        for step in rest:
             module, state = resume(Path(step))
             held = module.held()
             module.update()
             out.append({"held": held, "step": state["global_step"], "then": module.steps()})
-        torch.save(out, f"{sys.argv[4]}.{rank}")
+        torch.save(out, f"{path}.{dist.get_rank()}")
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
