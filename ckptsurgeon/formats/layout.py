@@ -95,6 +95,11 @@ def leads_out(run: Path, path: Path) -> bool:
     return path.is_symlink() and not path.resolve().is_relative_to(run.resolve())
 
 
+def leads_inside(run: Path, path: Path) -> bool:
+    """Whether `path` is a symbolic link to what is in the run by another name, or to nothing."""
+    return path.is_symlink() and not (leads_out(run, path) and path.exists())
+
+
 def outside(step: int, link: Path, target: Path) -> Rival:
     """What the trainer loads by a link that leads out, and how to lead it to `target` instead."""
     here = shlex.quote(os.path.relpath(target, link.parent))

@@ -19,12 +19,12 @@ from ckptsurgeon.formats.described.copied import Copied
 from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
 from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings
-from ckptsurgeon.formats.layout import BaseFormat, leads_out, outside
+from ckptsurgeon.formats.layout import BaseFormat, leads_inside, leads_out, outside
 from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count
 from ckptsurgeon.formats.shard_files import read_shards
-from ckptsurgeon.formats.step_folders import files_below, refuse_link
+from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.formats.values import Rival
 
 ENDING = 1 << 20
@@ -89,7 +89,7 @@ class Described(BaseFormat):
         steps: dict[int, list[Shard]] = {}
         if within := self.description.within:
             for folder, _ in within.folder.matches(run):
-                if folder in copies or folder.is_symlink():
+                if folder in copies or leads_inside(run, folder):
                     continue
                 step = self._within(folder)
                 if step is not None:
@@ -97,7 +97,7 @@ class Described(BaseFormat):
             return steps
         for pattern, content in self.description.files.items():
             for path, numbers in pattern.matches(run):
-                if path in copies or path.is_symlink():
+                if path in copies or leads_inside(run, path):
                     continue
                 step = numbers.get("step")
                 if step is None:
@@ -183,10 +183,7 @@ class Described(BaseFormat):
     def missing(self, run: Path, step: int) -> list[str]:
         """A pattern without a file, and the ranks below the world size or the highest one; and a
         mark of the trainer's own."""
-        entries = self.entries(run, step)
-        for entry in entries:
-            refuse_link(entry)
-        names = [f"{path.name} says so" for path in self._markers(entries)]
+        names = [f"{path.name} says so" for path in self._markers(self.entries(run, step))]
         for shards in self._whole(run, step).values():
             names += self._lacking(run, step, shards)
         return list(dict.fromkeys(names))
