@@ -169,4 +169,21 @@ def test_linked_steps_of_other_trainers_are_theirs(tmp_path: Path) -> None:
     surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
     assert snapshot(root) == before
     (root / "again").symlink_to(step.name)  # by another name in the run, so no step of its own
-    assert Run.open(root).steps() == [20, 30]
+    assert Run.open(root).entries(20) == [step]
+
+
+def test_a_link_to_the_last_step_leads_on_where_that_is_a_link(tmp_path: Path) -> None:
+    """`save_last="link"`, and the steps moved to another disk: two links, one after the other."""
+    root = nemo_files.make(tmp_path / "nemo")
+    (last,) = root.glob("*-last")
+    shutil.rmtree(last)
+    last.symlink_to(last.name.removesuffix("-last"))
+    for step in (20, 30):
+        away(next(path for path in root.glob(f"*step={step}*") if path != last), tmp_path / "disk")
+    before, there = snapshot(root), exact_snapshot(tmp_path / "disk")
+    assert Run.open(root).latest() == 30
+    surgery.apply(Run.open(root), plan(Run.open(root), from_data({"rollback": {"to": 20}})))
+    assert Run.open(root).latest() == 20 and "step=20" in str(last.readlink())
+    assert exact_snapshot(tmp_path / "disk") == there
+    surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
+    assert snapshot(root) == before
