@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
@@ -30,6 +31,8 @@ COMMON = "common.pt"
 STATE = "common_state/shard_0_1"
 GROUPS = re.compile(r"(?:\w+\.)?optimizer\.distributed\.dp_group_idx_\d+\.optimizer/shard_\S+")
 
+GATHERED = re.compile(r"(?:\w+\.)?optimizer\.distributed\.dp_group_idx_\d+\.param_state/shard_\S+")
+"""dp_zero_gather_scatter: all masters and moments of a model-parallel rank in one pickled value."""
 TENSOR = re.compile(r"(?:\w+\.)?optimizer\.(?:state\.)?(\w+)\.")
 KINDS = {**dict.fromkeys(MASTERS, "master"), **{kind: kind for kind in MOMENTS}}
 """Key of a state → what its tensors are of a parameter."""
@@ -40,6 +43,9 @@ ORDER = ("weights", "master", *MOMENTS)
 @dataclass
 class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
     """One `iter_<N>` with `metadata.json`, `.metadata` and `.distcp` files."""
+
+    by_name: ClassVar[str] = "save the step once with --dist-ckpt-optim-fully-reshardable"
+    """How the trainer saves its optimizer by the names of its parameters."""
 
     def find_roots(self) -> Iterator[tuple[Path, tuple[Key, ...]]]:
         """`common.pt` if it is there, as the loader prefers it."""
@@ -56,6 +62,14 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
             if GROUPS.fullmatch(name):
                 scaler = name.replace(".optimizer/", ".grad_scaler/")
                 yield Optimizer(self.saved.path, (name, 0), (scaler, 0))
+
+    def state_dicts(self) -> list[StateDict]:
+        """With what is in no tensor of `.metadata` named, so that no reset leaves it out."""
+        out = super().state_dicts()
+        if not any(GATHERED.fullmatch(name) for name in self.saved.items):
+            return out
+        held = ("param_state of whole ranks (dp_zero_gather_scatter)",)
+        return [each._replace(beside=(*each.beside, *held)) for each in out]
 
     def buckets(self) -> list[StateDict]:
         """The tensors among the values that are an optimizer's: one for all parameters, or buckets,
@@ -80,9 +94,10 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
         return [StateDict(self.saved.path, state, {}) for state in alike.values()]
 
     def parts(self) -> list[Part]:
-        """A state is named as its weights and cut as they are; each chunk is a cut. What has no
-        state is not trained, and is left out. Raises SurgeryError for flat buckets, in which no
-        file says where a parameter begins, and for a state whose weights are not cut alike."""
+        """A state is named as its weights and cut as they are, or flattened and cut once more; each
+        chunk of the weights is a cut. What has no state is not trained, and is left out. Raises
+        SurgeryError for flat buckets, in which no file says where a parameter begins, and for a
+        state whose weights are not cut alike."""
         states: dict[str, list[Part]] = {}
         for name in self.saved.items:
             match = TENSOR.match(name)
@@ -90,7 +105,7 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
                 raise SurgeryError(
                     f"{self.path.name} keeps masters and moments in flat buckets, and does not say "
                     "which parameters lie in them",
-                    next="save the step once with --dist-ckpt-optim-fully-reshardable",
+                    next=self.by_name,
                 )
             if match is not None and match[1] in KINDS:
                 parameter = name[match.end() :]
@@ -100,16 +115,9 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
         out = []
         for name, parts in states.items():
             weights = {part.cut: part for part in self.chunks(self.saved, name, name, "weights")}
-            for part in parts:
-                own = weights.get(part.cut)
-                if own is None or own.place.value.size != part.place.value.size:
-                    raise SurgeryError(
-                        f"{part.place.path[0]} has a chunk at {part.cut}, and no weights of "
-                        f"{name} are cut like it",
-                        next="only operations on moments as a whole work here: reset, graft",
-                    )
-            kept = (*weights.values(), *parts)
-            out += sorted(kept, key=lambda part: (ORDER.index(part.kind), part.cut))
+            kept = [*weights.values(), *(_of_weights(part, weights) for part in parts)]
+            kept.sort(key=lambda part: (ORDER.index(part.kind), part.cut, part.first))
+            out += kept
         return out
 
     def strips(self) -> Iterator[Strip]:
@@ -147,6 +155,29 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
         places = self.in_roots("content_metadata", "distrib_optim_sharding_type")
         kind = f" · {places[0].value}" if places and isinstance(places[0].value, str) else ""
         return f"megatron-lm · torch_dist{kind} · {len(self.saved.items)} values"
+
+
+def _of_weights(part: Part, weights: Mapping[str, Part]) -> Part:
+    """`part`, a chunk of a state, as a stretch of the weights that it is of, by their cut."""
+    value = part.place.value
+    own = weights.get(part.cut)
+    if own is not None and own.place.value.size == value.size:
+        return part
+    # fully_sharded_model_space, up to 0.15: the weights on each tensor-parallel rank are flattened
+    # and cut among the data-parallel ones. A chunk is at (number of the cut along each axis, first
+    # element), and its size is 1 along each axis.
+    *numbers, first = map(int, part.cut.split(".")) if part.cut else (0,)
+    size = next(iter(weights.values())).place.value.size if weights else ()
+    if len(numbers) == len(size) and set(value.size[:-1]) == {1}:
+        cut = ".".join(str(number * length) for number, length in zip(numbers, size, strict=True))
+        own = weights.get(cut)
+        if own is not None and first + value.numel <= own.place.value.numel:
+            return part._replace(cut=cut, first=first)
+    raise SurgeryError(
+        f"{part.place.path[0]} has a chunk at {part.cut}, and no weights of {part.parameter} are "
+        "cut like it",
+        next="only operations on moments as a whole work here: reset, graft",
+    )
 
 
 def opened_dist(folder: Path, step: int, without: Collection[Path] = ()) -> MegatronDistCheckpoint:
