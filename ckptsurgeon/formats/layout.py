@@ -19,6 +19,10 @@ class BaseFormat:
     fresh_optimizer: str
     """How the trainer is started so that it loads no optimizer state."""
 
+    def nameless(self, run: Path) -> str:
+        """A name has the step, or the file is none."""
+        return ""
+
     def strays(self, run: Path, step: int) -> list[str]:
         """No name is looked for that a load would not ask for."""
         return []

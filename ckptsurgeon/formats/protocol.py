@@ -36,6 +36,7 @@ class Checkpoint(Protocol):
 
     path: Path
     step: int
+    trees: dict[Path, Any]
     archives: dict[Path, Archive]
 
     @property
@@ -203,7 +204,7 @@ class Checkpoint(Protocol):
         many they are."""
         ...
 
-    def blobs(self) -> list[Blob]:
+    def blobs(self) -> Iterator[Blob]:
         """The archives that lie inside larger files, each once; those of whole `.pt` files are not
         among them."""
         ...
@@ -248,6 +249,10 @@ class Format(Protocol):
 
     def missing(self, run: Path, step: int) -> list[str]:
         """The names of the shards that must exist for the step to load, and do not."""
+        ...
+
+    def nameless(self, run: Path) -> str:
+        """Why a file that could be a step by its name is none, in a sentence; "" without such."""
         ...
 
     def strays(self, run: Path, step: int) -> list[str]:

@@ -17,6 +17,8 @@ Located = tuple[Path, tuple[Key, ...]]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's, by torch's names; parts, strips and places are named so in every format."""
+NUMBER = "parameter "
+"""What a parameter is called that has no name, before its number."""
 COUNTING = ("int64", "int32", "int16", "bool")
 """Dtypes of what counts or masks beside the weights: no gradient reaches it, and it stays."""
 

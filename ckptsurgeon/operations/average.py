@@ -23,6 +23,8 @@ from ckptsurgeon.formats.stretches import Parameter, by_parameter
 from ckptsurgeon.operations.computed_changes import (
     change,
     new_weights,
+    refuse_other_states,
+    refuse_second_copies,
     refuse_weightless,
     source,
     sources_of,
@@ -111,7 +113,7 @@ class Average(Section):
             if missing := run.format.missing(run.root, other):
                 raise UsageError(
                     f"step {other} lacks {missing[0]}, so nothing is averaged with it",
-                    next=f"ckptsurgeon verify --step {other}",
+                    next=f"ckptsurgeon verify {other}",
                 )
         return steps
 
@@ -126,15 +128,18 @@ class Average(Section):
             if sentences := other.contradictions():
                 raise SurgeryError(
                     f"step {other.step} is not sound: {sentences[0]}",
-                    next=f"ckptsurgeon verify --step {other.step}",
+                    next=f"ckptsurgeon verify {other.step}",
                 )
-        own = by_parameter(checkpoint.parts())
+        mine = checkpoint.parts()
+        own = by_parameter(mine)
         refuse_weightless(checkpoint, own)
+        refuse_second_copies(run, checkpoint, mine)
         if self.moments == "average":
             _refuse_codes(checkpoint)
+            refuse_other_states(checkpoint, "moments: last, or zero")
         all_parts = [own if o is checkpoint else by_parameter(o.parts()) for o in opened]
-        for other, parts in zip(opened, all_parts, strict=True):
-            _refuse_other_layout(checkpoint.step, own, other.step, parts)
+        for other, theirs in zip(opened, all_parts, strict=True):
+            _refuse_other_layout(checkpoint.step, own, other.step, theirs)
         shares = tuple(float(text) for text in self.weights) or (1.0,) * len(steps)
         told = f"mean of steps {', '.join(map(str, steps))}"
         changes: list[Change] = []

@@ -14,10 +14,13 @@ import typer
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Checkpoint, Decay, State
 from ckptsurgeon.formats.schedules.shapes import SHAPES
-from ckptsurgeon.operations.hyperparameters import SCHEDULE, Hyperparameters
+from ckptsurgeon.operations.batch import TOTAL
+from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.own_config import configured
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.rewarm import samples_of
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
+from ckptsurgeon.operations.setter import SCHEDULE
 from ckptsurgeon.operations.skip import Skip
 from ckptsurgeon.run.run import Run
 
@@ -76,6 +79,13 @@ class Cooldown(Section):
         places = PlaceChanges(run)
         for name, place, value in settings:
             places.put(name, place, value)
+        total, end = configured(run, TOTAL), state.step + steps
+        if total is not None and total.isdigit() and int(total) < end:
+            warnings = [
+                *warnings,
+                f"the run ends at {TOTAL} {total}, and the cooldown at {end}: ckptsurgeon relaunch "
+                f"-- {TOTAL}={end}",
+            ]
         return list(places.changes.values()), warnings
 
 

@@ -26,6 +26,7 @@ from ckptsurgeon.operations.section import (
     check_pattern,
     given,
     unknown_value,
+    unmatched,
 )
 from ckptsurgeon.run.run import Run
 
@@ -174,11 +175,7 @@ def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
             if start < end and not checkpoint.is_zero(place, (start, end))
         ]  # fmt: skip
     if part.params is not None and not any(re.search(part.params, name) for name in known):
-        raise UsageError(
-            f"no parameter matches {part.params!r}: the {len(known)} names are "
-            f"{', '.join(sorted(known)[:4])} …",
-            next="ckptsurgeon reset moments --params REGEX    that matches some",
-        )
+        raise unmatched(part.params, known, "moments.params")
     return changes
 
 

@@ -24,6 +24,7 @@ from ckptsurgeon.files.pickles.scan import Scan, scan
 from ckptsurgeon.files.pickles.splice import splice
 from ckptsurgeon.files.pickles.tree import Tensor, read_with_globals, tensors
 from tests.hostile.mutations import mutated
+from tests.support.compiled import MADE, compiled, sources_in
 from tests.support.torch_files import plain_shard, read, save, zero_shard
 
 pytestmark = pytest.mark.skipif(native.shards is None, reason="the native module is not built")
@@ -212,11 +213,8 @@ def test_a_changed_file_is_no_longer_read(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_no_mutation_reads_outside_its_buffer(tmp_path: Path) -> None:
     """The fuzz target under the address and undefined-behaviour sanitizers, on mutated bytes."""
-    program = tmp_path / "fuzz"
     flags = ["-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
-    subprocess.run(
-        ["g++", *flags, "-DMUTATE", str(SOURCES / "fuzz.cpp"), "-o", str(program)], check=True
-    )
+    program = compiled(["g++", *flags, "-DMUTATE", "fuzz.cpp"], sources_in(SOURCES)) / MADE
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     archive = save({"a": torch.ones(2), "b": 1}, tmp_path / "shard.pt").read_bytes()

@@ -198,7 +198,7 @@ def test_an_automodel_run(made: Make) -> None:
     assert all(not s["exp_avg"].any() for s in adam.state.values())
     take_back(root, before)
     for values, words in (
-        ({"lr": 5e-4}, "of no known class"),
+        ({"lr": 5e-4}, "no scheduler of torch saves such keys"),
         ({"weight_decay": 0.3}, "from start_wd and end_wd"),
     ):
         with pytest.raises(SurgeryError, match=words):

@@ -19,6 +19,7 @@ from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.cooldown import Cooldown
 from ckptsurgeon.recipe.file import from_data, load
+from tests.conftest import Trained
 from tests.support import megatron_engine, megatron_legacy
 from tests.support.dcp_trainers import olmo, resumed_titan, torchtitan
 from tests.support.deepspeed_engine import make, process_group
@@ -392,6 +393,17 @@ def test_a_cooldown_that_cannot_be_meant_is_refused(
     with pytest.raises(UsageError) as error:
         plan(Run.open(root), from_data({"cooldown": wanted}))
     assert says in f"{error.value.what} {error.value.next}"
+
+
+def test_a_cooldown_that_ends_after_the_run_says_so(trained: Trained) -> None:
+    root = trained()
+    made = plan(Run.open(root), from_data({"cooldown": {"steps": 4}}))
+    end = "the run ends at train_iters 8, and the cooldown at 12"
+    assert f"{end}: ckptsurgeon relaunch -- train_iters=12" in made.warnings
+    config = root / "train.yaml"
+    config.write_text(config.read_text().replace("train_iters: 8\n", "train_iters: 12\n"))
+    made = plan(Run.open(root), from_data({"cooldown": {"steps": 4}}))
+    assert [warning for warning in made.warnings if "train_iters" in warning] == []
 
 
 def test_two_words_on_one_schedule_are_refused() -> None:

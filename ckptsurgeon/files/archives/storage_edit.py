@@ -106,7 +106,7 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
             continue
         if overlap(ranges(tensor), union([*shared.zeros, *shared.number_ranges()])):
             raise SurgeryError(
-                f"the tensor {path!r} shares the bytes that would change",
+                f"the tensor {'.'.join(map(str, path))} shares the bytes that would change",
                 next="change every tensor that shares them, or none",
             )
     return out

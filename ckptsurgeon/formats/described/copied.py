@@ -39,8 +39,10 @@ class Copied:
 
     def __post_init__(self) -> None:
         self.path, self.step = self.each[0].path, self.each[0].step
+        self.trees: dict[Path, Any] = {}
         self.archives: dict[Path, Archive] = {}
         for one in self.each:
+            self.trees |= one.trees
             self.archives |= one.archives
 
     def _of(self, file: Path) -> Checkpoint:
@@ -209,9 +211,9 @@ class Copied:
         """Of every one."""
         return [item for one in self.each for item in one.compact(root)]
 
-    def blobs(self) -> list[Blob]:
+    def blobs(self) -> Iterator[Blob]:
         """Of every one."""
-        return [blob for one in self.each for blob in one.blobs()]
+        return (blob for one in self.each for blob in one.blobs())
 
     def digests(self) -> Mapping[Path, str]:
         """Of every one."""

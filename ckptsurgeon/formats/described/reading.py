@@ -11,7 +11,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
-from ckptsurgeon.formats.described.description import Content, Description
+from ckptsurgeon.formats.described.description import ANY, Content, Description
 from ckptsurgeon.formats.described.engine import DescribedEngine
 from ckptsurgeon.formats.described.megatron import DescribedMegatron
 from ckptsurgeon.formats.described.sharded import DescribedSharded, beginnings, optimizers
@@ -59,7 +59,16 @@ def opened(
         weights_at=located["weights"],
         counters=_counters(trees, inside),
         savers=located["savers"],
+        nowhere=tuple(_nowhere(trees, inside)),
     )
+
+
+def _nowhere(trees: Mapping[Path, Any], inside: Mapping[Path, Content]) -> Iterator[str]:
+    """Files without a scheduler where their page has one: there is not even an empty list."""
+    for file, content in inside.items():
+        parents = [path[: path.index(ANY)] if ANY in path else path for path in content.schedulers]
+        if parents and not any(list(expanded(trees[file], path)) for path in parents):
+            yield f"{file.name}: {', '.join('.'.join(map(str, path)) for path in parents)}"
 
 
 def _sharded(

@@ -19,6 +19,7 @@ from ckptsurgeon.files import integrity
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
+from ckptsurgeon.formats.megatron import parts
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.shard_files import read_shards
@@ -113,11 +114,13 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
                     self.chunks(self.saved, name, parameter, KINDS[match[1]])
                 )
         out = []
-        for name, parts in states.items():
+        for name, chunks in states.items():
             weights = {part.cut: part for part in self.chunks(self.saved, name, name, "weights")}
-            kept = [*weights.values(), *(_of_weights(part, weights) for part in parts)]
-            kept.sort(key=lambda part: (ORDER.index(part.kind), part.cut, part.first))
-            out += kept
+            found = [(part, _stretch(part, weights)) for part in chunks]
+            alike = [part for part, stretch in found if stretch is None]
+            parts.refuse_cut_otherwise(weights.values(), alike)
+            kept = [*weights.values(), *(stretch or part for part, stretch in found)]
+            out += sorted(kept, key=lambda part: (ORDER.index(part.kind), part.cut, part.first))
         return out
 
     def strips(self) -> Iterator[Strip]:
@@ -157,27 +160,22 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
         return f"megatron-lm · torch_dist{kind} · {len(self.saved.items)} values"
 
 
-def _of_weights(part: Part, weights: Mapping[str, Part]) -> Part:
-    """`part`, a chunk of a state, as a stretch of the weights that it is of, by their cut."""
-    value = part.place.value
-    own = weights.get(part.cut)
-    if own is not None and own.place.value.size == value.size:
-        return part
-    # fully_sharded_model_space, up to 0.15: the weights on each tensor-parallel rank are flattened
-    # and cut among the data-parallel ones. A chunk is at (number of the cut along each axis, first
-    # element), and its size is 1 along each axis.
-    *numbers, first = map(int, part.cut.split(".")) if part.cut else (0,)
-    size = next(iter(weights.values())).place.value.size if weights else ()
-    if len(numbers) == len(size) and set(value.size[:-1]) == {1}:
-        cut = ".".join(str(number * length) for number, length in zip(numbers, size, strict=True))
-        own = weights.get(cut)
-        if own is not None and first + value.numel <= own.place.value.numel:
-            return part._replace(cut=cut, first=first)
-    raise SurgeryError(
-        f"{part.place.path[0]} has a chunk at {part.cut}, and no weights of {part.parameter} are "
-        "cut like it",
-        next="only operations on moments as a whole work here: reset, graft",
-    )
+def _stretch(part: Part, weights: Mapping[str, Part]) -> Part | None:
+    """A chunk of a state of fully_sharded_model_space, up to 0.15, as a stretch of its weights,
+    which are flattened on each tensor-parallel rank and cut among the data-parallel ones: it lies
+    at (number of the cut along each axis, first element), and its size is 1 along each axis. None
+    for one that is cut as weights are, or otherwise."""
+    if not part.cut or not weights:
+        return None
+    size, value = next(iter(weights.values())).place.value.size, part.place.value
+    *numbers, first = map(int, part.cut.split("."))
+    if len(numbers) != len(size) or set(value.size[:-1]) != {1}:
+        return None
+    cut = ".".join(str(number * length) for number, length in zip(numbers, size, strict=True))
+    own = weights.get(cut)
+    if own is None or first + value.numel > own.place.value.numel:
+        return None
+    return part._replace(cut=cut, first=first)
 
 
 def opened_dist(folder: Path, step: int, without: Collection[Path] = ()) -> MegatronDistCheckpoint:

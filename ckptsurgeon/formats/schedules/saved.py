@@ -21,11 +21,11 @@ def reschedule(
         if torch.is_torch(schedule):
             return torch.reschedule(checkpoint, values)
         if schedule is not None:
-            unknown = "is of no known class"
+            why = "no scheduler of torch saves such keys"
             if isinstance(schedule, Mapping) and schedule.keys() - torch.COMMON == nemo.SHARED:
-                unknown = "is alike for WarmupPolicy, WarmupAnnealing and three more of NeMo's"
+                why = "WarmupPolicy, WarmupAnnealing and three more of NeMo's save the same keys"
             raise SurgeryError(
-                f"the scheduler's state {unknown}, so what it makes of an lr is unknown",
+                f"what the saved scheduler makes of an lr is not known here: {why}",
                 next="set lr where the trainer makes its scheduler",
             )
         return annealing.reschedule(checkpoint, values)
