@@ -92,6 +92,10 @@ class Checkpoint(Protocol):
         `elements` [start, end), whether they are zeros by their bytes."""
         ...
 
+    def are_zero(self, places: Sequence[Place]) -> list[bool]:
+        """Of each what `is_zero` says, sooner for many."""
+        ...
+
     def fragments(self, name: str) -> list[Fragment]:
         """Where the elements of each parameter are in the tensors of `name` (exp_avg,
         exp_avg_sq). Raises SurgeryError where the format does not say."""

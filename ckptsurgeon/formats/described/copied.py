@@ -173,6 +173,10 @@ class Copied:
         """By the one that has the file."""
         return self._of(file).value(file, path)
 
+    def are_zero(self, places: Sequence[Place]) -> list[bool]:
+        """Of each in its own."""
+        return [self.is_zero(place) for place in places]
+
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the one that has the place."""
         return self._of(place.file).is_zero(place, elements)
