@@ -1,8 +1,8 @@
 """Steps that OLMo-core's OLMoDDPOptimizer, train module and Checkpointer save and load, on a CPU.
 
 The constructor of the train module wants CUDA and its own model, and the Trainer that: a step is
-made by hand. What saves and loads is the library's own, with one rank, or with one of two where
-this module is run: `RANK STORE train ROOT STOP`, or `RANK STORE resume STEP OUT`.
+made by hand. What saves and loads is the library's own, with one rank, or where this module is
+run as one of two: `train ROOT STOP`, or `resume OUT STEP …`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from olmo_core.train.checkpoint import Checkpointer
 from olmo_core.train.train_module.transformer.ddp_train_module import OLMoDDPTrainModule
 from torch.distributed.device_mesh import init_device_mesh
 
+from tests.support.megatron_real import OnCpu
+
 LR, STEPS, BATCH = 1e-3, 20, 32
+SHARDED = 100
+"""The elements from which the ranks share a parameter's state: of four, one weight has so many."""
 COSINE = CosWithWarmup(warmup=2)
 
 
 @contextmanager
-def group(store: Path, rank: int = 0, world: int = 1) -> Iterator[None]:
-    """A process group of `world` ranks."""
-    shared = dist.FileStore(str(store), world)
-    dist.init_process_group("gloo", store=shared, rank=rank, world_size=world)
+def alone(folder: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    store = dist.FileStore(str(folder / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         yield
     finally:
@@ -44,6 +48,8 @@ class Module(OLMoDDPTrainModule):
         torch.manual_seed(0)
         self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
         self.net.register_buffer("score_bias", torch.ones(3))
+        if dist.get_world_size() > 1:
+            self.net.bfloat16()  # of fp32 weights the library shares no masters
         self.model_parts = [self.net]
         self.eval_only = self.expand_shared_qk_norm_on_load = False
         self.reset_optimizer_states_on_load = False
@@ -55,16 +61,18 @@ class Module(OLMoDDPTrainModule):
             for end, decay in (("weight", 0.1), ("bias", 0.0))
         ]  # fmt: skip
         mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("pp", "dp"))
-        self.optim = OLMoDDPOptimizer(
-            groups, {"dense": mesh, "moe": None}, lr=lr, dp_group=dist.group.WORLD,
-            device=torch.device("cpu"), **settings,
-        )  # fmt: skip
+        with OnCpu():  # bf16 is known by the name of a CUDA type
+            self.optim = OLMoDDPOptimizer(
+                groups, {"dense": mesh, "moe": None}, lr=lr, dp_group=dist.group.WORLD,
+                device=torch.device("cpu"), do_not_shard_tensor_smaller_than=SHARDED, **settings,
+            )  # fmt: skip
 
     def update(self) -> None:
         """One step of the library's optimizer."""
         for parameter in self.net.parameters():
             parameter.grad = None
-        self.net(torch.ones(2, 8)).pow(2).mean().backward()
+        data = torch.ones(2, 8, dtype=next(self.net.parameters()).dtype)
+        self.net(data).pow(2).mean().backward()
         self.optim.step()
 
     def held(self) -> dict[str, Any]:
@@ -117,16 +125,19 @@ def resume(step: Path, **settings: Any) -> tuple[Module, dict[str, Any]]:
 
 
 def main() -> None:
-    rank, store, what = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    with group(store, rank, 2):
-        if what == "train":
-            train(Path(sys.argv[4]), int(sys.argv[5]))
-            return
-        module, state = resume(Path(sys.argv[4]))
-        held = module.held()
-        module.update()
-        told = {"held": held, "step": state["global_step"], "then": module.steps()}
-        torch.save(told, f"{sys.argv[5]}.{rank}")
+    what, path, *rest = sys.argv[1:]
+    dist.init_process_group("gloo")
+    if what == "train":
+        train(Path(path), int(rest[0]))
+    else:
+        out = []
+        for step in rest:
+            module, state = resume(Path(step))
+            held = module.held()
+            module.update()
+            out.append({"held": held, "step": state["global_step"], "then": module.steps()})
+        torch.save(out, f"{path}.{dist.get_rank()}")
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
                     next=DEFECT,
                 )
     for key, edit in out.items():
+        _refuse_overlapping(key, edit)
         if len(edit.zeros) > 1:
             edit.zeros = union(edit.zeros)
         if edit.numbers and overlap(edit.zeros, edit.number_ranges()):
@@ -131,6 +132,17 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
                 next="change every tensor that shares them, or none",
             )
     return out
+
+
+def _refuse_overlapping(key: str, edit: StorageEdit) -> None:
+    """Raise SurgeryError where two numbers begin apart and meet."""
+    end = 0
+    for start in sorted(edit.numbers):
+        if start < end:
+            raise SurgeryError(
+                f"the storage {key!r} is to hold two numbers in one place", next=DEFECT
+            )
+        end = start + length(edit.numbers[start])
 
 
 def _computed(edit: StorageEdit, spans: list[Range], number: Computed) -> None:
