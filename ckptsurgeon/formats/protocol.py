@@ -36,6 +36,7 @@ class Checkpoint(Protocol):
 
     path: Path
     step: int
+    trees: dict[Path, Any]
     archives: dict[Path, Archive]
 
     @property
@@ -91,6 +92,10 @@ class Checkpoint(Protocol):
         `elements` [start, end), whether they are zeros by their bytes."""
         ...
 
+    def are_zero(self, places: Sequence[Place]) -> list[bool]:
+        """Of each what `is_zero` says, sooner for many."""
+        ...
+
     def fragments(self, name: str) -> list[Fragment]:
         """Where the elements of each parameter are in the tensors of `name` (exp_avg,
         exp_avg_sq). Raises SurgeryError where the format does not say."""
@@ -103,6 +108,11 @@ class Checkpoint(Protocol):
     def parts(self) -> list[Part]:
         """Every stretch of every parameter's weights, masters and moments that the trainer loads.
         Raises SurgeryError where the format does not say whose they are."""
+        ...
+
+    def like(self, other: Checkpoint) -> Checkpoint:
+        """This checkpoint without a converted copy of itself, or with that alone, where `other` has
+        no more. Raises SurgeryError where `other` has one, and this has none."""
         ...
 
     def copies(self) -> Mapping[Path, Path]:
@@ -248,6 +258,10 @@ class Format(Protocol):
 
     def missing(self, run: Path, step: int) -> list[str]:
         """The names of the shards that must exist for the step to load, and do not."""
+        ...
+
+    def nameless(self, run: Path) -> str:
+        """Why a file that could be a step by its name is none, in a sentence; "" without such."""
         ...
 
     def strays(self, run: Path, step: int) -> list[str]:

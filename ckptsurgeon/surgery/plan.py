@@ -12,6 +12,7 @@ from ckptsurgeon.formats.known_globals import refuse_unknown
 from ckptsurgeon.operations.section import Recipe, Section
 from ckptsurgeon.recipe.file import keys, to_data
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.conflicts import refuse_two_words
 from ckptsurgeon.surgery.render import render, touched
 from ckptsurgeon.transaction import receipts
 
@@ -42,10 +43,13 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     sections = operations.in_order(recipe)
     changes: list[AnyChange] = []
     warnings: list[str] = []
+    by_section: list[tuple[str, list[AnyChange]]] = []
     for section in sections:
         new_changes, sentences = section.changes(run, recipe, checkpoint)
+        by_section.append((_key(recipe, section), new_changes))
         changes += [change for change in new_changes if not _idle(change)]
         warnings += sentences
+    refuse_two_words(by_section)
     if recipe.leaves_newer or any(change.field != "tensorboard" for change in changes):
         changes += _rivals(run, recipe, step)
     if any(isinstance(change, Change) or change.field == "latest" for change in changes):
@@ -127,6 +131,12 @@ def _rivals(run: Run, recipe: Recipe, step: int) -> list[AnyChange]:
             )
         changes += [Aside(run.relative(path), "checkpoint") for path in rival.paths]
     return changes
+
+
+def _key(recipe: Recipe, section: Section) -> str:
+    """The key of a recipe by which the section was given."""
+    known = to_data(recipe)
+    return next((key for key in keys(type(section)) if key in known), "")
 
 
 def _target(run: Run, recipe: Recipe) -> int:

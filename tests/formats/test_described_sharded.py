@@ -18,11 +18,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from ckptsurgeon import Run, report, surgery
+from ckptsurgeon import Run, look, report, surgery
 from ckptsurgeon.edits import Relink
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.look.diff.surgery import of_receipt
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.surgery.export import export
 from ckptsurgeon.surgery.fork import fork
 from tests.support import deepspeed_engine
 from tests.support.described_runs import (
@@ -34,6 +35,7 @@ from tests.support.described_runs import (
     stepped,
     verl,
 )
+from tests.support.new_numbers import State, clipped, grafted, same
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -131,7 +133,7 @@ def test_an_automodel_run(made: Make) -> None:
     assert all(not s["exp_avg"].any() for s in adam.state.values())
     take_back(root, before)
     for values, words in (
-        ({"lr": 5e-4}, "class of the saved scheduler is not known"),
+        ({"lr": 5e-4}, "no scheduler of torch saves such keys"),
         ({"weight_decay": 0.3}, "from start_wd and end_wd"),
     ):
         with pytest.raises(SurgeryError, match=words):
@@ -266,6 +268,113 @@ def test_the_files_of_fsdp2_hold_what_a_rank_has_of_each_tensor(made: Make) -> N
             for held in adam.state.values():
                 assert not held["exp_avg"].full_tensor().any() and int(held["step"]) == 0
         take_back(root, before)
+
+
+def of_verl(root: Path, step: int) -> State:
+    """What each rank loads: weights by name, moments by number."""
+    held: State = {}
+    for file in sorted((root / f"global_step_{step}" / "actor").glob("*.pt")):
+        kind, _, rank = file.stem.partition("_")
+        saved = torch.load(file, weights_only=False)
+        if kind == "model":
+            held |= {f"{rank} {name}": {"weights": local(saved[name])} for name in saved}
+        if kind == "optim":
+            for number, state in saved["state"].items():
+                moments = {key: local(state[key]) for key in ("exp_avg", "exp_avg_sq")}
+                held[f"{rank} {number}"] = moments
+    return held
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+VERL: dict[str, dict[str, Any]] = {
+    "average": {"average": {"steps": ["4", "6"], "weights": ["1", "3"], "moments": "average"}},
+    "graft": {"graft": {"step": 4}},
+    "clip": {"clip_moments": {"above": 2}},
+    "scale": {"scale": {"params": r"^0\.weight$", "by": 0.9}},
+}
+
+
+def as_torch(name: str, first: State, last: State) -> State:
+    """What becomes of `last`."""
+    if name in ("graft", "clip"):
+        moments = {key: held for key, held in last.items() if "exp_avg" in held}
+        return last | (clipped(moments) if name == "clip" else grafted(first, moments))
+    names = {key: 0.9 for key in last if key.endswith("0.weight")}
+    if name == "scale":
+        return {k: {m: t * names.get(k, 1.0) for m, t in held.items()} for k, held in last.items()}
+    return {
+        key: {
+            kind: ((first[key][kind].double() + 3 * tensor.double()) / 4).to(tensor.dtype)
+            for kind, tensor in held.items()
+        }
+        for key, held in last.items()
+    }
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_new_numbers_of_verl(made: Make, sharded: bool) -> None:
+    """Of FSDP1 as it flattens them, and the DTensors of FSDP2, as a rank loads them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    root = made(verl)
+    if sharded:
+        with deepspeed_engine.process_group():
+            for step in (4, 6):
+                model, _, _ = stepped(0)
+                fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+                adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+                for _ in range(step):
+                    model(torch.ones(3, 4)).pow(2).sum().backward()
+                    adam.step()
+                state = adam.state_dict()
+                state["param_groups"][0].update(initial_lr=1e-3, lr=1e-3 * 0.9**step)
+                for rank in range(2):
+                    folder = root / f"global_step_{step}" / "actor"
+                    torch.save(model.state_dict(), folder / f"model_world_size_2_rank_{rank}.pt")
+                    torch.save(state, folder / f"optim_world_size_2_rank_{rank}.pt")
+            first, last = (of_verl(root, step) for step in (4, 6))
+    else:
+        first, last = (of_verl(root, step) for step in (4, 6))
+    before = snapshot(root)
+    for name, recipe in VERL.items():
+        surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
+        assert look.verify(Run.open(root), level=4).findings == ()
+        with deepspeed_engine.process_group():
+            same(of_verl(root, 6), as_torch(name, first, last), last)
+        take_back(root, before)
+    with pytest.raises(SurgeryError, match="weights in 2 files"):
+        export(Run.open(root), 6, root.parent / "out")
+    (root / "global_step_6/actor/model_world_size_2_rank_1.pt").unlink()
+    assert not Run.open(root).complete(6)
+
+
+def test_automodels_weights_are_in_files_that_are_not_edited(made: Make) -> None:
+    root = made(automodel)
+    for recipe in ({"average": {"last": 2}}, {"scale": {"params": "weight", "by": 0.9}}):
+        with pytest.raises(SurgeryError, match=r"weights of .* are in files that are not edited"):
+            surgery.plan(Run.open(root), from_data(recipe))
+    for recipe in (VERL["graft"], VERL["clip"]):
+        before = snapshot(root)
+        surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
+        held = [automodel_state(step)["optim"] for step in (4, 6)]
+        saved = {"optim": automodel_state(6)["optim"]}
+        dcp.load(saved, checkpoint_id=root / "epoch_0_step_6" / "optim", no_dist=True)
+        first, last, found = (moments_of(state) for state in (*held, saved["optim"]))
+        expected = clipped(last) if recipe is VERL["clip"] else grafted(first, last)
+        same(found, expected, last)
+        take_back(root, before)
+
+
+def moments_of(state: dict[str, Any]) -> State:
+    """Of a flat optimizer state, by parameter."""
+    return {
+        name: {key: state[f"state.{name}.{key}"] for key in ("exp_avg", "exp_avg_sq")}
+        for name in ("0.weight", "0.bias")
+    }
 
 
 def test_a_half_saved_folder_hides_no_other(made: Make) -> None:

@@ -63,7 +63,7 @@ def test_the_trainer_ramps_up_from_the_next_batch(trained: Trained) -> None:
     before = snapshot(root)
     made = operate(root, {"set": {"rampup": [4, 4, 100]}})
     assert "rampup_batch_size: [4, 4, 100]\n" in config.read_text()
-    assert made.promise is not None
+    assert made.promise is not None and made.title == "set rampup=[4, 4, 100]"
     assert compare(made.promise, first_line(root)) == []
     take_back(root, before)
 
