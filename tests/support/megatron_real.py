@@ -54,7 +54,9 @@ class Model(torch.nn.Module):
         from megatron.core.dist_checkpointing import ShardedTensor
 
         return {
-            prefix + name: ShardedTensor.from_rank_offsets(prefix + name, p, replica_id=0)
+            prefix + name: ShardedTensor.from_rank_offsets(
+                prefix + name, p, replica_id=dist.get_rank()
+            )
             for name, p in self.named_parameters()
         }
 
@@ -153,13 +155,13 @@ def _save_flat(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, 
 def _save_dist(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, args: Any) -> None:
     from megatron.core import dist_checkpointing
 
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # each rank does
     metadata = {"distrib_optim_sharding_type": args.sharding}
     sharded = model.sharded_state_dict()
     state = {**state, "model": sharded}
     state["optimizer"] = optimizer.sharded_state_dict(sharded, metadata=metadata)
     dist_checkpointing.save(state, str(folder), content_metadata=metadata)
-    if args.verify_integrity:  # newer versions write it themselves
+    if args.verify_integrity and dist.get_rank() == 0:  # newer versions write it themselves
         files = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
         document = {"algorithm": "sha256", "files": dict(sorted(files.items()))}
         (folder / "integrity.json").write_text(json.dumps(document, indent=2))
@@ -293,13 +295,17 @@ def main() -> None:
     what, roots = args.what, args.roots
     del args.what, args.roots, args.newest
     args.tensor_model_parallel_size = args.pipeline_model_parallel_size = 1
-    args.expert_model_parallel_size = args.data_parallel_size = 1
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    args.expert_model_parallel_size, args.data_parallel_size = 1, ranks
     args.global_batch_size, args.clip_grad, args.hysteresis = BATCH, 1.0, 2
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
     torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if ranks == 1:
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        dist.init_process_group("gloo")
     apex_adam.install()
     from megatron.core import parallel_state
 
@@ -309,7 +315,9 @@ def main() -> None:
             if what == "save":
                 save(root, args)
             elif what == "load":
-                print(json.dumps(load(root, args)))
+                told = load(root, args)
+                if dist.get_rank() == 0:  # the lines of two ranks would be mixed
+                    print(json.dumps(told))
             else:
                 torch.save(gather(root, args), root.with_name(f"{root.name}.pt"))
     dist.destroy_process_group()
