@@ -55,6 +55,10 @@ class BaseFormat:
         """No page describes it."""
         return []
 
+    def kept_as(self, file: str) -> str:
+        """Under its own name: most trainers look into no folder but their own."""
+        return file
+
     def rivals(self, run: Path, step: int) -> list[Rival]:
         """Most trainers load from one place."""
         return []

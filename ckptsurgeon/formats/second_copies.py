@@ -18,7 +18,7 @@ from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.files.dcp import Values
 from ckptsurgeon.files.pickles.tree import Object, Tensor
 from ckptsurgeon.formats.protocol import Checkpoint
-from ckptsurgeon.formats.values import COUNTING, Part
+from ckptsurgeon.formats.values import COUNTING, Located, Part
 
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 SAFE = ".safetensors"
@@ -28,7 +28,7 @@ OPTIMIZER = "optim"
 
 def second_copies(
     checkpoint: Checkpoint, parts: Collection[Part], files: Iterable[Path]
-) -> Iterator[str]:
+) -> Iterator[Located]:
     """File and key path of each dict that has tensors by the names of the weights, and of each list
     that has them by their shapes, where none of `parts` is; also in those `files` of the step that
     nothing was read of. A file that can't be read is passed over."""
@@ -41,7 +41,7 @@ def second_copies(
             continue
         taken = {path for other, path in known if other == file}
         for path in _repeats(_tree(checkpoint, file, taken), (), taken, names, shapes):
-            yield f"{file.name}: {'.'.join(map(str, path))}" if path else file.name
+            yield file, path
 
 
 def _tree(checkpoint: Checkpoint, file: Path, taken: Collection[tuple[Key, ...]]) -> Any:

@@ -123,7 +123,10 @@ class Average(Section):
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         steps = self.steps_at(run, checkpoint.step)
-        opened = [checkpoint if s == checkpoint.step else run.checkpoint(s) for s in steps]
+        opened = [
+            checkpoint if s == checkpoint.step else run.checkpoint(s).like(checkpoint)
+            for s in steps
+        ]
         for other in opened:
             if sentences := other.contradictions():
                 raise SurgeryError(
@@ -184,11 +187,20 @@ def _refuse_other_layout(step: int, own: Parameters, other_step: int, other: Par
         return
     differing = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
     name, _ = differing[0]
+    here, there = mine.get(differing[0], []), theirs.get(differing[0], [])
     raise SurgeryError(
-        f"steps {step} and {other_step} are cut differently: {len(differing)} of {len(mine)} "
-        f"parameters, the first {name}",
-        next="average steps that the same model saved at the same parallel sizes",
+        f"steps {step} and {other_step} are kept differently: {len(differing)} of {len(mine)} "
+        f"parameters, the first {name}: {_told(here, there)} in {step}, {_told(there, here)} in "
+        f"{other_step}",
+        next="average steps that the same model saved at the same sizes and precision",
     )
+
+
+def _told(layout: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> str:
+    """What is kept of a parameter in one step and not so in the other."""
+    only = [each for each in layout if each not in other]
+    words = [f"{kind} {dtype} {list(size)}" for kind, *_, dtype, size in only]
+    return ", ".join(words) or ("less" if layout else "absent")
 
 
 def _layout(parameters: Parameters) -> dict[Parameter, Any]:

@@ -80,11 +80,13 @@ BESIDE = ("weights", "count of updates", "rate or product of rates")
 def refuse_second_copies(run: Run, checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
     """Raise SurgeryError where the step has its weights a second time, which no part is of."""
     files = run.format.files(run.root, checkpoint.step)
-    for where in second_copies(checkpoint, parts, files):
+    for file, path in second_copies(checkpoint, parts, files):
+        where = f"{run.relative(file)}{': ' if path else ''}{'.'.join(map(str, path))}"
+        moments = "graft, clip_moments and reset work on the moments"
         raise SurgeryError(
             f"{where} has the weights once more, as an average of them has, and would stay as it "
             "is; which of the two is trained is not known here",
-            next="graft, clip_moments and reset work on the moments",
+            next=moments if path else [f"move {where} out of the run if no load needs it", moments],
         )
 
 

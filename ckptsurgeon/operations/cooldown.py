@@ -55,7 +55,7 @@ class Cooldown(Section):
         """With `steps` for `percent`, so that a plan keeps what it was made with."""
         if self.percent is None:
             return self
-        steps = round(state.step * self.percent / (100 - self.percent))
+        steps = round(_done(state) * self.percent / (100 - self.percent))
         return replace(self, steps=max(1, steps), percent=None)
 
     def title(self, run: Run, step: int) -> list[str]:
@@ -63,10 +63,11 @@ class Cooldown(Section):
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         state, steps = checkpoint.state(), self.steps or 0
-        if steps > state.step:
+        done = _done(state)
+        if steps > done:
             raise UsageError(
-                f"a cooldown of {steps} steps is longer than the run before it: {state.step} steps",
-                next=f"ckptsurgeon cooldown {max(1, state.step // 10)}    or 10%",
+                f"a cooldown of {steps} steps is longer than the run before it: {done} steps",
+                next=f"ckptsurgeon cooldown {max(1, done // 10)}    or 10%",
             )
         lr = state.promise.lr
         if lr is not None and self.to >= lr and not _open_window(state):
@@ -83,10 +84,16 @@ class Cooldown(Section):
         if total is not None and total.isdigit() and int(total) < end:
             warnings = [
                 *warnings,
-                f"the run ends at {TOTAL} {total}, and the cooldown at {end}: ckptsurgeon relaunch "
-                f"-- {TOTAL}={end}",
+                f"the run ends at {TOTAL} {total}, and the cooldown at {end}: relaunch with "
+                f"{TOTAL}={end}",
             ]
         return list(places.changes.values()), warnings
+
+
+def _done(state: State) -> int:
+    """The updates so far: where the number of a step counts saves, as Accelerate's does, Adam has
+    more."""
+    return max(state.step, state.promise.adam_step or 0)
 
 
 def _open_window(state: State) -> bool:

@@ -94,7 +94,7 @@ class Graft(Section):
                 f"step {self.step} lacks {missing[0]}, so nothing is grafted from it",
                 next=f"ckptsurgeon{self._where()} status    list the complete steps",
             )
-        donor = donor_run.checkpoint(self.step)
+        donor = donor_run.checkpoint(self.step).like(checkpoint)
         if sentences := donor.contradictions():
             raise SurgeryError(
                 f"step {self.step} is not sound: {sentences[0]}",

@@ -126,15 +126,17 @@ def unknown_value(text: str, known: Sequence[str], key: str) -> UsageError:
     return UsageError(f"`{key}` is {text!r}", next=hint)
 
 
-def unmatched(pattern: str, known: Collection[str], key: str = "") -> UsageError:
+def unmatched(
+    pattern: str, known: Collection[str], key: str = "", kind: str = "parameter"
+) -> UsageError:
     """The error for a regular expression, the value of `key`, that none of the parameters `known`
-    matches, with the nearest names."""
+    matches, with the nearest names; `kind` is what they are called."""
     names = sorted(known)
     plain = re.sub(r"[\\^$.*+?()\[\]{}|]+", " ", pattern).strip()
     near = difflib.get_close_matches(plain, names, n=3, cutoff=0.3) or names[:3]
     where = f"`{key}`: " if key else ""
     return UsageError(
-        f"{where}no parameter matches {pattern!r}, of {len(names)} names",
+        f"{where}no {kind} matches {pattern!r}, of {len(names)} names",
         next=f"the nearest are {', '.join(near)}",
     )
 

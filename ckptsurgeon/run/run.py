@@ -116,7 +116,7 @@ class Run:
 
     def attic(self, file: str, id: str) -> str:
         """Where `file` is kept after surgery `id`: on its own file system, by a name that
-        TensorBoard does not load."""
+        TensorBoard does not load and the trainer's clean-up does not count."""
         return self._aside("attic", file, id)
 
     def staging(self, file: str, id: str) -> str:
@@ -130,7 +130,8 @@ class Run:
             if file.startswith("../") and file.startswith(f"{home}/"):
                 inner = file[len(home) + 1 :].replace("tfevents", "tf-events")
                 return f"{home}/{HOME}/{kind}/{id}/{inner}"
-        return f"{HOME}/{kind}/{id}/{file.replace('tfevents', 'tf-events')}"
+        kept = self.format.kept_as(file).replace("tfevents", "tf-events")
+        return f"{HOME}/{kind}/{id}/{kept}"
 
     def fingerprint(self, file: str) -> Fingerprint:
         """What `file` is at this moment; an absent file has inode 0."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict import get_state_dict
 from typer.testing import CliRunner, Result
 
 from ckptsurgeon import Run, look, surgery
@@ -18,6 +17,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import detect
 from ckptsurgeon.formats.described.description import Description
 from ckptsurgeon.recipe.file import from_data
+from tests.support.described_runs import composer, stepped_cosine
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import make_run
 
@@ -33,44 +33,13 @@ options: {seed: "--data-seed {value}"}
 """
 
 
-def stepped(model: torch.nn.Module, times: int) -> tuple[Any, Any]:
-    """An Adam and its scheduler after some updates of `model`."""
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=40)
-    for _ in range(times):
-        model(torch.rand(3, 4)).sum().backward()
-        adam.step()
-        schedule.step()
-    return adam, schedule
-
-
-def composer(root: Path) -> Path:
-    """As `State.state_dict` and `CheckpointSaver` of Composer 0.32 write it, optimizer and weights
-    by torch's own functions; source: mosaicml/composer at 6405188."""
-    root.mkdir(parents=True)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
-    for step in (2, 4, 6):
-        adam, schedule = stepped(model, step)
-        weights, optimizer = get_state_dict(model, adam)
-        counts = {"batch": step, "sample": 8 * step, "token": 64 * step}
-        state = {
-            "model": weights,
-            "optimizers": {"AdamW": optimizer},
-            "schedulers": {"CosineAnnealingLR": schedule.state_dict()},
-            "timestamp": {"Timestamp": counts},
-        }
-        torch.save({"state": state, "rng": [{}]}, root / f"ep0-ba{step}-rank0.pt")
-    (root / "latest-rank0.pt").symlink_to("ep0-ba6-rank0.pt")
-    return root
-
-
 def own(root: Path) -> Path:
     """A run of nobody's trainer, and the page that describes it."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 2))
     for step in (10, 20):
         folder = root / "ckpt" / str(step)
         folder.mkdir(parents=True)
-        adam, schedule = stepped(model, step)
+        adam, schedule = stepped_cosine(model, step)
         for rank in range(2):
             saved = {"optim": adam.state_dict(), "sched": schedule.state_dict(), "seen": 8 * step}
             torch.save(saved, folder / f"optim_{rank}_of_2.pt")
@@ -101,7 +70,7 @@ def test_a_composer_run_goes_back_is_edited_and_is_undone(tmp_path: Path) -> Non
     latest = torch.load(root / "latest-rank0.pt", weights_only=False)["state"]
     assert latest["timestamp"]["Timestamp"]["batch"] == 4
     model = torch.nn.Sequential(torch.nn.Linear(4, 2))
-    adam, schedule = stepped(model, 0)
+    adam, schedule = stepped_cosine(model, 0)
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
     set_state_dict(
@@ -175,7 +144,7 @@ def test_a_step_below_the_first_name_is_a_folder_of_its_own(tmp_path: Path) -> N
 
 
 def test_one_torch_file_by_its_keys(tmp_path: Path) -> None:
-    adam, _ = stepped(torch.nn.Linear(4, 2), 3)
+    adam, _ = stepped_cosine(torch.nn.Linear(4, 2), 3)
     torch.save({"a": [{"b": adam.state_dict()}]}, tmp_path / "optimizer.pt")
     format = "torch:optimizer.pt=a.0.b"
     shown = call("--format", format, "set-lr", "5e-5", "--dry-run", "-C", tmp_path)
@@ -271,7 +240,7 @@ def test_a_file_that_is_no_step_hides_no_other(tmp_path: Path) -> None:
     saved = {"pytorch-lightning_version": "2.6.6", "state_dict": {}, "lr_schedulers": []}
     model = torch.nn.Linear(4, 2)
     for step in (2, 4):
-        adam, _ = stepped(model, step)
+        adam, _ = stepped_cosine(model, step)
         root.mkdir(exist_ok=True)
         more = {"global_step": step, "optimizer_states": [adam.state_dict()]}
         torch.save({**saved, **more}, root / f"a{step}.ckpt")

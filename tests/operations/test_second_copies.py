@@ -124,7 +124,7 @@ def test_the_script_saves_an_average_beside(trained: Trained, zero: int) -> None
     weights = [p.parameter for p in run.checkpoint(8).parts() if p.kind in ("weights", "master")]
     torch.save({f"module.{name}": torch.ones(2) for name in weights}, folder / "ema.pt")
     for recipe in (AVERAGE, SCALE):
-        with pytest.raises(SurgeryError, match=r"^ema\.pt has the weights once more"):
+        with pytest.raises(SurgeryError, match=r"^global_step8/ema\.pt has the weights once more"):
             surgery.plan(Run.open(root), from_data(recipe))
     (folder / "ema.pt").unlink()
     ema = {"decay": 0.99, "weights": {name: torch.ones(2) for name in weights}}

@@ -71,6 +71,19 @@ def test_an_average_with_nan_is_refused(tmp_path: Path, poison: float, dtype: An
     assert saved["weight"].isfinite().all() and (saved["mask"] == -math.inf).all()
 
 
+def test_an_average_of_other_shapes_tells_both(tmp_path: Path) -> None:
+    made = run(tmp_path / "run", 1.0)
+    saved = torch.load(made.root / "2.pt", weights_only=False)
+    saved["model"]["weight"] = torch.zeros(7)
+    torch.save(saved, made.root / "2.pt")
+    with pytest.raises(SurgeryError, match=r"float32 \[6, 5\] in 6, weights float32 \[7\] in 2"):
+        surgery.plan(made, from_data({"average": {"last": 3}}))
+    del saved["model"]["weight"]
+    torch.save(saved, made.root / "2.pt")
+    with pytest.raises(SurgeryError, match=r"weights float32 \[6, 5\] in 6, absent in 2"):
+        surgery.plan(made, from_data({"average": {"last": 3}}))
+
+
 def test_a_graft_of_nan_is_refused(tmp_path: Path) -> None:
     made = run(tmp_path / "run", math.nan, moments=True)
     before = snapshot(made.root)

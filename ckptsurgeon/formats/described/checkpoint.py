@@ -90,11 +90,18 @@ class DescribedCheckpoint(TorchCheckpoint):
 
     def weights(self) -> Iterator[Weight]:
         """Each tensor of one file whose rows lie one after the other. Raises SurgeryError where the
-        page names no weights."""
+        page names no weights, and where several files of the step have some."""
         if not self.weights_at:
             yield from super().weights()
             return
         first = self.weights_at[0][0]
+        files = {file for file, _ in self.weights_at} - self.repeated.keys()
+        if len(files) > 1:
+            raise SurgeryError(
+                f"{self.path.name} has weights in {len(files)} files, and no page says which part "
+                "of a tensor is in which",
+                next="use the trainer's own conversion tool",
+            )
         for file, path in self.weights_at:
             if file != first:
                 continue

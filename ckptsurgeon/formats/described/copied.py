@@ -96,6 +96,10 @@ class Copied:
         """Of the first one: the others repeat it."""
         return self.each[0].parts()
 
+    def like(self, other: Checkpoint) -> Checkpoint:
+        """Itself: `parts` and `copies` tell the first one from the others."""
+        return self
+
     def copies(self) -> Mapping[Path, Path]:
         """Each file of the others that is in the first one too."""
         return {
@@ -168,6 +172,10 @@ class Copied:
     def value(self, file: Path, path: tuple[Key, ...]) -> Any:
         """By the one that has the file."""
         return self._of(file).value(file, path)
+
+    def are_zero(self, places: Sequence[Place]) -> list[bool]:
+        """Of each in its own."""
+        return [self.is_zero(place) for place in places]
 
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the one that has the place."""
