@@ -67,6 +67,39 @@ def computed(
     return from_floats(values, formula.dtype)
 
 
+def spoilt(
+    data: bytes | memoryview,
+    dtype: str,
+    terms: Sequence[bytes | memoryview],
+    dtypes: Sequence[str],
+) -> tuple[int, int] | None:
+    """The first of the computed elements that is NaN or an infinity, and the number of the first of
+    the terms that is one there, or -1; None where there is no such element. An infinity that every
+    term has is none: a mask may hold it."""
+    import numpy
+
+    if dtype not in ITEM or not _wild(data, dtype).any():
+        return None
+    at = numpy.flatnonzero(_wild(data, dtype))
+    new = floats(data, dtype)[at]
+    old = [floats(term, kind)[at] for term, kind in zip(terms, dtypes, strict=True)]
+    wrong = numpy.flatnonzero(~numpy.all([values == new for values in old], axis=0))
+    if not wrong.size:
+        return None
+    first = wrong[0]
+    source = next((i for i, values in enumerate(old) if not numpy.isfinite(values[first])), -1)
+    return int(at[first]), source
+
+
+def _wild(data: bytes | memoryview, dtype: str) -> Any:
+    """Which elements are NaN or infinite."""
+    import numpy
+
+    if dtype == "bfloat16":
+        return (numpy.frombuffer(data, "<u2") & 0x7F80) == 0x7F80
+    return ~numpy.isfinite(floats(data, dtype))
+
+
 def _values(formula: Computed, terms: Sequence[bytes | memoryview], dtypes: Sequence[str]) -> Any:
     import numpy
 

@@ -117,6 +117,18 @@ def corpus(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def run_of(shared: Path) -> Callable[[str], Path]:
+    """`run_of(name)`: a run of a format of the table in docs/formats.md; nobody changes it."""
+    from tests.formats.matrix import FORMATS, make
+
+    def made(name: str) -> Path:
+        folder = shared / f"format-{[*FORMATS].index(name)}"
+        return once(folder, lambda place: make(name, place / "run")) / "run"
+
+    return made
+
+
+@pytest.fixture(scope="session")
 def _originals(shared: Path, corpus: Path) -> Callable[[int, int, str], Path]:
     def make(ranks: int, zero: int, dtype: str) -> Path:
         def train(root: Path) -> None:
@@ -147,3 +159,11 @@ def trained(_originals: Callable[[int, int, str], Path], tmp_path: Path) -> Trai
         return root
 
     return copy
+
+
+@pytest.fixture
+def accelerate_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate looks for a launcher's environment, and for a GPU."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")

@@ -7,6 +7,7 @@ All that is computed of the same numbers is computed together, so they are read 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import zlib
 from collections import Counter
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptsurgeon import disk
-from ckptsurgeon.arithmetic import ITEM, computed
+from ckptsurgeon.arithmetic import ITEM, computed, spoilt
 from ckptsurgeon.crc32 import joined
 from ckptsurgeon.edits import Checksum, Computed, Source
 from ckptsurgeon.errors import DEFECT, SurgeryError
@@ -92,6 +93,36 @@ def _stretches(place: Place) -> Iterator[tuple[Group, Place]]:
         )
 
 
+def _refuse_spoilt(
+    piece: Computed,
+    data: bytes | memoryview,
+    group: Group,
+    numbers: Sequence[memoryview],
+    first: int,
+) -> None:
+    """Raise SurgeryError for NaN and infinities that are new, or that come from another step.
+    `numbers` are those of `group` from the element `first` on. A recipe's own number is finite:
+    what it is is checked before."""
+    if not all(map(math.isfinite, piece.numbers)):
+        return
+    found = spoilt(data, piece.dtype, numbers, [source.dtype for source in group])
+    if found is None:
+        return
+    element, wrong = found
+    source = group[max(wrong, 0)]
+    told = f" ({piece.told})" if piece.told else ""
+    where = f"{source.file}: byte {source.start + (first + element) * ITEM.get(source.dtype, 1)}"
+    if wrong < 0:
+        raise SurgeryError(
+            f"{where}: this number would be too large for {piece.dtype}{told}",
+            next="ckptsurgeon verify --level 4    how large the numbers are",
+        )
+    raise SurgeryError(
+        f"{where}: NaN or infinite, so nothing is made of it{told}",
+        next="ckptsurgeon verify STEP --level 4    of the step that this file is of",
+    )
+
+
 def _width(piece: Computed) -> int:
     """Bytes of an element; 1 of what is copied without being understood."""
     return ITEM.get(piece.dtype, 1)
@@ -123,6 +154,7 @@ def _compute(
             numbers = [term.read(first, count) for term in terms]
             for i, (path, at, piece) in enumerate(places):
                 data = computed(piece, numbers, dtypes)
+                _refuse_spoilt(piece, data, group, numbers, first)
                 disk.write_at(outs[i], path, at + first * _width(piece), data)
                 crcs[i] = zlib.crc32(data, crcs[i])
             if first // BLOCK % LEAP == LEAP - 1 or first + count == whole:

@@ -91,7 +91,7 @@ def write(root: Path, plan: Plan, receipt: Receipt, jobs: int) -> None:
     staged = _staged(plan.edits)
     for name, data in receipts.contents(receipt).items():
         staged.append(_Staged(name, Content((data,))))
-    tails = tuple(data for edit in _appends(plan.edits) for _, data in edit.writes)
+    tails = tuple(edit.data for edit in _appends(plan.edits))
     if tails:
         staged.append(_Staged(tails_file(plan.id), Content(tails)))
     _write(root, staged, jobs)
@@ -129,7 +129,7 @@ def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
                 anchor=anchor(root / edit.file, edit.old_size),
             )
             out.append(tail)
-            at += sum(map(len, (data for _, data in edit.writes)))
+            at += len(edit.data)
         elif isinstance(edit, Truncate):
             out.append(edit)
         else:

@@ -134,6 +134,18 @@ def test_a_new_file_is_torchs_and_its_crcs_are_true(
         assert Archive.open(new).tree().keys() == state.keys()
 
 
+def test_numbers_that_meet_are_refused(tmp_path: Path) -> None:
+    """Of the whole tensor and of a part of it: one after the other they would be too long."""
+    torch.save({"flat": torch.randn(6)}, tmp_path / "a.pt")
+    changes = []
+    for start, end in ((0, 6), (2, 4)):
+        size = 4 * (end - start)
+        new = Computed("scale", "float32", size, ((Source("a.pt", 0, size, "float32"),),), (2.0,))
+        changes.append(Change("a.pt", "flat", "values", new, ("flat",), (start, end)))
+    with pytest.raises(SurgeryError, match="two numbers in one place"):
+        render(tmp_path / "a.pt", "a.pt", changes)
+
+
 def test_shared_bytes_are_refused(tmp_path: Path) -> None:
     flat = torch.randn(6)
     torch.save({"flat": flat, "view": flat[2:]}, tmp_path / "a.pt")
