@@ -11,7 +11,6 @@ import importlib
 import os
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from tests.support import newest_megatron
 from tests.support.megatron_real import OnCpu
 
-NVRX = Path(sys.prefix) / "nvrx"
+NVRX = newest_megatron.beside("nvrx")
 
 
 def picked(run: str, args: Any) -> int:
