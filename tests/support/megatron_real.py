@@ -1,7 +1,7 @@
 """Trains, saves and loads with the real megatron-core on a CPU: `save ROOT …` and `load ROOT …`;
 `gather ROOT… ` writes to `ROOT.pt` what it holds of each parameter after a load.
 
-Megatron-core asks for CUDA tensors; `OnCpu` gives it CPU ones. What Megatron-LM's own
+Megatron-core asks for CUDA tensors; `cpu_rank` gives it CPU ones. What Megatron-LM's own
 `checkpointing.py`, which is not in the package, does around the core is done here in its order.
 """
 
@@ -17,26 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
-from torch.overrides import TorchFunctionMode
 
 from tests.support import apex_adam, newest_megatron
+from tests.support.cpu_rank import cpu_rank
 
 BATCH = 8
 TRACKER = "latest_checkpointed_iteration.txt"
-
-
-class OnCpu(TorchFunctionMode):
-    """CPU tensors where CUDA ones are asked for, which call themselves CUDA tensors."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if str(kwargs.get("device", "")).startswith("cuda"):
-            kwargs["device"] = "cpu"
-        if func is torch.Tensor.cuda:
-            return args[0]
-        out = func(*args, **kwargs)
-        asks_type = func is torch.Tensor.type and len(args) == 1 and not kwargs
-        return out.replace("torch.", "torch.cuda.") if asks_type else out
 
 
 class Model(torch.nn.Module):
@@ -298,18 +284,12 @@ def main() -> None:
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     args.expert_model_parallel_size, args.data_parallel_size = 1, ranks
     args.global_batch_size, args.clip_grad, args.hysteresis = BATCH, 1.0, 2
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
     torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
-    if ranks == 1:
-        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    else:
-        dist.init_process_group("gloo")
     apex_adam.install()
     from megatron.core import parallel_state
 
-    with OnCpu():
+    with cpu_rank():
         parallel_state.initialize_model_parallel()
         for root in roots:
             if what == "save":
@@ -320,7 +300,6 @@ def main() -> None:
                     print(json.dumps(told))
             else:
                 torch.save(gather(root, args), root.with_name(f"{root.name}.pt"))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
