@@ -6,13 +6,16 @@ The optimizer is loaded first, then the scheduler (`transformers/trainer.py`,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ckptsurgeon.formats import heads
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.huggingface import batch, weights
-from ckptsurgeon.formats.json_beside import JsonBeside
+from ckptsurgeon.formats.json_beside import JsonBeside, transformers_config
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import GROUPS, TorchCheckpoint
 from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
@@ -105,6 +108,17 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TorchCheckpoint):
                 else:
                     self.read([file])
                     yield from parts.weights(parts.in_tree(self, (file, ())), cut)
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """By transformers' `config.json` in the step or beside it. Every set of files has all of
+        the weights."""
+        config, name = transformers_config(self.path), self.path.name
+        if config is None:
+            raise heads.unsaid(name, heads.CONFIG)
+        model = heads.of_hugging_face(config, name)
+        if any(re.match(r"\w+_\d+\.", cut) for cut in weights.files(self.path)):
+            raise heads.unknown(name, "it holds several models, and config.json is of one")
+        return heads.repeated(self.parts(), model, name)
 
     def iteration(self) -> int:
         """`global_step`; of Accelerate the number in the name."""

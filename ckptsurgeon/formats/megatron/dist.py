@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
@@ -40,6 +41,8 @@ ORDER = ("weights", "master", *MOMENTS)
 @dataclass
 class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
     """One `iter_<N>` with `metadata.json`, `.metadata` and `.distcp` files."""
+
+    sharded: ClassVar[bool] = True
 
     def find_roots(self) -> Iterator[tuple[Path, tuple[Key, ...]]]:
         """`common.pt` if it is there, as the loader prefers it."""
