@@ -129,6 +129,8 @@ def of_hugging_face(config: Mapping[str, Any], what: str) -> Model:
     return _model(what, hidden, heads, groups, width)
 
 
+OLD_ORDER = "its fused rows are in the order of checkpoint_version 0 or 1"
+"""Why the rows of Megatron's first checkpoints are not known."""
 CONFIG = "put the config.json that transformers saved of the model into the step, and repeat"
 """What helps where a step keeps no config of its own."""
 

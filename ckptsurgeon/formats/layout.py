@@ -19,6 +19,10 @@ class BaseFormat:
     fresh_optimizer: str
     """How the trainer is started so that it loads no optimizer state."""
 
+    def nameless(self, run: Path) -> str:
+        """A name has the step, or the file is none."""
+        return ""
+
     def strays(self, run: Path, step: int) -> list[str]:
         """No name is looked for that a load would not ask for."""
         return []
@@ -50,6 +54,10 @@ class BaseFormat:
     def idle_paths(self, run: Path, step: int) -> list[str]:
         """No page describes it."""
         return []
+
+    def kept_as(self, file: str) -> str:
+        """Under its own name: most trainers look into no folder but their own."""
+        return file
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
         """Most trainers load from one place."""

@@ -106,6 +106,32 @@ def dist(root: Path) -> tuple[Tensors, list[Layer]]:
     return tensors, layers
 
 
+def torch_dcp(root: Path) -> tuple[Tensors, list[Layer]]:
+    """Weights of fp16, and masters by the numbers of group and parameter."""
+    held = values(root / "iter_0000030")
+    inside = "decoder.layers.0.self_attention.linear_qkv"
+    places = {f"{inside}.weight": (0, 1), f"{inside}.layer_norm_weight": (1, 3)}
+    tensors = {
+        name: held[f"optimizer.fp32_from_fp16_params.{group}.{j}"]
+        for name, (group, j) in places.items()
+    }
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor.half(), held[f"model.{name}"])
+    return tensors, fused(tensors, inside, f"{inside}.layer_norm_weight", GROUPS)
+
+
+def fsdp_dtensor(root: Path) -> tuple[Tensors, list[Layer]]:
+    """The weights that the optimizer works on."""
+    held = values(root / "iter_0000030")
+    tensors = {
+        name.removeprefix("model.module."): tensor
+        for name, tensor in held.items()
+        if name.startswith("model.")
+    }
+    inside = "decoder.layers.0.self_attention.linear_qkv"
+    return tensors, fused(tensors, inside, f"{inside}.layer_norm_weight", GROUPS)
+
+
 def pairs(tensors: Tensors, norm: str, query: str, key: str) -> list[Layer]:
     """Of every layer, by the names of layer 0."""
     found = []
@@ -199,6 +225,8 @@ Reader = Callable[[Path], tuple[Tensors, list[Layer]]]
 FORMATS: dict[str, Reader] = {
     "Megatron-LM legacy": legacy,
     "Megatron-LM torch_dist": dist,
+    "Megatron-LM torch_dcp": torch_dcp,
+    "Megatron-LM fsdp_dtensor": fsdp_dtensor,
     "Megatron-Bridge": dist,
     "Megatron-DeepSpeed": megatron_deepspeed,
     "Hugging Face": hugging_face,

@@ -163,7 +163,7 @@ class MegatronCheckpoint(MegatronShards):
             raise heads.unsaid(name)
         versions = [place.value for place in self.in_roots("checkpoint_version")]
         if any((version or 0) < 2 for version in versions):
-            raise heads.unknown(name, "its rows are in the order of checkpoint_version 0 or 1")
+            raise heads.unknown(name, heads.OLD_ORDER)
         if not self.sharded and int(saved.get("expert_model_parallel_size") or 1) > 1:
             raise heads.unknown(name, "each expert rank has its attention once more")
         model = heads.of_megatron(saved, name)

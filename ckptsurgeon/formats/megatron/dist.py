@@ -19,6 +19,7 @@ from ckptsurgeon.files import integrity
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
+from ckptsurgeon.formats.megatron import parts
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.shard_files import read_shards
@@ -101,18 +102,10 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
                     self.chunks(self.saved, name, parameter, KINDS[match[1]])
                 )
         out = []
-        for name, parts in states.items():
-            weights = {part.cut: part for part in self.chunks(self.saved, name, name, "weights")}
-            for part in parts:
-                own = weights.get(part.cut)
-                if own is None or own.place.value.size != part.place.value.size:
-                    raise SurgeryError(
-                        f"{part.place.path[0]} has a chunk at {part.cut}, and no weights of "
-                        f"{name} are cut like it",
-                        next="only operations on moments as a whole work here: reset, graft",
-                    )
-            kept = (*weights.values(), *parts)
-            out += sorted(kept, key=lambda part: (ORDER.index(part.kind), part.cut))
+        for name, kept in states.items():
+            weights = list(self.chunks(self.saved, name, name, "weights"))
+            parts.refuse_cut_otherwise(weights, kept)
+            out += sorted((*weights, *kept), key=lambda part: (ORDER.index(part.kind), part.cut))
         return out
 
     def strips(self) -> Iterator[Strip]:
@@ -127,15 +120,17 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
     ) -> dict[str, Append | Content]:
         """As `DcpShards` does, and the manifest of sha256 sums where there is one."""
         out = super().render(changes, root)
-        if out and (self.path / integrity.MANIFEST).exists():
+        folder = self.saved.folder
+        if out and (folder / integrity.MANIFEST).exists():
             files = {root / file: new for file, new in out.items()}
-            manifest = (self.path / integrity.MANIFEST).relative_to(root).as_posix()
-            out[manifest] = integrity.refreshed(self.path, files, root)
+            manifest = (folder / integrity.MANIFEST).relative_to(root).as_posix()
+            out[manifest] = integrity.refreshed(folder, files, root)
         return out
 
     def digests(self) -> dict[Path, str]:
         """Those of `integrity.json`."""
-        return {self.path / name: digest for name, digest in integrity.read(self.path).items()}
+        folder = self.saved.folder
+        return {folder / name: digest for name, digest in integrity.read(folder).items()}
 
     def shallow_globals(self) -> Mapping[str, frozenset[str]]:
         """Those of `.metadata` and the common state."""
