@@ -227,7 +227,9 @@ class _Tensors:
             if part.kind in ("weights", "master"):
                 mine = sizes.setdefault((part.parameter, part.cut), {})
                 mine[part.kind] = mine.get(part.kind, 0) + part.end - part.start
-                shapes[part.parameter, part.cut] = tuple(part.place.value.size)
+                if part.kind == "weights" or (part.parameter, part.cut) not in shapes:
+                    # A master may be flat beside them, and in pieces.
+                    shapes[part.parameter, part.cut] = tuple(part.place.value.size)
         self.chunked = chunked
         self.extents: dict[str, list[_Extent]] = {}
         for (name, cut), kinds in sorted(sizes.items(), key=lambda item: _order(item[0][1])):

@@ -99,8 +99,17 @@ class BaseFormat:
 
 
 def leads_out(run: Path, path: Path) -> bool:
-    """Whether `path` is a symbolic link to what lies outside the run."""
-    return path.is_symlink() and not path.resolve().is_relative_to(run.resolve())
+    """Whether `path` is a symbolic link to a name outside the run. What a name in the run leads to
+    in turn is its own affair: a step may be a link."""
+    if not path.is_symlink():
+        return False
+    named = path.parent / path.readlink()
+    return not (named.parent.resolve() / named.name).is_relative_to(run.resolve())
+
+
+def leads_inside(run: Path, path: Path) -> bool:
+    """Whether `path` is a symbolic link to what is in the run by another name, or to nothing."""
+    return path.is_symlink() and not (leads_out(run, path) and path.exists())
 
 
 def outside(step: int, link: Path, target: Path) -> Rival:

@@ -73,7 +73,10 @@ def _steps(run: Run) -> Row:
     steps = run.steps()
     conditions: dict[str, list[str]] = {}
     for step in steps:
-        conditions.setdefault(run.condition(step), []).append(str(step))
+        condition = run.condition(step)
+        if condition == "complete" and run.linked(step):
+            condition = "symlinked"
+        conditions.setdefault(condition, []).append(str(step))
     conditions.pop("complete", None)
     note = "   ".join(f"{what}: {names(which)}" for what, which in conditions.items())
     note = note or "all complete"

@@ -177,12 +177,17 @@ class Run:
         return self.condition(step) == "complete"
 
     def condition(self, step: int) -> str:
-        """`complete`, `incomplete`, `symlinked`, or `damaged`: what says how many shards there are
-        can't be read."""
+        """`complete`, `incomplete`, or `damaged`: what says how many shards there are can't be
+        read."""
         try:
             return "incomplete" if self.format.missing(self.root, step) else "complete"
         except SurgeryError:
-            return "symlinked" if self.directory(step).is_symlink() else "damaged"
+            return "damaged"
+
+    def linked(self, step: int) -> bool:
+        """Whether `step`, or a part of it, is a symbolic link to elsewhere: it is read, and no edit
+        goes through it."""
+        return any(path.is_symlink() for path in self.entries(step))
 
     def checkpoint(self, step: int) -> Checkpoint:
         """Open `step`. Raises when it is not saved or lacks a shard, and names what is near."""

@@ -42,12 +42,15 @@ def refuse_two_words(by_section: Iterable[tuple[str, Sequence[AnyChange]]]) -> N
     a tensor, of a value and of what holds it, or of the trainer's config."""
     places: dict[str, dict[Path, list[Word]]] = {}
     configs: dict[str, str] = {}
-    for key, changes in by_section:
+    sections = [(key, changes) for key, changes in by_section if changes]
+    for key, changes in sections if len(sections) > 1 else ():
         for change in changes:
             if isinstance(change, Change) and change.path:
                 start, end = change.elements or (0, math.inf)
                 word = Word(start, end, key, change.field, _is_whole(change.new))
-                places.setdefault(change.file, {}).setdefault(change.path, []).append(word)
+                within = places.setdefault(change.file, {})
+                for path in change.paths():
+                    within.setdefault(path, []).append(word)
             elif isinstance(change, Rewrite) and change.field == "config":
                 other = configs.setdefault(change.file, key)
                 if other != key:
@@ -70,7 +73,8 @@ def _refuse_overlap(words: Sequence[Word]) -> None:
         for other in before.values():
             apart = other.key == word.key or word.start >= other.end
             if not apart and (word.whole or other.whole):
-                raise _both(*sorted((other.key, word.key), key=keys.index), word.field)
+                first, second = sorted((other.key, word.key), key=keys.index)
+                raise _both(first, second, word.field)
         if word.key not in before or word.end > before[word.key].end:
             before[word.key] = word
 

@@ -116,6 +116,24 @@ def test_other_layouts_and_the_schedule_that_holds_its_floor(
     take_back(root, before)
 
 
+def test_moments_that_are_gathered_in_one_value_are_refused(
+    tmp_path: Path, saved: Callable[..., Path]
+) -> None:
+    """`ckpt_parallel_save_optim=False`: a reset would begin Adam's step anew and nothing else."""
+    flags = ("--sharding", "dp_zero_gather_scatter")
+    root = Path(shutil.copytree(saved(*flags), tmp_path / "run"))
+    before = snapshot(root)
+    for recipe in ({"reset": ["moments"]}, {"average": {"last": 2, "moments": "average"}},
+                   {"reset": ["moments"], "moments": {"only": "exp_avg"}}):  # fmt: skip
+        with pytest.raises(SurgeryError):
+            surgery.plan(Run.open(root), from_data(recipe))
+    assert snapshot(root) == before
+    operate(root, {"set": {"lr": 5e-4, "beta1": 0.8}})
+    told = loaded(root, *flags)
+    assert told["betas"] == [[0.8, 0.95]] * 2 and told["adam_step"] == [6, 6]
+    assert told["used"][0] == pytest.approx(cosine(6, 5e-4, 1e-4))
+
+
 def test_the_schedule_is_moved_and_cooled_down(root: Path) -> None:
     before = snapshot(root)
     operate(root, {"set": {"warmup": 3, "decay": 20}})

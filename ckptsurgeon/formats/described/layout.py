@@ -107,7 +107,8 @@ class Described(DescribedSteps):
         found = {self._folder(run, path, pattern): step for step, path, pattern, _ in shards}
         found |= {path: step for step, path, _, _ in shards}
         if pointer.is_symlink():
-            return found.get(pointer.resolve())
+            real = pointer.resolve()
+            return next((step for path, step in found.items() if path.resolve() == real), None)
         end = _end(pointer)
         same = [path for path in found if end is not None and _end(path) == end]
         return found[same[-1]] if same else None

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
@@ -37,6 +37,8 @@ ELSEWHERE = (
 @dataclass
 class DescribedMegatron(MegatronDistCheckpoint):
     """`schedulers` and `savers` are (file, key path) in the common state, `counters` by name."""
+
+    by_name: ClassVar[str] = "save the step once in a sharding of Megatron-core that names them"
 
     description: Description = field(kw_only=True)
     schedulers: tuple[Located, ...] = ()

@@ -13,10 +13,10 @@ from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import expanded
 from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
-from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.layout import BaseFormat, leads_inside
 from ckptsurgeon.formats.megatron.dist import CONFIG
 from ckptsurgeon.formats.sane import is_count
-from ckptsurgeon.formats.step_folders import files_below, refuse_link
+from ckptsurgeon.formats.step_folders import files_below
 
 Shard = tuple[Path, FilePattern, Mapping[str, int]]
 _known: dict[tuple[object, ...], int | None] = {}
@@ -78,7 +78,7 @@ class DescribedSteps(BaseFormat):
         steps: dict[int, list[Shard]] = {}
         if within := self.description.within:
             for folder, _ in within.folder.matches(run):
-                if folder in copies or folder.is_symlink():
+                if folder in copies or leads_inside(run, folder):
                     continue
                 step = self._within(folder)
                 if step is not None:
@@ -86,7 +86,7 @@ class DescribedSteps(BaseFormat):
             return steps
         for pattern, content in self.description.files.items():
             for path, numbers in pattern.matches(run):
-                if path in copies or path.is_symlink():
+                if path in copies or leads_inside(run, path):
                     continue
                 step = numbers.get("step")
                 if step is None:
@@ -172,10 +172,7 @@ class DescribedSteps(BaseFormat):
     def missing(self, run: Path, step: int) -> list[str]:
         """A pattern without a file, and the ranks below the world size or the highest one; and a
         mark of the trainer's own."""
-        entries = self.entries(run, step)
-        for entry in entries:
-            refuse_link(entry)
-        names = [f"{path.name} says so" for path in self._markers(entries)]
+        names = [f"{path.name} says so" for path in self._markers(self.entries(run, step))]
         for shards in self._whole(run, step).values():
             names += self._lacking(run, step, shards)
         return list(dict.fromkeys(names))

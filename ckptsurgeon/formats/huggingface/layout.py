@@ -21,7 +21,7 @@ from ckptsurgeon.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
 from ckptsurgeon.formats.schedules.torch import is_torch
 from ckptsurgeon.formats.shard_files import opened, read_shards
-from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
+from ckptsurgeon.formats.step_folders import StepFolders, listed
 from ckptsurgeon.formats.values import OUTLIVES, Rival
 from ckptsurgeon.transaction.home import HOME
 
@@ -44,7 +44,6 @@ class _Saved(StepFolders):
 
     def missing(self, run: Path, step: int) -> list[str]:
         """The optimizer's or scheduler's file, and shards of an engine inside."""
-        refuse_link(self.directory(run, step))
         folder = _inside(self.directory(run, step))
         if engine := _engine(folder):
             return [f"{engine.name}/{name}" for name in Engine(engine).missing(folder, 0)]

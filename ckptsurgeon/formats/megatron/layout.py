@@ -27,7 +27,7 @@ from ckptsurgeon.formats.megatron.tiers import OTHER, STEP, TRACKER
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.shard_files import opened, read_shards
-from ckptsurgeon.formats.step_folders import files_below, listed, refuse_link
+from ckptsurgeon.formats.step_folders import files_below, listed
 from ckptsurgeon.formats.values import Hazard, Rival
 from ckptsurgeon.transaction.home import HOME
 
@@ -98,7 +98,6 @@ class Megatron(BaseFormat):
     def missing(self, run: Path, step: int) -> list[str]:
         """Names of absent files: by the parallel sizes in the args, or by .metadata."""
         folder = self.directory(run, step)
-        refuse_link(folder)
         if _is_flat(folder):
             return absent(folder)
         if _is_dist(folder):
