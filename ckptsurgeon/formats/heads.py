@@ -179,6 +179,11 @@ def unsaid(what: str, *helps: str) -> SurgeryError:
     return unknown(what, "it does not say how many attention heads its model has", *helps)
 
 
+def unread(what: str) -> SurgeryError:
+    """The error for a format of which nothing that would say a number of heads is read."""
+    return unknown(what, "nothing that is read of it says how many attention heads its model has")
+
+
 def unknown(what: str, why: str, *helps: str) -> SurgeryError:
     """The error for a checkpoint whose heads can't be told apart, and why."""
     own = "ckptsurgeon scale REGEX --by F    whole parameters, by a factor of your own"
