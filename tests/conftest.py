@@ -159,3 +159,11 @@ def trained(_originals: Callable[[int, int, str], Path], tmp_path: Path) -> Trai
         return root
 
     return copy
+
+
+@pytest.fixture
+def accelerate_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate looks for a launcher's environment, and for a GPU."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")

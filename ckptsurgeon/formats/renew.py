@@ -78,7 +78,8 @@ def _reasons(state_dict: StateDict, known: Entry) -> list[str]:
     reasons = []
     for key, places in state_dict.state.items():
         start = known.state.get(key)
-        made = any(_is_made(place.value) for place in places)
+        one_of_each = {type(place.value): place.value for place in places}  # of thousands
+        made = any(map(_is_made, one_of_each.values()))
         if start == ANEW or (made and start != CONSTANT):
             reasons.append(f"{key} ({ROLES[key]}) itself when it begins")
     switches = state_dict.group.get(known.unless, ()) if known.unless else ()

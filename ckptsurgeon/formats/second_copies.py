@@ -32,24 +32,29 @@ def second_copies(
     """File and key path of each dict that has tensors by the names of the weights, and of each list
     that has them by their shapes, where none of `parts` is; also in those `files` of the step that
     nothing was read of. A file that can't be read is passed over."""
-    known = {(part.place.file, part.place.path) for part in parts}
+    known: dict[Path, set[tuple[Key, ...]]] = {}
+    for part in parts:
+        known.setdefault(part.place.file, set()).add(part.place.path)
     names = {part.parameter for part in parts if part.kind in ("weights", "master")}
     shapes = Counter(p.place.value.size for p in parts if p.kind == "weights")
-    skipped = {*checkpoint.copies(), *(file for file, _ in known if file.suffix == SAFE)}
+    skipped = {*checkpoint.copies(), *(file for file in known if file.suffix == SAFE)}
     for file in dict.fromkeys([*checkpoint.trees, *checkpoint.archives, *files]):
         if file in skipped or OPTIMIZER in file.name:
             continue
-        taken = {path for other, path in known if other == file}
+        taken = known.get(file, set())
         for path in _repeats(_tree(checkpoint, file, taken), (), taken, names, shapes):
             yield file, path
 
 
 def _tree(checkpoint: Checkpoint, file: Path, taken: Collection[tuple[Key, ...]]) -> Any:
     """What is in a file; of a folder of values the tensors that none of `taken` leads to."""
-    if isinstance(folder := checkpoint.trees.get(file), Values):
-        parts, values = {path[0] for path in taken}, folder.saved.items.items()
+    tree = checkpoint.trees.get(file)
+    if isinstance(tree, Values):
+        parts, values = {path[0] for path in taken}, tree.saved.items.items()
         others = [n for n, items in values if items.is_tensor and n not in parts]
-        return {name: folder[name] for name in others if OPTIMIZER not in name}
+        return {name: tree[name] for name in others if OPTIMIZER not in name}
+    if tree is not None:
+        return tree
     archive: Archive | None = checkpoint.archives.get(file)
     try:
         if archive is None and file.suffix == SAFE:

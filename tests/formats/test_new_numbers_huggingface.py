@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,12 @@ from tests.support.surgeries import take_back
 
 pytestmark = [
     pytest.mark.formats,
+    pytest.mark.usefixtures("accelerate_on_cpu"),
     pytest.mark.filterwarnings("ignore"),  # of the libraries' own making
 ]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Live = dict[str, Any]
 """`weights` by name, and each moment by number, as the library holds them."""
-
-
-@pytest.fixture(autouse=True)
-def _cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Accelerate looks for a launcher's environment, and for a GPU."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    yield
 
 
 def trained(root: Path, stop: int) -> Any:

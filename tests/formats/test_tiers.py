@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,14 +181,6 @@ def test_a_best_model_that_left_ranks_nothing_any_more(tmp_path: Path) -> None:
 # --- Accelerate ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    yield
-
-
 def automatic(project: Path, limit: int | None = None) -> tuple[Any, Any]:
     """A real Accelerator that names its checkpoints itself."""
     from accelerate import Accelerator
@@ -203,7 +194,7 @@ def automatic(project: Path, limit: int | None = None) -> tuple[Any, Any]:
     return accelerator, accelerator.prepare(model, adam)[1]
 
 
-@pytest.mark.usefixtures("_cpu")
+@pytest.mark.usefixtures("accelerate_on_cpu")
 def test_accelerates_own_naming_goes_on_from_the_step(tmp_path: Path) -> None:
     project = tmp_path / "run"
     accelerator, adam = automatic(project)

@@ -24,11 +24,7 @@ TRAINER = "tests.support.hugging_face"
 
 
 @pytest.fixture(autouse=True)
-def _cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accelerate looks for a launcher's environment, and for a GPU."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+def _of_this_repository(accelerate_on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPO))
 
 

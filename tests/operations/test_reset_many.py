@@ -90,6 +90,7 @@ def test_pure_python_writes_the_same_bytes(made: Path, monkeypatch: pytest.Monke
     assert plan(Run.open(made), RESET) == compiled
     (edit,) = compiled.edits
     assert isinstance(edit, Append) and len(edit.spans) > PARAMETERS
+    assert len(edit.data) < 60_000 < 400_000 < edit.new_size - edit.old_size  # no zeros are kept
 
 
 def test_no_two_tensors_share_a_byte_and_undo_brings_all_back(made: Path) -> None:

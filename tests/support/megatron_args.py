@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from tests.support import newest_megatron
-from tests.support.megatron_real import OnCpu
+from tests.support.cpu_rank import cpu_rank
 
 
 class Launch(SimpleNamespace):
@@ -56,12 +52,8 @@ def main() -> None:
     parser.add_argument("run")
     given = parser.parse_args()
     newest_megatron.put_first()
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with OnCpu():
+    with cpu_rank():
         print(json.dumps(told(given.run)))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from tests.support import newest_megatron
-from tests.support.megatron_real import OnCpu
+from tests.support.cpu_rank import cpu_rank
 
 NVRX = Path(sys.prefix) / "nvrx"
 
@@ -59,12 +55,8 @@ def main() -> None:
     parser.add_argument("--save-local", nargs="+", type=int, default=[])
     given = parser.parse_args()
     newest_megatron.put_first()
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with OnCpu():
+    with cpu_rank():
         print(picked(given.run, SimpleNamespace(**vars(given), exit_on_missing_checkpoint=True)))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

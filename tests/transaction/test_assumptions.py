@@ -15,6 +15,7 @@ import pytest
 from ckptsurgeon.edits import Append, Content, Edit, Fingerprint, Move, Plan, Replace, Span
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.transaction import journal
+from ckptsurgeon.transaction.assumptions import check_space
 from tests.faults import toy
 from tests.faults.inject import Fault, count_calls, hooked, outcome
 from tests.faults.world import restore, save, workplace
@@ -245,6 +246,19 @@ def test_a_plan_that_does_not_fit_is_refused_before_the_first_byte(small_disk: P
         caught = refused(small_disk, plan, "needs 3.*bytes of free space, and there are")
     assert not calls
     assert "free some space" in caught.next[0]
+
+
+def test_a_write_between_two_holes_takes_a_block(small_disk: Path) -> None:
+    """100 headers of 100 bytes: 10 kB of bytes, and 400 kB on the disk."""
+    toy.build(small_disk)
+    size = (small_disk / "run/step100/shard0").stat().st_size
+    for pitch, fits in ((1000, True), (50_000, False)):
+        writes = [(size + pitch * number, b"x" * 100) for number in range(1, 101)]
+        plan = planned(small_disk, Append.of("step100/shard0", size, writes, 0))
+        if fits:
+            check_space(small_disk / "run", plan.edits, HOME)
+        else:
+            refused(small_disk, plan, "needs 4.*bytes of free space")
 
 
 def test_a_plan_that_needs_too_many_files_is_refused(small_disk: Path) -> None:

@@ -348,13 +348,17 @@ def all_tensors(tree: Any) -> list[Tensor]:
     as `tensors`."""
     out: list[Tensor] = []
     seen: set[int] = set()
-    todo: list[Any] = [[tree]]
+    todo: list[Any] = [tree]
     parts: Any
     while todo:
         value = todo.pop()
-        if isinstance(value, dict):
+        if type(value) is dict:  # nearly always
             parts = value.values()
-            todo.append((getattr(value, "state", None),))
+        elif isinstance(value, Tensor):
+            out.append(value)
+            continue
+        elif isinstance(value, dict):
+            parts = (*value.values(), getattr(value, "state", None))
         elif isinstance(value, (list, tuple)):
             parts = value
         elif isinstance(value, Object):
@@ -363,9 +367,16 @@ def all_tensors(tree: Any) -> list[Tensor]:
             continue
         if id(value) not in seen:
             seen.add(id(value))
-            out += [part for part in parts if isinstance(part, Tensor)]
-            todo += [part for part in parts if isinstance(part, (dict, list, tuple, Object))]
+            for part in parts:
+                kind = type(part)
+                if kind is Tensor:
+                    out.append(part)
+                elif kind not in _LEAVES:
+                    todo.append(part)
     return out
+
+
+_LEAVES = frozenset((int, float, str, bool, bytes, type(None)))
 
 
 def tensors(tree: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:

@@ -46,7 +46,9 @@ class Side:
         assert self.step is not None
         pointers = set(self.run.format.pointer_files(self.run.root))
         paths = self.run.format.files(self.run.root, self.step)
-        return {self.name(p): Version(p) for p in paths if p not in pointers}
+        # A pointer may be a copy of a whole folder, and all that is left of the step.
+        own = [path for path in paths if pointers.isdisjoint((path, *path.parents))]
+        return {self.name(path): Version(path) for path in own or paths}
 
     def name(self, path: Path) -> str:
         """The path inside the folder of the step, or that from the root without the number."""

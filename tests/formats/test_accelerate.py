@@ -1,0 +1,152 @@
+"""Accelerate: the real Accelerator writes, and loads what was edited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import look, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe.file import from_data, load
+from ckptsurgeon.run.run import Run
+from tests.support.launch import REPO
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
+
+pytestmark = [
+    pytest.mark.formats,
+    pytest.mark.usefixtures("accelerate_on_cpu"),
+    pytest.mark.filterwarnings("ignore"),  # of the library's own making
+]
+PEAK = 1e-3
+
+
+def accelerated(scaler: bool = False) -> tuple[Any, Any, Any]:
+    """A real Accelerator with a model, its AdamW and a LambdaLR."""
+    from accelerate import Accelerator
+
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    adam = torch.optim.AdamW(model.parameters(), lr=PEAK)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 0.9**step)
+    accelerator.register_for_checkpointing(Counter())
+    _, adam, schedule = accelerator.prepare(model, adam, schedule)
+    return accelerator, adam, schedule
+
+
+class Counter:
+    """An object of the user's, which Accelerate keeps in custom_checkpoint_0.pkl."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": 3}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        assert state == {"count": 3}
+
+
+@pytest.mark.parametrize("name", ["checkpoint_{}", "step_{}", "epoch-{}"])
+def test_an_accelerator_loads_what_was_operated_on(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "run"
+    accelerator, adam, schedule = accelerated()
+    for step in range(1, 5):
+        accelerator.backward(sum((p**2).sum() for p in adam.param_groups[0]["params"]))
+        adam.step()
+        schedule.step()
+        if step % 2 == 0:
+            accelerator.save_state(str(root / name.format(step)), safe_serialization=True)
+    before = snapshot(root)
+    opened = Run.open(root)
+    assert (opened.format.name, opened.steps(), opened.latest()) == ("accelerate", [2, 4], 4)
+    assert look.verify(opened, level=4).findings == ()
+    recipe = {"rollback": {"to": 2}, "set": {"lr": 5e-4, "beta2": 0.95}, "reset": ["moments"]}
+    operate(root, recipe)
+    assert [path.name for path in sorted(root.iterdir()) if path.name[0] != "."] == [name.format(2)]
+    accelerator, adam, schedule = accelerated()
+    accelerator.load_state(str(root / name.format(2)))
+    group = adam.param_groups[0]
+    assert group["lr"] == pytest.approx(5e-4 * 0.9**2)
+    assert group["betas"] == (0.9, 0.95)
+    for state in adam.optimizer.state.values():
+        assert not state["exp_avg"].any() and not state["exp_avg_sq"].any() and state["step"] == 0
+    accelerator.backward(sum((p**2).sum() for p in group["params"]))
+    adam.step()
+    schedule.step()
+    assert group["lr"] == pytest.approx(5e-4 * 0.9**3)
+    take_back(root, before)
+
+
+def loaded(workers: int = 0) -> tuple[Any, Any]:
+    """A real Accelerator with a loader that saves where it stands."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    torch.manual_seed(0)
+    config = DataLoaderConfiguration(
+        use_stateful_dataloader=True, use_seedable_sampler=True, data_seed=3
+    )
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    data = torch.utils.data.TensorDataset(torch.arange(64))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, num_workers=workers)
+    model = torch.nn.Linear(2, 2)
+    adam = torch.optim.AdamW(model.parameters(), lr=PEAK)
+    return accelerator, accelerator.prepare(loader, model, adam)[0]
+
+
+def test_a_loader_that_saves_its_position_is_moved(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    accelerator, loader = loaded()
+    order = []
+    for number, (batch,) in enumerate(loader, 1):
+        order.append(batch.tolist())
+        if number == 3:
+            accelerator.save_state(str(root / "step_3"))
+    before = snapshot(root)
+    plan = operate(root, {"skip": ["4-6"], "skip_by_counters": True})
+    assert plan.promise is not None and plan.promise.data_batches == 6
+    accelerator, loader = loaded()
+    accelerator.load_state(str(root / "step_3"))
+    assert [batch.tolist() for (batch,) in loader] == order[6:]
+    take_back(root, before)
+
+
+def test_a_loader_with_workers_keeps_its_own_state(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    accelerator, loader = loaded(workers=1)
+    for _ in loader:
+        accelerator.save_state(str(root / "step_1"))
+        break
+    with pytest.raises(SurgeryError, match="keeps no data_batches"):
+        surgery.plan(Run.open(root), from_data({"set": {"data_batches": 5}}))
+
+
+@pytest.mark.parametrize(("name", "factor", "step"), [("14500", 0.75, 2), ("29000", 2.0, 4)])
+def test_what_idefics_did_is_a_recipe(tmp_path: Path, name: str, factor: float, step: int) -> None:
+    root = tmp_path / "run"
+    accelerator, adam, schedule = accelerated()
+    for done in range(1, 5):
+        adam.step()
+        schedule.step()
+        if done % 2 == 0:
+            accelerator.save_state(str(root / f"checkpoint_{done}"))
+    before = snapshot(root)
+    recipe = load(REPO / "recipes" / "history" / f"idefics-{name}.yaml", [f"rollback.to={step}"])
+    surgery.apply(Run.open(root), surgery.plan(Run.open(root), recipe))
+    accelerator, adam, schedule = accelerated()
+    accelerator.load_state(str(root / f"checkpoint_{step}"))
+    assert adam.param_groups[0]["lr"] == pytest.approx(PEAK * factor * 0.9**step)
+    schedule.step()
+    assert adam.param_groups[0]["lr"] == pytest.approx(PEAK * factor * 0.9 ** (step + 1))
+    take_back(root, before)
+
+
+def test_two_folders_of_one_number_are_told(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    accelerator, _, _ = accelerated()
+    for name in ("step_1", "epoch_1"):
+        accelerator.save_state(str(root / name))
+    with pytest.raises(SurgeryError, match="same number"):
+        look.inspect(Run.open(root), 1)
