@@ -77,7 +77,14 @@ $(VENV)/.newest-megatron: $(VENV)/.complete constraints-newest-megatron.txt
 		--target $(VENV)/nvrx nvidia-resiliency-ext
 	touch $@
 
-test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.olmo
+# Their tests go by text and compiled functions alone: nothing here is imported.
+$(VENV)/.sources: $(VENV)/.complete constraints-sources.txt
+	rm -rf $(VENV)/sources
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+		--target $(VENV)/sources -r constraints-sources.txt
+	touch $@
+
+test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.olmo
 	$(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo
 
@@ -92,7 +99,7 @@ drift: $(VENV)/.formats $(VENV)/.newest-megatron
 torch-headers: venv
 	$(PY) -m tests.train.kernels.torch_headers
 
-nightly: lint torch-headers $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.olmo
+nightly: lint torch-headers $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.olmo
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import errno
 import os
+import random
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +132,43 @@ def test_a_call_that_is_always_broken_fails_in_the_end(tmp_path: Path) -> None:
     assert fault.calls == disk.INTERRUPTED_CALLS
 
 
+@pytest.mark.parametrize("kind", ["", "watched", "SHORT", "EINTR"])
+def test_many_short_writes_are_few_calls(tmp_path: Path, kind: str) -> None:
+    """What lies between is zeros, whether it was written or not; no part is written twice."""
+    chance = random.Random(3)
+    spans, expected, at = [], bytearray(), 0
+    for number in range(400):
+        gap = chance.choice((0, 1, 500, 4000, 4001, 50_000)) if number else 70
+        length = chance.choice((1, 30, 900, 40_000)) if number != 200 else (1 << 20) + 9
+        spans.append((at + gap, at + gap + length))
+        expected += bytes(gap) + chance.randbytes(length)
+        at += gap + length
+    data = b"".join(expected[start:end] for start, end in spans)
+    calls: list[tuple[int, int]] = []
+
+    def watch(operation: str, path: str, details: Mapping[str, Any]) -> None:
+        calls.append((details["offset"], details["offset"] + len(details["data"])))
+
+    path = tmp_path / "new"
+    with disk.created(path) as descriptor:
+        hook = {"": None, "watched": watch}.get(kind) if kind in ("", "watched") else Fault(kind, 3)
+        with hooked(hook) if hook else contextlib.nullcontext():
+            disk.write_each(descriptor, path, data, spans, 4000)
+    assert path.read_bytes() == expected
+    if kind == "watched":
+        far = sum(after[0] - before[1] > 4000 for before, after in pairwise(spans))
+        assert far < len(calls) <= far + 2 + 2 * (len(expected) >> 20) < len(spans)
+        assert max(end - start for start, end in calls) == (1 << 20) + 9
+        assert all(end <= start for (_, end), (start, _) in pairwise(calls))
+
+
 def test_an_error_names_its_path(tmp_path: Path) -> None:
     path = tmp_path / "new"
     with disk.created(path) as descriptor:
         calls: list[Callable[[], None]] = [
             lambda: disk.write_at(descriptor, path, 0, b"x"),
+            lambda: disk.write_each(descriptor, path, b"xy", [(0, 1), (9, 10)], 4),
+            lambda: disk.write_each(descriptor, path, b"xy", [(0, 1), (9, 10)], 8),
             lambda: disk.truncate(descriptor, path, 1),
             lambda: disk.fsync_file(descriptor, path),
         ]

@@ -22,7 +22,9 @@ from ckptsurgeon.files.archives import append, rewrite
 from ckptsurgeon.files.archives import zeros as torch_blank
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.chunks import Chunks, Item, Place, Table
-from ckptsurgeon.files.pickles.tree import Tensor, strides
+from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.files.pickles.scan import scan
+from ckptsurgeon.files.pickles.tree import Object, Tensor, read_with_globals, strides
 from ckptsurgeon.files.pickles.values import dumped
 
 METADATA = ".metadata"
@@ -142,6 +144,16 @@ class Saved:
         archives = (self.archive(item) for item in places)
         return all(archive.is_zero(archive.tree()) for archive in archives)
 
+    def flattened(self) -> list[str]:
+        """The names in the order of the state that was saved, which torch's planner writes down for
+        a load; none where another planner did not. Read as any pickle, under those limits. The
+        order of `items` is another one: that of the writers."""
+        data = self.path.read_bytes()
+        with collector_paused():
+            tree, _ = read_with_globals(scan(data, where=str(self.path), dense=True))
+        order = tree.state.get("planner_data") if isinstance(tree, Object) else None
+        return [str(name) for name in order] if isinstance(order, dict) else []
+
     def next_file(self) -> str:
         """A name for new values that no earlier surgery has used."""
         used = [int(m[1]) for p in self.folder.iterdir() if (m := NEW.fullmatch(p.name))]
@@ -155,10 +167,11 @@ class Saved:
         must be what `.metadata` says. Raises as `append.render` does."""
         new = _New(len(self.table.file))
         groups: dict[Item, list[Change]] = {}
-        for change in changes:
-            items = self.items[str(change.path[0])]
-            if len(change.path) > 1 or not items.is_tensor:
-                groups.setdefault(self.of(change.path), []).append(change)
+        for change in (one for several in changes for one in several.single()):
+            (path,) = change.paths()
+            items = self.items[str(path[0])]
+            if len(path) > 1 or not items.is_tensor:
+                groups.setdefault(self.of(path), []).append(change)
             elif change.new == ZEROS and self._agrees(items):
                 dtype = items.whole[0] if items.whole is not None else ""
                 shapes = items.shapes().items()

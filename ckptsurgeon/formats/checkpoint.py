@@ -13,7 +13,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import heads, param_groups, strips
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.heads import Attention
-from ckptsurgeon.formats.protocol import Disagreement
+from ckptsurgeon.formats.protocol import Checkpoint, Disagreement
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.trees import Trees
 from ckptsurgeon.formats.values import (
@@ -66,7 +66,9 @@ class BaseCheckpoint(Trees, ABC):
         places = [place for place in self.locate(field) if place.wins]
         if field != "adam_step":
             return places
-        steps = dict.fromkeys((place.file, place.value) for place in places)
+        files = {id(place.file): place.file for place in places}  # a path takes long to hash
+        numbers = {(id(place.file), place.value): None for place in places}
+        steps = dict.fromkeys((files[file], step) for file, step in numbers)
         return [Place(file, (), step) for file, step in steps]
 
     def agreed(self, field: str) -> list[Any]:
@@ -237,6 +239,10 @@ class BaseCheckpoint(Trees, ABC):
             "master and moments",
             next="reset and graft work on the moments of all parameters",
         )
+
+    def like(self, other: Checkpoint) -> Checkpoint:
+        """Itself: most trainers save a step in one form."""
+        return self
 
     def copies(self) -> Mapping[Path, Path]:
         """None: a family that saves a step twice overrides it."""

@@ -49,6 +49,10 @@ def renewed(checkpoint: Checkpoint) -> list[Setting]:
                 "trainers load an optimizer without it",
                 next=WITHOUT,
             )
+    moments = [Setting(name, p, p.zero) for name in ALL for p in checkpoint.locate(name)]
+    steps = [Setting("adam step", p, _zero(p.value)) for p in checkpoint.locate("adam_step")]
+    if not rest:  # nearly always
+        return [*moments, *steps]
     gone = {(place.file, place.path) for place in whole}
     done = {(setting.place.file, setting.place.path) for setting in rest}
 
@@ -58,8 +62,6 @@ def renewed(checkpoint: Checkpoint) -> list[Setting]:
         places = ((place.file, place.path[:end]) for end in range(len(place.path)))
         return (place.file, place.path) not in done and gone.isdisjoint(places)
 
-    moments = [Setting(name, p, p.zero) for name in ALL for p in checkpoint.locate(name)]
-    steps = [Setting("adam step", p, _zero(p.value)) for p in checkpoint.locate("adam_step")]
     return [
         *(setting for setting in moments if stays(setting.place)),
         *rest,
@@ -76,7 +78,8 @@ def _reasons(state_dict: StateDict, known: Entry) -> list[str]:
     reasons = []
     for key, places in state_dict.state.items():
         start = known.state.get(key)
-        made = any(_is_made(place.value) for place in places)
+        one_of_each = {type(place.value): place.value for place in places}  # of thousands
+        made = any(map(_is_made, one_of_each.values()))
         if start == ANEW or (made and start != CONSTANT):
             reasons.append(f"{key} ({ROLES[key]}) itself when it begins")
     switches = state_dict.group.get(known.unless, ()) if known.unless else ()

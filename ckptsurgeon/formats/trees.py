@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from ckptsurgeon.files.archives import append, compact
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.files.pickles.tree import Tensor, get, get_each
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.shard_files import opened
@@ -79,6 +79,21 @@ class Trees:
         byte = place.zero.byte if isinstance(place.zero, Fill) else 0
         return isinstance(place.value, Tensor) and archive.is_zero(place.value, elements, byte)
 
+    def are_zero(self, places: Sequence[Place]) -> list[bool]:
+        """Of each what `is_zero` says, asked of each archive at once."""
+        tensors: dict[Path, dict[int, Tensor]] = {}
+        for number, place in enumerate(places):
+            if type(place.value) is Tensor and place.zero == ZEROS:
+                tensors.setdefault(place.file, {})[number] = place.value
+        known: dict[int, bool] = {}
+        for file, mine in tensors.items():
+            if file in self.archives:
+                known |= zip(mine, self.archives[file].are_zeros([*mine.values()]), strict=True)
+        return [
+            known[number] if number in known else self.is_zero(place)
+            for number, place in enumerate(places)
+        ]
+
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """In the archive that has the tensor."""
         archive, tensor = self.holder(place), place.value
@@ -100,9 +115,12 @@ class Trees:
         problem: Callable[[str, Any], str] = problem,
     ) -> None:
         """Raise DamagedFile for a value in which `problem` finds that `name` can't have it."""
-        numbers = {(type(p.value), p.value): p for p in places if type(p.value) in (int, float)}
-        others = [place for place in places if type(place.value) not in (int, float)]
-        for place in (*numbers.values(), *others):  # thousands hold the same number
+        alike: dict[Any, Place] = {}  # thousands hold the same number, or a tensor
+        for place in places:
+            kind = type(place.value)
+            number = (kind, place.value) if kind in (int, float) else id(place)
+            alike[kind if kind is Tensor else number] = place
+        for place in alike.values():
             if reason := problem(name, place.value):
                 start = self.archives[place.file].payload(PICKLE)
                 raise DamagedFile(str(place.file), start, f"{PICKLE}: {reason}")
@@ -126,9 +144,9 @@ class Trees:
                 out.append((file, content, archive.size - content.size))
         return out
 
-    def blobs(self) -> list[Blob]:
+    def blobs(self) -> Iterator[Blob]:
         """No file has archives inside: each shard is one."""
-        return []
+        return iter(())
 
     def digests(self) -> dict[Path, str]:
         """No digest is saved."""
@@ -152,15 +170,19 @@ class Trees:
                 if isinstance(change.new, Renamed) and not change.path:
                     names[file] = file.with_name(change.new.key)
                     continue
-                new = 0 if change.new == ZEROS else change.new
-                if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):
-                    if not change.path:  # the file is one value
-                        roots[file] = new
+                paths: Iterable[tuple[Key, ...]] = change.paths()
+                if change.new == ZEROS:
+                    found = get_each(self.trees[file], change.path)
+                    paths = [p for p, v in zip(paths, found, strict=True) if _is_scalar(v)]
+                new = New(0 if change.new == ZEROS else change.new)
+                for path in paths:
+                    if not path:  # the file is one value
+                        roots[file] = new.value
                         continue
                     patch = patches.setdefault(file, {})
-                    for key in change.path[:-1]:
+                    for key in path[:-1]:
                         patch = patch.setdefault(key, {})
-                    patch[change.path[-1]] = New(new)
+                    patch[path[-1]] = new
         trees = {
             file: patched(tree, patches[file]) if file in patches else tree
             for file, tree in self.trees.items()
@@ -176,4 +198,6 @@ class Trees:
 
 
 def _is_scalar(value: Any) -> bool:
+    if type(value) is Tensor and len(value.size) == 1:  # nearly always
+        return value.size[0] == 1
     return not isinstance(value, Tensor) or value.numel == 1

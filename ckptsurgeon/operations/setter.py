@@ -16,6 +16,8 @@ LEAP = 10.0
 
 def short(value: object) -> str:
     """A number without digits that say nothing, as it could have been typed: 300000, 1e-05."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(short, value))}]"
     digits = f"{value:g}" if isinstance(value, float) else str(value)
     return digits if not isinstance(value, float) or float(digits) == value else repr(value)
 

@@ -32,6 +32,7 @@ from tests.support import (
     megatron_flat,
     megatron_legacy,
     nanotron_files,
+    nemo_files,
 )
 from tests.support.dcp_trainers import CONFIG, Trainer, olmo, torchtitan
 from tests.support.in_process import InProcess, one_rank
@@ -74,6 +75,7 @@ def _torch_dcp(root: Path) -> None:
 
 def _universal(root: Path) -> None:
     _deepspeed(1)(root)
+    convert(root, 4)
     convert(root)
     (root / "latest_universal").write_text("global_step6_universal")
     (root / "latest").write_text("global_step6_universal")
@@ -139,6 +141,7 @@ FORMATS: dict[str, Maker] = {
     "Megatron-LM torch_dcp": _torch_dcp,
     "Megatron-LM fsdp_dtensor": megatron_flat.save,
     "Megatron-Bridge": megatron_bridge.save,
+    "NeMo 2": nemo_files.make,
     "torchtitan (DCP)": torchtitan,
     "OLMo-core": olmo,
     "OLMo-core, no scheduler": _olmo_without_scheduler,

@@ -24,7 +24,7 @@ from ckptsurgeon.look.listen import listen
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from tests.support import newest_megatron
-from tests.support.launch import REPO
+from tests.support.launch import REPO, run_module
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -32,6 +32,7 @@ pytestmark = pytest.mark.formats
 pytest.importorskip("megatron.core")
 
 NEWEST = newest_megatron.FOLDER
+PROGRAM = "tests.support.megatron_real"
 KINDS = {
     "legacy": ["--sharding", "legacy"],
     "legacy-plain": ["--sharding", "legacy", "--no-distributed"],
@@ -52,7 +53,7 @@ FLAGS = ["--lr", "3e-4", "--min-lr", "3e-5", "--weight-decay", "0.05"]
 
 def megatron(what: str, root: Path, *flags: str, status: int = 0) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.megatron_real", what, str(root)]
+    command = [sys.executable, "-W", "ignore", "-m", PROGRAM, what, str(root)]
     done = subprocess.run(
         [*command, *flags], cwd=REPO, env=environment, capture_output=True, text=True, timeout=600
     )
@@ -159,6 +160,26 @@ def test_what_was_set_is_what_megatron_uses(
     assert told["consumed_samples"] == promise.consumed_samples == 32
     assert told["loss_scale"] == promise.loss_scale
     assert told["then"]["adam_step"] == [1, 1]
+    take_back(root, before)
+
+
+@pytest.mark.parametrize("kind", ["fully", "buckets"])
+def test_two_ranks_that_share_an_optimizer_use_what_was_set(kind: str, tmp_path: Path) -> None:
+    """Data ranks of the newest version, over gloo: each has half of the masters and moments."""
+    root = tmp_path / "run"
+    flags = [*KINDS[kind], *by("newest")]
+    run_module(PROGRAM, "save", root, *flags, ranks=2)
+    assert len(list((root / "iter_0000004").glob("*.distcp"))) == (1 if kind == "fully" else 2)
+    before = snapshot(root)
+    promise = operate(root, RECIPE).promise
+    assert promise is not None
+    done = run_module(PROGRAM, "load", root, *flags, *FLAGS, ranks=2)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["iteration"], told["lr"]) == (promise.step - 1, [promise.lr, promise.lr])
+    assert told["betas"] == [[0.9, 0.99]] * 2 and told["eps"] == [1e-7] * 2
+    assert tuple(told["weight_decay"]) == promise.weight_decay == (0.05, 0.0)
+    assert told["adam_step"] == [0, 0] and told["then"]["adam_step"] == [1, 1]
+    assert told["exp_avg"] == told["exp_avg_sq"] == 0 < told["weights"]
     take_back(root, before)
 
 

@@ -8,10 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,6 +18,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from tests.support.launch import REPO
+from tests.support.new_numbers import cases, same
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import take_back
 
@@ -35,21 +33,10 @@ KINDS = {
     "fully": ["--sharding", "fully_reshardable", "--fp16"],
     "dist-plain": ["--sharding", "fully_reshardable", "--no-distributed", "--fp16"],
     "dist-plain-fp32": ["--sharding", "fully_reshardable", "--no-distributed"],
+    "torch_dcp-fp16": ["--sharding", "torch_dcp", "--no-distributed", "--fp16"],
 }
-STEPS: dict[str, Any] = {"steps": ["2", "6"], "weights": ["1", "3"]}
-UP: dict[str, Any] = {"params": r"^up\.weight$", "by": 0.9}
-RECIPES: dict[str, dict[str, Any]] = {
-    "average": {"average": {**STEPS}},
-    "average-all": {"average": {**STEPS, "moments": "average"}},
-    "scale": {"scale": {**UP}},
-    "scale-all": {"scale": {**UP, "moments": "scale"}},
-    "graft": {"graft": {"step": 2}},
-    "graft-some": {"graft": {"step": 2, "params": "weight$"}},
-    "clip": {"clip_moments": {"above": 2}},
-}
-MOMENTS = ("exp_avg", "exp_avg_sq")
+CASES = cases(2, 6, "up.weight")
 TRACKER = "latest_checkpointed_iteration.txt"
-State = dict[str, dict[str, torch.Tensor]]
 
 
 def megatron(what: str, roots: list[Path], *flags: str) -> None:
@@ -84,6 +71,17 @@ def megatron(what: str, roots: list[Path], *flags: str) -> None:
     "clip_moments",
     by="megatron-core",
 )
+@pytest.mark.witness(
+    "Megatron-LM torch_dcp",
+    "average",
+    "average --moments average",
+    "scale",
+    "scale --moments scale",
+    "graft moments",
+    "graft moments --params",
+    "clip_moments",
+    by="megatron-core",
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_megatron_loads_what_torch_computes(kind: str, tmp_path: Path) -> None:
     """Steps and results are loaded by one process, which says whose each tensor is."""
@@ -93,7 +91,7 @@ def test_megatron_loads_what_torch_computes(kind: str, tmp_path: Path) -> None:
     for step, copy in roots.items():
         shutil.copytree(root, copy)
         (copy / TRACKER).write_text(step)
-    for name, recipe in RECIPES.items():
+    for name, (recipe, _) in CASES.items():
         before = snapshot(root)
         surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
         assert look.verify(Run.open(root), level=4).findings == ()
@@ -102,85 +100,9 @@ def test_megatron_loads_what_torch_computes(kind: str, tmp_path: Path) -> None:
         take_back(root, before)
     megatron("gather", list(roots.values()), *KINDS[kind])
     held = {name: torch.load(copy.with_suffix(".pt")) for name, copy in roots.items()}
-    for name, expected in EXPECTED.items():
-        same(held[name], expected(held["2"], held["6"]))
-        assert any(
-            not torch.equal(tensor, held["6"][parameter][key])
-            for parameter, tensors in held[name].items()
-            for key, tensor in tensors.items()
-        )
-
-
-def averaged(first: State, last: State, moments: bool = False) -> State:
-    """Masters (and moments) one to three, summed up in float64; the weights are rounded masters."""
-    return rounded({
-        name: {
-            key: ((first[name][key].double() + 3 * tensor.double()) / 4).to(tensor.dtype)
-            if moments or key not in MOMENTS
-            else tensor
-            for key, tensor in tensors.items()
-        }
-        for name, tensors in last.items()
-    })  # fmt: skip
-
-
-def scaled(first: State, last: State, moments: bool = False) -> State:
-    powers = {"weights": 1, "param": 1, "exp_avg": int(moments), "exp_avg_sq": 2 * int(moments)}
-    own = {key: t * 0.9 ** powers[key] for key, t in last["up.weight"].items()}
-    return rounded({**last, "up.weight": own})
-
-
-def rounded(state: State) -> State:
-    return {
-        name: {
-            **tensors,
-            "weights": tensors.get("param", tensors["weights"]).to(tensors["weights"].dtype),
-        }
-        for name, tensors in state.items()
-    }
-
-
-def grafted(first: State, last: State, end: str = "") -> State:
-    return {
-        name: {
-            key: first[name][key] if key in MOMENTS and name.endswith(end) else tensor
-            for key, tensor in tensors.items()
-        }
-        for name, tensors in last.items()
-    }
-
-
-def clipped(first: State, last: State) -> State:
-    out: State = {}
-    for name, tensors in last.items():
-        squares = tensors["exp_avg_sq"]
-        limit = squares[squares > 0].median() * 2
-        share = (limit.double() / squares.double()).clamp(max=1).sqrt()
-        moments = {
-            "exp_avg": (tensors["exp_avg"].double() * share).float(),
-            "exp_avg_sq": squares.clamp(max=limit),
-        }
-        out[name] = {**tensors, **moments}
-    return out
-
-
-EXPECTED: dict[str, Callable[[State, State], State]] = {
-    "average": averaged,
-    "average-all": partial(averaged, moments=True),
-    "scale": scaled,
-    "scale-all": partial(scaled, moments=True),
-    "graft": grafted,
-    "graft-some": partial(grafted, end="weight"),
-    "clip": clipped,
-}
-
-
-def same(found: State, wanted: State) -> None:
-    assert found.keys() == wanted.keys() and len(found) == 6
-    for name, tensors in wanted.items():
-        assert found[name].keys() == tensors.keys()
-        differing = [key for key in tensors if not torch.equal(found[name][key], tensors[key])]
-        assert differing == [], name
+    for name, (_, expected) in CASES.items():
+        assert len(held[name]) == 6
+        same(held[name], expected(held["2"], held["6"]), held["6"])
 
 
 @pytest.mark.parametrize("sharding", ["dp_reshardable", "dp_zero_gather_scatter"])

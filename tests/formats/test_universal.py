@@ -9,22 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.surgery.export import export
 from tests.support.deepspeed_engine import (
     Options,
     build,
     effective,
+    gathered,
     launched,
     make,
     process_group,
     resume,
     train,
 )
+from tests.support.new_numbers import cases, same
 from tests.support.snapshot import snapshot
-from tests.support.surgeries import WANTED
+from tests.support.surgeries import WANTED, take_back
 from tests.support.universal import convert
 
 KINDS = {
@@ -118,11 +123,11 @@ def test_the_defects_of_zero_3_are_warned_of_and_real(tmp_path: Path) -> None:
 # --- pointers ------------------------------------------------------------------------------------
 
 
-def two_steps(root: Path) -> None:
+def two_steps(root: Path, options: Options = KINDS["zero1"]) -> None:
     """Steps 4 and 6, both converted: `latest_universal` names the last one."""
-    make(root, KINDS["zero1"], steps=4)
+    make(root, options, steps=4)
     convert(root, 4)
-    make(root, KINDS["zero1"], steps=6)
+    make(root, options, steps=6)
     convert(root, 6)
 
 
@@ -164,11 +169,103 @@ def test_a_conversion_that_was_cut_off_is_left_alone(tmp_path: Path) -> None:
     assert snapshot(copy) == before
 
 
-def test_moments_of_some_parameters_are_refused(tmp_path: Path) -> None:
-    make(tmp_path, KINDS["zero1"])
+def test_an_export_has_each_weight_once(tmp_path: Path) -> None:
+    """The model files of the copy are no further tensor-parallel ranks."""
+    root = tmp_path / "run"
+    make(root, KINDS["zero1"])
+    convert(root)
+    for file in root.glob("*/mp_rank_00_model_states.pt"):
+        state = torch.load(file, weights_only=False)
+        state["module"]["lm_head.weight"] = state["module"].pop("0.weight")
+        torch.save(state, file)
+    export(Run.open(root), 6, tmp_path / "out")
+    (file,) = (tmp_path / "out").glob("*.safetensors")
+    assert load_file(file)["lm_head.weight"].shape == (8, 8)
+
+
+# --- new numbers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.witness(
+    "DeepSpeed universal",
+    "average",
+    "average --moments average",
+    "scale",
+    "scale --moments scale",
+    "graft moments",
+    "graft moments --params",
+    "clip_moments",
+    by="deepspeed",
+)
+@pytest.mark.parametrize("name", ["zero1", "zero2-bf16", "zero3"])
+def test_an_engine_loads_what_torch_computes(tmp_path: Path, name: str) -> None:
+    """Whichever it loads: the shards or their copy."""
+    options = KINDS[name]
+    two_steps(tmp_path, options)
+    first, last = (gathered(tmp_path, options, step) for step in (4, 6))
+    before = snapshot(tmp_path)
+    for recipe, expected in cases(4, 6, "0.weight").values():
+        surgery.apply(Run.open(tmp_path), plan(Run.open(tmp_path), from_data(recipe)))
+        assert look.verify(Run.open(tmp_path), level=4).findings == ()
+        for loaded in (options, universal(options)):
+            same(gathered(tmp_path, loaded, 6), expected(first, last), last)
+        take_back(tmp_path, before)
+
+
+def test_a_reset_of_some_parameters_reaches_the_copy(tmp_path: Path) -> None:
+    options = KINDS["zero1"]
+    make(tmp_path, options)
     convert(tmp_path)
-    with pytest.raises(SurgeryError, match="whole parameters"):
-        plan(Run.open(tmp_path), from_data({"reset": ["moments"], "moments": {"params": "weight"}}))
+    operate(tmp_path, reset=["moments"], moments={"params": "^0.weight$"})
+    for loaded in (options, universal(options)):
+        held = gathered(tmp_path, loaded, 6)
+        still = {name for name, kept in held.items() if not kept["exp_avg"].any()}
+        assert still == {"0.weight"}
+
+
+def test_a_step_that_was_not_converted_is_refused(tmp_path: Path) -> None:
+    """What its copy would hold is not there; without that of the edited step all is well."""
+    two_steps(tmp_path)
+    shutil.rmtree(tmp_path / "global_step4_universal")
+    recipes: tuple[dict[str, Any], ...] = ({"average": {"last": 2}}, {"graft": {"step": 4}})
+    for recipe in recipes:
+        with pytest.raises(SurgeryError, match="step 6 has a universal copy, and step 4 has none"):
+            plan(Run.open(tmp_path), from_data(recipe))
+    shutil.move(tmp_path / "global_step6_universal", tmp_path / "global_step4_universal")
+    (tmp_path / "latest_universal").unlink()
+    for recipe in recipes:
+        files = {change.file for change in plan(Run.open(tmp_path), from_data(recipe)).changes}
+        assert files and not any("universal" in file for file in files)
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero3"])
+def test_copies_alone_get_new_numbers(tmp_path: Path, name: str) -> None:
+    options = KINDS[name]
+    two_steps(tmp_path, options)
+    for step in (4, 6):
+        shutil.rmtree(tmp_path / f"global_step{step}")
+    (tmp_path / "latest").unlink()
+    first, last = (gathered(tmp_path, universal(options), step) for step in (4, 6))
+    before = snapshot(tmp_path)
+    recipe, expected = cases(4, 6, "0.weight")["average-all"]
+    surgery.apply(Run.open(tmp_path), plan(Run.open(tmp_path), from_data(recipe)))
+    assert look.verify(Run.open(tmp_path), level=4).findings == ()
+    same(gathered(tmp_path, universal(options), 6), expected(first, last), last)
+    take_back(tmp_path, before)
+
+
+def test_a_copy_alone_that_was_joined_from_ranks_is_refused(tmp_path: Path) -> None:
+    """Its model files have what each rank had, and no loader reads it there."""
+    make(tmp_path, KINDS["zero1"])
+    copy = convert(tmp_path)
+    shutil.rmtree(tmp_path / "global_step6")
+    (tmp_path / "latest").unlink()
+    for kind in ("fp32", "exp_avg", "exp_avg_sq"):
+        file = copy / "zero" / "0.weight" / f"{kind}.pt"
+        state = torch.load(file, weights_only=False)
+        torch.save({**state, "param": torch.cat([state["param"]] * 2)}, file)
+    with pytest.raises(SurgeryError, match=r"has 0\.weight whole"):
+        plan(Run.open(tmp_path), from_data({"scale": {"params": "weight", "by": 0.5}}))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from ckptsurgeon.look.diff.sides import Side
 from ckptsurgeon.look.diff.surgery import of_receipt
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
-from tests.support import deepspeed_engine
+from tests.support import deepspeed_engine, nemo_files
 from tests.support.dcp_trainers import torchtitan
 from tests.support.deepspeed_engine import Options
 from tests.support.in_process import one_rank
@@ -62,6 +62,15 @@ def test_two_steps_differ_in_counters_rates_and_tensors(trained: Trained) -> Non
     assert whole.changes == found.changes and whole.tensors is not None
     assert {c.name.split(".")[-1] for c in whole.tensors.changed} >= {"exp_avg", "exp_avg_sq"}
     assert not whole.tensors.missing and not whole.tensors.reshaped
+
+
+def test_a_step_that_is_saved_twice_is_compared_once(tmp_path: Path) -> None:
+    """The last step of NeMo, of which a second folder is a copy, and an earlier one."""
+    root = nemo_files.make(tmp_path / "run")
+    found = steps(root, 20, root, 30, tensors=True)
+    assert values(found)["consumed_samples"] == (320, 480)
+    assert not any("place by place" in text for text in found.not_compared)
+    assert found.tensors is not None and not found.tensors.missing
 
 
 def test_a_step_and_itself_and_a_copy_are_the_same(trained: Trained, tmp_path: Path) -> None:

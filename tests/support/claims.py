@@ -39,6 +39,11 @@ SOURCES = {
         "Megatron-LM d98e8a64",
     ),
     "Megatron-Bridge": ("training/{checkpointing,state}.py", "Megatron-Bridge 067f987d"),
+    "NeMo 2": (
+        "nemo/lightning/{io/pl,pytorch/strategies/megatron_strategy,pytorch/optim/*}.py, "
+        "nemo/core/optim/lr_scheduler.py",
+        "NeMo 2381f42",
+    ),
     "torchtitan (DCP)": ("components/checkpointer/dcp.py", "torchtitan b5bcd76c"),
     "OLMo-core": ("train/{trainer,checkpoint}.py", "OLMo-core 3.0.0"),
     "OLMo-core, no scheduler": ("train/{trainer,checkpoint}.py", "OLMo-core 3.0.0"),

@@ -1,4 +1,4 @@
-"""One rank on a CPU for megatron-core, which asks for CUDA tensors."""
+"""A rank on a CPU for megatron-core, which asks for CUDA tensors."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ class OnCpu(TorchFunctionMode):
 
 
 @contextmanager
-def one_cpu_rank() -> Iterator[None]:
-    """A process group of this process alone, and CPU tensors in place of CUDA ones."""
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+def cpu_rank() -> Iterator[None]:
+    """The process group of the launch, or of this process alone, and CPU tensors in place of CUDA
+    ones."""
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        dist.init_process_group("gloo")
+    else:
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with OnCpu():
         yield
     dist.destroy_process_group()

@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.support.in_process import one_rank
 from tests.support.launch import run_module
+from tests.support.new_numbers import MOMENTS, State
 
 PEAK = 1e-3
 
@@ -267,6 +268,27 @@ def effective(engine: Any) -> dict[str, Any]:
         "loss_scale": None if scale is None else float(scale),
         "clip_grad": getattr(outer, "clip_grad", None),
     }
+
+
+def gathered(root: Path, options: Options, step: int) -> State:
+    """What a new engine holds of each parameter after a load, by DeepSpeed's own functions."""
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    engine = build(options)
+    universal = engine.load_universal_checkpoint()
+    tag = f"global_step{step}{'_universal' if universal else ''}"
+    assert engine.load_checkpoint(str(root), tag)[0] is not None
+    if not universal and options.stage in (1, 2):  # else the first update would find them
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
+    held: State = {}
+    for name, parameter in engine.module.named_parameters():
+        kept = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
+        kept["param"] = safe_get_full_fp32_param(parameter)
+        with deepspeed.zero.GatheredParameters([parameter]):
+            held[name] = {"weights": parameter.detach().clone()}
+        held[name] |= {key: tensor.clone() for key, tensor in kept.items()}
+    return held
 
 
 @contextmanager

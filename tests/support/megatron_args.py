@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support import newest_megatron
-from tests.support.cpu_rank import one_cpu_rank
+from tests.support.cpu_rank import cpu_rank
 
 
 class Launch(SimpleNamespace):
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("run")
     given = parser.parse_args()
     newest_megatron.put_first()
-    with one_cpu_rank():
+    with cpu_rank():
         print(json.dumps(told(given.run)))
 
 

@@ -2,11 +2,13 @@
 
 The trainer's nested state goes to `torch.distributed.checkpoint.save` as it is. Of fsdp_dtensor the
 optimizer's state is what `sharded_param_state_fsdp_dtensor` makes in `megatron/core/optimizer/
-distrib_optimizer.py` of Megatron-LM d98e8a64, with whole tensors in place of sharded ones."""
+distrib_optimizer.py` of Megatron-LM d98e8a64, with whole tensors in place of sharded ones; the
+model's is fp32 there (`_init_distributed_params`), and in torch_dcp fp16 beside its masters."""
 
 from __future__ import annotations
 
 import argparse
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,18 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from tests.support.megatron_legacy import BATCH, SCHEDULE, cosine
+from tests.support.new_numbers import State
 
-NAMES = ("decoder.layers.0.up.weight", "decoder.layers.0.up.bias", "decoder.norm.weight")
+NAMES = (
+    "decoder.layers.0.up.weight", "decoder.layers.0.up.bias", "decoder.norm.weight",
+    "decoder.norm.bias",
+)  # fmt: skip
+SHAPES = ((4, 4), (4,), (4,), (4,))
+Groups = tuple[tuple[int, ...], ...]
+GROUPS: Groups = ((0,), (1, 2, 3))
+"""The parameters of each param group of torch_dcp, by their numbers."""
+WRAPPED = {name: f"module.module.{name}" for name in NAMES}
+"""Name → that of a parameter in the optimizer of fsdp_dtensor; in the model one `module.` less."""
 
 
 def save(
@@ -25,10 +37,16 @@ def save(
     *,
     named: bool = True,
     args: bool = True,
+    shuffled: bool = False,
+    groups: Groups = GROUPS,
+    masters: bool = True,
     **command_line: Any,
 ) -> Path:
-    """fsdp_dtensor, or without `named` torch_dcp; without `args`, as Megatron-Bridge saves it."""
+    """fsdp_dtensor, or without `named` torch_dcp; without `args`, as Megatron-Bridge saves it.
+    `shuffled` lists the tensors in another order than the state has, as writers with threads do.
+    `groups` are of torch_dcp; without `masters` it is FP32Optimizer's."""
     for step in steps:
+        folder = root / f"iter_{step:07d}"
         line = argparse.Namespace(
             lr=6e-5, min_lr=6e-6, weight_decay=0.1, global_batch_size=BATCH, seed=1234,
             consumed_train_samples=step * BATCH, use_megatron_fsdp=named, clip_grad=1.0,
@@ -38,15 +56,24 @@ def save(
         schedule = {**SCHEDULE, "num_steps": step * BATCH}
         state = {
             "args": line, "checkpoint_version": 3.0, "iteration": step,
-            "model": {name: torch.rand(4, 4) for name in NAMES},
-            "optimizer": _named(schedule, step) if named else _numbered(schedule, step),
+            **_weights(named, groups),
             "opt_param_scheduler": schedule, "num_floating_point_operations_so_far": 0,
         }  # fmt: skip
+        if named:
+            state["optimizer"] = _named(schedule, step)
+        elif masters:
+            state["optimizer"].update(_numbered(schedule, step, groups))
+        else:
+            state["optimizer"] = _numbered(schedule, step, groups)["optimizer"]
         if not args:
             del state["args"]
         with warnings.catch_warnings():  # torch warns that there is no process group
             warnings.simplefilter("ignore")
-            dcp.save(state, checkpoint_id=root / f"iter_{step:07d}", no_dist=True)
+            dcp.save(state, checkpoint_id=folder, no_dist=True)
+        if shuffled:
+            metadata = pickle.loads((folder / ".metadata").read_bytes())
+            metadata.storage_data = dict(reversed(metadata.storage_data.items()))
+            (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     (root / "latest_checkpointed_iteration.txt").write_text(str(steps[-1]))
     return root
 
@@ -60,39 +87,72 @@ def _group(schedule: dict[str, Any], step: int, decays: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _moments() -> dict[str, torch.Tensor]:
+def _weights(named: bool, groups: Groups = GROUPS) -> dict[str, Any]:
+    """The model, and of torch_dcp the masters in the optimizer, by group."""
+    masters = {name: torch.rand(shape) for name, shape in zip(NAMES, SHAPES, strict=True)}
+    if named:
+        model = {f"module.{name}": tensor for name, tensor in masters.items()}
+        return {"model": model, "optimizer": {}}
+    numbered = list(masters.values())
+    model = {name: tensor.half() for name, tensor in masters.items()}
+    copies = [[numbered[i] for i in group] for group in groups]
+    return {"model": model, "optimizer": {"fp32_from_fp16_params": copies}}
+
+
+def _moments(shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """exp_avg small enough beside exp_avg_sq for gradients to lead to it."""
     return {
-        name: (torch.rand(4, 4) + 0.1) * scale
+        name: (torch.rand(shape) + 0.1) * scale
         for name, scale in (("exp_avg", 0.2), ("exp_avg_sq", 1.0))
     }
 
 
 def _named(schedule: dict[str, Any], step: int) -> dict[str, Any]:
-    metas = {name: _group(schedule, step, name == NAMES[0]) for name in NAMES}
-    return {"state": {name: _moments() for name in NAMES}, "param_to_group_meta": metas}
+    metas = {WRAPPED[name]: _group(schedule, step, name == NAMES[0]) for name in NAMES}
+    state = {WRAPPED[name]: _moments(shape) for name, shape in zip(NAMES, SHAPES, strict=True)}
+    return {"state": state, "param_to_group_meta": metas}
 
 
-def _numbered(schedule: dict[str, Any], step: int) -> dict[str, Any]:
-    groups = [
-        {**_group(schedule, step, True), "params": [0]},
-        {**_group(schedule, step, False), "params": [1, 2]},
+def _numbered(schedule: dict[str, Any], step: int, groups: Groups = GROUPS) -> dict[str, Any]:
+    entries = [
+        {**_group(schedule, step, i == 0), "params": list(numbers)}
+        for i, numbers in enumerate(groups)
     ]
-    inner = {"state": {i: _moments() for i in range(len(NAMES))}, "param_groups": groups}
+    states = {i: _moments(shape) for i, shape in enumerate(SHAPES)}
     scaler = {"scale": torch.tensor([65536.0]), "growth_tracker": 7, "hysteresis_tracker": 1}
-    return {"optimizer": inner, "grad_scaler": scaler}
+    return {"optimizer": {"state": states, "param_groups": entries}, "grad_scaler": scaler}
 
 
 def loaded(root: Path, step: int, *, named: bool = True, args: bool = True) -> dict[str, Any]:
     """As `_load_base_checkpoint` does: into a state of the same shape."""
     schedule = dict(SCHEDULE)
     held: dict[str, Any] = {
-        "args": None, "iteration": 1, "opt_param_scheduler": schedule,
-        "optimizer": _named(schedule, 0) if named else _numbered(schedule, 0),
+        "args": None, "iteration": 1, "opt_param_scheduler": schedule, **_weights(named),
     }  # fmt: skip
+    held["optimizer"].update(_named(schedule, 0) if named else _numbered(schedule, 0))
     if not args:
         del held["args"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(held, checkpoint_id=root / f"iter_{step:07d}", no_dist=True)
     return held
+
+
+def gathered(root: Path, step: int, *, named: bool = True) -> State:
+    """What a load gives of each parameter: weights, master and moments."""
+    state = loaded(root, step, named=named)
+    optimizer = state["optimizer"]
+    if named:
+        return {
+            name: {"weights": state["model"][f"module.{name}"], **optimizer["state"][wrapped]}
+            for name, wrapped in WRAPPED.items()
+        }
+    masters = [tensor for group in optimizer["fp32_from_fp16_params"] for tensor in group]
+    return {
+        name: {
+            "weights": state["model"][name],
+            "param": masters[number],
+            **optimizer["optimizer"]["state"][number],
+        }
+        for number, name in enumerate(NAMES)
+    }

@@ -1,7 +1,7 @@
 """Trains, saves and loads with the real megatron-core on a CPU: `save ROOT …` and `load ROOT …`;
 `gather ROOT… ` writes to `ROOT.pt` what it holds of each parameter after a load.
 
-Megatron-core asks for CUDA tensors; `one_cpu_rank` gives it CPU ones. What Megatron-LM's own
+Megatron-core asks for CUDA tensors; `cpu_rank` gives it CPU ones. What Megatron-LM's own
 `checkpointing.py`, which is not in the package, does around the core is done here in its order.
 """
 
@@ -10,14 +10,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint
 
 from tests.support import apex_adam, newest_megatron
-from tests.support.cpu_rank import one_cpu_rank
+from tests.support.cpu_rank import cpu_rank
 
 BATCH = 8
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -38,7 +40,9 @@ class Model(torch.nn.Module):
         from megatron.core.dist_checkpointing import ShardedTensor
 
         return {
-            prefix + name: ShardedTensor.from_rank_offsets(prefix + name, p, replica_id=0)
+            prefix + name: ShardedTensor.from_rank_offsets(
+                prefix + name, p, replica_id=dist.get_rank()
+            )
             for name, p in self.named_parameters()
         }
 
@@ -137,13 +141,13 @@ def _save_flat(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, 
 def _save_dist(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, args: Any) -> None:
     from megatron.core import dist_checkpointing
 
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # each rank does
     metadata = {"distrib_optim_sharding_type": args.sharding}
     sharded = model.sharded_state_dict()
     state = {**state, "model": sharded}
     state["optimizer"] = optimizer.sharded_state_dict(sharded, metadata=metadata)
     dist_checkpointing.save(state, str(folder), content_metadata=metadata)
-    if args.verify_integrity:  # newer versions write it themselves
+    if args.verify_integrity and dist.get_rank() == 0:  # newer versions write it themselves
         files = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
         document = {"algorithm": "sha256", "files": dict(sorted(files.items()))}
         (folder / "integrity.json").write_text(json.dumps(document, indent=2))
@@ -277,20 +281,23 @@ def main() -> None:
     what, roots = args.what, args.roots
     del args.what, args.roots, args.newest
     args.tensor_model_parallel_size = args.pipeline_model_parallel_size = 1
-    args.expert_model_parallel_size = args.data_parallel_size = 1
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    args.expert_model_parallel_size, args.data_parallel_size = 1, ranks
     args.global_batch_size, args.clip_grad, args.hysteresis = BATCH, 1.0, 2
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
     torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
     apex_adam.install()
     from megatron.core import parallel_state
 
-    with one_cpu_rank():
+    with cpu_rank():
         parallel_state.initialize_model_parallel()
         for root in roots:
             if what == "save":
                 save(root, args)
             elif what == "load":
-                print(json.dumps(load(root, args)))
+                told = load(root, args)
+                if dist.get_rank() == 0:  # the lines of two ranks would be mixed
+                    print(json.dumps(told))
             else:
                 torch.save(gather(root, args), root.with_name(f"{root.name}.pt"))
 

@@ -15,6 +15,7 @@ import pytest
 from ckptsurgeon.edits import Append, Content, Edit, Fingerprint, Move, Plan, Replace, Span
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.transaction import journal
+from ckptsurgeon.transaction.assumptions import check_space
 from tests.faults import toy
 from tests.faults.inject import Fault, count_calls, hooked, outcome
 from tests.faults.world import restore, save, workplace
@@ -133,18 +134,18 @@ def test_a_plan_for_another_id_is_stale(world: Path) -> None:
 
 
 def test_an_append_past_a_hard_link_is_refused(world: Path) -> None:
-    plan = planned(world, Append("step100/shard3", 96, ((200, b"x"),), 0))
+    plan = planned(world, Append.of("step100/shard3", 96, ((200, b"x"),), 0))
     refused(world, plan, r"shard3 has 2 names \(hard links\)")
 
 
 def test_an_append_to_a_symbolic_link_is_refused(world: Path) -> None:
     (world / "run/alias").symlink_to("step100/shard0")
-    refused(world, planned(world, Append("alias", 96, ((200, b"x"),), 0)), "not a regular file")
+    refused(world, planned(world, Append.of("alias", 96, ((200, b"x"),), 0)), "not a regular file")
 
 
 def test_an_append_to_a_file_of_another_size_is_refused(world: Path) -> None:
     size = (world / "run/step100/shard0").stat().st_size
-    plan = planned(world, Append("step100/shard0", size - 1, ((200, b"x"),), 0))
+    plan = planned(world, Append.of("step100/shard0", size - 1, ((200, b"x"),), 0))
     refused(world, plan, f"shard0 has {size} bytes, not the {size - 1} of the plan")
 
 
@@ -158,7 +159,10 @@ def test_an_append_to_a_file_of_another_size_is_refused(world: Path) -> None:
         ((Move("latest", "b"), replacement("latest")), "two edits of one plan"),
         ((Move("latest", "b"), Move("iteration.txt", "latest"), Move("latest", "c")), "two edits"),
         ((Move("step200", "b"), replacement("step200/shard0")), "two edits of one plan"),
-        ((replacement("latest"), Append("latest", 7, ((20, b"x"),), 0)), "two edits of one plan"),
+        (
+            (replacement("latest"), Append.of("latest", 7, ((20, b"x"),), 0)),
+            "two edits of one plan",
+        ),
         ((replacement("gone"),), "gone does not exist"),
         ((replacement("latest"), replacement("iteration.txt")), "two edits of one plan"),
         ((Replace("latest", f"{HOME}/none", f"{HOME}/kept"),), "none does not exist"),
@@ -242,6 +246,19 @@ def test_a_plan_that_does_not_fit_is_refused_before_the_first_byte(small_disk: P
         caught = refused(small_disk, plan, "needs 3.*bytes of free space, and there are")
     assert not calls
     assert "free some space" in caught.next[0]
+
+
+def test_a_write_between_two_holes_takes_a_block(small_disk: Path) -> None:
+    """100 headers of 100 bytes: 10 kB of bytes, and 400 kB on the disk."""
+    toy.build(small_disk)
+    size = (small_disk / "run/step100/shard0").stat().st_size
+    for pitch, fits in ((1000, True), (50_000, False)):
+        writes = [(size + pitch * number, b"x" * 100) for number in range(1, 101)]
+        plan = planned(small_disk, Append.of("step100/shard0", size, writes, 0))
+        if fits:
+            check_space(small_disk / "run", plan.edits, HOME)
+        else:
+            refused(small_disk, plan, "needs 4.*bytes of free space")
 
 
 def test_a_plan_that_needs_too_many_files_is_refused(small_disk: Path) -> None:

@@ -28,6 +28,7 @@ from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.megatron import batch
+from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count, understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_cooldown
 from ckptsurgeon.formats.schedules.names import is_megatron
@@ -78,7 +79,8 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
             return deepspeed.reschedule(self, self.config(), values)
         if schedule is not None and not is_megatron(schedule):
             raise SurgeryError(
-                "the scheduler's state is of no known family, so what it makes of an lr is unknown",
+                "the class of the saved scheduler is not known, so what it makes of an lr "
+                "is not either",
                 next="set lr where the trainer makes its scheduler",
             )
         settings, warnings = annealing.reschedule(self, values)
@@ -113,17 +115,14 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
             return batch.rebatch(self, self.args(), size, ramp, own_config)
 
     def fragments(self, name: str) -> list[Fragment]:
-        """See `fragments`. Refused where a universal copy would keep the others."""
-        if any(item.universal for item in self._optimizers):
-            raise SurgeryError(
-                "the universal copy of this step keeps its moments by whole parameters",
-                next="ckptsurgeon reset moments    of all parameters; or move the copy away",
-            )
+        """See `fragments`."""
         return fragments.fragments(self, name)
 
     def attention(self) -> tuple[list[Attention], list[str]]:
         """By Megatron's arguments, which the bundled trainer keeps as well; else by transformers'
-        config beside the shards."""
+        config beside the shards. Refused beside a universal copy, which has all ranks' heads."""
+        if self.optimizers() != self._optimizers:
+            parts.refuse_universal(self)
         args, name = self.args(), self.path.name
         if "num_attention_heads" in args:
             version = self.trees[self._models[0]].get("checkpoint_version") or 0
@@ -148,6 +147,27 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
     def weights(self) -> Iterator[Weight]:
         """See `weights`."""
         return weights.weights(self)
+
+    def like(self, other: Checkpoint) -> Checkpoint:
+        """Without shards, or without their universal copy, where `other` has only the one."""
+        if not isinstance(other, DeepSpeedCheckpoint):
+            return self
+        wanted = {item.universal for item in other._optimizers}
+        for converted in wanted - {item.universal for item in self._optimizers}:
+            what = "a universal copy" if converted else "shards"
+            raise SurgeryError(
+                f"step {other.step} has {what}, and step {self.step} has none",
+                next="move the copy out of the run, and convert the step again afterwards",
+            )
+        folder = universal.folder(self.path.parent, self.step)
+        kept = [path for path in self.trees if path.is_relative_to(folder) in wanted]
+        if len(kept) == len(self.trees):
+            return self
+        return replace(
+            self,
+            trees={path: self.trees[path] for path in kept},
+            archives={path: self.archives[path] for path in kept},
+        )
 
     def strips(self) -> Iterator[Strip]:
         """Of `parts.stretches`: with what can be read and not edited."""

@@ -13,16 +13,21 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
+from ckptsurgeon.formats.deepspeed import universal
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.values import Fragment, Place
 
 
 def fragments(checkpoint: DeepSpeedShards, name: str) -> list[Fragment]:
-    """Every parameter's part of every tensor `name`, in all shards."""
+    """Every parameter's part of every tensor `name`, in all shards and in the universal copy."""
     places = checkpoint.locate(name)
     out: list[Fragment] = []
-    for item in checkpoint.optimizers():
+    for item in checkpoint.all_optimizers():
+        if item.universal:
+            wholes = universal.moment(checkpoint, item.file, name)
+            out += (Fragment(p.file.parent.name, p, 0, p.value.numel) for p in wholes)
+            continue
         mine = [place for place in places if place.file == item.file]
         outer = get(checkpoint.trees[item.file], item.outer)
         mappings = outer.get("param_slice_mappings")

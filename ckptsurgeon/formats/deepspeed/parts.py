@@ -21,10 +21,12 @@ from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.deepspeed.weights import EXPERT
-from ckptsurgeon.formats.values import MOMENTS, Fragment, Part, Place
+from ckptsurgeon.formats.values import MOMENTS, NUMBER, Fragment, Part, Place
 
 MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 TIED = "tied_modules."
+UNIVERSAL = "universal"
+"""The cut of what a universal copy beside the shards holds."""
 EXPERT_NAME = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
 EXPERT_RANKS = re.compile(r"ep_size_(\d+)")
 """The name of a param group of experts: over how many ranks they are spread."""
@@ -33,15 +35,19 @@ RANK = re.compile(r"mp_rank_(\d+)")
 
 def parts(checkpoint: DeepSpeedShards) -> list[Part]:
     """Every stretch of every parameter. Raises SurgeryError where it is not known whose it is."""
-    refuse_universal(checkpoint)
+    if _expert_files(checkpoint):
+        refuse_universal(checkpoint)
     if _expert_files(checkpoint) and not _experts_are_known(checkpoint):
         raise SurgeryError(
             f"{checkpoint.path.name} has experts, and does not say which ranks have which of them",
             next="only operations on moments as a whole work here: reset, graft",
         )
     for item in checkpoint.optimizers():
-        _refuse_nameless(checkpoint, item)
+        if not item.universal:
+            _refuse_nameless(checkpoint, item)
     out = list(stretches(checkpoint, strict=True))
+    if _converted(checkpoint):
+        _refuse_reshaped(out)
     if not checkpoint.sharded:
         return out
     return list(_trained(checkpoint, out))
@@ -72,11 +78,10 @@ def stretches(checkpoint: DeepSpeedShards, strict: bool = False) -> Iterator[Par
         yield from _numbered(checkpoint)
         return
     copied = list(_universal(checkpoint))
-    alone = all(item.universal for item in checkpoint.all_optimizers())
-    flat = copied if alone else list(_flat(checkpoint, strict))
+    flat = copied if _converted(checkpoint) else list(_flat(checkpoint, strict))
     yield from flat
-    if not alone:  # the weights are those of the shards
-        yield from (part._replace(cut="universal") for part in copied)
+    if not _converted(checkpoint):
+        yield from copied
     if checkpoint.stage() < 3:
         yield from _renamed(checkpoint, weights, {part.parameter for part in flat})
 
@@ -88,6 +93,20 @@ def refuse_universal(checkpoint: DeepSpeedShards) -> None:
             "the universal copy of this step keeps weights and moments by whole parameters",
             next="move the copy out of the run, and convert the step again afterwards",
         )
+
+
+def _refuse_reshaped(found: Iterable[Part]) -> None:
+    """Raise SurgeryError where a universal copy alone has other parameters than its model files,
+    which are as they were: of one tensor rank each, or with padding."""
+    masters = {(part.parameter, part.cut): part.end for part in found if part.kind == "master"}
+    trained = {name for name, _ in masters}
+    for name, cut, kind, place, *_ in found:
+        if kind == "weights" and name in trained and masters.get((name, cut)) != place.value.numel:
+            raise SurgeryError(
+                f"the universal copy has {name} whole, and {place.file.name} has it as one tensor "
+                "rank did, or with padding",
+                next="do it to the step that was converted, and convert it again",
+            )
 
 
 def _renamed(
@@ -250,8 +269,15 @@ def _of_all(name: str, experts: Mapping[str, int], item: Optimizer, ranks: int) 
 # --- other ways to keep them ---------------------------------------------------------------------
 
 
+def _converted(checkpoint: DeepSpeedShards) -> bool:
+    """Whether the universal copy is all that there is."""
+    return all(item.universal for item in checkpoint.all_optimizers())
+
+
 def _universal(checkpoint: DeepSpeedShards) -> Iterator[Part]:
-    """Masters and moments of a universal copy, by whole parameters."""
+    """Masters and moments of a universal copy, by whole parameters: a cut of their own, unless all
+    weights lie in one tensor rank and are theirs."""
+    whole = _converted(checkpoint) and _tensor_ranks(checkpoint) == 1
     copies = [item for item in checkpoint.all_optimizers() if item.universal]
     for kind, stem in (("master", "fp32"), *((kind, kind) for kind in MOMENTS)):
         for item in copies:
@@ -262,7 +288,8 @@ def _universal(checkpoint: DeepSpeedShards) -> Iterator[Part]:
                 path: tuple[Key, ...] = () if isinstance(tree, Tensor) else ("param",)
                 tensor = tree if isinstance(tree, Tensor) else tree.get("param")
                 if isinstance(tensor, Tensor):
-                    yield Part.whole(file.parent.name, "0", kind, Place(file, path, tensor))
+                    cut = "0" if whole else UNIVERSAL
+                    yield Part.whole(file.parent.name, cut, kind, Place(file, path, tensor))
 
 
 def _fragments(
@@ -282,7 +309,7 @@ def _numbered(checkpoint: DeepSpeedShards) -> Iterator[Part]:
     for item in checkpoint.optimizers():
         for path, state in optimizer_state.states(checkpoint, item.file, item.base):
             for kind in MOMENTS:
-                value, name = state.get(kind), f"parameter {path[-1]}"
+                value, name = state.get(kind), f"{NUMBER}{path[-1]}"
                 if isinstance(value, Tensor):
                     place = Place(item.file, (*path, kind), value)
                     yield Part.whole(name, item.file.name, kind, place)

@@ -9,6 +9,7 @@ ZeRO 1 and 2 a loss scaler if there is one, of ZeRO 3 always.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ckptsurgeon.edits import ABSENT
 from ckptsurgeon.errors import SurgeryError
@@ -30,6 +31,9 @@ def conversion(checkpoint: DeepSpeedShards, to: str) -> Conversion:
     """New names, flags and what goes. The weights are not among it: those are in `parts`.
 
     Raises SurgeryError for a stage whose loader of another precision reads other keys."""
+    refuse_universal(checkpoint)
+    if to == "bf16" and checkpoint.stage() and all(map(_is_wide, _outer(checkpoint))):
+        return Conversion(DTYPES[to], (), {}, {"dtype": to}, "")  # it is what it should be
     _refuse(checkpoint)
     names: dict[Path, str] = {}
     settings: list[Setting] = []
@@ -56,8 +60,17 @@ def conversion(checkpoint: DeepSpeedShards, to: str) -> Conversion:
     return Conversion(DTYPES[to], tuple(settings), names, {"dtype": to}, _launch(checkpoint, to))
 
 
+def _outer(checkpoint: DeepSpeedShards) -> list[Any]:
+    """What the wrapper of each optimizer saved."""
+    return [get(checkpoint.trees[item.file], item.outer) for item in checkpoint.optimizers()]
+
+
+def _is_wide(outer: Any) -> bool:
+    """Whether it is of BF16_Optimizer: bf16 with fp32 gradients."""
+    return "zero_stage" not in outer
+
+
 def _refuse(checkpoint: DeepSpeedShards) -> None:
-    refuse_universal(checkpoint)
     if any(tree.get("num_experts") for tree in checkpoint.models().values()):
         raise SurgeryError(
             f"{checkpoint.path.name} has experts, whose loader in another precision is not known "
@@ -70,8 +83,7 @@ def _refuse(checkpoint: DeepSpeedShards) -> None:
             next="train with ZeRO 1, whose checkpoints hold any precision, then edit those",
         )
     for item in checkpoint.optimizers():
-        outer = get(checkpoint.trees[item.file], item.outer)
-        if "zero_stage" not in outer:
+        if _is_wide(get(checkpoint.trees[item.file], item.outer)):
             raise SurgeryError(
                 f"{item.file.name} is of BF16_Optimizer (bf16 with fp32 gradients), and no other "
                 "precision has such shards",

@@ -48,7 +48,8 @@ def weights(checkpoint: DeepSpeedShards) -> Iterator[Weight]:
         archives = [Archive.open(path) for path in paths]
         yield from _joined(f"{layer}.", archives, [archive.tree() for archive in archives])
     if not layers:
-        models = checkpoint.models()
+        # Those of a universal copy beside them are the same once more.
+        models = {p: t for p, t in checkpoint.models().items() if p.parent == checkpoint.path}
         trees = [tree["module"] for tree in models.values()]
         yield from _joined("", [checkpoint.archives[path] for path in models], trees)
     for expert in experts(path.name for path in checkpoint.path.iterdir()):

@@ -18,6 +18,7 @@ from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
 from ckptsurgeon.formats.layout import leads_out, outside
+from ckptsurgeon.formats.megatron.dist import COMMON
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.step_folders import files_below
@@ -106,15 +107,19 @@ class Described(DescribedSteps):
         found = {self._folder(run, path, pattern): step for step, path, pattern, _ in shards}
         found |= {path: step for step, path, _, _ in shards}
         if pointer.is_symlink():
-            return found.get(pointer.resolve())
+            real = pointer.resolve()
+            return next((step for path, step in found.items() if path.resolve() == real), None)
         end = _end(pointer)
         same = [path for path in found if end is not None and _end(path) == end]
         return found[same[-1]] if same else None
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
-        """A step outside the run, if a link leads there."""
-        out = []
-        for path, _ in self._copies(run):
+        """A step outside the run, if a link leads there; and a mark that keeps a copy of the step
+        from being loaded."""
+        copies = [path for path, _ in self._copies(run)]
+        marks = self._markers(copies)
+        out = [Rival(step, f"{path.name} marks a copy as unfinished", (path,)) for path in marks]
+        for path in copies:
             if leads_out(run, path):
                 target = self.pointers(run, step).get(path, self.entries(run, step)[0])
                 out.append(outside(step, path, Path(target)))
@@ -204,7 +209,7 @@ def _leads(file: Path, trees: Mapping[Path, Any], content: Content, path: KeyPat
     if content.loader == "dcp":
         return bool(beginnings(Saved.open(file), path, rest=r"(\..+)?"))
     if content.loader:
-        models = sorted(file.glob("*_model_states.pt"))
+        models = sorted(file.glob(COMMON if content.loader == "megatron" else "*_model_states.pt"))
         return any(list(expanded(Archive.open(model).tree(), path)) for model in models)
     return bool(list(expanded(trees[file], path)))
 

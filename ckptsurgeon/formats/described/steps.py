@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
@@ -13,9 +13,10 @@ from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import expanded
 from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
-from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.layout import BaseFormat, leads_inside
+from ckptsurgeon.formats.megatron.dist import CONFIG
 from ckptsurgeon.formats.sane import is_count
-from ckptsurgeon.formats.step_folders import files_below, refuse_link
+from ckptsurgeon.formats.step_folders import files_below
 
 Shard = tuple[Path, FilePattern, Mapping[str, int]]
 _known: dict[tuple[object, ...], int | None] = {}
@@ -41,15 +42,17 @@ class DescribedSteps(BaseFormat):
         )
 
     def _candidates(self, run: Path) -> Iterator[tuple[Path, Content]]:
-        """The newest file of each pattern: one is enough to know a trainer by. Of folders each, as
-        the newest may be half saved."""
+        """Of each pattern, the newest first: any may be half saved, or another program's."""
         for pattern, content in self.description.files.items():
-            if content.optional:
-                continue
-            for path, _ in reversed(pattern.matches(run)):
-                yield path, content
-                if not content.loader:
-                    break
+            if not content.optional:
+                yield from ((path, content) for path, _ in reversed(pattern.matches(run)))
+
+    def nameless(self, run: Path) -> str:
+        """Why a file that could be a step by its name is none, in a sentence; "" without such."""
+        for path, content in self._candidates(run):
+            if self.description.number and not content.loader and path.is_file():
+                return _lacking_step(path, (*content.has, self.description.number))
+        return ""
 
     def _number(self, path: Path, content: Content) -> int | None:
         """The step in a file, or 0 where its name has it; None for another trainer's file, and for
@@ -75,7 +78,7 @@ class DescribedSteps(BaseFormat):
         steps: dict[int, list[Shard]] = {}
         if within := self.description.within:
             for folder, _ in within.folder.matches(run):
-                if folder in copies or folder.is_symlink():
+                if folder in copies or leads_inside(run, folder):
                     continue
                 step = self._within(folder)
                 if step is not None:
@@ -83,7 +86,7 @@ class DescribedSteps(BaseFormat):
             return steps
         for pattern, content in self.description.files.items():
             for path, numbers in pattern.matches(run):
-                if path in copies or path.is_symlink():
+                if path in copies or leads_inside(run, path):
                     continue
                 step = numbers.get("step")
                 if step is None:
@@ -140,9 +143,16 @@ class DescribedSteps(BaseFormat):
         return entries[0] if entries and entries[0].is_dir() else run
 
     def entries(self, run: Path, step: int) -> list[Path]:
-        """The folder, or the files but for copies that a restart loads."""
+        """The folder, or the files but for copies that a restart loads; and what marks them as
+        unfinished."""
         shards = self._found(run).get(step, [])
-        return sorted({self._folder(run, path, pattern) for path, pattern, _ in shards})
+        entries = {self._folder(run, path, pattern) for path, pattern, _ in shards}
+        return sorted({*entries, *self._markers(entries)})
+
+    def _markers(self, entries: Collection[Path]) -> list[Path]:
+        ending = self.description.unfinished
+        beside = [path.with_name(path.name + ending) for path in entries if ending]
+        return [path for path in beside if path.is_file()]
 
     def files(self, run: Path, step: int) -> list[Path]:
         """The shards, what lies beside them in a folder, and the copies of the step."""
@@ -160,10 +170,9 @@ class DescribedSteps(BaseFormat):
         ]
 
     def missing(self, run: Path, step: int) -> list[str]:
-        """A pattern without a file, and the ranks below the world size or the highest one."""
-        for entry in self.entries(run, step):
-            refuse_link(entry)
-        names: list[str] = []
+        """A pattern without a file, and the ranks below the world size or the highest one; and a
+        mark of the trainer's own."""
+        names = [f"{path.name} says so" for path in self._markers(self.entries(run, step))]
         for shards in self._whole(run, step).values():
             names += self._lacking(run, step, shards)
         return list(dict.fromkeys(names))
@@ -202,15 +211,16 @@ class DescribedSteps(BaseFormat):
 
 def _is_loaded(folder: Path, loader: str) -> bool:
     """Whether the loader would take the folder for one of its own."""
-    if loader == "dcp":
+    if loader in ("dcp", "megatron"):
         return (folder / METADATA).is_file()
     return any(folder.glob("*_model_states.pt"))
 
 
 def _unloaded(folder: Path, loader: str) -> list[str]:
     """What the loader would miss in the folder."""
-    if loader == "dcp":
-        return absent(folder)
+    if loader in ("dcp", "megatron"):
+        configs = [] if loader == "dcp" or (folder / CONFIG).is_file() else [CONFIG]
+        return [*configs, *absent(folder)]
     return Engine(folder).missing(folder, 0) if loader else []
 
 
@@ -224,3 +234,13 @@ def _read_number(path: Path, content: Content, number: KeyPath) -> int | None:
             AttributeError):  # fmt: skip
         return None
     return step if is_count(step) else None
+
+
+def _lacking_step(path: Path, needed: Sequence[KeyPath]) -> str:
+    try:
+        tree = Archive.open(path).tree()
+        lacking = [keys for keys in needed if not list(expanded(tree, keys))]
+    except (SurgeryError, OSError) as error:
+        return f"{error}, so its step is not known"
+    names = dict.fromkeys(".".join(map(str, keys)) for keys in lacking)
+    return f"{path} holds no {', '.join(names)}, so its step is not known" if names else ""

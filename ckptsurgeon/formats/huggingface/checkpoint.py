@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.huggingface import weights
 from ckptsurgeon.formats.huggingface.trainer_state import TrainerState
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.plain import parts
-from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.plain.checkpoint import GROUPS, TorchCheckpoint
 from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.schedules import torch, transformers
+from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.formats.values import Decay, Part, Place, Setting
 
 
@@ -67,23 +67,34 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint):
                     self.read([file])
                     yield from parts.weights(parts.in_tree(self, (file, ())), cut)
 
+    def notes(self) -> Iterator[str]:
+        """And files of optimizers that are the script's own."""
+        yield from super().notes()
+        known = {file.name for file in self.archives}
+        for name in sorted(item.name for item in self.path.iterdir() if item.is_file()):
+            if "optim" in name and name not in known:
+                yield f"{name} is not loaded by {self.family}: it is left as it is"
+
     def iteration(self) -> int:
         """`global_step`; of Accelerate the number in the name."""
         steps = [place.value for place in self.locate("iteration")]
         return int(steps[0]) if steps else self.step
 
-    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """Refused for several optimizers: a recipe has one lr."""
-        if len(self.optimizers) > 1:
-            names = ", ".join(path.name for path, _ in self.optimizers)
-            raise SurgeryError(
-                f"{self.path.name} holds several optimizers ({names}), and a recipe has one lr",
-                next="set the lr where the script makes its optimizers",
-            )
-        return super().reschedule(values)
+    def several(self) -> int:
+        """Each has a file of its own."""
+        return len(self.optimizers)
+
+    def agreed(self, field: str) -> list[Any]:
+        """Of several optimizers of Accelerate, what each has: their files need not agree."""
+        own = (*GROUPS, "adam_step", "scheduler")
+        if self.family == "accelerate" and self.several() > 1 and field in own:
+            return [place.value for place in self.deciding(field)]
+        return super().agreed(field)
 
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
-        """By the Trainer's arguments where its schedule is one of its own."""
+        """By the Trainer's arguments where its schedule is one of its own. Refused for several
+        optimizers."""
+        refuse_several(self.path.name, self.several())
         if self.family == "transformers" and torch.kind(self.schedule()) == "LambdaLR":
             return transformers.cooldown(self, decay)
         return super().cooldown(decay)

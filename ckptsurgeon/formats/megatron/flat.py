@@ -21,10 +21,12 @@ from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
+from ckptsurgeon.formats.megatron import flat_parts
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.values import Fragment, Part, Place, State, StateDict
+from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.values import NUMBER, Fragment, Part, Place, State, StateDict
 
 INSIDE = r"(?P<base>optimizer(?:\.\d+)?(?:\.optimizer)?)"
 NUMBERED = re.compile(INSIDE + r"\.param_groups\.(?P<owner>\d+)\.(?P<key>\w+)")
@@ -167,13 +169,31 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
         return out
 
     def fragments(self, name: str) -> list[Fragment]:
-        """By parameter; torch_dcp numbers them, and is refused."""
-        return super().fragments(name) if self._named else BaseCheckpoint.fragments(self, name)
+        """By parameter; of torch_dcp, which numbers them, where `parts` know their names."""
+        if self._named:
+            return super().fragments(name)
+        owners = {p.place.path[0]: p.parameter for p in self.parts() if p.kind == name}
+        out = [
+            Fragment(owners.get(place.path[0], NUMBER), place, 0, place.value.numel)
+            for place in self.moments(name)
+        ]
+        if any(each.parameter.startswith(NUMBER) for each in out):
+            return BaseCheckpoint.fragments(self, name)
+        return out
 
     def parts(self) -> list[Part]:
-        """Refused: torch_dcp numbers parameters, and fsdp_dtensor does not say what its weights are
-        rounded from."""
-        return BaseCheckpoint.parts(self)
+        """See `flat_parts`."""
+        with understood(self.path):
+            if self._named:
+                return list(flat_parts.named(self))
+            return list(flat_parts.numbered(self, self._numbers()))
+
+    def _numbers(self) -> dict[str, dict[int, list[int]]]:
+        """Optimizer → number of each param group → the numbers of its parameters."""
+        return {
+            base: {int(g): list(self._value(names["params"])) for g, names in owners.items()}
+            for base, owners in self._groups.items()
+        }
 
     def shallow_globals(self) -> Mapping[str, frozenset[str]]:
         """Those of `.metadata`."""

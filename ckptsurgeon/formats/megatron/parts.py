@@ -9,7 +9,7 @@ Other optimizers number their parameters, each param group in the order of the m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from ckptsurgeon.files.dtypes import FLOATS
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.megatron.shards import MegatronShards, Optimizer
 from ckptsurgeon.formats.strips import contiguous
-from ckptsurgeon.formats.values import MOMENTS, Part, Place
+from ckptsurgeon.formats.values import MOMENTS, NUMBER, Part, Place
 
 CHUNK = re.compile(r"model(\d*)")
 FLAT = {"param": "master", **{kind: kind for kind in MOMENTS}}
@@ -27,8 +27,6 @@ FLAT = {"param": "master", **{kind: kind for kind in MOMENTS}}
 ALIGNED = 64
 """Elements at whose multiples a weight begins in a buffer."""
 MASTERS = "fp32_from_fp16_params"
-NUMBER = "parameter "
-"""What a parameter is called that has no name."""
 HINT = "only operations on moments as a whole work here: reset, graft"
 
 
@@ -50,7 +48,7 @@ def parts(checkpoint: MegatronShards) -> list[Part]:
         if flat in checkpoint.trees:
             found = _in_buffers(checkpoint, flat, weights)
         elif any(path.parent == file.parent and path != file for path in checkpoint.trees):
-            raise _unknown(file, "which parameters the layer-wise optimizer beside it has")
+            raise unknown(file, "which parameters the layer-wise optimizer beside it has")
         else:
             found = _in_groups(checkpoint, file, weights)
         out += (part._replace(cut=file.parent.name) for part in found)
@@ -68,7 +66,7 @@ def _weights(checkpoint: MegatronShards, file: Path, prefix: tuple[Key, ...]) ->
         if match is None:
             continue
         if not isinstance(model, Mapping) or any(isinstance(v, Mapping) for v in model.values()):
-            raise _unknown(file, "in which order the model has its nested weights")
+            raise unknown(file, "in which order the model has its nested weights")
         chunk = f"chunk{match[1]}." if match[1] else ""
         for name, tensor in model.items():
             if isinstance(tensor, Tensor) and tensor.dtype in FLOATS:
@@ -87,7 +85,7 @@ def _in_buffers(checkpoint: MegatronShards, file: Path, weights: Sequence[Named]
         fitting = [key for key in fitting if key[0] == fitting[0][0]]
         if len(fitting) != 1:
             numel = buffer["numel_unpadded"]
-            raise _unknown(file, f"which weights the {numel} elements of a buffer are of")
+            raise unknown(file, f"which weights the {numel} elements of a buffer are of")
         seen = set()
         for name, _, place in views.pop(fitting[0]):
             start = place.value.offset
@@ -102,7 +100,7 @@ def _in_buffers(checkpoint: MegatronShards, file: Path, weights: Sequence[Named]
 
     for mine, *others in views.values():  # a frozen weight has a storage of its own
         if others or mine.place.value.storage_numel != mine.place.value.numel:
-            raise _unknown(file, f"where the masters of {mine.name} are, which lies in a buffer")
+            raise unknown(file, f"where the masters of {mine.name} are, which lies in a buffer")
 
 
 def _buffers(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:
@@ -131,9 +129,9 @@ def _in_groups(checkpoint: MegatronShards, file: Path, weights: Sequence[Named])
     Without masters the moments may stay numbered; with them raises SurgeryError."""
     items = [item for item in checkpoint.optimizers() if item.file == file]
     numbered = [each for item in items for each in _numbered(checkpoint, item)]
-    named = _by_shape(numbered, weights)
+    named = by_shape(numbered, weights)
     if named is None and any("master" in kinds for _, _, kinds in numbered):
-        raise _unknown(file, "which weights its fp32 masters are of")
+        raise unknown(file, "which weights its fp32 masters are of")
     for owner, _, kinds in numbered:
         name = f"{NUMBER}{owner[1]}" if named is None else named[owner].name
         for kind, place in kinds.items():
@@ -156,7 +154,7 @@ def _numbered(
     for g, group in enumerate(checkpoint.groups(item)):
         numbers = group.get("params", ())
         if masters is not None and len(masters[g]) != len(numbers):
-            raise _unknown(item.file, "which of its parameters have an fp32 master")
+            raise unknown(item.file, "which of its parameters have an fp32 master")
         for j, number in enumerate(numbers):
             state = states.get(number, {})
             kinds = {
@@ -170,7 +168,7 @@ def _numbered(
             yield (item.base, number), g, kinds
 
 
-def _by_shape(
+def by_shape(
     numbered: Sequence[tuple[Owner, int, Mapping[str, Place]]], weights: Sequence[Named]
 ) -> dict[Owner, Named] | None:
     """The weight of each number; None unless all of one shape are in one group, as many as there
@@ -193,6 +191,19 @@ def _by_shape(
     return out
 
 
-def _unknown(file: Path, what: str) -> SurgeryError:
+def refuse_cut_otherwise(weights: Iterable[Part], states: Iterable[Part]) -> None:
+    """Raise SurgeryError where a chunk of a state has no weights that are cut like it."""
+    own = {part.cut: part.place.value.size for part in weights}
+    for part in states:
+        if own.get(part.cut) != part.place.value.size:
+            raise SurgeryError(
+                f"{part.place.path[0]} has a chunk at {part.cut}, and no weights of "
+                f"{part.parameter} are cut like it",
+                next=HINT,
+            )
+
+
+def unknown(file: Path, what: str) -> SurgeryError:
+    """What to raise where the file does not say `what`."""
     where = f"{file.parent.name}/{file.name}"
     return SurgeryError(f"{where} does not say {what}", next=HINT)

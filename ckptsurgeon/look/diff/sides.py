@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsurgeon.formats.detect import detect
+from ckptsurgeon.formats.detect import is_run
 from ckptsurgeon.look.diff.versions import TORCH, Version
 from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
 
@@ -46,7 +46,9 @@ class Side:
         assert self.step is not None
         pointers = set(self.run.format.pointer_files(self.run.root))
         paths = self.run.format.files(self.run.root, self.step)
-        return {self.name(p): Version(p) for p in paths if p not in pointers}
+        # A pointer may be a copy of a whole folder, and all that is left of the step.
+        own = [path for path in paths if pointers.isdisjoint((path, *path.parents))]
+        return {self.name(path): Version(path) for path in own or paths}
 
     def name(self, path: Path) -> str:
         """The path inside the folder of the step, or that from the root without the number."""
@@ -92,4 +94,4 @@ class Side:
 
 def _is_run(folder: Path) -> bool:
     """Whether this very folder is a run's root, and not one of its steps."""
-    return folder.is_dir() and detect(folder.resolve()) is not None
+    return folder.is_dir() and is_run(folder.resolve())
