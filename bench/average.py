@@ -1,5 +1,6 @@
 """`average` of three steps of a ZeRO-1 run, with their moments: against reading their shards once,
-and against torch.load + mean + torch.save.
+and against torch.load + mean + torch.save; and what else computes new bytes, against reading the
+shards of the step that is edited.
 
 Each is a process of its own, with the shards dropped from the page cache before it. As a script, it
 builds the run or takes the average with torch: python -m bench.average build|torch ROOT [GIB]
@@ -20,6 +21,11 @@ from bench.process import forget, python
 from bench.row import Row, ratio
 
 STEPS = (90000, 92500, 95000)
+OTHERS = {
+    "scale": ("scale", "layers", "--by", 0.9),
+    "graft": ("graft", "moments", "--from", STEPS[0]),
+    "clip_moments": ("clip-moments", "--above", 1.5),
+}
 TENSORS = 16
 TIMES = 3
 MEMORY = 256
@@ -45,6 +51,7 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
         python("ckptsurgeon", "undo", "--yes", "--quiet", "-C", root)
         forget(shards)
         theirs.append(float(python("bench.average", "torch", root).answer["seconds"]))
+    others = [_other(name, words, root, 1 if quick else TIMES) for name, words in OTHERS.items()]
     small = python("-c", "import ckptsurgeon.__main__, numpy").peak_mb
     shutil.rmtree(root)
     mine, once = statistics.median(ours), statistics.median(read)
@@ -57,7 +64,23 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
         ratio("average: torch.load, mean, torch.save / ours", statistics.median(theirs) / mine,
               note=torch_note),
         Row("average: memory beside the interpreter and numpy", max(peaks) - small, "MB", MEMORY),
+        *others,
     ]  # fmt: skip
+
+
+def _other(name: str, words: tuple[object, ...], root: Path, times: int) -> Row:
+    """The share of the reading speed that another command reaches, on the last step."""
+    shards = sorted((root / f"global_step{STEPS[-1]}").glob("*.pt"))
+    read, ours = [], []
+    for _ in range(times):
+        read.append(_read(shards))
+        forget(sorted(root.glob("global_step*/*.pt")))
+        done = python("ckptsurgeon", *words, "--yes", "--quiet", "-C", root)
+        ours.append(done.seconds)
+        python("ckptsurgeon", "undo", "--yes", "--quiet", "-C", root)
+    mine, once = statistics.median(ours), statistics.median(read)
+    note = f"{mine:.2f} s as typed; the step's shards read once: {once:.2f} s"
+    return Row(f"{name}: share of the reading speed of the step", once / mine, "×", note=note)
 
 
 def _read(files: list[Path]) -> float:

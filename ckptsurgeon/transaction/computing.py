@@ -1,7 +1,7 @@
 """Bytes that are computed while they are staged, on all cores, with their CRC-32.
 
-All that is computed of the same numbers is computed together, so they are read once. Up to `jobs`
-threads have a slice of their sources in memory, and a block of what becomes of it.
+All that is computed of the same numbers is computed together, so they are read once. Each of up to
+`jobs` threads has one block of its sources in memory, and some 30 bytes for each element of it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ckptsurgeon.transaction.redo import each
 STRETCH = 1 << 23
 """Elements that one thread computes one after the other."""
 BLOCK = 1 << 16
-"""Elements that are computed at once. Their float64 stay in a core's cache, and arrays this small
-get the same memory again: fresh memory costs ten times what the arithmetic does."""
+"""Elements that are read and computed at once. Their float64 stay in a cache, and arrays this
+small get the same memory again: fresh memory costs ten times what the arithmetic does."""
 LEAP = 16
-"""Blocks that the kernel is asked for before they are read, and told when they are done with."""
+"""Blocks after which the kernel is asked for the next ones, and told to let go of these."""
 CHUNK = 1 << 20
 
 
@@ -72,23 +72,22 @@ def write(root: Path, places: Sequence[Place], jobs: int) -> Mapping[Path, Seque
 
 
 def _stretches(place: Place) -> Iterator[tuple[Group, Place]]:
-    """The parts of a place of which each term lies in one source."""
+    """The parts of a place of which each term lies in one source. Raises SurgeryError unless every
+    term has as many numbers as the piece."""
     path, at, piece = place
     rest = [list(term[::-1]) for term in piece.terms]
     left = piece.size // _width(piece)
-    while any(rest):
-        heads = [term.pop() for term in rest if term]
+    while left > 0 and all(rest):
+        heads = [term.pop() for term in rest]
         count = min(STRETCH, *map(_count, heads))
-        left -= count
-        if left < 0 or len(heads) < len(rest):
-            break
         if count:
             yield tuple(_cut(head, 0, count) for head in heads), Place(path, at, piece)
         for term, head in zip(rest, heads, strict=True):
             if count < _count(head):
                 term.append(_cut(head, count, _count(head)))
         at += count * _width(piece)
-    if left or any(rest):
+        left -= count
+    if left or any(_count(source) for term in rest for source in term):
         raise SurgeryError(
             f"{path}: {piece.told}: its sources have another number of elements", next=DEFECT
         )

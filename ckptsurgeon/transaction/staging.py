@@ -34,11 +34,14 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.transaction import computing, receipts
-from ckptsurgeon.transaction.computing import Place, Sum
+from ckptsurgeon.transaction.computing import Place, Sum, forget
 from ckptsurgeon.transaction.content import CHUNK, joined, read
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import digest
 from ckptsurgeon.transaction.redo import Step, anchor, each
+
+LEAP = 8 << 20
+"""Bytes that are copied before the kernel is told to write them."""
 
 
 def tails_file(id: str) -> str:
@@ -189,13 +192,21 @@ def _begin(root: Path, staged: _Staged) -> None:
             if isinstance(piece, bytes):
                 disk.write_at(descriptor, path, offset, piece)
             elif isinstance(piece, Span):
-                source = root / piece.file
-                disk.copy_at(descriptor, path, offset, source, piece.start, piece.end)
+                _copy(descriptor, path, offset, root / piece.file, piece)
             computed = computed or isinstance(piece, Computed)
         if os.fstat(descriptor).st_size < content.size:  # a hole is last
             disk.truncate(descriptor, path, content.size)
         if not computed:
             _seal(descriptor, root, staged, content, ())
+
+
+def _copy(descriptor: int, path: Path, offset: int, source: Path, span: Span) -> None:
+    """Copy a span to `offset`, and start to write each leap of it to the device."""
+    shift = offset - span.start
+    for start in range(span.start, span.end, LEAP):
+        end = min(start + LEAP, span.end)
+        disk.copy_at(descriptor, path, start + shift, source, start, end)
+        forget(descriptor, offset, end + shift)
 
 
 def _finish(root: Path, staged: _Staged, sums: Sequence[Sum]) -> None:
@@ -240,7 +251,7 @@ def _compare(path: Path, root: Path, content: Content, known: Mapping[int, bytes
     """Read a staged file back, from the device where the kernel allows, and compare every byte that
     was not computed; `known` are its checksums."""
     with path.open("rb") as staged:
-        computing.forget(staged.fileno(), 0, 0)
+        forget(staged.fileno(), 0, 0)
         for at, piece in _placed(content):
             if isinstance(piece, Computed):
                 continue
@@ -249,6 +260,8 @@ def _compare(path: Path, root: Path, content: Content, known: Mapping[int, bytes
             for data in read(root, Content((whole,))):
                 if staged.read(len(data)) != data:
                     raise _unlike(path, staged.tell())
+                if (staged.tell() - at) % LEAP < len(data):
+                    forget(staged.fileno(), at, staged.tell())
         if os.fstat(staged.fileno()).st_size != content.size:
             raise SurgeryError(
                 f"{path} is longer than what was written",
@@ -263,7 +276,7 @@ def _check(path: Path, part: Sum) -> None:
         while at < end and (data := os.pread(staged.fileno(), min(CHUNK, end - at), at)):
             crc = zlib.crc32(data, crc)
             at += len(data)
-            computing.forget(staged.fileno(), part.offset, at)
+            forget(staged.fileno(), part.offset, at)
     if crc != part.crc:
         raise _unlike(path, part.offset)
 

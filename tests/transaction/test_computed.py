@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import subprocess
 import sys
 import zipfile
@@ -213,6 +214,79 @@ def test_memory_stays_below_256_mb_whatever_the_size(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 256 << 10
     assert (tmp_path / "new").stat().st_size == size
+
+
+def test_memory_stays_below_256_mb_however_many_terms(tmp_path: Path) -> None:
+    """The mean of 24 steps, in eight threads."""
+    size = 16 << 20
+    with (tmp_path / "a").open("wb") as file:
+        file.truncate(size)
+    code = (
+        "import resource, numpy; from pathlib import Path\n"
+        "from ckptsurgeon.edits import Computed, Content, Source\n"
+        "from ckptsurgeon.transaction import computing, staging\n"
+        "computing.STRETCH = 1 << 19\n"
+        f"size, terms = {size}, ((Source('a', 0, {size}, 'float32'),),) * 24\n"
+        "piece = Computed('mean', 'float32', size, terms, (1.0,) * 24)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"staged = [staging._Staged('new', Content((piece,)))]\n"
+        f"staging._write(Path({str(tmp_path)!r}), staged, 8)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 256 << 10
+
+
+def test_each_source_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masters that two ranks hold, and the weights that are rounded from both: two files, cut in
+    another way, and a copy of one of them."""
+    torch.manual_seed(0)
+    steps = [torch.randn(100), torch.randn(100)]
+    for name, flat in zip("ab", steps, strict=True):
+        (tmp_path / name).write_bytes(data_of(flat))
+    monkeypatch.setattr(computing, "BLOCK", 7)
+    monkeypatch.setattr(computing, "STRETCH", 16)
+
+    def part(start: int, end: int) -> tuple[tuple[Source, ...], ...]:
+        return tuple((Source(name, start * 4, end * 4, "float32"),) for name in "ab")
+
+    def mean(dtype: str, size: int, terms: tuple[tuple[Source, ...], ...]) -> Computed:
+        return Computed("mean", dtype, size, terms, (1.0, 1.0), "float32")
+
+    ranks = [part(0, 61), part(61, 100)]
+    whole = tuple(one + other for one, other in zip(*ranks, strict=True))
+    contents = {
+        "rank0": Content((b"head", mean("float32", 244, ranks[0]))),
+        "rank1": Content((mean("float32", 156, ranks[1]), b"tail")),
+        "weights": Content((b"12", mean("bfloat16", 200, whole), b"34")),
+        "copy": Content((mean("bfloat16", 200, whole),)),
+    }
+    read = 0
+    real = os.preadv
+
+    def counted(descriptor: int, rooms: Any, at: int) -> int:
+        nonlocal read
+        done = real(descriptor, rooms, at)
+        read += done
+        return done
+
+    monkeypatch.setattr(os, "preadv", counted)
+    _write(tmp_path, [_Staged(name, content) for name, content in contents.items()], 3)
+    assert read == sum((tmp_path / name).stat().st_size for name in "ab")
+    expected = ((steps[0].double() + steps[1].double()) / 2).float()
+    masters, weights = data_of(expected), data_of(expected.bfloat16())
+    found = {name: (tmp_path / name).read_bytes() for name in contents}
+    assert found["rank0"] == b"head" + masters[:244]
+    assert found["rank1"] == masters[244:] + b"tail"
+    assert found["weights"] == b"12" + weights + b"34" and found["copy"] == weights
+
+
+@pytest.mark.parametrize("sizes", [(12, 16), (16, 12)])
+def test_sources_of_another_length_are_an_error(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    (tmp_path / "raw").write_bytes(bytes(16))
+    terms = tuple((Source("raw", 0, size, "float32"),) for size in sizes)
+    with pytest.raises(SurgeryError, match="another number of elements"):
+        staged(tmp_path, Content((Computed("mean", "float32", 16, terms, (1.0, 1.0)),)))
 
 
 @pytest.mark.parametrize("numbers", [(math.nan,), (0.0,)])
