@@ -93,6 +93,8 @@ drift: $(VENV)/.formats $(VENV)/.newest-megatron
 	grep '^torch==' constraints.txt > $(VENV)/newest/torch.txt
 	$(NEWEST) -m pip install --quiet --disable-pip-version-check --upgrade -c $(VENV)/newest/torch.txt ai2-olmo-core \
 	    $$($(PY) -c "import importlib.metadata as m; print(*(r.partition(';')[0] for r in m.requires('ckptsurgeon') if 'formats' in r))")
+	$(NEWEST) -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+	    --target $(VENV)/newest/sources megatron-bridge mosaicml nemo-automodel verl
 	$(NEWEST) -m pip list --path $$($(NEWEST) -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 	$(NEWEST) -m pytest -m "formats and not slow" $(PARALLEL)
 

@@ -208,7 +208,8 @@ class Saved:
     def _blank(self, item: Item, changes: Sequence[Change]) -> Blank | None:
         """Dtype and size of a tensor that becomes zeros as a whole."""
         tensor = self.archive(item).tree()
-        zeros = isinstance(tensor, Tensor) and changes[-1].new == ZEROS
+        last = changes[-1]
+        zeros = isinstance(tensor, Tensor) and last.new == ZEROS and last.elements is None
         return (
             (tensor.dtype, tensor.size) if zeros and torch_blank.is_possible(tensor.dtype) else None
         )
@@ -216,7 +217,7 @@ class Saved:
     def _parts(self, item: Item, changes: Sequence[Change], base: str) -> tuple[Piece, ...]:
         archive, file = self.archive(item), f"{base}/{item.file}"
         depth = 1 if item.offset is None else 2
-        inside = [Change(file, c.field, c.old, c.new, c.path[depth:]) for c in changes]
+        inside = [replace(c, file=file, path=c.path[depth:]) for c in changes]
         if not isinstance(archive.tree(), Tensor) and not inside[-1].path:
             data = dumped(inside[-1].new, inside[-1].old)
             content = rewrite.render(archive, file, data, {})

@@ -250,7 +250,7 @@ class BaseCheckpoint(Trees, ABC):
 
     def attention(self) -> tuple[list[Attention], list[str]]:
         """Refused: a format that knows how many heads the model has overrides it."""
-        raise heads.unsaid(self.path.name)
+        raise heads.unread(self.path.name)
 
     def weights(self) -> Iterator[Weight]:
         """Refused: a format that knows how its weights are cut overrides it."""

@@ -1,7 +1,8 @@
 """Which rows of which weights make the queries and keys of each attention head.
 
-The order of fused rows is Megatron's: a group of heads has its queries, one key and one value
-behind one another. A tensor rank holds whole groups; a chunk of torch's shards holds any rows.
+Fused rows lie in Megatron's order, where a group of heads has its queries, one key and one value
+behind one another, or in blocks, where each rank has its queries, its keys, its values. A tensor
+rank holds whole heads; a chunk of torch's shards holds any rows.
 """
 
 from __future__ import annotations
@@ -15,11 +16,20 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.sane import mapping
 from ckptsurgeon.formats.values import Part
 
-FUSED = re.compile(r"(.+\.)?(?:query_key_value|linear_qkv)\.weight")
+GROUPED = re.compile(r"(.+\.)?(?:query_key_value|linear_qkv)\.weight")
+BLOCKS = re.compile(r"(.+\.)?qkv_proj\.weight")
+"""What fused projections are called whose rows lie by groups, and by blocks (nanotron, Phi-3)."""
 PAIRS = (("q_proj", "k_proj"), ("w_q", "w_k"), ("wq", "wk"))
 """What projections of queries and of keys are called: Llama and its like, OLMo-core, torchtitan."""
-NORMS = ("input_layernorm", "attention_norm")
-"""The norm before the attention, in the folder of its layer."""
+GAIN = re.compile(
+    r"(?:pp_block\.)?(?:input_layernorm|attention_norm|ln_attn)\.weight"
+    r"|self_attention\.linear_qkv\.layer_norm_weight"
+)
+"""The gain of the norm before the attention, in the folder of its layer; Transformer Engine has it
+in one module with the projection."""
+STACKED = re.compile(r"\blayers\.(?!\d)")
+"""Where the names of megatron-core leave out the number of the layer: its tensors then have the
+layers as their first axis."""
 NORMED = re.compile(r"\b(?:q|k|query|key|qk)_?(?:layer_?)?norm\b")
 """A norm of queries or keys: the size of their weights says nothing of the logits then."""
 LAYER = re.compile(r"(.*\b\d+)\.")
@@ -57,13 +67,16 @@ class Head(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """The heads of one layer, and the gain and bias of the norm before them."""
+    """The heads of one layer, the name of their queries' weights, and the gain and bias of the norm
+    before them. `also` are the same heads in files that repeat the weights."""
 
     layer: str
+    queries: str
     model: Model
     heads: tuple[Head, ...]
     gain: tuple[Rows, ...]
     bias: tuple[Rows, ...]
+    also: tuple[Attention, ...] = ()
 
     @property
     def shared(self) -> bool:
@@ -71,27 +84,66 @@ class Attention(NamedTuple):
         return self.model.groups < self.model.heads
 
 
+PLAIN = frozenset(
+    ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "phi", "phi3", "stablelm", "starcoder2",
+     "smollm3", "gpt_neox", "bloom", "falcon")
+)  # fmt: skip
+"""Types of transformers' models whose logits are q·k / √width: a test asks its modules."""
+WITH_QK_NORM = frozenset(
+    ("qwen3", "qwen3_moe", "olmo2", "olmo3", "olmoe", "gemma3_text", "llama4_text")
+)
+"""Those that normalize queries and keys."""
+
+
 def of_megatron(args: Mapping[str, Any], what: str) -> Model:
-    """By the command line that a checkpoint keeps. Raises SurgeryError where it does not say."""
+    """By the command line that a checkpoint keeps, or Megatron-core's config. Raises SurgeryError
+    where it does not say, and where other numbers decide the logits as well."""
     heads, hidden = args.get("num_attention_heads"), args.get("hidden_size")
     groups = args.get("num_query_groups") if args.get("group_query_attention", True) else None
-    if args.get("qk_layernorm"):
+    if args.get("qk_layernorm") or args.get("qk_l2_norm"):
         raise _normed(what)
     if args.get("multi_latent_attention"):
-        raise _unknown(what, "its attention is latent (MLA), whose queries and keys lie otherwise")
+        raise unknown(what, "its attention is latent (MLA), whose queries and keys lie otherwise")
+    if args.get("use_mup") or args.get("softmax_scale") is not None:
+        raise unknown(what, "its logits are scaled by a number of its own, not by √width")
     groups = args.get("num_key_value_heads") if groups is None else groups
-    plus_one = bool(args.get("apply_layernorm_1p"))
-    return _model(what, hidden, heads, groups, args.get("kv_channels"), plus_one)
+    plus_one = args.get("apply_layernorm_1p") or args.get("layernorm_zero_centered_gamma")
+    return _model(what, hidden, heads, groups, args.get("kv_channels"), bool(plus_one))
 
 
 def of_hugging_face(config: Mapping[str, Any], what: str) -> Model:
-    """By `config.json` of transformers. Raises SurgeryError where it does not say."""
+    """By `config.json` of transformers. Raises SurgeryError where it does not say, and for a type
+    whose attention is not known here."""
     kind = str(config.get("model_type"))
-    if kind.startswith("gemma"):
-        raise _unknown(what, f"{kind} scales its queries by a number of its own")
+    if kind in WITH_QK_NORM:
+        raise _normed(what)
+    if kind not in PLAIN:
+        raise unknown(what, f"config.json has the model_type {kind}, which is none known here")
     names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     hidden, heads, groups, width = (config.get(name) for name in names)
+    if kind in ("bloom", "gpt_neox"):
+        heads, groups = config.get("n_head", heads), None
+    if kind == "falcon":
+        groups = 1 if config.get("multi_query") else None
+        groups = config.get("num_kv_heads") if config.get("new_decoder_architecture") else groups
     return _model(what, hidden, heads, groups, width)
+
+
+OLD_ORDER = "its fused rows are in the order of checkpoint_version 0 or 1"
+"""Why the rows of Megatron's first checkpoints are not known."""
+CONFIG = "put the config.json that transformers saved of the model into the step, and repeat"
+"""What helps where a step keeps no config of its own."""
+
+
+def of_nanotron(config: Mapping[str, Any], what: str) -> Model:
+    """By nanotron's `config.yaml`. Raises SurgeryError where it does not say, and for µP, which
+    scales logits by 1 / width."""
+    model = mapping(config.get("model"))
+    if mapping(model.get("init_method")).get("use_mup"):
+        raise unknown(what, "its logits are scaled by 1 / width (µP), not by √width")
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    hidden, heads, groups = map(mapping(model.get("model_config")).get, names)
+    return _model(what, hidden, heads, groups, None)
 
 
 def of_olmo_core(config: Mapping[str, Any], what: str) -> Model:
@@ -101,9 +153,9 @@ def of_olmo_core(config: Mapping[str, Any], what: str) -> Model:
     block = mapping(model.get("block"))
     mixer = mapping(block.get("sequence_mixer") or block.get("attention"))
     if model.get("block_overrides") or block.get("name") not in (None, "default", "peri_norm"):
-        raise _unknown(what, "the blocks of its model have no plain norm before the attention")
+        raise unknown(what, "the blocks of its model have no plain norm before the attention")
     if mixer.get("name") not in (None, "default") or mixer.get("clip_qkv") is not None:
-        raise _unknown(what, "its attention is not OLMo-core's default one")
+        raise unknown(what, "its attention is not OLMo-core's default one")
     if mixer.get("qk_norm") is not None:
         raise _normed(what)
     heads, groups, width = (mixer.get(name) for name in ("n_heads", "n_kv_heads", "head_dim"))
@@ -122,15 +174,22 @@ def _model(
     return Model(hidden, heads, groups, width, plus_one)
 
 
-def unsaid(what: str) -> SurgeryError:
-    """The error for a checkpoint without a number of heads."""
-    return _unknown(what, "it does not say how many attention heads its model has")
+def unsaid(what: str, *helps: str) -> SurgeryError:
+    """The error for a checkpoint without a number of heads; `helps` are what to do about it."""
+    return unknown(what, "it does not say how many attention heads its model has", *helps)
 
 
-def _unknown(what: str, why: str) -> SurgeryError:
+def unread(what: str) -> SurgeryError:
+    """The error for a format of which nothing that would say a number of heads is read."""
+    return unknown(what, "nothing that is read of it says how many attention heads its model has")
+
+
+def unknown(what: str, why: str, *helps: str) -> SurgeryError:
+    """The error for a checkpoint whose heads can't be told apart, and why."""
+    own = "ckptsurgeon scale REGEX --by F    whole parameters, by a factor of your own"
     return SurgeryError(
         f"which rows of {what} are the queries and keys of a head is not known: {why}",
-        next="ckptsurgeon scale REGEX --by F    whole parameters, by a factor of your own",
+        next=(*helps, own),
     )
 
 
@@ -146,15 +205,24 @@ def _normed(what: str) -> SurgeryError:
 
 
 class _Extent(NamedTuple):
-    """The elements of a whole tensor that one cut holds, from the `first` on."""
+    """Elements [first, end) of a tensor of one layer: those of a cut from element `at` on. `first`
+    is -1 for a chunk of columns, whose rows do not lie behind one another."""
 
+    parameter: str
     cut: str
+    at: int
     first: int
     end: int
 
+    def rows(self, start: int, end: int) -> Rows:
+        """Where those elements are, of the whole tensor's, that are here."""
+        first = max(start, self.first) - self.first
+        stop = min(end, self.end) - self.first
+        return Rows(self.parameter, self.cut, self.at + first, self.at + stop)
+
 
 class _Tensors:
-    """The extents of each parameter's weights; of ranks they follow one another, and `offset` tells
+    """The extents of each layer's tensors; of ranks they follow one another, and `offset` tells
     where a chunk of torch's shards begins (row, column, …)."""
 
     def __init__(self, parts: Iterable[Part], chunked: bool) -> None:
@@ -164,16 +232,20 @@ class _Tensors:
             if part.kind in ("weights", "master"):
                 mine = sizes.setdefault((part.parameter, part.cut), {})
                 mine[part.kind] = mine.get(part.kind, 0) + part.end - part.start
-                shapes[part.parameter, part.cut] = tuple(part.place.value.size)
+                if part.kind == "weights" or (part.parameter, part.cut) not in shapes:
+                    # A master may be flat beside them, and in pieces.
+                    shapes[part.parameter, part.cut] = tuple(part.place.value.size)
         self.chunked = chunked
         self.extents: dict[str, list[_Extent]] = {}
         for (name, cut), kinds in sorted(sizes.items(), key=lambda item: _order(item[0][1])):
-            mine_so_far = self.extents.setdefault(name, [])
-            size = kinds.get("master", kinds.get("weights", 0))
-            first = mine_so_far[-1].end if mine_so_far else 0
             if chunked:
-                first = _first(cut, shapes[name, cut])
-            mine_so_far.append(_Extent(cut, first, first + size))
+                for layers, extent in _of_chunk(name, cut, shapes[name, cut]):
+                    self.extents.setdefault(layers, []).append(extent)
+                continue
+            mine_so_far = self.extents.setdefault(name, [])
+            first = mine_so_far[-1].end if mine_so_far else 0
+            end = first + kinds.get("master", kinds.get("weights", 0))
+            mine_so_far.append(_Extent(name, cut, 0, first, end))
 
     def numel(self, name: str) -> int:
         """Of all its cuts; 0 for a parameter that is not there."""
@@ -181,11 +253,8 @@ class _Tensors:
 
     def rows(self, name: str, start: int, end: int) -> tuple[Rows, ...]:
         """Where the elements [start, end) of the whole tensor are."""
-        return tuple(
-            Rows(name, e.cut, max(start, e.first) - e.first, min(end, e.end) - e.first)
-            for e in self.extents.get(name, ())
-            if max(start, e.first) < min(end, e.end)
-        )
+        held = self.extents.get(name, ())
+        return tuple(e.rows(start, end) for e in held if max(start, e.first) < min(end, e.end))
 
     def whole(self, name: str, size: int) -> tuple[Rows, ...]:
         """All of a parameter that every rank has whole, from the first rank; nothing where it has
@@ -194,11 +263,15 @@ class _Tensors:
         held = extents if self.chunked else extents[:1]
         if sum(e.end - e.first for e in held) != size:
             return ()
-        return tuple(Rows(name, e.cut, 0, e.end - e.first) for e in held)
+        return tuple(e.rows(e.first, e.end) for e in held)
 
     def refuse_split(self, name: str, unit: int) -> None:
-        """Raise unless each rank holds whole units of so many elements: heads, or groups."""
-        if not self.chunked and any(e.first % unit or e.end % unit for e in self.extents[name]):
+        """Raise unless each rank holds whole units of so many elements: heads, or groups; of rows
+        in blocks, as many as every other rank."""
+        extents = self.extents[name]
+        split = any(e.first % unit or e.end % unit for e in extents)
+        uneven = BLOCKS.fullmatch(name) and len({e.end - e.first for e in extents}) > 1
+        if not self.chunked and (split or uneven):
             raise SurgeryError(
                 f"{name} is cut inside a head: {len(self.extents[name])} ranks hold it, which is "
                 "no layout known here",
@@ -210,13 +283,22 @@ def _order(cut: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", cut))
 
 
-def _first(cut: str, shape: Sequence[int]) -> int:
-    """The first element of a chunk at an offset; -1 for one of columns, whose rows do not lie
-    behind one another."""
+def _of_chunk(name: str, cut: str, shape: Sequence[int]) -> Iterator[tuple[str, _Extent]]:
+    """What a chunk at an offset holds of each layer, with the name that the tensor of that layer
+    has where layers have numbers."""
     offset = _order(cut)
-    if any(offset[1:]):
-        return -1
-    return offset[0] * prod(shape[1:]) if offset else 0
+    if not STACKED.search(name) or len(shape) < 2:
+        yield name, _extent(name, cut, 0, offset, shape)
+        return
+    for i in range(shape[0]):
+        numbered = STACKED.sub(rf"\g<0>{offset[0] + i}.", name, count=1)
+        yield numbered, _extent(name, cut, i * prod(shape[1:]), offset[1:], shape[1:])
+
+
+def _extent(name: str, cut: str, at: int, offset: Sequence[int], shape: Sequence[int]) -> _Extent:
+    first = offset[0] * prod(shape[1:]) if offset else 0
+    first = -1 if any(offset[1:]) else first
+    return _Extent(name, cut, at, first, first + prod(shape))
 
 
 def attentions(
@@ -232,19 +314,35 @@ def attentions(
         if normed := next((name for name in inside if NORMED.search(name)), None):
             apart.append(f"{normed} normalizes them")
             continue
-        gain = next(
-            (r for n in NORMS if (r := tensors.whole(f"{layer}{n}.weight", model.hidden))), ()
-        )
+        norm = next((n for n in inside if GAIN.fullmatch(n, len(layer))), "")
+        gain = tensors.whole(norm, model.hidden)
         if not gain:
             apart.append(f"no norm before {query} is known by its name")
             continue
-        bias_name = gain[0].parameter.removesuffix("weight") + "bias"
+        bias = tensors.whole(norm.removesuffix("weight") + "bias", model.hidden)
         heads = tuple(_heads(tensors, query, key, model))
-        bias = tensors.whole(bias_name, model.hidden)
-        out.append(Attention(layer.rstrip("."), model, heads, gain, bias))
+        out.append(Attention(layer.rstrip("."), query, model, heads, gain, bias))
     if not out and not apart:
-        apart.append("no query_key_value, linear_qkv, q_proj, w_q or wq is among the weights")
+        apart.append(
+            "no query_key_value, linear_qkv, qkv_proj, q_proj, w_q or wq is among the weights"
+        )
     return out, list(dict.fromkeys(apart))
+
+
+def repeated(parts: Iterable[Part], model: Model, what: str) -> tuple[list[Attention], list[str]]:
+    """As `attentions`, where every cut holds the whole model once more. Raises SurgeryError where
+    they do not hold the same layers."""
+    cuts: dict[str, list[Part]] = {}
+    for part in parts:
+        if part.kind == "weights":
+            cuts.setdefault(part.cut, []).append(part)
+    (found, apart), *others = [attentions(mine, model) for mine in cuts.values()] or [([], [])]
+    for other, _ in others:
+        if [each.layer for each in other] != [each.layer for each in found]:
+            raise unknown(what, "its files of weights hold different layers")
+        pairs = zip(found, other, strict=True)
+        found = [each._replace(also=(*each.also, copy)) for each, copy in pairs]
+    return found, apart
 
 
 def _projections(names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
@@ -254,7 +352,7 @@ def _projections(names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
         layer = LAYER.match(name)
         if layer is None:
             continue
-        if FUSED.fullmatch(name):
+        if GROUPED.fullmatch(name) or BLOCKS.fullmatch(name):
             yield layer[1] + ".", name, name
         for query, key in PAIRS:
             other = name.removesuffix(f"{query}.weight") + f"{key}.weight"
@@ -283,16 +381,28 @@ def _heads(tensors: _Tensors, query: str, key: str, model: Model) -> Iterator[He
                 next="ckptsurgeon scale REGEX --by F    whole parameters",
             )
         tensors.refuse_split(name, (each + 2 if fused else 1) * width * hidden)
+    ranks = 1 if tensors.chunked or not BLOCKS.fullmatch(query) else len(tensors.extents[query])
     for head in range(heads):
-        group = head // each
-        if fused:
-            first = group * (each + 2) * width
-            starts = first + head % each * width, first + each * width
+        if BLOCKS.fullmatch(query):
+            starts = _in_blocks(head, model, ranks)
+        elif fused:
+            first = head // each * (each + 2)
+            starts = first + head % each, first + each
         else:
-            starts = head * width, group * width
+            starts = head, head // each
         places = []
         for size, suffix in ((hidden, "weight"), (1, "bias")):
             for name, start in zip((query, key), starts, strict=True):
                 other = name.removesuffix("weight") + suffix
-                places.append(tensors.rows(other, start * size, (start + width) * size))
+                end = (start + 1) * width * size
+                places.append(tensors.rows(other, start * width * size, end))
         yield Head(head, *places)
+
+
+def _in_blocks(head: int, model: Model, ranks: int) -> tuple[int, int]:
+    """Where query and key of a head begin, counted in heads: each rank has its queries, its keys
+    and its values."""
+    queries, keys = model.heads // ranks, model.groups // ranks
+    rank, place = divmod(head, queries)
+    first = rank * (queries + 2 * keys)
+    return first + place, first + queries + place // (queries // keys)

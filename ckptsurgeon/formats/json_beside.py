@@ -48,6 +48,14 @@ class JsonBeside(BaseCheckpoint):
         return {**super().render(rest, root), **out}
 
 
+def transformers_config(folder: Path) -> Mapping[str, Any] | None:
+    """`config.json` in a step's folder or beside it; None where neither has one. Raises
+    SurgeryError for one that is none."""
+    found = (each / "config.json" for each in (folder, folder.parent))
+    path = next((path for path in found if path.is_file()), None)
+    return None if path is None else json_text.mapping(path)
+
+
 def read(paths: Sequence[Path]) -> tuple[dict[Path, Any], dict[Path, str]]:
     """The value and the text of each JSON file. Raises SurgeryError for one that is none."""
     texts = {path: json_text.text(path) for path in paths}

@@ -61,16 +61,18 @@ def scaled(
             f"the queries and keys of {checkpoint.path.name} are not all known: {apart[0]}",
             next="ckptsurgeon scale REGEX --by F    whole parameters, by a factor of your own",
         )
-    chosen = [layer for layer in layers if re.search(params, layer.heads[0].query[0].parameter)]
+    chosen = [layer for layer in layers if re.search(params, layer.queries)]
     if not chosen:
-        names = sorted({layer.heads[0].query[0].parameter for layer in layers})
+        names = sorted({layer.queries for layer in layers})
         raise UsageError(
             f"`scale.params`: no queries match {params!r}, of {len(names)} layers",
             next=f"the first are {', '.join(names[:3])}",
         )
-    out, heads = [], []
-    places = {(layer.layer, head.number): (layer, head) for layer in chosen for head in layer.heads}
-    for found in logits(checkpoint, known, chosen):
+    out: list[Scaled] = []
+    heads: dict[tuple[str, int], Logits] = {}
+    every = [copy for layer in chosen for copy in (layer, *layer.also)]
+    places = ((layer, head) for layer in every for head in layer.heads)
+    for (layer, head), found in zip(places, logits(checkpoint, known, every), strict=True):
         largest = clip.estimate(found)
         if not math.isfinite(largest):
             raise SurgeryError(
@@ -79,8 +81,7 @@ def scaled(
             )
         if largest <= clip.threshold * (1 + SLACK):
             continue
-        heads.append(found)
-        layer, head = places[found.layer, found.head]
+        heads.setdefault((found.layer, found.head), found)  # once of files that repeat it
         left = clip.threshold / largest
         both = math.sqrt(left)
         sides = [(head.query, left if layer.shared else both)]
@@ -89,7 +90,7 @@ def scaled(
             sides += [(head.key, both), (head.key_bias, both)]
         for rows, by in sides:
             out += [Scaled(each, by) for each in rows]
-    return out, heads
+    return out, list(heads.values())
 
 
 def named(heads: list[Logits], clip: QkClip) -> Iterator[str]:

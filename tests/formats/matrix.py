@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from tests.support import (
 from tests.support.dcp_trainers import CONFIG, Trainer, olmo, torchtitan
 from tests.support.in_process import InProcess, one_rank
 from tests.support.launch import REPO
+from tests.support.tiny_attention import HIDDEN, LLAMA, LLAMA_NAMES, MEGATRON, OLMO, Layered
 from tests.support.universal import convert
 
 DOCUMENT = REPO / "docs" / "formats.md"
@@ -58,7 +60,7 @@ def _deepspeed(stage: int, **more: Any) -> Maker:
 
 def _megatron_deepspeed(root: Path) -> None:
     with megatron_engine.megatron():
-        megatron_engine.make(root)
+        megatron_engine.make(root, **MEGATRON)
 
 
 def _bundled(root: Path) -> None:
@@ -70,7 +72,7 @@ def _bundled(root: Path) -> None:
 
 
 def _torch_dcp(root: Path) -> None:
-    megatron_flat.save(root, named=False)
+    megatron_flat.save(root, named=False, **MEGATRON)
 
 
 def _universal(root: Path) -> None:
@@ -82,17 +84,19 @@ def _universal(root: Path) -> None:
 
 
 def hugging_face(root: Path) -> None:
-    parameter = torch.nn.Parameter(torch.rand(8))
-    adam = torch.optim.AdamW([parameter], lr=1e-3)
+    model = Layered(LLAMA_NAMES, layers=1)
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / 100)
     for step in range(1, 5):
-        parameter.grad = torch.rand(8)
+        adam.zero_grad()
+        model(torch.rand(3, HIDDEN)).pow(2).sum().backward()
         adam.step()
         schedule.step()
         if step % 2 == 0:
             folder = root / f"checkpoint-{step}"
             folder.mkdir(parents=True)
-            save_file({"only.weight": parameter.detach()}, folder / "model.safetensors")
+            save_file(model.state_dict(), folder / "model.safetensors")
+            (folder / "config.json").write_text(json.dumps(LLAMA))
             torch.save(adam.state_dict(), folder / "optimizer.pt")
             torch.save(schedule.state_dict(), folder / "scheduler.pt")
             (folder / "trainer_state.json").write_text(
@@ -102,7 +106,7 @@ def hugging_face(root: Path) -> None:
 
 def _fsdp2(root: Path) -> None:
     """The Trainer's folders, with one rank's shards under the names of `save_fsdp_optimizer`."""
-    trainer = Trainer()
+    trainer = Trainer(heads=LLAMA_NAMES)
     for step in (2, 4):
         for _ in range(2):
             trainer.update()
@@ -114,18 +118,23 @@ def _fsdp2(root: Path) -> None:
         ):
             dcp.save(state, checkpoint_id=folder / name, no_dist=True)
         torch.save(trainer.schedule.state_dict(), folder / "scheduler.pt")
+        (folder / "config.json").write_text(json.dumps(LLAMA))
         (folder / "trainer_state.json").write_text(
             json.dumps(TRAINER_STATE | {"global_step": step})
         )
 
 
+def _olmo(root: Path) -> None:
+    olmo(root, config={**CONFIG, "model": OLMO}, heads=True)
+
+
 def _olmo_without_scheduler(root: Path) -> None:
     module = {k: v for k, v in CONFIG["train_module"].items() if k != "scheduler"}
-    olmo(root, config={**CONFIG, "train_module": module})
+    olmo(root, config={**CONFIG, "model": OLMO, "train_module": module}, heads=True)
 
 
 def _olmo_ddp(root: Path) -> None:
-    olmo(root, ddp=True)
+    olmo(root, config={**CONFIG, "model": OLMO}, ddp=True, heads=True)
 
 
 FORMATS: dict[str, Maker] = {
@@ -136,18 +145,18 @@ FORMATS: dict[str, Maker] = {
     "DeepSpeed ZeRO 1, fp16": _deepspeed(1, dtype="fp16"),
     "DeepSpeed universal": _universal,
     "Megatron-DeepSpeed": _megatron_deepspeed,
-    "Megatron-LM legacy": megatron_legacy.save,
-    "Megatron-LM torch_dist": megatron_dist.save,
+    "Megatron-LM legacy": partial(megatron_legacy.save, **MEGATRON),
+    "Megatron-LM torch_dist": partial(megatron_dist.save, **MEGATRON),
     "Megatron-LM torch_dcp": _torch_dcp,
-    "Megatron-LM fsdp_dtensor": megatron_flat.save,
+    "Megatron-LM fsdp_dtensor": partial(megatron_flat.save, **MEGATRON),
     "Megatron-Bridge": megatron_bridge.save,
     "NeMo 2": nemo_files.make,
     "torchtitan (DCP)": torchtitan,
-    "OLMo-core": olmo,
+    "OLMo-core": _olmo,
     "OLMo-core, no scheduler": _olmo_without_scheduler,
     "OLMo-core, OLMoDDP": _olmo_ddp,
     "metaseq, fairseq": fairseq_files.make_run,
-    "nanotron": nanotron_files.make,
+    "nanotron": partial(nanotron_files.make, names=nanotron_files.ATTENTION),
     "FSDP2 (Accelerate, Trainer)": _fsdp2,
     "Hugging Face": hugging_face,
 }
@@ -187,6 +196,7 @@ OPERATIONS: dict[str, Mapping[str, Any]] = {
     "graft moments --params": {"graft": {"step": "FIRST", "params": "weight"}},
     "clip_moments": {"clip_moments": {"above": 2}},
     "scale": {"scale": {"params": "weight", "by": 0.9}},
+    "scale --qk-clip": {"scale": {"qk_clip": {"threshold": 0.01}}},
     "precision bf16": {"precision": {"to": "bf16"}},
     "precision fp32": {"precision": {"to": "fp32"}},
     "scale --moments scale": {"scale": {"params": "weight", "by": 0.9, "moments": "scale"}},

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 
 from ckptsurgeon import Run
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.files.pickles.tree import Tensor, strides
 from ckptsurgeon.formats import heads
 from ckptsurgeon.formats.logits import Logits
 from ckptsurgeon.formats.stretches import by_parameter, numbers
@@ -221,6 +221,7 @@ def test_the_numbers_of_other_trainers() -> None:
         with pytest.raises(SurgeryError):
             heads.of_megatron({**megatron, **wrong}, "step")
     llama = {
+        "model_type": "llama",
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
         "hidden_size": 64,
@@ -253,6 +254,49 @@ def test_names_that_are_not_enough_are_said() -> None:
     columns = [part(fused, "0.0", 24), part(fused, "0.2", 24), part(norm, "0", 4)]
     with pytest.raises(SurgeryError, match="cut into columns"):
         heads.attentions(columns, model, chunked=True)
+
+
+def test_rows_in_blocks_of_two_tensor_ranks() -> None:
+    """Each rank of nanotron has its queries, its keys and its values behind one another."""
+    model = heads.Model(hidden=4, heads=4, groups=2, width=2)
+    fused = "model.decoder.0.pp_block.attn.qkv_proj.weight"
+    norm = "model.decoder.0.pp_block.input_layernorm.weight"
+    (found,), apart = heads.attentions(
+        [part(fused, "0.0.0", 32), part(fused, "0.1.0", 32), part(norm, "0.0.0", 4)], model
+    )
+    assert apart == [] and found.layer == "model.decoder.0"
+    rows = [(head.query[0], head.key[0]) for head in found.heads]
+    assert rows == [
+        (heads.Rows(fused, cut, start, start + 8), heads.Rows(fused, cut, 16, 24))
+        for cut in ("0.0.0", "0.1.0")
+        for start in (0, 8)
+    ]
+    uneven = [part(fused, "0.0.0", 48), part(fused, "0.1.0", 16), part(norm, "0.0.0", 4)]
+    with pytest.raises(SurgeryError, match="cut inside a head"):
+        heads.attentions(uneven, model)
+
+
+def test_a_stack_of_layers_in_chunks() -> None:
+    """megatron-core's names leave out the layer; a chunk holds one, or several, or some rows."""
+    model = heads.Model(hidden=4, heads=2, groups=1, width=2)
+    inside = "decoder.layers.self_attention.linear_qkv"
+    norm, fused = f"{inside}.layer_norm_weight", f"{inside}.weight"
+
+    def chunk(name: str, cut: str, *size: int) -> Part:
+        numel = math.prod(size)
+        tensor = Tensor("0", "float32", numel, 0, size, strides(size))
+        return Part(name, cut, "weights", Place(Path("x"), (name,), tensor), 0, numel, 0)
+
+    parts = [
+        chunk(norm, "0.0", 2, 4),
+        *(chunk(fused, f"{layer}.{row}.0", 1, 4, 4) for layer in (0, 1) for row in (0, 4)),
+    ]
+    (first, second), apart = heads.attentions(parts, model, chunked=True)
+    assert apart == [] and (first.layer, second.layer) == ("decoder.layers.0", "decoder.layers.1")
+    assert second.queries == "decoder.layers.1.self_attention.linear_qkv.weight"
+    assert second.gain == (heads.Rows(norm, "0.0", 4, 8),)
+    assert second.heads[1].query == (heads.Rows(fused, "1.0.0", 8, 16),)
+    assert second.heads[1].key == (heads.Rows(fused, "1.4.0", 0, 8),)
 
 
 # --- transformers --------------------------------------------------------------------------------

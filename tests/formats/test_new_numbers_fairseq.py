@@ -11,7 +11,7 @@ import torch
 from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
-from tests.support.fairseq_files import NAMES, make_run, resumed
+from tests.support.fairseq_files import NAMES, PIECES, make_run, resumed, size_of
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import take_back
 
@@ -24,9 +24,32 @@ def held(root: Path, stem: str) -> State:
     out: State = {}
     for suffix in NAMES:
         adam, document = resumed(root / f"{stem}{suffix}.pt")
-        (state,) = adam.state.values()
-        (weights,) = document["model"].values()
-        out[suffix] = {"weights": weights, **{kind: state[kind] for kind in KINDS[1:]}}
+        states = list(adam.state.values())
+        out[suffix] = {
+            "weights": torch.cat(list(document["model"].values())),
+            **{kind: torch.cat([state[kind] for state in states]) for kind in KINDS[1:]},
+        }
+    return out
+
+
+Named = dict[str, dict[str, torch.Tensor]]
+
+
+def consolidated(state: State, part: int) -> Named:
+    """Of one model part, each parameter by its name, as fairscale's `consolidate_shard_weights`
+    joins them: the pieces of the ranks without padding, cut by the numbers of elements."""
+    out: Named = {}
+    at = 0
+    for flat, (names, numels) in PIECES.items():
+        for kind in KINDS:
+            pieces = []
+            for rank in (0, 1):
+                size, padding = size_of(flat, rank)
+                whole = state[f"-model_part-{part}-shard{rank}"][kind]
+                pieces.append(whole[at : at + size - padding])
+            for name, tensor in zip(names, torch.cat(pieces).split(numels), strict=True):
+                out.setdefault(name, {})[kind] = tensor
+        at += size_of(flat)[0]
     return out
 
 
@@ -75,7 +98,7 @@ def test_an_average_is_torchs(run: Path, moments: str) -> None:
 
 def test_a_scale_a_graft_and_a_clip_are_torchs(run: Path) -> None:
     before, old, first = snapshot(run), held(run, "checkpoint_30"), held(run, "checkpoint_10")
-    found = operated(run, {"scale": {"params": "flat_param", "by": 0.9}})
+    found = operated(run, {"scale": {"params": "decoder", "by": 0.9}})
     for state in found.values():
         assert state["weights"].abs().sum() > 0
     same(found, {
@@ -86,13 +109,15 @@ def test_a_scale_a_graft_and_a_clip_are_torchs(run: Path) -> None:
     found = operated(run, {"graft": {"step": 10}})
     same(found, {s: {**first[s], "weights": old[s]["weights"]} for s in NAMES})
     adam, _ = resumed(run / f"checkpoint_last{NAMES[0]}.pt")
-    assert [float(state["step"]) for state in adam.state.values()] == [10]
+    assert [float(state["step"]) for state in adam.state.values()] == [10] * len(PIECES)
     take_back(run, before)
     found = operated(run, {"clip_moments": {"above": 2}})
-    square = torch.cat([old[suffix]["exp_avg_sq"] for suffix in NAMES])
-    limit = square[square > 0].median() * 2  # the shards are pieces of one flat parameter
-    for suffix in NAMES:
-        assert torch.equal(found[suffix]["exp_avg_sq"], old[suffix]["exp_avg_sq"].clamp(max=limit))
+    parts = [(consolidated(old, part), consolidated(found, part)) for part in (0, 1)]
+    for name in parts[0][0]:
+        square = torch.cat([before[name]["exp_avg_sq"] for before, _ in parts])
+        limit = square[square > 0].median() * 2  # the shards are pieces of one parameter
+        for was, now in parts:
+            assert torch.equal(now[name]["exp_avg_sq"], was[name]["exp_avg_sq"].clamp(max=limit))
     take_back(run, before)
 
 
@@ -106,10 +131,75 @@ def test_a_graft_works_from_and_to_a_step_without_copies(tmp_path: Path) -> None
         assert (root / "checkpoint_30" / f"checkpoint{suffix}.pt").is_file()
 
 
-def test_parameters_of_a_flat_one_are_not_told_apart(run: Path) -> None:
+Q_PROJ = "decoder.layers.0.self_attn.q_proj.weight"
+
+
+def test_parameters_of_a_flat_one_are_told_apart(run: Path) -> None:
+    """By the names, sizes and padding that fairscale saves: one parameter of one model part lies in
+    the pieces of two ranks, and neighbours and padding stay."""
+    before, old, first = snapshot(run), held(run, "checkpoint_30"), held(run, "checkpoint_10")
+
+    def expect(found: State, change: dict[str, Any]) -> None:
+        for part in (0, 1):
+            was, then, now = (consolidated(state, part) for state in (old, first, found))
+            assert was.keys() == now.keys() and Q_PROJ in was
+            for name, kinds in was.items():
+                for kind, tensor in kinds.items():
+                    make = change.get(kind) if name == Q_PROJ else None
+                    wanted = tensor if make is None else make(tensor, then[name][kind])
+                    assert torch.equal(now[name][kind], wanted), (name, kind)
+                    assert make is None or not torch.equal(wanted, tensor)
+
+    pattern = "q_proj.weight"
+    found = operated(run, {"scale": {"params": pattern, "by": 0.5, "moments": "scale"}})
+    expect(found, {
+        "weights": lambda own, _: (own.float() * 0.5).half(),
+        "exp_avg": lambda own, _: own * 0.5, "exp_avg_sq": lambda own, _: own * 0.25,
+    })  # fmt: skip
+    take_back(run, before)
+    found = operated(run, {"graft": {"step": 10, "params": pattern}})
+    expect(found, {kind: lambda _, other: other for kind in KINDS[1:]})
+    take_back(run, before)
+    found = operated(run, {"reset": ["moments"], "moments": {"params": pattern}})
+    expect(found, {kind: lambda own, _: torch.zeros_like(own) for kind in KINDS[1:]})
+    take_back(run, before)
+
+
+def edited(root: Path, change: Any) -> None:
+    for file in root.glob("checkpoint_*.pt"):
+        document = torch.load(file, weights_only=False)
+        change(document)
+        torch.save(document, file)
+
+
+def nameless(document: dict[str, Any]) -> None:
+    for module in document["shard_metadata"]["param_metadata"]:
+        del module["params"]["flat_param_0"]["names"]
+
+
+def in_two_groups(document: dict[str, Any]) -> None:
+    state = document["last_optimizer_state"]
+    (group,) = state["param_groups"]
+    state["param_groups"] = [{**group, "params": [i]} for i in group["params"]]
+
+
+def longer(document: dict[str, Any]) -> None:
+    document["shard_metadata"]["param_metadata"][1]["params"]["flat_param_0"]["padding"] += 1
+
+
+@pytest.mark.parametrize("change", [nameless, in_two_groups])
+def test_what_the_metadata_does_not_say_is_refused(run: Path, change: Any) -> None:
+    """Without names, or moments that may be in another order than the model's."""
+    edited(run, change)
     for recipe in (
         {"graft": {"step": 10, "params": "weight"}},
-        {"scale": {"params": "flat", "by": 2.0, "moments": "scale"}},
+        {"scale": {"params": "decoder", "by": 2.0, "moments": "scale"}},
     ):
         with pytest.raises(SurgeryError, match=r"does not say which parameter|have no names"):
             surgery.plan(Run.open(run), from_data(recipe))
+
+
+def test_metadata_of_another_size_is_refused(run: Path) -> None:
+    edited(run, longer)
+    with pytest.raises(SurgeryError, match="shard_metadata says otherwise"):
+        surgery.plan(Run.open(run), from_data({"scale": {"params": "decoder", "by": 2.0}}))

@@ -56,6 +56,7 @@ def weights(root: Path, zero: int) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in held.items()}
 
 
+@pytest.mark.witness("bundled trainer", "scale --qk-clip", by="deepspeed")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_queries_and_keys_are_torchs_product(trained: Trained, layout: str) -> None:
     ranks, zero, dtype = LAYOUTS[layout]

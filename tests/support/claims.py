@@ -127,7 +127,8 @@ def rows(recipe: Mapping[str, Any]) -> set[str]:
     for key in ("average", "scale"):
         if section := recipe.get(key):
             moments = section.get("moments")
-            names.add(f"{key} --moments {moments}" if moments else key)
+            kind = f" --moments {moments}" if moments else ""
+            names.add(f"{key} --qk-clip" if section.get("qk_clip") else f"{key}{kind}")
     if precision := recipe.get("precision"):
         names.add(f"precision {precision['to']}")
     if graft := recipe.get("graft"):

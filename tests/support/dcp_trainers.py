@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from tests.support.tiny_attention import OLMO_NAMES, Layered
+
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 STEPS = (2, 4, 6)
 
@@ -22,9 +24,19 @@ STEPS = (2, 4, 6)
 class Trainer:
     """AdamW on two linear layers; biases do not decay, and the lr falls by a LambdaLR."""
 
-    def __init__(self, lr: float = 1e-3, amsgrad: bool = False) -> None:
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        amsgrad: bool = False,
+        heads: tuple[str, str, str, str] | None = None,
+    ) -> None:
+        """`heads` are the names of attention, in place of the linear layers."""
         torch.manual_seed(5)
-        self.model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+        self.model: torch.nn.Module = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+        )
+        if heads is not None:
+            self.model = Layered(heads)
         named = dict(self.model.named_parameters())
         groups = [
             {"params": [p for n, p in named.items() if "weight" in n], "weight_decay": 0.1},
@@ -124,10 +136,15 @@ def _ddp_state(trainer: Trainer) -> dict[str, Any]:
 
 
 def olmo(
-    root: Path, *, ranks: int = 2, config: dict[str, Any] | None = CONFIG, ddp: bool = False
+    root: Path,
+    *,
+    ranks: int = 2,
+    config: dict[str, Any] | None = CONFIG,
+    ddp: bool = False,
+    heads: bool = False,
 ) -> Path:
     """Of a TransformerTrainModule, or of an OLMoDDPTrainModule."""
-    trainer = Trainer()
+    trainer = Trainer(heads=OLMO_NAMES if heads else None)
     for step in range(1, STEPS[-1] + 1):
         trainer.update()
         if step in STEPS:

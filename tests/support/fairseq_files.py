@@ -13,6 +13,20 @@ from typing import Any
 import torch
 
 PEAK, WARMUP, TOTAL = 1.2e-4, 10, 100
+INSIDE = {
+    "": {"decoder.embed_tokens.weight": (4, 7), "decoder.layer_norm.weight": (7,)},
+    "decoder.layers.0": {"self_attn.q_proj.weight": (7, 7), "self_attn.q_proj.bias": (6,)},
+}
+"""FSDP module → the parameters that its flat one holds: of both, the second data rank's piece ends
+in padding."""
+PIECES = {
+    f"{path}.flat_param_0" if path else "flat_param_0": (
+        [f"{path}.{name}" if path else name for name in sizes],
+        [torch.Size(size).numel() for size in sizes.values()],
+    )
+    for path, sizes in INSIDE.items()
+}  # fmt: skip
+"""Flat parameter → the names in it, and their numbers of elements."""
 NAMES = tuple(f"-model_part-{m}-shard{d}" for m in range(2) for d in range(2))
 
 
@@ -38,16 +52,59 @@ def configuration(world: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def size_of(flat: str, rank: int = 0) -> tuple[int, int]:
+    """How many elements a data rank has of a flat parameter, and how many of them are padding: as
+    torch.chunk cuts it in two, each as long as the first."""
+    total = sum(PIECES[flat][1])
+    size = -(-total // 2)
+    return size, size - min(size, total - rank * size)
+
+
 def optimizer(rank: int) -> torch.optim.Adam:
-    """Of one rank: its flat parameter."""
+    """Of one rank: its pieces of the flat parameters."""
     torch.manual_seed(rank)
-    parameter = torch.nn.Parameter(torch.randn(64))
+    parameters = [torch.nn.Parameter(torch.randn(size_of(flat)[0])) for flat in PIECES]
     return torch.optim.Adam(
-        [{"params": [parameter], "weight_decay": 0.1}], lr=0.0, betas=(0.9, 0.95), eps=1e-8
+        [{"params": parameters, "weight_decay": 0.1}], lr=0.0, betas=(0.9, 0.95), eps=1e-8
     )
 
 
-def saved(adam: torch.optim.Adam, updates: int, *, fused: bool, world: int) -> dict[str, Any]:
+def _pad(adam: torch.optim.Adam, rank: int, gradients: bool) -> None:
+    """Zeros where the pieces are padded, or the next gradients with zeros there."""
+    for parameter, flat in zip(adam.param_groups[0]["params"], PIECES, strict=True):
+        if gradients:
+            parameter.grad = torch.randn(parameter.shape)
+        tensor = parameter.grad if gradients else parameter.data
+        size, padding = size_of(flat, rank)
+        tensor[size - padding :] = 0
+
+
+def metadata(rank: int) -> dict[str, Any]:
+    """As fairscale's `local_metadata_dict` has it of one rank."""
+    return {
+        "param_metadata": [
+            {
+                "fsdp_path": path,
+                "params": {
+                    "flat_param_0": {
+                        "names": list(sizes),
+                        "shapes": [torch.Size(size) for size in sizes.values()],
+                        "numels": [torch.Size(size).numel() for size in sizes.values()],
+                        "padding": size_of(flat, rank)[1],
+                    }
+                },
+                "no_broadcast_optim_state": False,
+                "shared_param_info": [],
+            }
+            for (path, sizes), flat in zip(INSIDE.items(), PIECES, strict=True)
+        ],
+        "buffer_names": [],
+    }
+
+
+def saved(
+    adam: torch.optim.Adam, updates: int, *, fused: bool, world: int, rank: int = 0
+) -> dict[str, Any]:
     """The dict of one file; `fused`: apex's second FusedAdam, which steps in the group."""
     state = copy.deepcopy(adam.state_dict())
     for inner in state["state"].values():
@@ -65,7 +122,10 @@ def saved(adam: torch.optim.Adam, updates: int, *, fused: bool, world: int) -> d
     }
     return {
         "cfg": configuration(world),
-        "model": {"flat_param_0": adam.param_groups[0]["params"][0].detach().half()},
+        "model": {
+            flat: parameter.detach().half()
+            for flat, parameter in zip(PIECES, adam.param_groups[0]["params"], strict=True)
+        },
         "criterion": None,
         "optimizer_history": [{**history, "num_updates": 5}, history],
         "task_state": {},
@@ -75,7 +135,7 @@ def saved(adam: torch.optim.Adam, updates: int, *, fused: bool, world: int) -> d
             "previous_training_time": 12.5,
         },
         "last_optimizer_state": state,
-        "shard_metadata": {"param_metadata": [{"fsdp_path": "", "params": {"numels": [64]}}]},
+        "shard_metadata": metadata(rank),
     }  # fmt: skip
 
 
@@ -93,15 +153,15 @@ def make_run(
     `folders`: a folder a step and no copies. `arguments`: the flags as an argparse.Namespace."""
     root.mkdir(parents=True)
     for rank, suffix in enumerate(suffixes):
-        adam = optimizer(rank)
-        parameter = adam.param_groups[0]["params"][0]
+        adam, piece = optimizer(rank), int(suffix.endswith("shard1"))
+        _pad(adam, piece, gradients=False)
         for update in range(1, max(steps) + 1):
-            parameter.grad = torch.randn(64)
+            _pad(adam, piece, gradients=True)
             adam.step()
             adam.param_groups[0]["lr"] = rate(update)
             if update not in steps:
                 continue
-            document = saved(adam, update, fused=fused, world=len(suffixes))
+            document = saved(adam, update, fused=fused, world=len(suffixes), rank=piece)
             for section, flags in (command_line or {}).items():
                 document["cfg"].setdefault(section, {}).update(flags)
             if arguments:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import __future__
 
 import ast
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-FOLDER = Path(sys.prefix) / "sources"
+from tests.support.newest_megatron import beside
+
+FOLDER = beside("sources")
 
 
 def taken(file: str, names: list[str], **known: Any) -> SimpleNamespace:

@@ -22,6 +22,14 @@ checkpoint:
   save: {run}
   load_optim: true
   non_persistent_ckpt_type: {tier}
+model:
+  _target_: megatron.bridge.models.gpt_provider.GPTModelProvider
+  num_attention_heads: 4
+  hidden_size: 8
+  num_query_groups: 2
+  kv_channels: 2
+  qk_layernorm: false
+  softmax_scale: null
 optimizer:
   lr: 6.0e-05
   min_lr: 6.0e-06

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from tests.support.in_process import one_rank
 from tests.support.megatron_legacy import BATCH, SCHEDULE, cosine
+from tests.support.tiny_attention import FUSED, HIDDEN
 
 COMMON = "common_state/shard_0_1"
 
@@ -82,6 +83,8 @@ def save(
                     tensor[0, 0] = 100.0
                 if name == "param":
                     state[f"{weight}.weight"] = tensor.bfloat16()
+        if "num_attention_heads" in command_line or not args:
+            state |= _attention()
         if step == steps[-1]:  # in each save `.metadata` lists the values in another order
             state = dict(reversed(state.items()))
         with warnings.catch_warnings():  # torch warns that there is no process group
@@ -97,13 +100,30 @@ def save(
     return root
 
 
+def _attention() -> dict[str, torch.Tensor]:
+    """Two layers as one tensor, as megatron-core saves a homogeneous stack."""
+    inside = "decoder.layers.self_attention.linear_qkv"
+    sizes = {
+        f"{inside}.weight": (2, FUSED, HIDDEN), f"{inside}.bias": (2, FUSED),
+        f"{inside}.layer_norm_weight": (2, HIDDEN),
+    }  # fmt: skip
+    state = {}
+    for name, size in sizes.items():
+        master = torch.rand(size) + 0.1
+        state[name] = master.bfloat16()
+        kept = {"param": master, "exp_avg": 0.2 * torch.rand(size), "exp_avg_sq": master}
+        state |= {f"optimizer.state.{key}.{name}": tensor for key, tensor in kept.items()}
+    return state
+
+
 def loaded(
-    root: Path, step: int, shape: tuple[int, ...] = (64, 4)
+    root: Path, step: int, shape: tuple[int, ...] | None = None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The common state, read as newer versions read it, and the optimizer's tensors."""
     folder = root / f"iter_{step:07d}"
     names = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    tensors = {name: torch.ones(shape) for name in names if name.startswith("optimizer.")}
+    kept = {name: names[name].size for name in names if name.startswith("optimizer.")}
+    tensors = {name: torch.ones(shape or size) for name, size in kept.items()}
     wanted: dict[str, Any] = {**tensors, COMMON: io.BytesIO()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

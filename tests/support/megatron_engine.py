@@ -186,16 +186,22 @@ def build(args: Namespace) -> Any:
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
     from torch import nn
 
+    from tests.support.tiny_attention import Fused
+
     bf16_optimizer.see_memory_usage = lambda *rest, **more: None  # seconds for each line of it
     torch.manual_seed(0)
-    layers = [nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)]
+    first = Fused() if hasattr(args, "num_attention_heads") else nn.Linear(8, 8)
+    layers = [first, nn.LayerNorm(8), nn.Linear(8, 8)]
     model = PipelineModule(
         layers=layers,
         topology=PipeModelDataParallelTopology(num_pp=1, num_mp=1, num_dp=1),
         loss_fn=lambda out, label: (out.float() - label.float()).pow(2).mean(),
     )
     groups = [
-        {"params": [layers[0].weight], "weight_decay": args.weight_decay},
+        {
+            "params": [p for p in first.parameters() if p.ndim == 2],
+            "weight_decay": args.weight_decay,
+        },
         {"params": [layers[2].weight], "weight_decay": args.weight_decay},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 
 from tests.support.megatron_legacy import BATCH, SCHEDULE, cosine
 from tests.support.new_numbers import State
+from tests.support.tiny_attention import FUSED, HIDDEN
 
 NAMES = (
     "decoder.layers.0.up.weight", "decoder.layers.0.up.bias", "decoder.norm.weight",
@@ -27,6 +29,16 @@ SHAPES = ((4, 4), (4,), (4,), (4,))
 Groups = tuple[tuple[int, ...], ...]
 GROUPS: Groups = ((0,), (1, 2, 3))
 """The parameters of each param group of torch_dcp, by their numbers."""
+Table = Mapping[str, tuple[int, ...]]
+TABLE: Table = dict(zip(NAMES, SHAPES, strict=True))
+QKV = "decoder.layers.0.self_attention.linear_qkv"
+ATTENTION: Table = {
+    **TABLE,
+    f"{QKV}.weight": (FUSED, HIDDEN),
+    f"{QKV}.layer_norm_weight": (HIDDEN,),
+}
+"""With args that have heads."""
+ATTENTION_GROUPS: Groups = ((0, 4), (1, 2, 3, 5))
 WRAPPED = {name: f"module.module.{name}" for name in NAMES}
 """Name → that of a parameter in the optimizer of fsdp_dtensor; in the model one `module.` less."""
 
@@ -45,6 +57,8 @@ def save(
     """fsdp_dtensor, or without `named` torch_dcp; without `args`, as Megatron-Bridge saves it.
     `shuffled` lists the tensors in another order than the state has, as writers with threads do.
     `groups` are of torch_dcp; without `masters` it is FP32Optimizer's."""
+    table = ATTENTION if "num_attention_heads" in command_line else TABLE
+    groups = ATTENTION_GROUPS if table is ATTENTION else groups
     for step in steps:
         folder = root / f"iter_{step:07d}"
         line = argparse.Namespace(
@@ -56,15 +70,15 @@ def save(
         schedule = {**SCHEDULE, "num_steps": step * BATCH}
         state = {
             "args": line, "checkpoint_version": 3.0, "iteration": step,
-            **_weights(named, groups),
+            **_weights(named, groups, table),
             "opt_param_scheduler": schedule, "num_floating_point_operations_so_far": 0,
         }  # fmt: skip
         if named:
-            state["optimizer"] = _named(schedule, step)
+            state["optimizer"] = _named(schedule, step, table)
         elif masters:
-            state["optimizer"].update(_numbered(schedule, step, groups))
+            state["optimizer"].update(_numbered(schedule, step, groups, table))
         else:
-            state["optimizer"] = _numbered(schedule, step, groups)["optimizer"]
+            state["optimizer"] = _numbered(schedule, step, groups, table)["optimizer"]
         if not args:
             del state["args"]
         with warnings.catch_warnings():  # torch warns that there is no process group
@@ -87,9 +101,9 @@ def _group(schedule: dict[str, Any], step: int, decays: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _weights(named: bool, groups: Groups = GROUPS) -> dict[str, Any]:
+def _weights(named: bool, groups: Groups = GROUPS, table: Table = TABLE) -> dict[str, Any]:
     """The model, and of torch_dcp the masters in the optimizer, by group."""
-    masters = {name: torch.rand(shape) for name, shape in zip(NAMES, SHAPES, strict=True)}
+    masters = {name: torch.rand(shape) for name, shape in table.items()}
     if named:
         model = {f"module.{name}": tensor for name, tensor in masters.items()}
         return {"model": model, "optimizer": {}}
@@ -107,18 +121,21 @@ def _moments(shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
     }
 
 
-def _named(schedule: dict[str, Any], step: int) -> dict[str, Any]:
-    metas = {WRAPPED[name]: _group(schedule, step, name == NAMES[0]) for name in NAMES}
-    state = {WRAPPED[name]: _moments(shape) for name, shape in zip(NAMES, SHAPES, strict=True)}
+def _named(schedule: dict[str, Any], step: int, table: Table = TABLE) -> dict[str, Any]:
+    wrapped = {f"module.module.{name}": shape for name, shape in table.items()}
+    metas = {name: _group(schedule, step, name == WRAPPED[NAMES[0]]) for name in wrapped}
+    state = {name: _moments(shape) for name, shape in wrapped.items()}
     return {"state": state, "param_to_group_meta": metas}
 
 
-def _numbered(schedule: dict[str, Any], step: int, groups: Groups = GROUPS) -> dict[str, Any]:
+def _numbered(
+    schedule: dict[str, Any], step: int, groups: Groups = GROUPS, table: Table = TABLE
+) -> dict[str, Any]:
     entries = [
         {**_group(schedule, step, i == 0), "params": list(numbers)}
         for i, numbers in enumerate(groups)
     ]
-    states = {i: _moments(shape) for i, shape in enumerate(SHAPES)}
+    states = {i: _moments(shape) for i, shape in enumerate(table.values())}
     scaler = {"scale": torch.tensor([65536.0]), "growth_tracker": 7, "hysteresis_tracker": 1}
     return {"optimizer": {"state": states, "param_groups": entries}, "grad_scaler": scaler}
 

@@ -96,13 +96,14 @@ def save(
                 name = f"mp_rank_{t:02d}" + (f"_{p:03d}" if pipeline > 1 else "")
                 folder = root / f"iter_{step:07d}" / name
                 folder.mkdir(parents=True)
-                moments = _moments(chained, step + t + p)
+                views = VIEWS if "num_attention_heads" not in command_line else ATTENTION
+                moments = _moments(chained, step + t + p, views)
                 args.consumed_train_samples = args.iteration = step * BATCH
                 args.iteration = step
                 with megatron_enums() as kind:
                     args.model_type = kind.encoder_or_decoder
                     state = _state(args, step, chained, old, peaks, own)
-                    state["model"] = _model(moments if chained > 1 else [moments])
+                    state["model"] = _model(moments if chained > 1 else [moments], views)
                     if rerun is not None:
                         states = sys.modules["megatron.core.rerun_state_machine"].RerunState
                         state["rerun_state_machine"] = {
@@ -153,33 +154,43 @@ def _state(
     }  # fmt: skip
 
 
-def _moments(chained: int, seed: int) -> Any:
+def _moments(chained: int, seed: int, views: Views) -> Any:
     generator = torch.Generator().manual_seed(seed)
+    start, size = next(iter(views.values()))
+    end = start + torch.Size(size).numel()
 
     def one() -> dict[Any, Any]:
         buffers = {
-            name: torch.rand(256, generator=generator) + 0.1
+            name: torch.rand(end + 6, generator=generator) + 0.1
             for name in ("param", "exp_avg", "exp_avg_sq")
         }
         buffers["exp_avg_sq"][128] = 100.0
         buffers["exp_avg"] *= 0.2  # what gradients can lead to beside such an exp_avg_sq
-        bucket = {(torch.bfloat16, torch.float32): {**buffers, "numel_unpadded": 250}}
+        bucket = {(torch.bfloat16, torch.float32): {**buffers, "numel_unpadded": end}}
         return {"buckets_coalesced": True, 0: bucket}
 
     return one() if chained == 1 else [one() for _ in range(chained)]
 
 
-VIEWS = {"up.weight": (128, (2, 61)), "up.bias": (64, (32,)), "norm.weight": (0, (32,))}
+Views = Mapping[str, tuple[int, tuple[int, ...]]]
+VIEWS: Views = {"up.weight": (128, (2, 61)), "up.bias": (64, (32,)), "norm.weight": (0, (32,))}
 """Weight → where it lies in the buffer, the last one first, each at a multiple of 64."""
+ATTENTION: Views = {
+    "decoder.layers.0.mlp.weight": (192, (2, 61)),
+    "decoder.layers.0.self_attention.linear_qkv.weight": (128, (8, 8)),
+    "decoder.layers.0.self_attention.linear_qkv.bias": (64, (8,)),
+    "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight": (0, (8,)),
+}
+"""With args that have heads: each tensor rank has one group of two heads of width 2."""
 
 
-def _model(moments: list[Any]) -> dict[str, torch.Tensor]:
+def _model(moments: list[Any], views: Views) -> dict[str, torch.Tensor]:
     """The rounded masters as views of one buffer for each optimizer, as torch saves them."""
     out = {}
     for i, buffers in enumerate(moments):
         (bucket,) = buffers[0].values()
         data = bucket["param"].bfloat16()
-        for name, (start, size) in VIEWS.items():
+        for name, (start, size) in views.items():
             numel = torch.Size(size).numel()
             out[f"{'experts.' * i}{name}"] = data[start : start + numel].view(size)
     return out

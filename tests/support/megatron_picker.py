@@ -10,14 +10,13 @@ import argparse
 import importlib
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tests.support import newest_megatron
 from tests.support.cpu_rank import cpu_rank
 
-NVRX = Path(sys.prefix) / "nvrx"
+NVRX = newest_megatron.beside("nvrx")
 
 
 def picked(run: str, args: Any) -> int:

@@ -8,10 +8,12 @@ Megatron-core asks for CUDA tensors; `cpu_rank` gives it CPU ones. What Megatron
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +24,12 @@ from tests.support import apex_adam, newest_megatron
 from tests.support.cpu_rank import cpu_rank
 
 BATCH = 8
+GPT = {
+    "num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_query_groups": 2,
+    "kv_channels": 4,
+}  # fmt: skip
+"""The shape of --gpt, by the names that Megatron-LM's args have too."""
+WORDS = 32
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
@@ -47,6 +55,58 @@ class Model(torch.nn.Module):
         }
 
 
+def gpt(transformer: Any) -> Any:
+    """The core's own model, that takes what the other one takes for the words of a text."""
+    from megatron.core import tensor_parallel
+    from megatron.core.models import backends
+    from megatron.core.models.gpt import GPTModel, gpt_layer_specs
+    from megatron.core.transformer import transformer_block
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    tracker = SimpleNamespace(fork=contextlib.nullcontext)  # of a GPU; nothing is dropped here
+    tensor_parallel.get_cuda_rng_tracker = lambda: tracker
+    for module in (backends, gpt_layer_specs, transformer_block):
+        for name in ("LNImpl", "LayerNormImpl"):  # apex's, which is here for its Adam alone
+            if hasattr(module, name):
+                setattr(module, name, WrappedTorchNorm)
+
+    class Gpt(GPTModel):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            words = (x.float().abs() * 10).long() % WORDS
+            positions = torch.arange(words.shape[1]).expand_as(words)
+            return super().forward(words, positions, None)
+
+    return Gpt(
+        transformer,
+        gpt_layer_specs.get_gpt_layer_local_spec(),
+        vocab_size=WORDS,
+        max_sequence_length=8,
+    )
+
+
+def logits(model: Any) -> dict[str, torch.Tensor]:
+    """The attention logits of every layer for a fixed text: [heads, queries, keys], before mask and
+    softmax, of the queries and keys that the core's attention is given."""
+    told: dict[str, torch.Tensor] = {}
+
+    def kept(name: str) -> Any:
+        def hook(_: Any, given: Any) -> None:
+            query, key = (each[:, 0].transpose(0, 1).double() for each in given[:2])
+            key = key.repeat_interleave(len(query) // len(key), 0)
+            told[name] = query @ key.mT / query.shape[-1] ** 0.5
+
+        return hook
+
+    hooks = [
+        layer.self_attention.core_attention.register_forward_pre_hook(kept(f"layers.{i}"))
+        for i, layer in enumerate(model.decoder.layers)
+    ]
+    model(torch.randn(1, 8, generator=torch.Generator().manual_seed(0)))
+    for hook in hooks:
+        hook.remove()
+    return told
+
+
 def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     """Model in DDP, optimizer, scheduler, as Megatron-LM makes them from its command line."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -55,11 +115,13 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     from megatron.core.transformer import TransformerConfig
 
     torch.manual_seed(args.seed)
-    transformer = TransformerConfig(
-        num_layers=1, hidden_size=8, num_attention_heads=2, use_cpu_initialization=True,
-        fp16=args.fp16,
-    )  # fmt: skip
-    model = Model().half() if args.fp16 else Model()
+    shape: dict[str, Any] = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
+    if args.gpt:
+        shape = {name: getattr(args, name) for name in GPT}
+        shape |= {"attention_dropout": 0.0, "hidden_dropout": 0.0, "params_dtype": _dtype(args)}
+    transformer = TransformerConfig(**shape, use_cpu_initialization=True, fp16=args.fp16)
+    model = gpt(transformer) if args.gpt else Model()
+    model = model.half() if args.fp16 else model
     distributed = args.use_distributed_optimizer
     ddp = DistributedDataParallel(
         transformer, DistributedDataParallelConfig(use_distributed_optimizer=distributed), model
@@ -67,7 +129,7 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     config = OptimizerConfig(
         optimizer="adam", lr=args.lr, min_lr=args.min_lr, weight_decay=args.weight_decay,
         adam_beta1=0.9, adam_beta2=0.95, use_distributed_optimizer=distributed, clip_grad=1.0,
-        fp16=args.fp16, params_dtype=torch.float16 if args.fp16 else torch.float32,
+        fp16=args.fp16, params_dtype=_dtype(args),
         initial_loss_scale=args.initial_loss_scale,
     )  # fmt: skip
     overrides = _mup(config, args.mup_width) if args.mup_width else {}
@@ -81,6 +143,10 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
         override_opt_param_scheduler=args.override,
     )  # fmt: skip
     return ddp, optimizer, scheduler
+
+
+def _dtype(args: argparse.Namespace) -> torch.dtype:
+    return torch.float16 if args.fp16 else torch.float32
 
 
 def _mup(config: Any, width: float) -> dict[str, Any]:
@@ -232,6 +298,9 @@ def gather(root: Path, args: argparse.Namespace) -> dict[str, dict[str, torch.Te
             for key, tensor in (("weights", parameter), *tensors.items())
             if isinstance(tensor, torch.Tensor) and tensor.numel() == parameter.numel()
         }
+    if args.gpt:
+        with torch.no_grad():
+            held["logits"] = logits(ddp.module)
     return held
 
 
@@ -265,6 +334,7 @@ def main() -> None:
     parser.add_argument("--use-checkpoint", action="store_true")
     parser.add_argument("--override", action="store_true")
     parser.add_argument("--fp16", action="store_true")
+    parser.add_argument("--gpt", action="store_true")
     parser.add_argument("--newest", action="store_true")
     parser.add_argument("--mup-width", type=float)
     parser.add_argument("--seed", type=int, default=1234)
@@ -283,6 +353,8 @@ def main() -> None:
     args.tensor_model_parallel_size = args.pipeline_model_parallel_size = 1
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     args.expert_model_parallel_size, args.data_parallel_size = 1, ranks
+    if args.gpt:
+        vars(args).update(GPT, group_query_attention=True)
     args.global_batch_size, args.clip_grad, args.hysteresis = BATCH, 1.0, 2
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
     torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]

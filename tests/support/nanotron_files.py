@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from tests.support.tiny_attention import FUSED, HIDDEN
+
 PEAK, RANKS = 1e-3, 2
 BATCH, LENGTH = 4, 16
-NAMES = {"w.weight": (8, 8), "w.bias": (16,)}
+NAMES: dict[str, tuple[int, ...]] = {"w.weight": (8, 8), "w.bias": (16,)}
 """Each parameter with its shape."""
+LAYER = "model.decoder.0.pp_block"
+ATTENTION = {
+    **NAMES, f"{LAYER}.attn.qkv_proj.weight": (FUSED, HIDDEN),
+    f"{LAYER}.input_layernorm.weight": (HIDDEN,),
+}  # fmt: skip
 CONFIG = """\
 parallelism: {dp: 2, pp: 1, tp: 1}
 tokens: {batch_accumulation_per_replica: 1, micro_batch_size: 2, sequence_length: 16}
+model:
+  init_method: {std: 0.02}
+  model_config: {hidden_size: 8, num_attention_heads: 4, num_key_value_heads: 2}
 """
 
 
@@ -24,12 +35,17 @@ def decayed(step: int) -> float:
     return 0.9**step
 
 
-def built(rank: int) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
-    """One rank's slices of a matrix, which decays, and of a bias, which does not."""
+def built(
+    rank: int, names: Mapping[str, tuple[int, ...]] = NAMES
+) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
+    """One rank's slices of matrices, which decay, and of a bias, which does not."""
     torch.manual_seed(rank)
     groups = [
-        {"params": [torch.nn.Parameter(torch.randn(32))], "weight_decay": 0.1},
-        {"params": [torch.nn.Parameter(torch.randn(8))], "weight_decay": 0.0},
+        {
+            "params": [torch.nn.Parameter(torch.randn(torch.Size(shape).numel() // RANKS))],
+            "weight_decay": 0.1 if len(shape) > 1 else 0.0,
+        }
+        for shape in names.values()
     ]
     adam = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.95))
     return adam, torch.optim.lr_scheduler.LambdaLR(adam, decayed)
@@ -39,10 +55,10 @@ def named(rank: int) -> str:
     return f"optimizer_pp-0-of-1_dp-{rank}-of-{RANKS}_tp-0-of-1_exp-0-of-1.pt"
 
 
-def make(root: Path) -> Path:
+def make(root: Path, names: Mapping[str, tuple[int, ...]] = NAMES) -> Path:
     """A run with steps 2, 4 and 6 of two data-parallel ranks."""
     for rank in range(RANKS):
-        adam, schedule = built(rank)
+        adam, schedule = built(rank, names)
         for step in range(1, 7):
             for group in adam.param_groups:
                 group["params"][0].grad = torch.randn_like(group["params"][0])
@@ -53,8 +69,8 @@ def make(root: Path) -> Path:
             for inner in ("optimizer", "lr_scheduler"):
                 (root / str(step) / inner).mkdir(parents=True, exist_ok=True)
             slices = [group["params"][0].detach().clone() for group in adam.param_groups]
-            state = {**adam.state_dict(), "names": dict(enumerate(NAMES))}
-            masters = dict(zip(NAMES, slices, strict=True))
+            state = {**adam.state_dict(), "names": dict(enumerate(names))}
+            masters = dict(zip(names, slices, strict=True))
             torch.save({**state, "gradient_accumulator": masters}, shard(root, step, rank))
             torch.save(schedule.state_dict(), scheduler(root, step))
             config = {
@@ -70,7 +86,7 @@ def make(root: Path) -> Path:
             metadata.write_text(json.dumps(metas(step), indent=2, sort_keys=True))
             (root / str(step) / "config.yaml").write_text(CONFIG)
     for step in (2, 4, 6):
-        for name in NAMES:
+        for name in names:
             save_weight(root, step, name)
     (root / "latest.txt").write_text("6")
     return root
@@ -86,7 +102,7 @@ def save_weight(root: Path, step: int, name: str) -> None:
     """In bf16, as `nanotron/serialize/weights.py` does: a file for each, one tensor called data."""
     path = weight(root, step, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = master(root, step, name).bfloat16().reshape(NAMES[name])
+    data = master(root, step, name).bfloat16().reshape(ATTENTION[name])
     save_file({"data": data}, path, {"version": "1.4"})
 
 

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import typing_extensions
 
-FOLDER = Path(sys.prefix) / "newest-megatron"
+
+def beside(name: str) -> Path:
+    """A folder that `make` filled in this environment, or in the one that an overlay lies in."""
+    places = (Path(sys.prefix) / name, Path(sys.prefix).parent / name)
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+FOLDER = beside("newest-megatron")
 
 
 def put_first() -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files import json_text
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import heads, known_globals, strips
 from ckptsurgeon.formats.checkpoint import agree
@@ -27,6 +26,7 @@ from ckptsurgeon.formats.deepspeed import (
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.heads import Attention
+from ckptsurgeon.formats.json_beside import transformers_config
 from ckptsurgeon.formats.megatron import batch
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count, understood
@@ -120,20 +120,20 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
 
     def attention(self) -> tuple[list[Attention], list[str]]:
         """By Megatron's arguments, which the bundled trainer keeps as well; else by transformers'
-        config beside the shards. Refused beside a universal copy, which has all ranks' heads."""
+        config in the step or beside it. Refused beside a universal copy, which has all ranks'
+        heads."""
         if self.optimizers() != self._optimizers:
             parts.refuse_universal(self)
         args, name = self.args(), self.path.name
         if "num_attention_heads" in args:
             version = self.trees[self._models[0]].get("checkpoint_version") or 0
             if self.megatron and version < 2:  # before, fused rows were in another order
-                raise heads.unsaid(name)
+                raise heads.unknown(name, heads.OLD_ORDER)
             return heads.attentions(self.parts(), heads.of_megatron(args, name))
-        for folder in (self.path, self.path.parent):
-            if (folder / "config.json").is_file():
-                config = json_text.mapping(folder / "config.json")
-                return heads.attentions(self.parts(), heads.of_hugging_face(config, name))
-        raise heads.unsaid(name)
+        config = transformers_config(self.path)
+        if config is None:
+            raise heads.unsaid(name, heads.CONFIG)
+        return heads.attentions(self.parts(), heads.of_hugging_face(config, name))
 
     def parts(self) -> list[Part]:
         """See `parts`."""

@@ -110,7 +110,7 @@ class Copied:
 
     def attention(self) -> tuple[list[Attention], list[str]]:
         """Refused: no page says how many heads a model has."""
-        raise heads.unsaid(self.path.name)
+        raise heads.unread(self.path.name)
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Of every one."""

@@ -6,14 +6,17 @@ The optimizer is loaded first, then the scheduler (`transformers/trainer.py`,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ckptsurgeon.formats import heads
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.huggingface import weights
 from ckptsurgeon.formats.huggingface.trainer_state import TrainerState
-from ckptsurgeon.formats.json_beside import JsonBeside
+from ckptsurgeon.formats.json_beside import JsonBeside, transformers_config
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import GROUPS, TorchCheckpoint
 from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
@@ -66,6 +69,17 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint):
                 else:
                     self.read([file])
                     yield from parts.weights(parts.in_tree(self, (file, ())), cut)
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """By transformers' `config.json` in the step or beside it. Every set of files has all of
+        the weights."""
+        config, name = transformers_config(self.path), self.path.name
+        if config is None:
+            raise heads.unsaid(name, heads.CONFIG)
+        model = heads.of_hugging_face(config, name)
+        if any(re.match(r"\w+_\d+\.", cut) for cut in weights.files(self.path)):
+            raise heads.unknown(name, "it holds several models, and config.json is of one")
+        return heads.repeated(self.parts(), model, name)
 
     def notes(self) -> Iterator[str]:
         """And files of optimizers that are the script's own."""

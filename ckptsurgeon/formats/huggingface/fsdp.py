@@ -14,10 +14,13 @@ from typing import ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
+from ckptsurgeon.formats import heads
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.huggingface.trainer_state import TrainerState
+from ckptsurgeon.formats.json_beside import transformers_config
 from ckptsurgeon.formats.schedules import torch, transformers
 from ckptsurgeon.formats.values import Decay, Place, Setting, Weight
 
@@ -73,6 +76,16 @@ class FsdpCheckpoint(TrainerState, ScheduledCheckpoint):
             for name in model.items:
                 owner = name.removeprefix("model.")
                 yield model, name, self.full((of.saved if of else model).path, owner)
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """By transformers' `config.json` in the step or beside it."""
+        config, name = transformers_config(self.path), self.path.name
+        if config is None:
+            raise heads.unsaid(name, heads.CONFIG)
+        if len(self.models) > 1:
+            raise heads.unknown(name, "it holds several models, and config.json is of one")
+        model = heads.of_hugging_face(config, name)
+        return heads.attentions(self.parts(), model, chunked=True)
 
     def weights(self) -> Iterator[Weight]:
         """Of `pytorch_model_fsdp_0`. Raises SurgeryError for several models, whose weights may have

@@ -18,6 +18,7 @@ from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, MegatronDistCheckpoint
 from ckptsurgeon.formats.megatron.flat import MegatronFlatCheckpoint
+from ckptsurgeon.formats.sane import mapping
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.values import Place, State
 
@@ -50,9 +51,8 @@ SECTIONS = ("optimizer", "scheduler", "checkpoint", "train", "rng")
 
 def arguments(folder: Path) -> dict[str, Any] | None:
     """The config of one step by the names of Megatron-LM's args; None where it can't be read."""
-    try:
-        config = plain_yaml.read(folder / CONFIG)
-    except (OSError, UsageError):
+    config = _config(folder)
+    if config is None:
         return None
     args: dict[str, Any] = {}
     for name in SECTIONS:
@@ -63,6 +63,13 @@ def arguments(folder: Path) -> dict[str, Any] | None:
     if constant and args.get("start_weight_decay") is not None:
         args["weight_decay"] = args["end_weight_decay"]  # the scheduler's, not the optimizer's
     return args
+
+
+def _config(folder: Path) -> Mapping[str, Any] | None:
+    try:
+        return plain_yaml.read(folder / CONFIG)
+    except (OSError, UsageError):
+        return None
 
 
 def spelled(text: str) -> str:
@@ -86,6 +93,10 @@ class BridgeCheckpoint(MegatronCheckpoint):
         if not hasattr(self, "_args"):
             self._args = arguments(self.path)
         return self._args or {}
+
+    def architecture(self) -> Mapping[str, Any]:
+        """The `model` of the config, which has the names of Megatron-core's."""
+        return mapping((_config(self.path) or {}).get("model"))
 
     def find(self, field: str) -> list[Place]:
         """The counters are those of `train_state.pt`; the config keeps no clipping and no seed."""

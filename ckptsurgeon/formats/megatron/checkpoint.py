@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import known_globals
+from ckptsurgeon.formats import heads, known_globals
 from ckptsurgeon.formats.checkpoint import agree
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.megatron import arguments, batch, flags, identity, parts, soundness
 from ckptsurgeon.formats.megatron.shards import MegatronShards
 from ckptsurgeon.formats.sane import understood
@@ -28,6 +29,9 @@ SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style", "position")
 @dataclass
 class MegatronCheckpoint(MegatronShards):
     """One `iter_<N>` of the legacy format: `mp_rank_*/model_optim_rng.pt`, `distrib_optim.pt`."""
+
+    sharded: ClassVar[bool] = False
+    """Whether tensors are whole, in chunks at offsets, and not those of each rank."""
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """`--initial-loss-scale` and `--hysteresis` of the saved args, or their defaults."""
@@ -146,6 +150,24 @@ class MegatronCheckpoint(MegatronShards):
         """See `parts`."""
         with understood(self.path):
             return parts.parts(self)
+
+    def architecture(self) -> Mapping[str, Any]:
+        """What is saved of the model's shape, by the names of Megatron-core's config."""
+        return self.args()
+
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """By the arguments. Refused for fused rows of another order, as releases before 2.0 saved
+        them, and for expert ranks, each of which has the attention once more."""
+        saved, name = self.architecture(), self.path.name
+        if "num_attention_heads" not in saved:
+            raise heads.unsaid(name)
+        versions = [place.value for place in self.in_roots("checkpoint_version")]
+        if any((version or 0) < 2 for version in versions):
+            raise heads.unknown(name, heads.OLD_ORDER)
+        if not self.sharded and int(saved.get("expert_model_parallel_size") or 1) > 1:
+            raise heads.unknown(name, "each expert rank has its attention once more")
+        model = heads.of_megatron(saved, name)
+        return heads.attentions(self.parts(), model, chunked=self.sharded)
 
     def fragments(self, name: str) -> list[Fragment]:
         """Of `parts`, where these have names. Refused for what they do not have."""

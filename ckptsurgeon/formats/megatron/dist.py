@@ -45,6 +45,7 @@ ORDER = ("weights", "master", *MOMENTS)
 class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
     """One `iter_<N>` with `metadata.json`, `.metadata` and `.distcp` files."""
 
+    sharded: ClassVar[bool] = True
     by_name: ClassVar[str] = "save the step once with --dist-ckpt-optim-fully-reshardable"
     """How the trainer saves its optimizer by the names of its parameters."""
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.dcp import Saved, Values
@@ -45,6 +45,8 @@ SCHEDULER = "opt_param_scheduler."
 class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
     """One `iter_<N>` with `.metadata` and `.distcp` files alone. A place's path is the name of a
     value, wherever the trainer's state has it."""
+
+    sharded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._groups: dict[str, dict[str, dict[str, str]]] = {}

@@ -5,14 +5,19 @@ Source: `metaseq/trainer.py` (`state_dict`, `load_checkpoint`), `metaseq/optim/f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.formats.plain import flat_parameters
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.values import Decay, Place, Setting
+from ckptsurgeon.formats.plain.flat_parameters import Flat
+from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.values import NUMBER, Decay, Fragment, Part, Place, Setting
 from ckptsurgeon.promise import Caveat
 
 OPTIMIZER = "last_optimizer_state"
@@ -48,6 +53,58 @@ class FairseqCheckpoint(TorchCheckpoint):
         paths: list[tuple[Key, ...]] = [("cfg", section, name), ("cfg", name), ("args", name)]
         values = (self.value(first, path) for path in paths)
         return next((value for value in values if value is not None), None)
+
+    # --- elements --------------------------------------------------------------------------------
+
+    def parts(self) -> list[Part]:
+        """Those inside flat parameters by their names, where the files say these."""
+        found = super().parts()
+        with understood(self.path):
+            known = {file: flat_parameters.flats(tree) for file, tree in self.trees.items()}
+            out: list[Part] = []
+            for part in self._in_order(found, known):
+                flat = known[part.place.file].get(part.parameter)
+                out += [part] if flat is None else flat_parameters.pieces(part, flat)
+        return out
+
+    def _in_order(
+        self, found: Sequence[Part], known: Mapping[Path, Mapping[str, Flat]]
+    ) -> Iterator[Part]:
+        """With the moments of flat parameters by the names of these: metaseq hands all parameters
+        to its optimizer as one group, in the order of the model (`Trainer._build_optimizer`)."""
+        names: dict[tuple[Path, str], str] = {}
+        for file, base in self.optimizers:
+            flat = [
+                part
+                for part in found
+                if part.kind == "weights" and part.place.file == file
+                and part.parameter in known[file]
+            ]  # fmt: skip
+            groups = get(self.trees[file], (*base, "param_groups"))
+            if len(groups) == 1 and list(groups[0]["params"]) == list(range(len(flat))):
+                names |= {(file, f"{NUMBER}{i}"): part.parameter for i, part in enumerate(flat)}
+        sizes = {(p.place.file, p.parameter): p.end for p in found if p.kind == "weights"}
+        alike = all(
+            sizes[p.place.file, names[key]] == p.end
+            for p in found
+            if (key := (p.place.file, p.parameter)) in names
+        )
+        for part in found:
+            name = names.get((part.place.file, part.parameter)) if alike else None
+            yield part if name is None else part._replace(parameter=name)
+
+    def fragments(self, name: str) -> list[Fragment]:
+        """Of `parts`, where these have names, and in copies of the shards too."""
+        found = [part for part in self.parts() if part.kind == name]
+        if not found or any(part.parameter.startswith(NUMBER) for part in found):
+            return super().fragments(name)
+        out = [Fragment(part.parameter, part.place, part.start, part.end) for part in found]
+        for copy, shard in self.repeated.items():
+            for part in found:
+                if part.place.file == shard:
+                    (place,) = self.at(copy, part.place.path)
+                    out.append(Fragment(part.parameter, place, part.start, part.end))
+        return out
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """`--fp16-init-scale` of the saved flags."""

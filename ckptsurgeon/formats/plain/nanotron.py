@@ -10,18 +10,20 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
-from ckptsurgeon.formats import json_beside
+from ckptsurgeon.formats import heads, json_beside
+from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.plain import nanotron_parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.plain.nanotron_parts import SHARD
 from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
-from ckptsurgeon.formats.sane import is_count, problem, understood
+from ckptsurgeon.formats.sane import is_count, mapping, problem, understood
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.step_folders import StepFolders, listed
 from ckptsurgeon.formats.values import Decay, Fragment, Part, Place, Setting
@@ -144,6 +146,13 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint):
         with understood(self.path):
             return nanotron_parts.parts(self, [file for file, _ in self.optimizers])
 
+    def attention(self) -> tuple[list[Attention], list[str]]:
+        """By the model of the saved config."""
+        config, name = _config(self.path / "config.yaml"), self.path.name
+        if not mapping(config.get("model")):
+            raise heads.unsaid(name)
+        return heads.attentions(self.parts(), heads.of_nanotron(config, name))
+
     def fragments(self, name: str) -> list[Fragment]:
         """By `names` in each shard, which has the whole tensor of a rank."""
         fragments = []
@@ -253,14 +262,22 @@ class Nanotron(StepFolders):
         )
 
 
+def _config(path: Path) -> Mapping[str, Any]:
+    """The saved config; empty where there is none that can be read."""
+    try:
+        return plain_yaml.read(path) if path.is_file() else {}
+    except (SurgeryError, OSError):
+        return {}
+
+
 def _batch(path: Path) -> int | None:
     """The samples of an iteration by the saved config; None where it does not say."""
+    config = _config(path)
     try:
-        config = plain_yaml.read(path) if path.is_file() else {}
         tokens, parallel = config["tokens"], config["parallelism"]
         sizes = (
             tokens["micro_batch_size"], tokens["batch_accumulation_per_replica"], parallel["dp"]
         )  # fmt: skip
-    except (SurgeryError, OSError, LookupError, TypeError):
+    except (LookupError, TypeError):
         return None
     return math.prod(sizes) if all(is_count(size) and size for size in sizes) else None
