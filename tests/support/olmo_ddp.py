@@ -22,7 +22,7 @@ from olmo_core.train.checkpoint import Checkpointer
 from olmo_core.train.train_module.transformer.ddp_train_module import OLMoDDPTrainModule
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.support.megatron_real import OnCpu
+from tests.support.cpu_rank import OnCpu
 
 LR, STEPS, BATCH = 1e-3, 20, 32
 SHARDED = 100
