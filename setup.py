@@ -3,6 +3,8 @@ left out, and the package reads both in pure Python. Everything else is in pypro
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from setuptools import Extension, setup
 
 try:
@@ -12,23 +14,20 @@ except ImportError:
 else:
     # Each lies beside its half in Python: the folder of its sources, and their headers.
     modules = {
-        "ckptsurgeon.logs.tensorboard._events": ("events", ("crc32c", "file", "message")),
-        "ckptsurgeon.files._shards": (
-            "shards",
-            ("chunks", "directory", "metadata", "numbered", "opcodes", "scan", "stack", "tensors"),
-        ),
+        "ckptsurgeon.logs.tensorboard._events": Path("csrc", "events"),
+        "ckptsurgeon.files._shards": Path("csrc", "shards"),
     }
     extensions = [
         Extension(
             name,
-            [f"csrc/{folder}/module.cpp"],
-            depends=[f"csrc/{folder}/{header}.hpp" for header in headers],
+            [str(folder / "module.cpp")],
+            depends=sorted(map(str, folder.glob("*.hpp"))),
             include_dirs=[pybind11.get_include()],
             extra_compile_args=["-std=c++17", "-O3", "-g0", "-fvisibility=hidden"],
             language="c++",
             optional=True,
         )
-        for name, (folder, headers) in modules.items()
+        for name, folder in modules.items()
     ]
 
 setup(ext_modules=extensions)

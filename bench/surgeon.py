@@ -12,8 +12,10 @@ import sys
 import time
 from pathlib import Path
 
-import ckptsurgeon.formats.deepspeed.layout  # noqa: F401
+import ckptsurgeon.formats.deepspeed.layout
+import ckptsurgeon.surgery.undo  # noqa: F401
 from ckptsurgeon import Hyperparameters, Recipe, Reset, Run, apply, plan, plan_undo
+from ckptsurgeon.operations import kinds
 
 RECIPES = {
     "set-lr": Recipe(Hyperparameters(lr=3e-5)),
@@ -25,6 +27,7 @@ RECIPES = {
 def main() -> None:
     """Carry it out and print seconds and CPU seconds as JSON."""
     root, name = Path(sys.argv[1]), sys.argv[2]
+    kinds()  # imports every operation, as `plan` does
     began, cpu = time.perf_counter(), time.process_time()
     run = Run.open(root)
     wanted = plan_undo(run) if name == "undo" else plan(run, RECIPES[name])

@@ -5,6 +5,7 @@ numpy is loaded when the first number is computed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ckptsurgeon.edits import Computed
@@ -16,7 +17,7 @@ _NAN = 0x7FC0
 """A quiet NaN in bfloat16. Which one torch makes depends on the CPU: 0x7FC0 or 0xFFFF."""
 
 
-def floats(data: bytes, dtype: str, order: str = "<") -> Any:
+def floats(data: bytes | memoryview, dtype: str, order: str = "<") -> Any:
     """The elements as an array, bfloat16 as float32. Raises KeyError unless `dtype` is in
     `ITEM`."""
     import numpy
@@ -47,7 +48,9 @@ def from_floats(values: Any, dtype: str) -> bytes:
     return bytes(rounded.tobytes())
 
 
-def computed(formula: Computed, terms: list[bytes], dtypes: list[str]) -> bytes:
+def computed(
+    formula: Computed, terms: Sequence[bytes | memoryview], dtypes: Sequence[str]
+) -> bytes | memoryview:
     """The elements that `formula` makes of a slice of each term, of which `dtypes` are the types.
 
     A product is taken in float32, as torch takes that of a float32 tensor and a number; a mean is
@@ -64,7 +67,40 @@ def computed(formula: Computed, terms: list[bytes], dtypes: list[str]) -> bytes:
     return from_floats(values, formula.dtype)
 
 
-def _values(formula: Computed, terms: list[bytes], dtypes: list[str]) -> Any:
+def spoilt(
+    data: bytes | memoryview,
+    dtype: str,
+    terms: Sequence[bytes | memoryview],
+    dtypes: Sequence[str],
+) -> tuple[int, int] | None:
+    """The first of the computed elements that is NaN or an infinity, and the number of the first of
+    the terms that is one there, or -1; None where there is no such element. An infinity that every
+    term has is none: a mask may hold it."""
+    import numpy
+
+    if dtype not in ITEM or not _wild(data, dtype).any():
+        return None
+    at = numpy.flatnonzero(_wild(data, dtype))
+    new = floats(data, dtype)[at]
+    old = [floats(term, kind)[at] for term, kind in zip(terms, dtypes, strict=True)]
+    wrong = numpy.flatnonzero(~numpy.all([values == new for values in old], axis=0))
+    if not wrong.size:
+        return None
+    first = wrong[0]
+    source = next((i for i, values in enumerate(old) if not numpy.isfinite(values[first])), -1)
+    return int(at[first]), source
+
+
+def _wild(data: bytes | memoryview, dtype: str) -> Any:
+    """Which elements are NaN or infinite."""
+    import numpy
+
+    if dtype == "bfloat16":
+        return (numpy.frombuffer(data, "<u2") & 0x7F80) == 0x7F80
+    return ~numpy.isfinite(floats(data, dtype))
+
+
+def _values(formula: Computed, terms: Sequence[bytes | memoryview], dtypes: Sequence[str]) -> Any:
     import numpy
 
     first = floats(terms[0], dtypes[0])

@@ -17,7 +17,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ hook: Hook | None = None
 INTERRUPTED_CALLS = 100
 """A call that EINTR breaks is made again, at most this often (FUSE and old NFS mounts do it)."""
 COPY_AT_ONCE = 1 << 26
+WRITTEN_AT_ONCE = 1 << 20
 FICLONE = 0x40049409
 FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -200,18 +201,45 @@ def write_at(descriptor: int, path: Path, offset: int, data: bytes | memoryview)
         offset += count
 
 
-def write_each(descriptor: int, path: Path, parts: Iterable[tuple[int, memoryview]]) -> None:
-    """Write each (offset, data). An edit of 10,000 tensors has 10,000 short ones, so those that
-    nobody watches go to the kernel at once."""
+def write_each(
+    descriptor: int, path: Path, data: bytes, spans: Sequence[tuple[int, int]], gap: int
+) -> None:
+    """Write the bytes of `data`, one after the other, to the [start, end) of `spans`, which ascend.
+    Zeros of up to `gap` bytes between two are written with them, up to WRITTEN_AT_ONCE bytes in one
+    call: an edit of 10,000 tensors has 10,000 spans."""
+    room = bytearray(WRITTEN_AT_ONCE)
+    whole = memoryview(data)
+    at = first = 0
+    while first < len(spans):
+        start, end = spans[first]
+        last = first + 1
+        while last < len(spans):
+            begin, stop = spans[last]
+            if begin - end > gap or stop - start > WRITTEN_AT_ONCE:
+                break
+            end, last = stop, last + 1
+        if last == first + 1:
+            _write_alone(descriptor, path, start, whole[at : at + end - start])
+            at += end - start
+        else:
+            for begin, stop in spans[first:last]:
+                room[begin - start : stop - start] = data[at : at + stop - begin]
+                at += stop - begin
+            write_at(descriptor, path, start, memoryview(room)[: end - start])
+            for begin, stop in spans[first:last]:
+                room[begin - start : stop - start] = bytes(stop - begin)
+        first = last
+
+
+def _write_alone(descriptor: int, path: Path, offset: int, data: memoryview) -> None:
+    """As `write_at`; what nobody watches goes to the kernel at once, as there may be thousands."""
     try:
-        for offset, data in parts:
-            count = os.pwrite(descriptor, data, offset) if hook is None else 0
-            if count < len(data):
-                write_at(descriptor, path, offset + count, data[count:])
+        count = os.pwrite(descriptor, data, offset) if hook is None else 0
     except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
+        error.filename = str(path)
         raise
+    if count < len(data):
+        write_at(descriptor, path, offset + count, data[count:])
 
 
 def copy_at(descriptor: int, path: Path, offset: int, source: Path, start: int, end: int) -> None:

@@ -7,8 +7,10 @@ lies outside). Nothing here reads or writes the disk. Each value survives JSON a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -104,22 +106,46 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Change:
-    """One field in one place, old value → new value.
+class Each:
+    """Each of these keys in turn, as a step of the path of a `Change` that is made under all of
+    them: the moments of 10,000 parameters of one file are two changes."""
 
-    In a shard, `path` is the key path inside its pickle (dict keys, list indices, attribute names)
-    and `new` may be `ZEROS`, `Elements` or `Computed`, of the whole tensor or of its flattened
-    `elements` [start, end), or a `Fill`. In a text pointer, `path` is empty and the values are the
-    whole text. `chunks` counts the pieces of a tensor that is changed in all of them.
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field in one place, or in several of one file that have the same old and new value.
+
+    In a shard, `path` is the key path inside its pickle (dict keys, list indices, attribute names),
+    in which one step may be `Each`; `paths` says where it leads. `new` may be `ZEROS`, `Elements`
+    or `Computed`, of the whole tensor or of its flattened `elements` [start, end), or a `Fill`. In
+    a text pointer, `path` is empty and the values are the whole text. `chunks` counts the pieces of
+    a tensor that is changed in all of them.
     """
 
     file: str
     field: str
     old: Value
     new: Value | Fill | Elements | Computed | Renamed
-    path: tuple[Key, ...] = ()
+    path: tuple[Key | Each, ...] = ()
     elements: tuple[int, int] | None = None
     chunks: int = 1
+
+    @property
+    def places(self) -> int:
+        """How many paths there are."""
+        return prod(len(step.keys) for step in self.path if isinstance(step, Each))
+
+    def paths(self) -> Iterator[tuple[Key, ...]]:
+        """The path to each place."""
+        return product(*(step.keys if isinstance(step, Each) else (step,) for step in self.path))
+
+    def single(self) -> list[Change]:
+        """The same as changes of one place each."""
+        if not any(isinstance(step, Each) for step in self.path):
+            return [self]
+        return [replace(self, path=path) for path in self.paths()]
 
 
 @dataclass(frozen=True)
@@ -244,27 +270,58 @@ class Replace:
     content: Content | Link | None = None
 
 
+SHORT_GAP = 16 << 10
+"""Zeros up to this long between two writes of an Append are written with them: for a file system
+they are less work than a hole, and far less when the file is cut back."""
+
+
 @dataclass(frozen=True)
 class Append:
-    """Bytes after the last byte of `file`, ascending; what no write covers is a hole.
+    """Bytes after the last byte of `file`: those of `data`, one after the other, go to the `spans`
+    [start, end), which ascend. What no span covers is zeros, and a hole where they are more than
+    SHORT_GAP.
 
-    The last write makes the new state visible to a reader: all others are durable before it.
+    The last span makes the new state visible to a reader: all others are durable before it.
     Every byte before `old_size` stays as it is. Inverse: `Truncate`."""
 
     file: str
     old_size: int
-    writes: tuple[tuple[int, bytes], ...]
+    data: bytes
+    spans: tuple[tuple[int, int], ...]
     mtime_ns: int
+
+    @classmethod
+    def of(
+        cls, file: str, old_size: int, writes: Iterable[tuple[int, bytes]], mtime_ns: int
+    ) -> Append:
+        """The Append that makes these writes of (offset, bytes)."""
+        writes = tuple(writes)
+        spans = tuple((offset, offset + len(data)) for offset, data in writes)
+        return cls(file, old_size, b"".join(data for _, data in writes), spans, mtime_ns)
 
     @property
     def new_size(self) -> int:
-        offset, data = self.writes[-1]
-        return offset + len(data)
+        return self.spans[-1][1]
 
     @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """The [start, end) of each write in `file`."""
-        return tuple((offset, offset + len(data)) for offset, data in self.writes)
+    def writes(self) -> Iterator[tuple[int, bytes]]:
+        """The offset and the bytes of each span."""
+        at = 0
+        for start, end in self.spans:
+            yield start, self.data[at : at + end - start]
+            at += end - start
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """What the disk gets: the spans, joined where no more than SHORT_GAP is between them."""
+        runs: list[tuple[int, int]] = []
+        first, last = self.spans[0]
+        for start, end in self.spans:
+            if start - last > SHORT_GAP:
+                runs.append((first, last))
+                first = start
+            last = end
+        return [*runs, (first, last)]
 
     def whole(self) -> Content:
         """All bytes of `file` once this is done."""

@@ -14,6 +14,7 @@ from ckptsurgeon.edits import (
     Checksum,
     Computed,
     Content,
+    Each,
     Elements,
     Fill,
     Fingerprint,
@@ -36,9 +37,9 @@ from ckptsurgeon.promise import Promise
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Fill, Elements, Source, Computed, Checksum, Renamed, Change, Aside, Span, Hole, Content,
-        Link, Rewrite, Relink, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise, Plan,
-        Receipt,
+        Fill, Elements, Source, Computed, Checksum, Renamed, Each, Change, Aside, Span, Hole,
+        Content, Link, Rewrite, Relink, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise,
+        Plan, Receipt,
     )
 }  # fmt: skip
 
@@ -58,6 +59,23 @@ def to_json(value: Any) -> Any:
     return str(value)
 
 
+def _as_it_is(document: Any) -> Any:
+    return document
+
+
+def _pairs(document: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, document))
+
+
+_READ: dict[str, Any] = {
+    # A recipe is the user's own words: a tag in it may be called "kind".
+    "recipe": _as_it_is,
+    # Numbers and names, thousands of them.
+    "spans": _pairs,
+    "keys": tuple,
+}
+
+
 def from_json(document: Any) -> Any:
     """What `to_json` was made of. Raises KeyError or TypeError on a document it did not write."""
     if isinstance(document, list):
@@ -67,8 +85,7 @@ def from_json(document: Any) -> Any:
             return base64.b64decode(document["base64"])
         if "kind" in document and document["kind"] in _KINDS:
             kind = _KINDS[document["kind"]]
-            # A recipe is the user's own words: a tag in it may be called "kind".
-            made = {k: v if k == "recipe" else from_json(v) for k, v in document.items()}
+            made = {k: _READ.get(k, from_json)(v) for k, v in document.items()}
             del made["kind"]
             return kind(**made)
         return {key: from_json(item) for key, item in document.items()}

@@ -117,6 +117,18 @@ def corpus(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def run_of(shared: Path) -> Callable[[str], Path]:
+    """`run_of(name)`: a run of a format of the table in docs/formats.md; nobody changes it."""
+    from tests.formats.matrix import FORMATS, make
+
+    def made(name: str) -> Path:
+        folder = shared / f"format-{[*FORMATS].index(name)}"
+        return once(folder, lambda place: make(name, place / "run")) / "run"
+
+    return made
+
+
+@pytest.fixture(scope="session")
 def _originals(shared: Path, corpus: Path) -> Callable[[int, int, str], Path]:
     def make(ranks: int, zero: int, dtype: str) -> Path:
         def train(root: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptsurgeon.formats.detect import DESCRIBED, FORMATS, named
 from tests.support.launch import REPO
 
 PAGES = [
@@ -32,3 +33,12 @@ def test_every_room_is_in_the_architecture() -> None:
     text = (REPO / "docs" / "architecture.md").read_text("utf-8")
     rooms = {item.parent.name for item in (REPO / "ckptsurgeon").glob("*/__init__.py")}
     assert {room for room in rooms if f"`{room}/`" not in text} == set()
+
+
+def test_the_first_table_has_every_format_by_the_name_that_the_option_takes() -> None:
+    page = (REPO / "docs" / "formats.md").read_text("utf-8")
+    table = page.partition("## Which of these")[2].partition("\n## ")[0]
+    names = re.findall(r"^\|.*\| `([a-z-]+)` \| \[.*\]\(.*\) \|$", table, re.MULTILINE)
+    assert {f"{type(named(n)).__module__}:{type(named(n)).__name__}" for n in names} >= {*FORMATS}
+    assert {*DESCRIBED} <= {*names}
+    assert all(named(name).name == name for name in names)

@@ -13,6 +13,7 @@ from tests.conftest import Trained
 from tests.support.launch import REPO
 
 BLOCK = re.compile(r"<!-- transcript: (\w+) -->\n```console\n(.*?)```", re.DOTALL)
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 README = (REPO / "README.md").read_text("utf-8")
 
 
@@ -75,6 +76,16 @@ def test_every_command_is_in_the_readme() -> None:
 
     assert commands()
     assert [name for name in commands() if f"`{name}" not in README] == []
+
+
+def test_a_row_of_a_command_names_options_that_it_has() -> None:
+    reference = (REPO / "docs" / "cli.md").read_text("utf-8").split("\n## ")[1:]
+    options = {text.split()[0]: set(OPTION.findall(text)) for text in reference}
+    rows = re.findall(r"^\| (`\w.*?`) \| (.*) \|$", README, re.MULTILINE)
+    named = {row.strip("`").split()[0]: set(OPTION.findall(row + text)) for row, text in rows}
+    assert len(named.keys() & options.keys()) > 20
+    unknown = {name: used - options[name] for name, used in named.items() if name in options}
+    assert {name: words for name, words in unknown.items() if words} == {}
 
 
 def test_every_file_that_a_page_links_to_is_there() -> None:

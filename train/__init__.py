@@ -10,7 +10,7 @@ These are all the places that change an object of DeepSpeed at run time:
   not on its list.
 - optimizer.allow_fp16: `accelerator.is_fp16_supported`, for fp16 on a CPU that lacks it.
 - optimizer.build_engine: the inner optimizer's state is cleared; the step that DeepSpeed takes at
-  its start is no step of the run.
+  its start is not a step of the run.
 - optimizer.without_prints: what DeepSpeed prints while it starts and loads is dropped.
 - optimizer.set_clip_grad: the clipping norm, which ZeRO 0 and 3 do not restore.
 - fused_step.fuse: the wrapper's `step` and, in fp32 without ZeRO, `engine.clip_fp32_gradients`: one

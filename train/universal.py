@@ -162,4 +162,4 @@ def _other_name(name: str, num_layers: int, untied: bool) -> str:
     for piped, own in [*pairs.items(), *((own, piped) for piped, own in pairs.items())]:
         if name == piped or (piped.endswith(".") and name.startswith(piped)):
             return own + name[len(piped) :]
-    raise ValueError(f"a parameter of no known layer: {name}")
+    raise ValueError(f"the layer of {name} is not known")

@@ -167,10 +167,11 @@ class Saved:
         must be what `.metadata` says. Raises as `append.render` does."""
         new = _New(len(self.table.file))
         groups: dict[Item, list[Change]] = {}
-        for change in changes:
-            items = self.items[str(change.path[0])]
-            if len(change.path) > 1 or not items.is_tensor:
-                groups.setdefault(self.of(change.path), []).append(change)
+        for change in (one for several in changes for one in several.single()):
+            (path,) = change.paths()
+            items = self.items[str(path[0])]
+            if len(path) > 1 or not items.is_tensor:
+                groups.setdefault(self.of(path), []).append(change)
             elif change.new == ZEROS and self._agrees(items):
                 dtype = items.whole[0] if items.whole is not None else ""
                 shapes = items.shapes().items()

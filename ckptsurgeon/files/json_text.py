@@ -20,7 +20,7 @@ DECODER = json.JSONDecoder()
 
 
 def read(path: Path) -> Any:
-    """The value in the file. Raises SurgeryError for one that is no JSON, or too long."""
+    """The value in the file. Raises SurgeryError for one that is not JSON, or too long."""
     return parsed(path, text(path))
 
 
@@ -37,7 +37,8 @@ def text(path: Path) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise SurgeryError(
-            f"{path} is no JSON: {error}", next="restore the file, or let the trainer write it anew"
+            f"{path} is not JSON: {error}",
+            next="restore the file, or let the trainer write it anew",
         ) from None
 
 
@@ -47,21 +48,21 @@ def parsed(path: Path, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SurgeryError(
-            f"{path} is no JSON: {str(error)[:200]}",
+            f"{path} is not JSON: {str(error)[:200]}",
             next="restore the file, or let the trainer write it anew",
         ) from None
 
 
 def mapping(path: Path) -> Mapping[str, Any]:
     """The object in the file; empty where it holds another value. Raises SurgeryError for a file
-    that is no JSON."""
+    that is not JSON."""
     value = read(path)
     return value if isinstance(value, dict) else {}
 
 
 def edited(text: str, values: Mapping[tuple[Key, ...], Any]) -> str:
     """`text` with the value at each key path replaced. Raises KeyError for a path that leads
-    nowhere, ValueError for a text that is no JSON."""
+    nowhere, ValueError for a text that is not JSON."""
     spans = sorted((_span(text, path), new) for path, new in values.items())
     pieces, end = [], 0
     for (start, stop), new in spans:

@@ -1,40 +1,22 @@
-"""What the checkpoints of all families have in common: trees of torch files, and their fields."""
+"""What the checkpoints of all families have in common: fields, their meaning, and their changes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from ckptsurgeon.edits import (
-    ZEROS,
-    AnyChange,
-    Append,
-    Change,
-    Computed,
-    Content,
-    Elements,
-    Fill,
-    Key,
-    Renamed,
-)
-from ckptsurgeon.errors import DamagedFile, SurgeryError
-from ckptsurgeon.files.archives import append, compact
-from ckptsurgeon.files.archives.archive import PICKLE, Archive
-from ckptsurgeon.files.archives.storage_edit import contiguous
-from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import heads, param_groups, strips
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.heads import Attention
-from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.protocol import Checkpoint, Disagreement
-from ckptsurgeon.formats.sane import problem, understood
-from ckptsurgeon.formats.shard_files import opened
+from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.trees import Trees
 from ckptsurgeon.formats.values import (
-    Blob,
     Conversion,
     Decay,
     Fragment,
@@ -49,18 +31,11 @@ from ckptsurgeon.formats.values import (
 )
 from ckptsurgeon.promise import Promise
 
-Self = TypeVar("Self", bound="BaseCheckpoint")
-
 
 @dataclass
-class BaseCheckpoint(ABC):
+class BaseCheckpoint(Trees, ABC):
     """One saved step with the tree of each torch file in it. A family says by `find` where a field
     is and by `read_state` what it means; it overrides what it can do beyond that."""
-
-    path: Path
-    step: int
-    trees: dict[Path, Any]
-    archives: dict[Path, Archive]
 
     growth: ClassVar[Mapping[str, int]] = {}
     """Counters beside a loss scale that its next growth is taken from → their start."""
@@ -91,7 +66,9 @@ class BaseCheckpoint(ABC):
         places = [place for place in self.locate(field) if place.wins]
         if field != "adam_step":
             return places
-        steps = dict.fromkeys((place.file, place.value) for place in places)
+        files = {id(place.file): place.file for place in places}  # a path takes long to hash
+        numbers = {(id(place.file), place.value): None for place in places}
+        steps = dict.fromkeys((files[file], step) for file, step in numbers)
         return [Place(file, (), step) for file, step in steps]
 
     def agreed(self, field: str) -> list[Any]:
@@ -235,33 +212,7 @@ class BaseCheckpoint(ABC):
         """A trainer counts its updates, and saves by that count."""
         return True
 
-    # --- trees -----------------------------------------------------------------------------------
-
-    def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
-        """The place `path` of `file` with its plain value, or nothing if it is not there."""
-        try:
-            value = get(self.trees[file], path)
-        except KeyError:
-            return []
-        return [Place(file, path, self.plain(file, value), wins)]
-
-    def value(self, file: Path, path: tuple[Key, ...]) -> Any:
-        """The value under `path` in `file`; None when it is not there."""
-        places = self.at(file, path)
-        return places[0].value if places else None
-
-    def plain(self, file: Path, value: Any) -> Any:
-        """`value`, or the number in it if it is a tensor of one element."""
-        if not isinstance(value, Tensor) or value.numel != 1:
-            return value
-        return self.archives[file].value(value)
-
-    def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
-        """By the CRC of the tensor's storage, or by the bytes of its `elements`; False when it
-        can't be told without reading all of it."""
-        archive = self.archives[place.file]
-        byte = place.zero.byte if isinstance(place.zero, Fill) else 0
-        return isinstance(place.value, Tensor) and archive.is_zero(place.value, elements, byte)
+    # --- tensors ---------------------------------------------------------------------------------
 
     def fragments(self, name: str) -> list[Fragment]:
         """Refused: a format that keeps moments by parameter name overrides it."""
@@ -301,26 +252,6 @@ class BaseCheckpoint(ABC):
         """Refused: a format that knows how many heads the model has overrides it."""
         raise heads.unsaid(self.path.name)
 
-    def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
-        """In the archive that has the tensor."""
-        archive, tensor = self.holder(place), place.value
-        if not contiguous(tensor) or archive.byte_order() != "<":
-            raise SurgeryError(
-                f"{archive.where}: a tensor's elements do not lie little-endian in the order of "
-                "its shape",
-                next="save the checkpoint again with contiguous tensors",
-            )
-        archive.storage(tensor)
-        item = ITEM_BYTES[tensor.dtype]
-        base = archive.start + archive.payload(f"data/{tensor.storage}") + tensor.offset * item
-        return archive.path, base + start * item, base + end * item
-
-    def read(self, paths: Iterable[Path]) -> None:
-        """Read the trees of further shards, which only some operations need."""
-        for path, archive in opened(p for p in paths if p not in self.archives).items():
-            self.archives[path] = archive
-            self.trees[path] = archive.tree()
-
     def weights(self) -> Iterator[Weight]:
         """Refused: a format that knows how its weights are cut overrides it."""
         raise SurgeryError(
@@ -331,95 +262,6 @@ class BaseCheckpoint(ABC):
     def strips(self) -> Iterator[Strip]:
         """Of `parts`, and of the states of which these name nothing."""
         return strips.strips(self)
-
-    def holder(self, place: Place) -> Archive:
-        """The file's own."""
-        return self.archives[place.file]
-
-    def check(
-        self,
-        name: str,
-        places: Sequence[Place],
-        problem: Callable[[str, Any], str] = problem,
-    ) -> None:
-        """Raise DamagedFile for a value in which `problem` finds that `name` can't have it."""
-        numbers = {(type(p.value), p.value): p for p in places if type(p.value) in (int, float)}
-        others = [place for place in places if type(place.value) not in (int, float)]
-        for place in (*numbers.values(), *others):  # thousands hold the same number
-            if reason := problem(name, place.value):
-                start = self.archives[place.file].payload(PICKLE)
-                raise DamagedFile(str(place.file), start, f"{PICKLE}: {reason}")
-
-    def render(
-        self, changes: Mapping[str, Sequence[Change]], root: Path
-    ) -> dict[str, Append | Content]:
-        """The new bytes of each shard, from its archive as it is open."""
-        return {
-            file: append.render(self.archives[root / file], file, edits)
-            for file, edits in changes.items()
-        }
-
-    def compact(self, root: Path) -> list[tuple[str, Content, int]]:
-        """Shards that surgeries have grown, without the bytes that nothing refers to."""
-        out = []
-        for path, archive in self.archives.items():
-            file = path.relative_to(root).as_posix()
-            content = compact.compact(archive, file)
-            if content is not None:
-                out.append((file, content, archive.size - content.size))
-        return out
-
-    def blobs(self) -> list[Blob]:
-        """No file has archives inside: each shard is one."""
-        return []
-
-    def digests(self) -> dict[Path, str]:
-        """No digest is saved."""
-        return {}
-
-    def globals(self) -> dict[str, frozenset[str]]:
-        """By shard, every `module.name` that a load imports."""
-        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.archives}
-
-    def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
-        """The trees with `changes` laid over them."""
-        patches: dict[Path, dict[Key, Any]] = {}
-        roots: dict[Path, Any] = {}
-        names: dict[Path, Path] = {}
-        changed = {change.file for change in changes}
-        files = {name: root / name for name in changed if root / name in self.trees}
-        for change in changes:
-            if isinstance(change, Change) and (file := files.get(change.file)) is not None:
-                if isinstance(change.new, (Fill, Elements, Computed)):
-                    continue
-                if isinstance(change.new, Renamed) and not change.path:
-                    names[file] = file.with_name(change.new.key)
-                    continue
-                new = 0 if change.new == ZEROS else change.new
-                if change.new != ZEROS or _is_scalar(get(self.trees[file], change.path)):
-                    if not change.path:  # the file is one value
-                        roots[file] = new
-                        continue
-                    patch = patches.setdefault(file, {})
-                    for key in change.path[:-1]:
-                        patch = patch.setdefault(key, {})
-                    patch[change.path[-1]] = New(new)
-        trees = {
-            file: patched(tree, patches[file]) if file in patches else tree
-            for file, tree in self.trees.items()
-        }
-        trees |= roots
-        if not names:
-            return replace(self, trees=trees)
-        return replace(
-            self,
-            trees={names.get(file, file): tree for file, tree in trees.items()},
-            archives={names.get(file, file): archive for file, archive in self.archives.items()},
-        )
-
-
-def _is_scalar(value: Any) -> bool:
-    return not isinstance(value, Tensor) or value.numel == 1
 
 
 def agree(name: str, places: Sequence[Place]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
@@ -23,6 +23,14 @@ FORMATS = (
 )
 """`module:Class` of each format, those that are told apart by more first. They are imported when
 they are asked: most commands need one."""
+WIDER = {"MegatronBridge": "Megatron", "Transformers": "Accelerate"}
+"""Classes whose runs another would recognize too: what has more signs is what it is."""
+STEPS = {
+    "DeepSpeed": r"global_step\d+", "Megatron": r"iter_\d{7}", "Torchtitan": r"step-\d+",
+    "OlmoCore": r"step\d+", "Fairseq": r"checkpoint.*\.pt", "Transformers": r"checkpoint-\d+",
+    "Accelerate": r"checkpoint_\d+", "Nanotron": r"\d+",
+}  # fmt: skip
+"""What a step of each is called: a second format is asked only where such a name is there."""
 DESCRIBED = (
     "lightning", "lightning-sharded", "lightning-deepspeed", "nemo", "composer", "composer-sharded",
     "automodel", "verl",
@@ -35,31 +43,68 @@ SIGNS = "no global_step<N>, iter_<N> or step-<N> folder, no latest"
 
 
 def detect(run: Path) -> Format | None:
-    """The format of the run rooted at `run`, or None. Raises UsageError where two pages describe
+    """The format of the run rooted at `run`, or None. Raises UsageError where two formats recognize
     it."""
-    for name in FORMATS:
-        module, _, cls = name.partition(":")
-        item: Format = getattr(importlib.import_module(module), cls)()
-        if item.recognizes(run):
-            return item
-    if not any(PAGED.fullmatch(path.name) for path in _listed(run)):
-        return None  # no page describes other files, and to read one costs more than to look
-    found = [page for page in _pages() if page.recognizes(run)]
-    if len(found) > 1:
-        names = " and ".join(page.name for page in found)
+    names = [path.name for path in _listed(run)]
+    recognized: list[Format] = []
+    for path in FORMATS:
+        if recognized and not _may_also_be(path, names, recognized):
+            continue
+        if (item := _made(path)).recognizes(run):
+            recognized.append(item)
+    # No page describes other files, and to read one costs more than to look.
+    if any(PAGED.fullmatch(name) and not (recognized and name.endswith(".pt")) for name in names):
+        recognized += [page for page in _pages() if page.recognizes(run)]
+    if len(recognized) > 1:
         raise UsageError(
-            f"{run} looks like a run of {names}",
-            next=[f"ckptsurgeon status --format {page.name}" for page in found],
+            f"{run} looks like a run of {' and '.join(item.name for item in recognized)}",
+            next=[f"ckptsurgeon status --format {item.name}" for item in recognized],
         )
-    return found[0] if found else None
+    return recognized[0] if recognized else None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether there is a run, of whichever format."""
+    try:
+        return detect(folder) is not None
+    except UsageError:
+        return True
+
+
+def nameless(folder: Path, format: str) -> str:
+    """Why a file here that could be a step by its name is none; "" if nothing looks like one."""
+    if format:
+        pages = [named(format)]
+    elif any(name.endswith(".ckpt") for name in (path.name for path in _listed(folder))):
+        pages = list(_pages())
+    else:
+        return ""
+    return next(filter(None, (page.nameless(folder) for page in pages)), "")
+
+
+def _may_also_be(path: str, names: Collection[str], recognized: Collection[Format]) -> bool:
+    """Whether a step of another format lies in a run that `recognized` know."""
+    cls = path.rpartition(":")[2]
+    if cls not in STEPS or any(WIDER.get(type(item).__name__) == cls for item in recognized):
+        return False
+    return any(re.fullmatch(STEPS[cls], name) for name in names)
 
 
 def named(name: str) -> Format:
-    """The format that `--format` names: one of a page here, a page of the user's own, or
-    `torch:PATH=KEYS`. Raises UsageError."""
+    """The format that `--format` names: one of those above, one of a page here, a page of the
+    user's own, or `torch:PATH=KEYS`. Raises UsageError."""
     from ckptsurgeon.formats.described import pages
 
-    return pages.named(name, DESCRIBED)
+    if name in DESCRIBED or not name.replace("-", "").isalpha():
+        return pages.named(name, DESCRIBED)
+    made = {item.name: item for item in map(_made, FORMATS)}
+    return made.get(name) or pages.named(name, (*made, *DESCRIBED))
+
+
+def _made(path: str) -> Format:
+    module, _, cls = path.partition(":")
+    item: Format = getattr(importlib.import_module(module), cls)()
+    return item
 
 
 def _pages() -> Iterator[Format]:

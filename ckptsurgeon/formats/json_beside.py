@@ -42,7 +42,7 @@ class JsonBeside(BaseCheckpoint):
         rest = {file: edits for file, edits in changes.items() if file not in mine}
         out: dict[str, Append | Content] = {}
         for file, edits in mine.items():
-            values = {change.path: change.new for change in edits}
+            values = {path: change.new for change in edits for path in change.paths()}
             text = json_text.edited(self.texts[root / file], values)
             out[file] = Content((text.encode(),))
         return {**super().render(rest, root), **out}

@@ -19,6 +19,10 @@ class BaseFormat:
     fresh_optimizer: str
     """How the trainer is started so that it loads no optimizer state."""
 
+    def nameless(self, run: Path) -> str:
+        """A name has the step, or the file is none."""
+        return ""
+
     def strays(self, run: Path, step: int) -> list[str]:
         """No name is looked for that a load would not ask for."""
         return []
@@ -50,6 +54,10 @@ class BaseFormat:
     def idle_paths(self, run: Path, step: int) -> list[str]:
         """No page describes it."""
         return []
+
+    def kept_as(self, file: str) -> str:
+        """Under its own name: most trainers look into no folder but their own."""
+        return file
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
         """Most trainers load from one place."""
@@ -91,8 +99,17 @@ class BaseFormat:
 
 
 def leads_out(run: Path, path: Path) -> bool:
-    """Whether `path` is a symbolic link to what lies outside the run."""
-    return path.is_symlink() and not path.resolve().is_relative_to(run.resolve())
+    """Whether `path` is a symbolic link to a name outside the run. What a name in the run leads to
+    in turn is its own affair: a step may be a link."""
+    if not path.is_symlink():
+        return False
+    named = path.parent / path.readlink()
+    return not (named.parent.resolve() / named.name).is_relative_to(run.resolve())
+
+
+def leads_inside(run: Path, path: Path) -> bool:
+    """Whether `path` is a symbolic link to what is in the run by another name, or to nothing."""
+    return path.is_symlink() and not (leads_out(run, path) and path.exists())
 
 
 def outside(step: int, link: Path, target: Path) -> Rival:

@@ -35,7 +35,7 @@ def states(checkpoint: BaseCheckpoint, file: Path, base: tuple[Key, ...]) -> Sta
     return [
         ((*base, "state", key), state)
         for key, state in entries.items()
-        if isinstance(state, Mapping)
+        if type(state) is dict or isinstance(state, Mapping)
     ]
 
 
@@ -44,7 +44,10 @@ def moment(
 ) -> Iterator[Place]:
     """Every tensor that makes up the moment `name`."""
     for path, state in states:
-        yield from moments.places(checkpoint, file, path, state, name, wins)
+        if name in state:
+            yield Place(file, (*path, name), state[name], wins)
+        else:
+            yield from moments.places(checkpoint, file, path, state, name, wins)
 
 
 def steps(checkpoint: BaseCheckpoint, file: Path, states: States) -> list[Place]:
@@ -54,6 +57,9 @@ def steps(checkpoint: BaseCheckpoint, file: Path, states: States) -> list[Place]
     counters = [((*path, "step"), state["step"]) for path, state in states if "step" in state]
     with archive.reading():
         archive.fetch([value for _, value in counters if isinstance(value, Tensor)])
-        numbers = [(path, checkpoint.plain(file, value)) for path, value in counters]
+        numbers = [
+            (path, value if type(value) is int else checkpoint.plain(file, value))
+            for path, value in counters
+        ]
     top = max((value for _, value in numbers), default=None)
     return [Place(file, path, value, value == top) for path, value in numbers]

@@ -36,6 +36,7 @@ class Checkpoint(Protocol):
 
     path: Path
     step: int
+    trees: dict[Path, Any]
     archives: dict[Path, Archive]
 
     @property
@@ -89,6 +90,10 @@ class Checkpoint(Protocol):
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """Whether the tensor in `place` is known to be all zeros without reading its bytes; of
         `elements` [start, end), whether they are zeros by their bytes."""
+        ...
+
+    def are_zero(self, places: Sequence[Place]) -> list[bool]:
+        """Of each what `is_zero` says, sooner for many."""
         ...
 
     def fragments(self, name: str) -> list[Fragment]:
@@ -208,7 +213,7 @@ class Checkpoint(Protocol):
         many they are."""
         ...
 
-    def blobs(self) -> list[Blob]:
+    def blobs(self) -> Iterator[Blob]:
         """The archives that lie inside larger files, each once; those of whole `.pt` files are not
         among them."""
         ...
@@ -255,6 +260,10 @@ class Format(Protocol):
         """The names of the shards that must exist for the step to load, and do not."""
         ...
 
+    def nameless(self, run: Path) -> str:
+        """Why a file that could be a step by its name is none, in a sentence; "" without such."""
+        ...
+
     def strays(self, run: Path, step: int) -> list[str]:
         """A sentence for each name that belongs to no rank of this step."""
         ...
@@ -291,9 +300,13 @@ class Format(Protocol):
         """Key paths of the page that describes the format which lead nowhere in this step."""
         ...
 
+    def kept_as(self, file: str) -> str:
+        """The path of `file` in an attic: there the trainer's own clean-up must not find it."""
+        ...
+
     def rivals(self, run: Path, step: int) -> list[Rival]:
-        """What the trainer would load in place of `step` although every pointer names that, by the
-        command line that its checkpoints keep."""
+        """What the trainer would load in place of `step` although every pointer names that, or keep
+        and remove newer ones for, by the command line that its checkpoints keep."""
         ...
 
     def hazards(self, run: Path) -> list[Hazard]:

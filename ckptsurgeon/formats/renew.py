@@ -49,6 +49,10 @@ def renewed(checkpoint: Checkpoint) -> list[Setting]:
                 "trainers load an optimizer without it",
                 next=WITHOUT,
             )
+    moments = [Setting(name, p, p.zero) for name in ALL for p in checkpoint.locate(name)]
+    steps = [Setting("adam step", p, _zero(p.value)) for p in checkpoint.locate("adam_step")]
+    if not rest:  # nearly always
+        return [*moments, *steps]
     gone = {(place.file, place.path) for place in whole}
     done = {(setting.place.file, setting.place.path) for setting in rest}
 
@@ -58,8 +62,6 @@ def renewed(checkpoint: Checkpoint) -> list[Setting]:
         places = ((place.file, place.path[:end]) for end in range(len(place.path)))
         return (place.file, place.path) not in done and gone.isdisjoint(places)
 
-    moments = [Setting(name, p, p.zero) for name in ALL for p in checkpoint.locate(name)]
-    steps = [Setting("adam step", p, _zero(p.value)) for p in checkpoint.locate("adam_step")]
     return [
         *(setting for setting in moments if stays(setting.place)),
         *rest,

@@ -49,10 +49,11 @@ class SafetensorsBeside(BaseCheckpoint):
                     f"{file}: {change.path[0]} can't become {change.new}",
                     next="ckptsurgeon show    what the checkpoint keeps",
                 )
-            tensor = archive.tree()[change.path[0]]
-            place = Place(archive.path, change.path, tensor)
-            _, start, end = self.span(place, *(change.elements or (0, tensor.numel)))
-            found.append((start, end, change.new))
+            for path in change.paths():
+                tensor = archive.tree()[path[0]]
+                place = Place(archive.path, path, tensor)
+                _, start, end = self.span(place, *(change.elements or (0, tensor.numel)))
+                found.append((start, end, change.new))
         at = 0
         for start, end, new in sorted(found, key=lambda item: item[0]):
             if at < start:

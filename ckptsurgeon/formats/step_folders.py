@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -73,20 +72,3 @@ def listed(folder: Path) -> list[str]:
         return sorted(item.name for item in folder.iterdir())
     except OSError:
         return []
-
-
-def refuse_link(folder: Path) -> None:
-    """Raise SurgeryError for a step that is a symbolic link: no edit goes through one."""
-    if folder.is_symlink():
-        real = folder.resolve()
-        if real.is_dir() and real.is_relative_to(folder.parent.resolve()):
-            here, there = shlex.quote(str(folder)), shlex.quote(str(real))
-            raise SurgeryError(
-                f"{folder} is a symbolic link to {folder.readlink()}, and no edit goes through one",
-                next=f"rm {here} && mv {there} {here}    the folder itself; then the same again",
-            )
-        raise SurgeryError(
-            f"{folder} is a symbolic link to {folder.readlink()}: an edit would change a folder "
-            "outside the run",
-            next="move the real folder into the run, or work in the run that it belongs to",
-        )

@@ -17,6 +17,7 @@ from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.stretches import Kinds, by_parameter
 from ckptsurgeon.formats.values import (
     MOMENTS,
+    NUMBER,
     Adam,
     Codes,
     Located,
@@ -277,7 +278,7 @@ def _name(place: Place) -> str:
     """A name by the path, without the key itself."""
     number = _numbered(place)
     if number is not None:
-        return f"parameter {number}"
+        return f"{NUMBER}{number}"
     return str(place.path[-2]) if len(place.path) > 1 else place.file.stem
 
 

@@ -17,6 +17,8 @@ Located = tuple[Path, tuple[Key, ...]]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's, by torch's names; parts, strips and places are named so in every format."""
+NUMBER = "parameter "
+"""What a parameter is called that has no name, before its number."""
 COUNTING = ("int64", "int32", "int16", "bool")
 """Dtypes of what counts or masks beside the weights: no gradient reaches it, and it stays."""
 
@@ -186,15 +188,22 @@ class Hazard(NamedTuple):
     next: str
 
 
+LOADED = "the trainer loads it in place of step {}"
+OUTLIVES = "the trainer's clean-up keeps it and removes what is saved after step {}"
+"""The harm of a checkpoint with a later number: the second of one that is never loaded."""
+
+
 class Rival(NamedTuple):
-    """A checkpoint outside the run's own steps that the trainer would load in place of one of them:
-    its step and `what` it is. A surgery moves `paths` aside; where there are none it lies outside
-    the run, and `remedy` is what to do by hand."""
+    """A checkpoint outside the run's own steps that the trainer would load in place of one of them,
+    or keep when it cleans up: its step, `what` it is and the `harm` to step `{}`. A surgery moves
+    `paths` aside; where there are none it lies outside the run, and `remedy` is what to do by
+    hand."""
 
     step: int
     what: str
     paths: tuple[Path, ...]
     remedy: str = ""
+    harm: str = LOADED
 
 
 @dataclass(frozen=True)

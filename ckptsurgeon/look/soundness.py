@@ -9,6 +9,7 @@ import importlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,13 @@ from ckptsurgeon.progress import Progress
 
 if TYPE_CHECKING:
     from ckptsurgeon.look.vitals.facts import Values
+    from ckptsurgeon.look.vitals.jobs import Source
 
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
 CHUNK = 1 << 19
 """Bytes that are read at once: what `jobs` threads hold in memory is a small multiple of them."""
+BATCH = 4096
+"""Archives that are read before what is wrong with them is told."""
 TORCH, SAFE = (".pt", ".pth", ".bin", ".ckpt"), ".safetensors"
 """How the names of torch files and of safetensors files end."""
 ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
@@ -70,6 +74,12 @@ class Shard:
             self.archive = kind.open(self.path, *inside)
         return self.archive
 
+    def source(self) -> Source:
+        """What the values are read from."""
+        from ckptsurgeon.look.vitals.jobs import Source
+
+        return Source(self.open(), "" if self.blob is None else self.blob.kind)
+
 
 def check(
     format: Format,
@@ -91,14 +101,16 @@ def check(
     out.checkpoint = _opened(format, run, step)
     read = out.checkpoint.archives if out.checkpoint is not None else {}
     shards = [Shard(path) for path in files if path.suffix in (*TORCH, SAFE) or path in read]
-    if out.checkpoint is not None:
-        for shard in shards:
-            shard.archive = out.checkpoint.archives.get(shard.path)
-        shards += [Shard(blob.file, blob) for blob in out.checkpoint.blobs()]
+    for shard in shards:
+        shard.archive = read.get(shard.path)
+    sources: list[Source] = []
     if level >= CONTAINER:
-        _each(shards, lambda shard: inspect(shard, level), jobs, progress)
-        out.findings += [text for shard in shards for text in shard.findings]
-        out.no_crc = sum(shard.no_crc for shard in shards)
+        out.no_crc = 0
+        for shard in _inspected(shards, out.checkpoint, level, jobs, progress):
+            out.findings += shard.findings
+            out.no_crc += shard.no_crc
+            if level >= VALUES and not shard.findings:
+                sources.append(shard.source())
     if out.checkpoint is None:
         damaged = {shard.path for shard in shards if shard.findings}
         if damaged:
@@ -116,13 +128,7 @@ def check(
     out.findings = list(dict.fromkeys(out.findings))  # two readers may meet the same damage
     if level >= VALUES:
         from ckptsurgeon.look.vitals import facts
-        from ckptsurgeon.look.vitals.jobs import Source
 
-        sources = [
-            Source(shard.open(), "" if shard.blob is None else shard.blob.kind)
-            for shard in shards
-            if not shard.findings
-        ]
         out.values = facts.read(out.checkpoint, sources, receipts, threads=jobs, progress=progress)
         out.findings += facts.findings(out.values)
     return out
@@ -160,15 +166,30 @@ def _open_error(format: Format, run: Path, step: int) -> list[str]:
     return []
 
 
-def _each(
-    items: list[Shard], work: Callable[[Shard], None], jobs: int, progress: Progress | None
-) -> None:
+def _inspected(
+    shards: Sequence[Shard],
+    checkpoint: Checkpoint | None,
+    level: int,
+    jobs: int,
+    progress: Progress | None,
+) -> Iterator[Shard]:
+    """The shards, and then the archives inside larger files, with what is wrong with each. There
+    may be millions of those: no more than BATCH are in memory unless the caller keeps them."""
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(max(1, min(jobs, len(items)))) as pool:
-        for done, _ in enumerate(pool.map(work, items), 1):
-            if progress is not None:
-                progress("verify", done, len(items))
+    def inside() -> Iterator[Blob]:
+        return checkpoint.blobs() if checkpoint is not None else iter(())
+
+    total = len(shards) + sum(1 for _ in inside()) if progress is not None else 0
+    waiting = chain(shards, (Shard(blob.file, blob) for blob in inside()))
+    done = 0
+    with ThreadPoolExecutor(jobs) as pool:
+        while batch := list(islice(waiting, BATCH)):
+            for _ in pool.map(lambda shard: inspect(shard, level), batch):
+                done += 1
+                if progress is not None:
+                    progress("verify", done, total)
+            yield from batch
 
 
 # --- one file ------------------------------------------------------------------------------------

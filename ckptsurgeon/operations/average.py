@@ -23,6 +23,8 @@ from ckptsurgeon.formats.stretches import Parameter, by_parameter
 from ckptsurgeon.operations.computed_changes import (
     change,
     new_weights,
+    refuse_other_states,
+    refuse_second_copies,
     refuse_weightless,
     source,
     sources_of,
@@ -111,7 +113,7 @@ class Average(Section):
             if missing := run.format.missing(run.root, other):
                 raise UsageError(
                     f"step {other} lacks {missing[0]}, so nothing is averaged with it",
-                    next=f"ckptsurgeon verify --step {other}",
+                    next=f"ckptsurgeon verify {other}",
                 )
         return steps
 
@@ -129,15 +131,18 @@ class Average(Section):
             if sentences := other.contradictions():
                 raise SurgeryError(
                     f"step {other.step} is not sound: {sentences[0]}",
-                    next=f"ckptsurgeon verify --step {other.step}",
+                    next=f"ckptsurgeon verify {other.step}",
                 )
-        own = by_parameter(checkpoint.parts())
+        mine = checkpoint.parts()
+        own = by_parameter(mine)
         refuse_weightless(checkpoint, own)
+        refuse_second_copies(run, checkpoint, mine)
         if self.moments == "average":
             _refuse_codes(checkpoint)
+            refuse_other_states(checkpoint, "moments: last, or zero")
         all_parts = [own if o is checkpoint else by_parameter(o.parts()) for o in opened]
-        for other, parts in zip(opened, all_parts, strict=True):
-            _refuse_other_layout(checkpoint.step, own, other.step, parts)
+        for other, theirs in zip(opened, all_parts, strict=True):
+            _refuse_other_layout(checkpoint.step, own, other.step, theirs)
         shares = tuple(float(text) for text in self.weights) or (1.0,) * len(steps)
         told = f"mean of steps {', '.join(map(str, steps))}"
         changes: list[Change] = []
@@ -182,11 +187,20 @@ def _refuse_other_layout(step: int, own: Parameters, other_step: int, other: Par
         return
     differing = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
     name, _ = differing[0]
+    here, there = mine.get(differing[0], []), theirs.get(differing[0], [])
     raise SurgeryError(
-        f"steps {step} and {other_step} are cut differently: {len(differing)} of {len(mine)} "
-        f"parameters, the first {name}",
-        next="average steps that the same model saved at the same parallel sizes",
+        f"steps {step} and {other_step} are kept differently: {len(differing)} of {len(mine)} "
+        f"parameters, the first {name}: {_told(here, there)} in {step}, {_told(there, here)} in "
+        f"{other_step}",
+        next="average steps that the same model saved at the same sizes and precision",
     )
+
+
+def _told(layout: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> str:
+    """What is kept of a parameter in one step and not so in the other."""
+    only = [each for each in layout if each not in other]
+    words = [f"{kind} {dtype} {list(size)}" for kind, *_, dtype, size in only]
+    return ", ".join(words) or ("less" if layout else "absent")
 
 
 def _layout(parameters: Parameters) -> dict[Parameter, Any]:

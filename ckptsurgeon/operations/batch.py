@@ -25,7 +25,8 @@ def ramp_of(texts: Sequence[str] | None, size: int | None) -> tuple[int, ...] | 
         start, increment, samples = map(int, texts)
     except ValueError:
         raise UsageError(
-            f"`set.rampup` is {list(texts)}", next="rampup: [START, INCREMENT, SAMPLES], or []"
+            f"`set.rampup` is {list(texts)}",
+            next="rampup: [16, 16, 1000] is START, INCREMENT, SAMPLES; [] is none",
         ) from None
     span = 0 if size is None else size - start
     if start < 1 or increment < 1 or samples < 0 or span < 0 or span % increment:

@@ -17,7 +17,13 @@ from ckptsurgeon.edits import Change, Source
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.stretches import by_parameter
-from ckptsurgeon.operations.computed_changes import change, matching, source, with_copies
+from ckptsurgeon.operations.computed_changes import (
+    change,
+    matching,
+    refuse_other_states,
+    source,
+    with_copies,
+)
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, given
 from ckptsurgeon.run.run import Run
@@ -73,6 +79,7 @@ class ClipMoments(Section):
             raise SurgeryError(
                 f"{checkpoint.path.name} holds no exp_avg_sq", next="ckptsurgeon show"
             )
+        refuse_other_states(checkpoint, "ckptsurgeon reset moments", ("momentum_buffer",))
         chosen: dict[str, list[dict[str, list[Part]]]] = {}
         for parameter in matching(having, self.params, "clip_moments.params"):
             chosen.setdefault(parameter[0], []).append(having[parameter])

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ckptsurgeon.arithmetic import ITEM
 from ckptsurgeon.edits import AnyChange, Change, Computed, Source, relative
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.formats import Checkpoint, Part, Place
+from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
+from ckptsurgeon.formats.moments import NUMBERED
+from ckptsurgeon.formats.optimizers.entry import CONSTANT
 from ckptsurgeon.formats.optimizers.roles import ROLES
+from ckptsurgeon.formats.optimizers.table import STEPS, recognise
+from ckptsurgeon.formats.second_copies import second_copies
 from ckptsurgeon.formats.stretches import Kinds, Parameter
+from ckptsurgeon.operations.section import unmatched
 from ckptsurgeon.run.run import Run
 
 
@@ -48,6 +52,44 @@ def refuse_weightless(checkpoint: Checkpoint, parameters: Mapping[Parameter, Kin
             )
 
 
+def refuse_other_states(checkpoint: Checkpoint, next: str, stays: Collection[str] = ()) -> None:
+    """Raise SurgeryError where an optimizer keeps more of the gradients than its two moments, but
+    for the keys `stays`: it would not agree with new ones of these two. AMSGrad divides by its
+    max_exp_avg_sq, whatever exp_avg_sq is."""
+    for each in checkpoint.state_dicts():
+        known = recognise(each)
+        more = [
+            key
+            for key in each.state
+            if key not in (*MOMENTS, *NUMBERED, *STEPS, *stays)
+            and ROLES.get(key) not in BESIDE
+            and known.state[key] != CONSTANT
+        ]
+        if more:
+            raise SurgeryError(
+                f"{each.file.name}: {known.name} keeps {', '.join(more)} beside the two moments, "
+                "and that would stay as it is",
+                next=next,
+            )
+
+
+BESIDE = ("weights", "count of updates", "rate or product of rates")
+"""Roles of what no gradient is in."""
+
+
+def refuse_second_copies(run: Run, checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
+    """Raise SurgeryError where the step has its weights a second time, which no part is of."""
+    files = run.format.files(run.root, checkpoint.step)
+    for file, path in second_copies(checkpoint, parts, files):
+        where = f"{run.relative(file)}{': ' if path else ''}{'.'.join(map(str, path))}"
+        moments = "graft, clip_moments and reset work on the moments"
+        raise SurgeryError(
+            f"{where} has the weights once more, as an average of them has, and would stay as it "
+            "is; which of the two is trained is not known here",
+            next=moments if path else [f"move {where} out of the run if no load needs it", moments],
+        )
+
+
 def with_copies(run: Run, checkpoint: Checkpoint, changes: Iterable[Change]) -> list[AnyChange]:
     """The changes of shards, and the same ones of their copies."""
     out: list[AnyChange] = []
@@ -66,13 +108,7 @@ def matching(
     """Those whose names match. Raises UsageError with the nearest names where none does."""
     found = [parameter for parameter in parameters if re.search(pattern, parameter[0])]
     if not found:
-        names = sorted({name for name, _ in parameters})
-        plain = re.sub(r"[\\^$.*+?()\[\]{}|]+", " ", pattern).strip()
-        near = difflib.get_close_matches(plain, names, n=3, cutoff=0.3) or names[:3]
-        raise UsageError(
-            f"`{key}`: no parameter matches {pattern!r}, of {len(names)} names",
-            next=f"the nearest are {', '.join(near)}",
-        )
+        raise unmatched(pattern, {name for name, _ in parameters}, key)
     return found
 
 

@@ -14,10 +14,13 @@ import typer
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Checkpoint, Decay, State
 from ckptsurgeon.formats.schedules.shapes import SHAPES
-from ckptsurgeon.operations.hyperparameters import SCHEDULE, Hyperparameters
+from ckptsurgeon.operations.batch import TOTAL
+from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.own_config import configured
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.rewarm import samples_of
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
+from ckptsurgeon.operations.setter import SCHEDULE
 from ckptsurgeon.operations.skip import Skip
 from ckptsurgeon.run.run import Run
 
@@ -52,7 +55,7 @@ class Cooldown(Section):
         """With `steps` for `percent`, so that a plan keeps what it was made with."""
         if self.percent is None:
             return self
-        steps = round(state.step * self.percent / (100 - self.percent))
+        steps = round(_done(state) * self.percent / (100 - self.percent))
         return replace(self, steps=max(1, steps), percent=None)
 
     def title(self, run: Run, step: int) -> list[str]:
@@ -60,10 +63,11 @@ class Cooldown(Section):
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         state, steps = checkpoint.state(), self.steps or 0
-        if steps > state.step:
+        done = _done(state)
+        if steps > done:
             raise UsageError(
-                f"a cooldown of {steps} steps is longer than the run before it: {state.step} steps",
-                next=f"ckptsurgeon cooldown {max(1, state.step // 10)}    or 10%",
+                f"a cooldown of {steps} steps is longer than the run before it: {done} steps",
+                next=f"ckptsurgeon cooldown {max(1, done // 10)}    or 10%",
             )
         lr = state.promise.lr
         if lr is not None and self.to >= lr and not _open_window(state):
@@ -76,7 +80,20 @@ class Cooldown(Section):
         places = PlaceChanges(run)
         for name, place, value in settings:
             places.put(name, place, value)
+        total, end = configured(run, TOTAL), state.step + steps
+        if total is not None and total.isdigit() and int(total) < end:
+            warnings = [
+                *warnings,
+                f"the run ends at {TOTAL} {total}, and the cooldown at {end}: relaunch with "
+                f"{TOTAL}={end}",
+            ]
         return list(places.changes.values()), warnings
+
+
+def _done(state: State) -> int:
+    """The updates so far: where the number of a step counts saves, as Accelerate's does, Adam has
+    more."""
+    return max(state.step, state.promise.adam_step or 0)
 
 
 def _open_window(state: State) -> bool:

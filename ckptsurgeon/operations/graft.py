@@ -6,6 +6,7 @@ Source: Marin, docs/reports/marin-32b-retro.md, where optimizer state was rebuil
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from ckptsurgeon.operations.section import (
     check_step,
     given,
     unknown_value,
+    unmatched,
 )
 from ckptsurgeon.run.run import Run
 
@@ -68,9 +70,13 @@ class Graft(Section):
         if self.step not in donor.steps():
             raise UsageError(
                 f"step {self.step} is not saved in {donor.root}",
-                next="ckptsurgeon status    list the saved steps",
+                next=f"ckptsurgeon{self._where()} status    list the saved steps",
             )
         return donor
+
+    def _where(self) -> str:
+        """What a command for the other run needs."""
+        return f" -C {shlex.quote(self.run)}" if self.run else ""
 
     def title(self, run: Run, step: int) -> list[str]:
         part = " ".join(item for item in (self.only, self.params) if item)
@@ -83,11 +89,16 @@ class Graft(Section):
             raise UsageError(
                 f"step {self.step} is the step that is edited", next="graft from another step"
             )
+        if missing := donor_run.format.missing(donor_run.root, self.step):
+            raise UsageError(
+                f"step {self.step} lacks {missing[0]}, so nothing is grafted from it",
+                next=f"ckptsurgeon{self._where()} status    list the complete steps",
+            )
         donor = donor_run.checkpoint(self.step).like(checkpoint)
         if sentences := donor.contradictions():
             raise SurgeryError(
                 f"step {self.step} is not sound: {sentences[0]}",
-                next=f"ckptsurgeon verify --step {self.step}",
+                next=f"ckptsurgeon{self._where()} verify {self.step}",
             )
         _refuse_more(checkpoint)
         names = (self.only,) if self.only else ALL
@@ -129,10 +140,7 @@ class Graft(Section):
                     field = f"{name} of {mine.parameter}"
                     yield self._copied(run, field, donor, *pair, (mine.start, mine.end))
         if not any(re.search(self.params, name) for name in known):
-            raise UsageError(
-                f"`graft.params`: no parameter matches {self.params!r}",
-                next=f"the {len(known)} names are {', '.join(sorted(known)[:4])} …",
-            )
+            raise unmatched(self.params, known, "graft.params")
 
     def _copied(
         self,
@@ -182,8 +190,9 @@ def _pairs(name: str, own: list[Place], theirs: list[Place]) -> list[tuple[Place
         sorted((p for p in places if isinstance(p.value, Tensor)), key=_order)
         for places in (own, theirs)
     )
-    if [_shape(place) for place in own] != [_shape(place) for place in theirs]:
-        raise _other_layout(name)
+    mine, others = ([_shape(place) for place in places] for places in (own, theirs))
+    if mine != others:
+        raise _other_layout(name, _difference(mine, others))
     return list(zip(own, theirs, strict=True))
 
 
@@ -197,9 +206,20 @@ def _shape(place: Place) -> tuple[Any, ...]:
     return place.path, place.value.dtype, place.value.size
 
 
-def _other_layout(name: str) -> SurgeryError:
+def _difference(own: list[tuple[Any, ...]], theirs: list[tuple[Any, ...]]) -> str:
+    """The first tensor that is another in the other step, or only in one of the two."""
+    for mine, other in zip(own, theirs, strict=False):
+        if mine != other:
+            path, told = ".".join(map(str, mine[0])), f"{mine[1]} {list(mine[2])}"
+            there = f"{other[1]} {list(other[2])}" if mine[0] == other[0] else "absent"
+            return f"{path} is {told} here and {there} there"
+    return f"{len(own)} tensors here and {len(theirs)} there"
+
+
+def _other_layout(name: str, difference: str = "") -> SurgeryError:
+    more = f": {difference}" if difference else ""
     return SurgeryError(
-        f"{name} is cut or kept in another way in the two steps",
+        f"{name} is cut or kept in another way in the two steps{more}",
         next="graft from a step that the same model saved at the same parallel sizes",
     )
 

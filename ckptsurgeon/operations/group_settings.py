@@ -14,7 +14,7 @@ from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.limits import broken_limit
 from ckptsurgeon.operations.place_changes import PlaceChanges
-from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern
+from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, unmatched
 from ckptsurgeon.run.run import Run
 
 PLURAL = {"beta1": ("betas", 0), "beta2": ("betas", 1), "beta3": ("betas", 2)}
@@ -108,11 +108,7 @@ def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
             )
         out += [place] if matching else []
     if not out:
-        raise UsageError(
-            f"no parameter matches {pattern!r}: the {len(known)} names are "
-            f"{', '.join(sorted(known)[:4])} …",
-            next="ckptsurgeon show    the param groups and their parameters",
-        )
+        raise unmatched(pattern, known, "set_params.params")
     return out
 
 

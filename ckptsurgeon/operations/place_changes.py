@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ckptsurgeon.edits import AnyChange, Change
+from ckptsurgeon.edits import AnyChange, Change, Each, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Place, Setting
 from ckptsurgeon.run.run import Run
@@ -17,6 +17,30 @@ def of_settings(run: Run, settings: Iterable[Setting]) -> list[AnyChange]:
         Change(run.relative(place.file), field, place.value, new, place.path)
         for field, place, new in settings
     ]
+
+
+def grouped(run: Run, settings: Iterable[tuple[str, Place, Any, Any]]) -> list[Change]:
+    """Changes of (field, place, old, new): places of one file that differ in one key, the last but
+    one (the number of a parameter), are one change where both values are the same."""
+    groups: dict[tuple[Any, ...], tuple[str, Any, Any, list[Place]]] = {}
+    for field, place, old, new in settings:
+        file, path, _, _, _, chunks = place
+        value = repr(new) if type(new) is list else new
+        # A file by its identity: a path takes long to hash.
+        alike = field, id(file), chunks, path[:-2], path[-1:], type(old), old, type(new), value
+        if alike in groups:
+            groups[alike][3].append(place)
+        else:
+            groups[alike] = (field, old, new, [place])
+    out = []
+    for field, old, new, places in groups.values():
+        first = places[0]
+        steps: tuple[Key | Each, ...] = first.path
+        if len(places) > 1 and len(steps) > 1:
+            each = Each(tuple(place.path[-2] for place in places))
+            steps = (*first.path[:-2], each, first.path[-1])
+        out.append(Change(run.relative(first.file), field, old, new, steps, chunks=first.chunks))
+    return out
 
 
 class PlaceChanges:

@@ -38,6 +38,12 @@ class Precision(Section):
     to: str
 
     def check(self, recipe: Recipe) -> None:
+        if self.to == "fp16":
+            raise UsageError(
+                "precision does not lead to fp16: weights may overflow there, and only training "
+                "finds its loss scale",
+                next="precision: bf16 or fp32",
+            )
         if self.to not in PRECISIONS:
             raise unknown_value(self.to, PRECISIONS, "precision.to")
         for other in (Average, Scale):

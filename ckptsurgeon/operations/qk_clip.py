@@ -74,7 +74,7 @@ def scaled(
         largest = clip.estimate(found)
         if not math.isfinite(largest):
             raise SurgeryError(
-                f"{found.layer}: head {found.head} has weights that are no finite numbers",
+                f"{found.layer}: head {found.head} has weights that are NaN or infinite",
                 next="ckptsurgeon verify --level 4",
             )
         if largest <= clip.threshold * (1 + SLACK):

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from ckptsurgeon.edits import AnyChange, Change, Elements
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats, from_floats
 from ckptsurgeon.formats import Checkpoint, Copy, Replica
-from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, given
+from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, given, unmatched
 from ckptsurgeon.run.run import Run
 
 
@@ -35,9 +35,8 @@ class Replicas(Section):
         replicas = checkpoint.replicas()
         matching = [r for r in replicas if re.search(self.params, r.parameter)]
         if replicas and not matching:
-            raise UsageError(
-                f"no replicated parameter matches {self.params!r}",
-                next="ckptsurgeon sync-replicas    takes them all",
+            raise unmatched(
+                self.params, {r.parameter for r in replicas}, kind="replicated parameter"
             )
         changes: list[AnyChange] = []
         for replica in drifted(checkpoint, matching):

@@ -12,12 +12,14 @@ import typer
 
 from ckptsurgeon.edits import ABSENT, ZEROS, AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.moments import ALL, ALSO, NUMBERED
 from ckptsurgeon.formats.optimizers.entry import ANEW, CONSTANT
 from ckptsurgeon.formats.optimizers.table import STEPS, recognise
 from ckptsurgeon.formats.renew import renewed
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.place_changes import grouped
 from ckptsurgeon.operations.rewarm import Hold, Ramp, Rewarm, window
 from ckptsurgeon.operations.section import (
     Changes,
@@ -26,6 +28,7 @@ from ckptsurgeon.operations.section import (
     check_pattern,
     given,
     unknown_value,
+    unmatched,
 )
 from ckptsurgeon.run.run import Run
 
@@ -117,7 +120,7 @@ def _anew(checkpoint: Checkpoint, changes: Sequence[Change], rewarmed: bool) -> 
     adam = bool(checkpoint.locate("exp_avg_sq"))
     if adam and any(change.field == "momentum_buffer" for change in changes):
         out.append("the momentum of parameters that are not Adam's (Muon) starts from zero too")
-    if left := sum(change.new == ABSENT and change.old == "values" for change in changes):
+    if left := sum(c.places for c in changes if c.new == ABSENT and c.old == "values"):
         out.append(
             f"the state of {left} parameters leaves the checkpoint: only the optimizer can make a "
             "new one, at its next update"
@@ -153,14 +156,16 @@ def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
     known: set[str] = set()
     for name in names:
         if part.params is None:
-            changes += [
-                Change(
-                    run.relative(place.file), name, "values", place.zero, place.path,
-                    chunks=place.chunks,
-                )
-                for place in _tensors(checkpoint, name)
-                if not checkpoint.is_zero(place)
-            ]  # fmt: skip
+            places = _tensors(checkpoint, name)
+            zero = checkpoint.are_zero(places)
+            changes += grouped(
+                run,
+                [
+                    (name, place, "values", place.zero)
+                    for place, done in zip(places, zero, strict=True)
+                    if not done
+                ],
+            )
             continue
         fragments = checkpoint.fragments(name)
         known |= {fragment.parameter for fragment in fragments}
@@ -174,11 +179,7 @@ def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
             if start < end and not checkpoint.is_zero(place, (start, end))
         ]  # fmt: skip
     if part.params is not None and not any(re.search(part.params, name) for name in known):
-        raise UsageError(
-            f"no parameter matches {part.params!r}: the {len(known)} names are "
-            f"{', '.join(sorted(known)[:4])} …",
-            next="ckptsurgeon reset moments --params REGEX    that matches some",
-        )
+        raise unmatched(part.params, known, "moments.params")
     return changes
 
 
@@ -211,17 +212,24 @@ def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
 def _moments(run: Run, checkpoint: Checkpoint) -> list[Change]:
     """What makes the next update that of a new optimizer; see `formats.renew`."""
     settings = renewed(checkpoint)
-    files = {id(place.file): place.file for _, place, _ in settings}  # hashed once, not by place
-    names = {key: run.relative(file) for key, file in files.items()}
-    return [
-        Change(names[id(place.file)], name, _old(place), new, place.path, chunks=place.chunks)
-        for name, place, new in settings
-        if not (new == place.zero and checkpoint.is_zero(place))
-    ]
+    moments = [place for _, place, new in settings if new == place.zero]
+    zero = {
+        id(place) for place, done in zip(moments, checkpoint.are_zero(moments), strict=True) if done
+    }
+    return grouped(
+        run,
+        [
+            (name, place, _old(place), new)
+            for name, place, new in settings
+            if id(place) not in zero or new != place.zero
+        ],
+    )
 
 
 def _old(place: Place) -> Any:
     """A number as it is; of what is larger, that there are values."""
+    if type(place.value) is Tensor:  # nearly always
+        return "values"
     short = place.value is None or isinstance(place.value, (bool, int, float, str))
     return place.value if short else "values"
 

@@ -47,7 +47,8 @@ class Rollback(Section):
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         later = (step for step in run.steps() if step > checkpoint.step)
-        newer = [path for step in later for path in run.entries(step)]
+        kept = run.format.pointers(run.root, checkpoint.step)  # a pointer changes where it lies
+        newer = [path for step in later for path in run.entries(step) if path not in kept]
         asides = [Aside(run.relative(path), "checkpoint") for path in newer]
         changes, warnings = _repoint(run, recipe, checkpoint)
         forgotten, told = _forget(run, checkpoint, newer)

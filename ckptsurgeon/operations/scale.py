@@ -21,6 +21,8 @@ from ckptsurgeon.operations.computed_changes import (
     change,
     matching,
     new_weights,
+    refuse_other_states,
+    refuse_second_copies,
     refuse_weightless,
     source,
     with_copies,
@@ -87,8 +89,10 @@ class Scale(Section):
         return [f"scale {self.params} by {self.by:g}{more}"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
-        known = by_parameter(checkpoint.parts())
+        parts = checkpoint.parts()
+        known = by_parameter(parts)
         refuse_weightless(checkpoint, known)
+        refuse_second_copies(run, checkpoint, parts)
         of_weights = ("weights", "master")
         named = {name: kinds for name, kinds in known.items() if kinds.keys() & set(of_weights)}
         nameless = any("exp_avg" in known[name] for name in known.keys() - named.keys())
@@ -100,6 +104,8 @@ class Scale(Section):
                 next="moments: keep",
             )
         kept = self.moments != "scale"
+        if not kept:
+            refuse_other_states(checkpoint, "moments: keep, or zero")
         changes: list[Change] = []
         if self.qk_clip is not None:
             return self._clipped(run, checkpoint, named, self.qk_clip)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.report.document import SCHEMA, change_json, plain
+from ckptsurgeon.report.document import SCHEMA, changes_json, plain
 from ckptsurgeon.report.plan import changes
 from ckptsurgeon.report.style import MANY, Style, clean, count, table
 
@@ -60,7 +60,7 @@ def diff_json(found: Diff) -> dict[str, Any]:
         "a": found.one,
         "b": found.other,
         "same": found.same,
-        "changes": [change_json(item) for item in found.changes],
+        "changes": changes_json(found.changes),
         "tensors": tensors,
         "not_compared": list(found.not_compared),
     }

@@ -50,7 +50,7 @@ def plan_json(plan: Plan, format: str, receipt: Receipt | None = None) -> dict[s
         "format": format,
         "promise": plain(plan.promise),
         "before": plain(plan.before),
-        "changes": [change_json(item) for item in plan.changes],
+        "changes": changes_json(plan.changes),
         "edits": len(plan.edits),
         "warnings": list(plan.warnings),
         "undoes": plan.undoes,
@@ -63,8 +63,13 @@ def _step(promise: Promise | None) -> int | None:
     return None if promise is None else promise.step - 1
 
 
-def change_json(item: AnyChange) -> dict[str, Any]:
-    """One change, one object."""
+def changes_json(items: Sequence[AnyChange]) -> list[dict[str, Any]]:
+    """One object for each place."""
+    each = (item.single() if isinstance(item, Change) else (item,) for item in items)
+    return [_change_json(one) for single in each for one in single]
+
+
+def _change_json(item: AnyChange) -> dict[str, Any]:
     base = {"file": item.file, "field": item.field}
     if isinstance(item, Change):
         path = [plain(key) for key in item.path]

@@ -121,7 +121,9 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
     groups: dict[tuple[str, str, str], list[Change]] = {}
     for item in items:
         # A key of torch.distributed.checkpoint has the whole way in it, and the parameter's name.
-        name = str(item.path[-1]).rpartition(".")[2] if item.path else PurePosixPath(item.file).name
+        name = PurePosixPath(item.file).name
+        if item.path:
+            name = str(next(item.paths())[-1]).rpartition(".")[2]
         wanted = repr(item.new)
         if isinstance(item.new, Computed):  # of each tensor from others, told in the same words
             name, wanted = "", item.new.told
@@ -141,9 +143,10 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
         if isinstance(group[0].new, Renamed) and not group[0].path:
             note = "" if files == 1 else f"and so {count(files - 1, 'other file')}"
         elif group[0].path:
-            note = f"{count(len(group), 'place')} in {count(files, 'shard')}"
-            chunks = sum(item.chunks for item in group)
-            note += f", {count(chunks, 'chunk')}" if chunks > len(group) else ""
+            places = sum(item.places for item in group)
+            note = f"{count(places, 'place')} in {count(files, 'shard')}"
+            chunks = sum(item.places * item.chunks for item in group)
+            note += f", {count(chunks, 'chunk')}" if chunks > places else ""
             note += f" ({clean(name)})" if several else ""
         elif files > 1:
             note = f"{count(files, 'file')} called {clean(name)}"
@@ -272,7 +275,7 @@ def cost(edits: Sequence[Edit]) -> str:
     written, copied = 0, set()
     for edit in edits:
         if isinstance(edit, Append):
-            written += sum(len(data) for _, data in edit.writes)
+            written += sum(end - start for start, end in edit.runs)
         elif isinstance(edit, (Move, Replace)) and isinstance(edit.content, Content):
             pieces = edit.content.pieces
             written += sum(length(piece) for piece in pieces if not isinstance(piece, Hole))

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 LABEL = 12
 """The longest name of an optimizer that is the label of its row."""
+FINDINGS = 20
+"""So many are listed: a disk that lost its files makes a finding of each chunk in them."""
 
 
 def status(
@@ -71,7 +73,10 @@ def _steps(run: Run) -> Row:
     steps = run.steps()
     conditions: dict[str, list[str]] = {}
     for step in steps:
-        conditions.setdefault(run.condition(step), []).append(str(step))
+        condition = run.condition(step)
+        if condition == "complete" and run.linked(step):
+            condition = "symlinked"
+        conditions.setdefault(condition, []).append(str(step))
     conditions.pop("complete", None)
     note = "   ".join(f"{what}: {names(which)}" for what, which in conditions.items())
     note = note or "all complete"
@@ -214,7 +219,8 @@ def verification(
     else:
         label = style.paint("damaged:", RED)
         lines = [f"{label} {head}, {count(len(result.findings), 'finding')}"]
-        lines += [f"  {clean(finding)}" for finding in result.findings]
+        lines += [f"  {clean(finding)}" for finding in result.findings[:FINDINGS]]
+        lines += _hidden(len(result.findings))
         lines += [f"      next: {remedy}"] if remedy else []
     if result.no_crc:
         lines.append(f"  no CRC: damage in {size(result.no_crc)} of this step can't be detected")
@@ -223,6 +229,10 @@ def verification(
     lines += [f"  not compared: {clean(text)}" for text in result.not_compared]
     lines += [] if word is None else _word(word, style)
     return "\n".join(lines)
+
+
+def _hidden(findings: int) -> list[str]:
+    return [f"  and {findings - FINDINGS} more: --json has all"] if findings > FINDINGS else []
 
 
 def _word(word: Word, style: Style) -> list[str]:
@@ -270,8 +280,9 @@ def diagnoses(
     if findings:
         head = f"{name}, {count(len(findings), 'finding')}"
         lines = [f"{style.paint('problems:', RED)} {head}"]
-    for item in findings:
+    for item in findings[:FINDINGS]:
         lines += [f"  {clean(item.what)}", f"      next: {item.next}"]
+    lines += _hidden(len(findings))
     if (alive := run.trainer()) is not None:
         lines.append(f"  {clean(alive)}; what it saves just now is not finished yet")
     return "\n".join(lines if seen is None else [*lines, *signs(seen)])

@@ -13,8 +13,9 @@ from ckptsurgeon.edits import Fingerprint, Receipt, relative
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
+from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import Checkpoint, Format, State
-from ckptsurgeon.formats.detect import SIGNS, detect, named
+from ckptsurgeon.formats.detect import SIGNS, detect, is_run, named, nameless
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.run import writers
 from ckptsurgeon.run.log_folders import LogFolders
@@ -23,6 +24,8 @@ from ckptsurgeon.transaction.home import HOME
 
 SETTINGS = "ckptsurgeon.yaml"
 """What the user says about a run: its name, its log folders, how its trainer is started."""
+LINE = 80
+"""Characters of a pointer that are told."""
 WIDTH = 100
 """Folders that are looked into for a run below one that is none."""
 CONFIG = "train.yaml"
@@ -57,6 +60,10 @@ class Run:
                 return cls(folder, found, settings)
             if not format and (folder / HOME / "receipts").is_dir():
                 return cls(folder, Logs(), {})
+        if sentence := nameless(here, format):
+            raise UsageError(
+                sentence, next="--format FILE    a page with the key path of its step: `number`"
+            )
         if format:
             raise UsageError(
                 f"no file in {here} or above matches {format}",
@@ -109,7 +116,7 @@ class Run:
 
     def attic(self, file: str, id: str) -> str:
         """Where `file` is kept after surgery `id`: on its own file system, by a name that
-        TensorBoard does not load."""
+        TensorBoard does not load and the trainer's clean-up does not count."""
         return self._aside("attic", file, id)
 
     def staging(self, file: str, id: str) -> str:
@@ -123,7 +130,8 @@ class Run:
             if file.startswith("../") and file.startswith(f"{home}/"):
                 inner = file[len(home) + 1 :].replace("tfevents", "tf-events")
                 return f"{home}/{HOME}/{kind}/{id}/{inner}"
-        return f"{HOME}/{kind}/{id}/{file.replace('tfevents', 'tf-events')}"
+        kept = self.format.kept_as(file).replace("tfevents", "tf-events")
+        return f"{HOME}/{kind}/{id}/{kept}"
 
     def fingerprint(self, file: str) -> Fingerprint:
         """What `file` is at this moment; an absent file has inode 0."""
@@ -150,7 +158,7 @@ class Run:
                     return step
         last = self.steps()[-1:]
         raise UsageError(
-            f"{name!r} is no step of {self.root}: give its number, the name of its folder"
+            f"{name!r} is not a step of {self.root}: give its number, the name of its folder"
             + (f" ({self.directory(last[0]).name})" if last else "")
             + ", or latest",
             next="ckptsurgeon status    list the saved steps",
@@ -169,12 +177,17 @@ class Run:
         return self.condition(step) == "complete"
 
     def condition(self, step: int) -> str:
-        """`complete`, `incomplete`, `symlinked`, or `damaged`: what says how many shards there are
-        can't be read."""
+        """`complete`, `incomplete`, or `damaged`: what says how many shards there are can't be
+        read."""
         try:
             return "incomplete" if self.format.missing(self.root, step) else "complete"
         except SurgeryError:
-            return "symlinked" if self.directory(step).is_symlink() else "damaged"
+            return "damaged"
+
+    def linked(self, step: int) -> bool:
+        """Whether `step`, or a part of it, is a symbolic link to elsewhere: it is read, and no edit
+        goes through it."""
+        return any(path.is_symlink() for path in self.entries(step))
 
     def checkpoint(self, step: int) -> Checkpoint:
         """Open `step`. Raises when it is not saved or lacks a shard, and names what is near."""
@@ -232,8 +245,9 @@ class Run:
             return self._resumed()
         fix = "ckptsurgeon repair-latest    point them at the newest complete step"
         for file, step in named.items():
+            pointer = self.root / file
             if step is None:
-                raise SurgeryError(f"{file} is missing or names no step", next=fix)
+                raise SurgeryError(f"{file} is missing or names no step{_held(pointer)}", next=fix)
             if step not in self.steps():
                 raise SurgeryError(f"{file} names step {step}, which is not saved", next=fix)
         if len(set(named.values())) > 1:
@@ -340,7 +354,13 @@ def _below(folder: Path) -> list[Path]:
         deeper = [p for path in inner[:WIDTH] for p in path.iterdir() if p.is_dir()]
     except OSError:
         return []
-    return [path for path in sorted(inner + deeper)[:WIDTH] if detect(path) is not None]
+    return [path for path in sorted(inner + deeper)[:WIDTH] if is_run(path)]
+
+
+def _held(pointer: Path) -> str:
+    """What a pointer says, where that is a line."""
+    line = (text(pointer) or "").strip() if pointer.is_file() else ""
+    return f": it says {line!r}" if line.isprintable() and 0 < len(line) < LINE else ""
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ckptsurgeon.edits import relative
 from ckptsurgeon.formats import Format
+from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.transaction import process
 
 FLUSH_S = 120
@@ -63,8 +64,8 @@ def _saving(root: Path, format: Format, pointers: Mapping[str, int | None]) -> l
     named = [step for step in pointers.values() if step is not None]
     if not named:
         return []
-    paths = [root / name for name in pointers]
-    pointed = max((path.stat().st_mtime for path in paths if path.is_file()), default=0.0)
+    files = [file for name in pointers for file in _written(root / name)]
+    pointed = max((file.stat().st_mtime for file in files), default=0.0)
     signs = []
     for step in format.steps(root):
         if step < max(named):
@@ -81,6 +82,11 @@ def _saving(root: Path, format: Format, pointers: Mapping[str, int | None]) -> l
                     f"a trainer may be saving it; it must be quiet for {FLUSH_S} s"
                 )
     return signs
+
+
+def _written(pointer: Path) -> list[Path]:
+    """What a save writes of a pointer: the file, or those in a folder that is a copy of a step."""
+    return [p for p in (files_below(pointer) if pointer.is_dir() else [pointer]) if p.is_file()]
 
 
 def written(item: Path) -> str | None:

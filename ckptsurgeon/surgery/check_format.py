@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import surgery
+from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.integrity import sha256
 from ckptsurgeon.operations.section import Recipe
@@ -106,7 +107,8 @@ def _tried(run: Run, name: str, recipe: Recipe) -> Trial:
     after = _digests(run.root)
     changed = sorted(f for f in before.keys() | after.keys() if before.get(f) != after.get(f))
     wrong = f"{', '.join(changed[:3])} differs after the undo" if changed else ""
-    return Trial(name, places=len(plan.changes), wrong=wrong)
+    places = sum(item.places if isinstance(item, Change) else 1 for item in plan.changes)
+    return Trial(name, places=places, wrong=wrong)
 
 
 def _digests(root: Path) -> dict[str, str]:

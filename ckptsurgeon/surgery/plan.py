@@ -12,6 +12,7 @@ from ckptsurgeon.formats.known_globals import refuse_unknown
 from ckptsurgeon.operations.section import Recipe, Section
 from ckptsurgeon.recipe.file import keys, to_data
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.conflicts import refuse_two_words
 from ckptsurgeon.surgery.render import render, touched
 from ckptsurgeon.transaction import receipts
 
@@ -42,10 +43,13 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     sections = operations.in_order(recipe)
     changes: list[AnyChange] = []
     warnings: list[str] = []
+    by_section: list[tuple[str, list[AnyChange]]] = []
     for section in sections:
         new_changes, sentences = section.changes(run, recipe, checkpoint)
+        by_section.append((_key(recipe, section), new_changes))
         changes += [change for change in new_changes if not _idle(change)]
         warnings += sentences
+    refuse_two_words(by_section)
     if recipe.leaves_newer or any(change.field != "tensorboard" for change in changes):
         changes += _rivals(run, recipe, step)
     if any(isinstance(change, Change) or change.field == "latest" for change in changes):
@@ -115,17 +119,24 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
 
 
 def _rivals(run: Run, recipe: Recipe, step: int) -> list[AnyChange]:
-    """What the trainer would load in place of `step` goes aside. Raises SurgeryError where it lies
-    outside the run, or is newer and no section says that newer steps leave."""
+    """What the trainer would load in place of `step`, or keep before it, goes aside. Raises
+    SurgeryError where it lies outside the run, or is newer and no section says that newer steps
+    leave."""
     changes: list[AnyChange] = []
     for rival in run.format.rivals(run.root, step):
         if not rival.paths or (rival.step > step and not recipe.leaves_newer):
             raise SurgeryError(
-                f"{rival.what}, and the trainer loads it in place of step {step}",
+                f"{rival.what}, and {rival.harm.format(step)}",
                 next=rival.remedy or f"ckptsurgeon rollback --to {step}    moves it aside",
             )
         changes += [Aside(run.relative(path), "checkpoint") for path in rival.paths]
     return changes
+
+
+def _key(recipe: Recipe, section: Section) -> str:
+    """The key of a recipe by which the section was given."""
+    known = to_data(recipe)
+    return next((key for key in keys(type(section)) if key in known), "")
 
 
 def _target(run: Run, recipe: Recipe) -> int:

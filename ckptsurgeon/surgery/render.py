@@ -23,6 +23,7 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.linked import refuse_linked
 
 
 def render(
@@ -30,7 +31,9 @@ def render(
 ) -> list[Edit]:
     """The edits of surgery `id`: shards, event files, pointers, and last the checkpoints that
     leave. So the pointers name a step whose shards are done, and only then do others go.
-    Changes of shards come from the operations on `checkpoint`; there are none without it."""
+    Changes of shards come from the operations on `checkpoint`; there are none without it.
+
+    Raises SurgeryError for an edit of what lies behind a symbolic link."""
     shards: dict[str, list[Change]] = {}
     logs: list[Edit] = []
     pointers: list[Edit] = []
@@ -64,7 +67,9 @@ def render(
         *_shards(run, rendered, id, _renamed(run, under_new_names, id)),
         *_shards(run, {**copied, **beside}, id),
     ]
-    return [*shards_first, *logs, *relinked(run, links, id), *pointers, *asides]
+    edits = [*shards_first, *logs, *relinked(run, links, id), *pointers, *asides]
+    refuse_linked(run.root, edits)
+    return edits
 
 
 def _copied(copy: Content, rendered: Mapping[str, Append | Content]) -> Content:

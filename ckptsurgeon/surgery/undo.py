@@ -26,6 +26,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations import rollback
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.linked import refuse_linked
 from ckptsurgeon.surgery.render import loud, relinked, replaced, rewrite, touched
 from ckptsurgeon.transaction import assumptions, receipts
 from ckptsurgeon.transaction.home import HOME
@@ -47,6 +48,7 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     first, last = _replaced(run, linked, new)
     changes, pointers = _pointers(run, receipt, new)
     edits = [*first, *since, *inverse, *last, *pointers]
+    refuse_linked(run.root, edits)
     return Plan(
         id=new,
         run=str(run.root),

@@ -35,7 +35,4 @@ def inverse(edits: Iterable[Edit]) -> tuple[Edit, ...]:
 
 def digest(edit: Append) -> str:
     """sha256 of the appended bytes, in order."""
-    digest = hashlib.sha256()
-    for _, data in edit.writes:
-        digest.update(data)
-    return digest.hexdigest()
+    return hashlib.sha256(edit.data).hexdigest()

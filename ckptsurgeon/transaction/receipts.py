@@ -117,7 +117,7 @@ def _read_once(path: Path, *status: int) -> tuple[Receipt | None, str]:
         return None, f"is damaged: {type(error).__name__}: {error}"
     if isinstance(receipt, Receipt):
         return receipt, ""
-    return None, "is damaged: it is no receipt"
+    return None, "is damaged: it is not a receipt"
 
 
 def _ids(root: Path) -> list[str]:

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckptsurgeon import disk
-from ckptsurgeon.edits import Move, Replace, Tail, Truncate
+from ckptsurgeon.edits import SHORT_GAP, Move, Replace, Tail, Truncate
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.transaction.assumptions import tail_digest
 from ckptsurgeon.transaction.home import HOME
@@ -164,11 +164,8 @@ def _unlike(path: Path, what: str) -> InterruptedSurgery:
 def _check_tail(root: Path, step: Tail, tails: Path) -> None:
     """Refuse to write bytes that are not ours, or after bytes that are not those of the plan."""
     path = root / step.file
-    staged, at = [], step.at
-    for start, end in step.spans:
-        staged.append((at, at + end - start))
-        at += end - start
-    if tail_digest(tails, staged) != step.digest:
+    size = sum(end - start for start, end in step.spans)
+    if tail_digest(tails, [(step.at, step.at + size)]) != step.digest:
         raise _unlike(tails, f"the staged bytes of {step.file} are damaged")
     size = path.stat().st_size
     if not step.old_size <= size <= step.spans[-1][1]:
@@ -195,14 +192,10 @@ def _append(
         at = step.at + sum(end - start for start, end in step.spans[:first])
         size = sum(end - start for start, end in spans)
         with disk.opened(path) as descriptor:
-            data = memoryview(os.pread(staged.fileno(), size, at))
+            data = os.pread(staged.fileno(), size, at)
             if len(data) < size:
                 raise OSError(errno.EIO, "a read ended early", str(tails))
-            parts = []
-            for start, end in spans:
-                parts.append((start, data[: end - start]))
-                data = data[end - start :]
-            disk.write_each(descriptor, path, parts)
+            disk.write_each(descriptor, path, data, spans, SHORT_GAP)
             disk.fsync_data(descriptor, path)
 
     with tails.open("rb") as staged:

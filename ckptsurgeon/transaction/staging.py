@@ -23,6 +23,7 @@ from ckptsurgeon.edits import (
     Edit,
     Link,
     Move,
+    Piece,
     Plan,
     Receipt,
     Replace,
@@ -33,8 +34,8 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.transaction import computing, receipts
-from ckptsurgeon.transaction.computing import Reader, Sum
-from ckptsurgeon.transaction.content import joined, read
+from ckptsurgeon.transaction.computing import Place, Sum
+from ckptsurgeon.transaction.content import CHUNK, joined, read
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import digest
 from ckptsurgeon.transaction.redo import Step, anchor, each
@@ -87,11 +88,10 @@ def write(root: Path, plan: Plan, receipt: Receipt, jobs: int) -> None:
     staged = _staged(plan.edits)
     for name, data in receipts.contents(receipt).items():
         staged.append(_Staged(name, Content((data,))))
-    tails = tuple(data for edit in _appends(plan.edits) for _, data in edit.writes)
+    tails = tuple(edit.data for edit in _appends(plan.edits))
     if tails:
         staged.append(_Staged(tails_file(plan.id), Content(tails)))
-    alone = max(1, jobs // max(1, min(jobs, len(staged))))
-    each(lambda item: _write(root, item, alone), staged, jobs)
+    _write(root, staged, jobs)
     each(disk.fsync_directory, sorted({(root / item.name).parent for item in staged}), jobs)
 
 
@@ -126,7 +126,7 @@ def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
                 anchor=anchor(root / edit.file, edit.old_size),
             )
             out.append(tail)
-            at += sum(map(len, (data for _, data in edit.writes)))
+            at += len(edit.data)
         elif isinstance(edit, Truncate):
             out.append(edit)
         else:
@@ -156,79 +156,116 @@ def _staged(edits: Iterable[Edit]) -> list[_Staged]:
     return out
 
 
-def _write(root: Path, staged: _Staged, jobs: int) -> None:
-    path, content, like = root / staged.name, staged.content, staged.like
+def _write(root: Path, staged: Sequence[_Staged], jobs: int) -> None:
+    """Write these files, make them durable, and read them back; what is computed in all of them
+    side by side."""
+    each(lambda item: _begin(root, item), staged, jobs)
+    places = [
+        Place(root / item.name, at, piece)
+        for item in staged
+        if isinstance(item.content, Content)
+        for at, piece in _placed(item.content)
+        if isinstance(piece, Computed)
+    ]
+    sums = computing.write(root, places, jobs)
+    begun = [item for item in staged if root / item.name in sums]
+    each(lambda item: _finish(root, item, sums[root / item.name]), begun, jobs)
+    parts = [(path, part) for path, found in sums.items() for part in found]
+    each(lambda part: _check(*part), parts, jobs)
+
+
+def _begin(root: Path, staged: _Staged) -> None:
+    """Make the file, of its full size, with all that is known; finish one that nothing is computed
+    for."""
+    path, content = root / staged.name, staged.content
     if isinstance(content, Link):
         disk.symlink(content.target, path)
         if str(path.readlink()) != content.target:
             raise _unlike(path, 0)
         return
-    sums: list[Sum] = []
-    checks: list[tuple[int, Checksum]] = []
-    with disk.created(path) as descriptor, Reader(root) as reader:
-        offset = 0
-        for piece in joined(content.pieces):
+    with disk.created(path) as descriptor:
+        computed = False
+        for offset, piece in _placed(content):
             if isinstance(piece, bytes):
                 disk.write_at(descriptor, path, offset, piece)
             elif isinstance(piece, Span):
                 source = root / piece.file
                 disk.copy_at(descriptor, path, offset, source, piece.start, piece.end)
-            elif isinstance(piece, Computed):
-                sums += computing.write(descriptor, path, offset, piece, reader, jobs)
-            elif isinstance(piece, Checksum):
-                checks.append((offset, piece))
-            offset += length(piece)
-        if os.fstat(descriptor).st_size < offset:  # a hole is last
-            disk.truncate(descriptor, path, offset)
-        known = {}
-        for at, checksum in checks:
-            known[at] = computing.resolved(checksum, at, sums, partial(_read_at, descriptor))
-        for at, data in known.items():
-            disk.write_at(descriptor, path, at, data)
-        if like is not None and (root / like).exists():  # a link may lead nowhere
-            disk.copy_rights(descriptor, path, (root / like).stat())
-        if content.mtime_ns is not None:
-            disk.set_times(path, content.mtime_ns)
-        disk.fsync_file(descriptor, path)
-    _compare(path, root, content, sums, known, jobs)
+            computed = computed or isinstance(piece, Computed)
+        if os.fstat(descriptor).st_size < content.size:  # a hole is last
+            disk.truncate(descriptor, path, content.size)
+        if not computed:
+            _seal(descriptor, root, staged, content, ())
+
+
+def _finish(root: Path, staged: _Staged, sums: Sequence[Sum]) -> None:
+    with disk.opened(root / staged.name) as descriptor:
+        assert isinstance(staged.content, Content)
+        _seal(descriptor, root, staged, staged.content, sums)
+
+
+def _seal(
+    descriptor: int, root: Path, staged: _Staged, content: Content, sums: Sequence[Sum]
+) -> None:
+    """Write the checksums, make the file durable, and read back all that was not computed."""
+    path, like = root / staged.name, staged.like
+    known = {
+        at: computing.resolved(piece, at, sums, partial(_read_at, descriptor))
+        for at, piece in _placed(content)
+        if isinstance(piece, Checksum)
+    }
+    for at, data in known.items():
+        disk.write_at(descriptor, path, at, data)
+    if like is not None and (root / like).exists():  # a link may lead nowhere
+        disk.copy_rights(descriptor, path, (root / like).stat())
+    if content.mtime_ns is not None:
+        disk.set_times(path, content.mtime_ns)
+    disk.fsync_file(descriptor, path)
+    _compare(path, root, content, known)
+
+
+def _placed(content: Content) -> Iterator[tuple[int, Piece]]:
+    """Its pieces, and the byte at which each begins."""
+    at = 0
+    for piece in joined(content.pieces):
+        yield at, piece
+        at += length(piece)
 
 
 def _read_at(descriptor: int, offset: int, size: int) -> bytes:
     return os.pread(descriptor, size, offset)
 
 
-def _compare(
-    path: Path,
-    root: Path,
-    content: Content,
-    sums: Sequence[Sum],
-    known: Mapping[int, bytes],
-    jobs: int,
-) -> None:
-    """Read a staged file back, from the device where the kernel allows, and compare every byte:
-    what was computed by its CRC-32."""
+def _compare(path: Path, root: Path, content: Content, known: Mapping[int, bytes]) -> None:
+    """Read a staged file back, from the device where the kernel allows, and compare every byte that
+    was not computed; `known` are its checksums."""
     with path.open("rb") as staged:
-        os.posix_fadvise(staged.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-        def same(part: Sum) -> None:
-            if zlib.crc32(os.pread(staged.fileno(), part.size, part.offset)) != part.crc:
-                raise _unlike(path, part.offset)
-
-        each(same, sums, jobs)
-        for piece in joined(content.pieces):
-            at = staged.tell()
+        computing.forget(staged.fileno(), 0, 0)
+        for at, piece in _placed(content):
             if isinstance(piece, Computed):
-                staged.seek(at + piece.size)
                 continue
+            staged.seek(at)
             whole = known[at] if isinstance(piece, Checksum) else piece
             for data in read(root, Content((whole,))):
                 if staged.read(len(data)) != data:
                     raise _unlike(path, staged.tell())
-        if staged.read(1):
+        if os.fstat(staged.fileno()).st_size != content.size:
             raise SurgeryError(
                 f"{path} is longer than what was written",
                 next="check the disk and its kernel log before anything else",
             )
+
+
+def _check(path: Path, part: Sum) -> None:
+    """Read back what was computed, and compare it by its CRC-32."""
+    with path.open("rb", buffering=0) as staged:
+        crc, at, end = 0, part.offset, part.offset + part.size
+        while at < end and (data := os.pread(staged.fileno(), min(CHUNK, end - at), at)):
+            crc = zlib.crc32(data, crc)
+            at += len(data)
+            computing.forget(staged.fileno(), part.offset, at)
+    if crc != part.crc:
+        raise _unlike(path, part.offset)
 
 
 def _unlike(path: Path, at: int) -> SurgeryError:

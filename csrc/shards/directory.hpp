@@ -37,6 +37,8 @@ class Directory {
     return at == data_.size() && apart(offset) && distinct();
   }
 
+  Bytes data() const { return data_; }
+
   // Its name without the folder.
   Bytes name(const Record& record) const {
     return data_.substr(record.entry + kEntry + folder.size(), record.name - folder.size());

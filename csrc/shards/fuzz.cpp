@@ -8,6 +8,8 @@
 
 #include "chunks.hpp"
 #include "directory.hpp"
+#include "numbers.hpp"
+#include "tail.hpp"
 #include "tensors.hpp"
 
 namespace {
@@ -22,6 +24,12 @@ void pickle(const uint8_t* data, size_t size) {
     if (scan.made(get) == 0 || scan.made(get) >= get) std::abort();
   for (const shards::Node& node : scan.nodes)
     if (scan.parts(node.at) != &node || scan.start(node.at) > node.at) std::abort();
+  const shards::Numbers numbers(scan);
+  for (shards::Value value = 0; value < scan.stop; ++value)
+    numbers.each(value, "step", [&](shards::Value key, shards::Value start, shards::Value end) {
+      if (end > scan.stop || start >= end) std::abort();
+      if (numbers.is_text(key) && numbers.text(key).size() > size) std::abort();
+    });
   size_t count = 0;
   const std::string text = shards::shortened(
       scan, [](const shards::Tensor& tensor) { return tensor.storage.size() % 2 == 0; },
@@ -51,6 +59,22 @@ void metadata(const uint8_t* data, size_t size) {
   if (!again.read() || again.rows().size() != chunks.rows().size()) std::abort();
 }
 
+// Every record as zeros after the directory, and a directory that says so.
+void tail(const shards::Directory& directory, uint64_t count) {
+  shards::Blanks blanks(directory.folder, 2 << 20, 4096);
+  std::vector<shards::Moved> moved;
+  for (const shards::Record& record : directory.records)
+    if (blanks.add(directory.name(record), record.size, record.crc))
+      moved.push_back({&record, blanks.offsets.back(), record.size, record.crc});
+  size_t written = 0;
+  for (const auto& [start, end] : blanks.spans) written += end - start;
+  if (written != blanks.data.size()) std::abort();
+  std::string made;
+  if (!shards::redirected(directory, moved, made)) std::abort();
+  shards::Directory again(made);
+  if (!again.read(count, std::max<uint64_t>(blanks.end, 1 << 20))) std::abort();
+}
+
 void archive(Bytes data) {
   for (uint64_t count = 1; count < 8; ++count) {
     shards::Directory directory(data);
@@ -61,6 +85,7 @@ void archive(Bytes data) {
       if (start + (start ? record.size : 0) > data.size()) std::abort();
     }
     directory.find("data/none");
+    tail(directory, count);
   }
 }
 

@@ -8,6 +8,8 @@
 
 #include "chunks.hpp"
 #include "directory.hpp"
+#include "numbers.hpp"
+#include "tail.hpp"
 #include "tensors.hpp"
 
 namespace py = pybind11;
@@ -52,6 +54,22 @@ class Places {
   py::object alias(Value get) const {
     if (!std::binary_search(scan_.gets.begin(), scan_.gets.end(), get)) return py::none();
     return py::int_(scan_.made(get));
+  }
+
+  // (key, start, end) of each number that the dicts in the dict `holder` keep under `name`.
+  py::object numbers(Value holder, const std::string& name) const {
+    const shards::Numbers numbers(scan_);
+    py::list out;
+    const bool plain = numbers.each(holder, name, [&](Value key, Value start, Value end) {
+      py::object made;
+      if (numbers.is_text(key)) {
+        made = str(numbers.text(key));
+      } else {
+        made = py::int_(numbers.integer(key));
+      }
+      out.append(py::make_tuple(made, start, end));
+    });
+    return plain ? py::object(out) : py::none();
   }
 
   py::list frames() const {
@@ -163,6 +181,40 @@ class Entries {
   }
 
   size_t size() const { return directory_.records.size(); }
+
+  // Size and CRC of each named record; None where there is none.
+  py::list sums(const std::vector<std::string>& names) const {
+    py::list out(names.size());
+    for (size_t k = 0; k < names.size(); ++k) {
+      const shards::Record* found = directory_.find(names[k]);
+      out[k] = found == nullptr ? py::object(py::none()) : py::make_tuple(found->size, found->crc);
+    }
+    return out;
+  }
+
+  // The bytes of new records of zeros, where they go, and where each begins; None for Python.
+  py::object blanks(const std::vector<std::string>& names, const std::vector<uint64_t>& sizes,
+                    const std::vector<uint32_t>& crcs, uint64_t start, uint64_t hole) const {
+    shards::Blanks out(directory_.folder, start, hole);
+    for (size_t k = 0; k < names.size(); ++k)
+      if (!out.add(names[k], sizes.at(k), crcs.at(k))) return py::none();
+    return py::make_tuple(py::bytes(out.data), out.spans, out.offsets, out.end);
+  }
+
+  // The directory with these records moved; None for Python.
+  py::object redirected(const std::vector<std::string>& names, const std::vector<uint64_t>& offsets,
+                        const std::vector<uint64_t>& sizes,
+                        const std::vector<uint32_t>& crcs) const {
+    std::vector<shards::Moved> moved;
+    for (size_t k = 0; k < names.size(); ++k) {
+      const shards::Record* found = directory_.find(names[k]);
+      if (found == nullptr) return py::none();
+      moved.push_back({found, offsets.at(k), sizes.at(k), crcs.at(k)});
+    }
+    std::string out;
+    if (!shards::redirected(directory_, std::move(moved), out)) return py::none();
+    return py::bytes(out);
+  }
 
   // The bytes of each named record of the file `descriptor` that has `widths` of them; None where
   // Python must read, or judge.
@@ -328,6 +380,7 @@ PYBIND11_MODULE(_shards, module) {
       .def("built", &Places::built)
       .def("memo", &Places::memo)
       .def("alias", &Places::alias)
+      .def("numbers", &Places::numbers, py::arg("holder"), py::arg("name"))
       .def("frames", &Places::frames)
       .def("gaps", &Places::gaps)
       .def("puts", &column<&shards::Scan::puts>, py::keep_alive<0, 1>())
@@ -340,6 +393,11 @@ PYBIND11_MODULE(_shards, module) {
   py::class_<Entries>(module, "Entries")
       .def("find", &Entries::find)
       .def("names", &Entries::names)
+      .def("sums", &Entries::sums, py::arg("names"))
+      .def("blanks", &Entries::blanks, py::arg("names"), py::arg("sizes"), py::arg("crcs"),
+           py::arg("start"), py::arg("hole"))
+      .def("redirected", &Entries::redirected, py::arg("names"), py::arg("offsets"),
+           py::arg("sizes"), py::arg("crcs"))
       .def("elements", &Entries::elements, py::arg("descriptor"), py::arg("names"),
            py::arg("widths"))
       .def("__len__", &Entries::size)

@@ -51,7 +51,7 @@ def test_what_names_no_step_is_told_what_does(
     shutil.copytree(root / "global_step4", root.parent / "other" / "global_step4")
     told = surgeon("rollback", "--to", name, "-C", root)
     assert told.exit_code == 2
-    assert f"{name!r} is no step of {root}" in told.stderr
+    assert f"{name!r} is not a step of {root}" in told.stderr
     assert "its number, the name of its folder (global_step8), or latest" in told.stderr
     assert f"next: ckptsurgeon -C {root} status" in told.stderr
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from functools import partial
 from pathlib import Path
 
-from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.pickles.tree import get
-from ckptsurgeon.recipe.file import from_data
+from tests.faults.surgeries import scenarios
 from tests.faults.world import Scenario
 
 RECIPE = {"set": {"beta1": 0.5}, "reset": ["moments"]}
@@ -20,33 +17,7 @@ OLD, NEW = (0.9, 0.95), (0.5, 0.95)
 
 def surgeries(original: Path) -> tuple[Scenario, Scenario]:
     """Apply and undo on copies of `original`, a run of Megatron-LM."""
-    recover = partial(_in_run, surgery.recover)
-    return (
-        Scenario("apply", partial(_build, original), partial(_in_run, _apply), recover, read),
-        Scenario("undo", partial(_operated, original), partial(_in_run, _undo), recover, read),
-    )
-
-
-def _build(original: Path, world: Path) -> None:
-    shutil.copytree(original, world / "run")
-
-
-def _operated(original: Path, world: Path) -> None:
-    _build(original, world)
-    _in_run(_apply, world)
-
-
-def _in_run(act: object, world: Path) -> None:
-    assert callable(act)
-    act(Run.open(world / "run"))
-
-
-def _apply(run: Run) -> None:
-    surgery.apply(run, plan(run, from_data(RECIPE)), jobs=1)
-
-
-def _undo(run: Run) -> None:
-    surgery.apply(run, surgery.plan_undo(run), jobs=1)
+    return scenarios(original, RECIPE, read)[:2]
 
 
 def read(world: Path) -> str | None:

@@ -135,7 +135,7 @@ def _set_lr(world: Path, step: int, id: str) -> list[Edit]:
         at = info.st_size + REACH + 16
         trailer = TRAILER.pack(at, MAGIC)
         writes = ((at, NEW), (at + len(NEW), b"padding."), (at + len(NEW) + 8, trailer))
-        appends.append(Append(file, info.st_size, writes, info.st_mtime_ns))
+        appends.append(Append.of(file, info.st_size, writes, info.st_mtime_ns))
     return [first, *appends]
 
 

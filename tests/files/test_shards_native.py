@@ -17,13 +17,18 @@ import pytest
 import torch
 
 from bench import chunked
+from ckptsurgeon import crc32
+from ckptsurgeon.edits import Each
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import native
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.archives.zip_directory import Records
+from ckptsurgeon.files.archives.zip_tail import Columns, Moved, directory, local_header, redirected
 from ckptsurgeon.files.pickles.scan import Scan, scan
 from ckptsurgeon.files.pickles.splice import splice
 from ckptsurgeon.files.pickles.tree import Tensor, read_with_globals, tensors
 from tests.hostile.mutations import mutated
+from tests.support.compiled import MADE, compiled, sources_in
 from tests.support.torch_files import plain_shard, read, save, zero_shard
 
 pytestmark = pytest.mark.skipif(native.shards is None, reason="the native module is not built")
@@ -212,11 +217,8 @@ def test_a_changed_file_is_no_longer_read(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_no_mutation_reads_outside_its_buffer(tmp_path: Path) -> None:
     """The fuzz target under the address and undefined-behaviour sanitizers, on mutated bytes."""
-    program = tmp_path / "fuzz"
     flags = ["-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
-    subprocess.run(
-        ["g++", *flags, "-DMUTATE", str(SOURCES / "fuzz.cpp"), "-o", str(program)], check=True
-    )
+    program = compiled(["g++", *flags, "-DMUTATE", "fuzz.cpp"], sources_in(SOURCES)) / MADE
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     archive = save({"a": torch.ones(2), "b": 1}, tmp_path / "shard.pt").read_bytes()
@@ -234,3 +236,84 @@ def test_no_mutation_reads_outside_its_buffer(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"{MUTATIONS} mutations" in done.stdout
+
+
+def numbered() -> list[tuple[Any, int]]:
+    """Dicts of dicts with numbers, and how many of their keys the native module finds."""
+    shared = {"step": 7, "x": 1}
+    plain: dict[Any, Any] = {k: {"step": 70_000 + k, "x": [k]} for k in range(300)}
+    return [
+        (plain, 300),
+        ({k: {"step": float(k)} for k in range(5)}, 5),
+        ({"a.b": {"x": 0, "step": -3}, "c": {"step": 1 << 40}, 7: {"step": 255}}, 2),
+        ({0: shared, 1: shared, 2: {"step": 1}}, 2),
+        ({0: {"step": None}, 1: {"other": 1}, 2: 5, 3: {"step": 1}}, 1),
+        ({(1, 2): {"step": 1}}, 0),
+        ({"é": {"step": 1}}, 0),
+        (collections.OrderedDict({0: {"step": 1}}), 0),
+    ]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("number", range(8))
+def test_each_of_many_numbers_is_spliced_as_one_by_one(number: int, protocol: int) -> None:
+    states, plain = numbered()[number]
+    data = pickle.dumps({"state": states, "end": 1}, protocol)
+    found = scan(data)
+    holder = found.grown[found.made(found.root)][0][1][2]
+    assert len(found.native.numbers(holder, "step") or ()) == plain
+    keys = [key for key in states if isinstance(key, (int, str))]
+    keys = [key for key in keys if isinstance(states[key], dict) and "step" in states[key]]
+    if number == 3:
+        keys = keys[::2]  # both lead to one dict
+    if not keys:
+        return
+    for value in (0, 2.5, 1 << 50):
+        together = splice(data, {("state", Each(tuple(keys)), "step"): value, ("end",): 2})
+        single: dict[Any, Any] = {("state", key, "step"): value for key in keys}
+        assert together == splice(data, {**single, ("end",): 2})
+    with pytest.raises(SurgeryError, match="overlap"):
+        splice(data, {("state", Each(tuple(keys)), "step"): 0}, delete=[("state", keys[0])])
+    with pytest.raises(SurgeryError, match="overlap"):
+        again = ("state", Each((keys[0], keys[0])), "step")
+        splice(data, {again: 0})
+
+
+def test_a_key_that_is_missing_is_one_by_one_too() -> None:
+    data = pickle.dumps({"state": {0: {"step": 1}, 1: {"x": 1}}}, 2)
+    assert pickle.loads(splice(data, {("state", Each((0, 1)), "step"): 3})) == {
+        "state": {0: {"step": 3}, 1: {"x": 1, "step": 3}}
+    }
+    with pytest.raises(KeyError):
+        splice(data, {("state", Each((0, 2)), "step"): 3})
+
+
+@pytest.mark.parametrize("start", [0, 1, 63, 1000, 1 << 20, (1 << 32) - 5000])
+def test_blank_records_and_their_directory_are_those_of_python(tmp_path: Path, start: int) -> None:
+    tree = {f"t{k}": torch.ones(2 + 37 * k) for k in range(60)}
+    old = Archive.open(save(tree, tmp_path / "shard.pt")).directory
+    assert old is not None and isinstance(old.records, Records)
+    sizes = {name: 8 + 300 * k for k, name in enumerate(old.records) if name.startswith("data/")}
+    crcs = [crc32.of_zeros(size) for size in sizes.values()]
+    made = old.records.blanks([*sizes], [*sizes.values()], crcs, start, 4096)
+    if start > 1 << 31:
+        assert made is None
+        return
+    assert made is not None
+    data, spans, offsets, end = made
+    parts, at = [], start
+    for (name, size), crc, offset in zip(sizes.items(), crcs, offsets, strict=True):
+        assert offset == at
+        header = local_header(old.folder, name, crc, size, at)
+        parts.append((at, header if size >= 4096 else header + bytes(size)))
+        at += len(header) + size
+    assert at == end and b"".join(part for _, part in parts) == data
+    assert sum(stop - begin for begin, stop in spans) == len(data)
+    assert {begin for begin, _ in spans} <= set(offsets)
+    moved = Columns([*sizes], offsets, [*sizes.values()], crcs)
+    rows = zip(*moved, strict=True)
+    whole = directory(old, [Moved(old.records[name], *rest) for name, *rest in rows])
+    assert redirected(old, moved) == whole == old.records.redirected(*moved)
+    assert old.records.redirected(["data/0", "data/0"], [1, 2], [3, 4], [5, 6]) is None
+    assert old.records.redirected(["data/0"], [1 << 33], [3], [5]) is None
+    assert old.records.sums(["data/0", "none"])[1] is None

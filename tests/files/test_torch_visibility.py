@@ -80,7 +80,7 @@ def test_no_reader_finds_the_old_state_once_the_file_is_extended(path: Path, edi
 def test_no_reader_finds_it_while_bodies_are_written_without_extending(
     path: Path, edit: Append
 ) -> None:
-    for offset, data in edit.writes[:-1]:
+    for offset, data in [*edit.writes][:-1]:
         for length in (1, 2, 3, 30, len(data) // 2, len(data) - 1, len(data)):
             write(path, offset, data[:length])
             nobody_reads(path)

@@ -70,7 +70,7 @@ def test_views_of_one_storage_are_zeroed_alone(tmp_path: Path) -> None:
 def test_bytes_of_another_tensor_are_not_zeroed_with_it(tmp_path: Path) -> None:
     flat = torch.ones(10)
     path = save({"a": flat[:6], "b": {"c": flat[5:]}, "step": flat[9]}, tmp_path / "shard.pt")
-    with pytest.raises(SurgeryError, match=r"'b', 'c'.* shares the bytes"):
+    with pytest.raises(SurgeryError, match=r"the tensor b\.c shares the bytes"):
         edited(path, change(("a",), ZEROS))
     with pytest.raises(SurgeryError, match="shares the bytes"):
         edited(path, change(("step",), 3.0))

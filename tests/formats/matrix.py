@@ -32,6 +32,7 @@ from tests.support import (
     megatron_flat,
     megatron_legacy,
     nanotron_files,
+    nemo_files,
 )
 from tests.support.dcp_trainers import CONFIG, Trainer, olmo, torchtitan
 from tests.support.in_process import InProcess, one_rank
@@ -140,6 +141,7 @@ FORMATS: dict[str, Maker] = {
     "Megatron-LM torch_dcp": _torch_dcp,
     "Megatron-LM fsdp_dtensor": megatron_flat.save,
     "Megatron-Bridge": megatron_bridge.save,
+    "NeMo 2": nemo_files.make,
     "torchtitan (DCP)": torchtitan,
     "OLMo-core": olmo,
     "OLMo-core, no scheduler": _olmo_without_scheduler,
@@ -287,16 +289,16 @@ def written(text: str, inner: str) -> str:
     return f"{head}{BEGIN}\n{inner}\n{END}{tail}"
 
 
-def measured(folder: Path) -> dict[str, dict[str, Plan | SurgeryError]]:
+def measured(runs: Mapping[str, Path]) -> dict[str, dict[str, Plan | SurgeryError]]:
     """Every operation on a run of every format."""
-    runs = {name: make(name, folder / str(i) / "run") for i, name in enumerate(FORMATS)}
     return {name: {op: outcome(root, op) for op in OPERATIONS} for name, root in runs.items()}
 
 
 def main() -> None:
     folder = Path(tempfile.mkdtemp())
     try:
-        inner = table(measured(folder))
+        runs = {name: make(name, folder / str(i) / "run") for i, name in enumerate(FORMATS)}
+        inner = table(measured(runs))
     finally:
         shutil.rmtree(folder)
     DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8"), inner), "utf-8")

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict import get_state_dict
 from typer.testing import CliRunner, Result
 
 from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.cli import app
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import detect
 from ckptsurgeon.formats.described.description import Description
 from ckptsurgeon.recipe.file import from_data
+from tests.support.described_runs import composer, stepped_cosine
 from tests.support.snapshot import snapshot
+from tests.support.tiny_run import make_run
 
 OWN = """
 name: mytrainer
@@ -32,44 +33,13 @@ options: {seed: "--data-seed {value}"}
 """
 
 
-def stepped(model: torch.nn.Module, times: int) -> tuple[Any, Any]:
-    """An Adam and its scheduler after some updates of `model`."""
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=40)
-    for _ in range(times):
-        model(torch.rand(3, 4)).sum().backward()
-        adam.step()
-        schedule.step()
-    return adam, schedule
-
-
-def composer(root: Path) -> Path:
-    """As `State.state_dict` and `CheckpointSaver` of Composer 0.32 write it, optimizer and weights
-    by torch's own functions; source: mosaicml/composer at 6405188."""
-    root.mkdir(parents=True)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
-    for step in (2, 4, 6):
-        adam, schedule = stepped(model, step)
-        weights, optimizer = get_state_dict(model, adam)
-        counts = {"batch": step, "sample": 8 * step, "token": 64 * step}
-        state = {
-            "model": weights,
-            "optimizers": {"AdamW": optimizer},
-            "schedulers": {"CosineAnnealingLR": schedule.state_dict()},
-            "timestamp": {"Timestamp": counts},
-        }
-        torch.save({"state": state, "rng": [{}]}, root / f"ep0-ba{step}-rank0.pt")
-    (root / "latest-rank0.pt").symlink_to("ep0-ba6-rank0.pt")
-    return root
-
-
 def own(root: Path) -> Path:
     """A run of nobody's trainer, and the page that describes it."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 2))
     for step in (10, 20):
         folder = root / "ckpt" / str(step)
         folder.mkdir(parents=True)
-        adam, schedule = stepped(model, step)
+        adam, schedule = stepped_cosine(model, step)
         for rank in range(2):
             saved = {"optim": adam.state_dict(), "sched": schedule.state_dict(), "seen": 8 * step}
             torch.save(saved, folder / f"optim_{rank}_of_2.pt")
@@ -100,7 +70,7 @@ def test_a_composer_run_goes_back_is_edited_and_is_undone(tmp_path: Path) -> Non
     latest = torch.load(root / "latest-rank0.pt", weights_only=False)["state"]
     assert latest["timestamp"]["Timestamp"]["batch"] == 4
     model = torch.nn.Sequential(torch.nn.Linear(4, 2))
-    adam, schedule = stepped(model, 0)
+    adam, schedule = stepped_cosine(model, 0)
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
     set_state_dict(
@@ -174,7 +144,7 @@ def test_a_step_below_the_first_name_is_a_folder_of_its_own(tmp_path: Path) -> N
 
 
 def test_one_torch_file_by_its_keys(tmp_path: Path) -> None:
-    adam, _ = stepped(torch.nn.Linear(4, 2), 3)
+    adam, _ = stepped_cosine(torch.nn.Linear(4, 2), 3)
     torch.save({"a": [{"b": adam.state_dict()}]}, tmp_path / "optimizer.pt")
     format = "torch:optimizer.pt=a.0.b"
     shown = call("--format", format, "set-lr", "5e-5", "--dry-run", "-C", tmp_path)
@@ -245,6 +215,52 @@ def test_a_run_that_two_pages_describe(tmp_path: Path, monkeypatch: pytest.Monke
     assert call("status", "-C", root, "--format", "composer").exit_code == 0
 
 
+def test_a_run_that_two_formats_recognize(tmp_path: Path) -> None:
+    """As where two trainers saved into one folder: `--format` decides, by the name of either."""
+    root = make_run(tmp_path / "run")
+    (root / "latest").write_text("global_step4")
+    before = snapshot(root)
+    told = call("set-lr", "1e-4", "--yes", "-C", root)
+    assert told.exit_code == 2
+    assert f"{root} looks like a run of deepspeed and transformers" in told.stderr
+    assert "the run is exactly as it was" in told.stderr
+    for name in ("deepspeed", "transformers"):
+        assert f"status --format {name}" in told.stderr
+    assert snapshot(root) == before
+    chosen = call("set-lr", "1e-4", "--yes", "-C", root, "--format", "transformers")
+    assert chosen.exit_code == 0, chosen.stderr
+    unknown = call("status", "-C", root, "--format", "transformer")
+    assert "no format is called 'transformer'" in unknown.stderr
+    assert "transformers" in unknown.stderr.partition("next:")[2]
+
+
+def test_a_file_that_is_no_step_hides_no_other(tmp_path: Path) -> None:
+    """The newest by its name is cut short, or another program's."""
+    root = tmp_path / "run"
+    saved = {"pytorch-lightning_version": "2.6.6", "state_dict": {}, "lr_schedulers": []}
+    model = torch.nn.Linear(4, 2)
+    for step in (2, 4):
+        adam, _ = stepped_cosine(model, step)
+        root.mkdir(exist_ok=True)
+        more = {"global_step": step, "optimizer_states": [adam.state_dict()]}
+        torch.save({**saved, **more}, root / f"a{step}.ckpt")
+    torch.save(model.state_dict(), root / "weights.ckpt")
+    (root / "z.ckpt").write_bytes((root / "a4.ckpt").read_bytes()[:500])
+    assert Run.open(root).steps() == [2, 4]
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for name, why in (("weights.ckpt", "holds no "), ("z.ckpt", ": byte ")):
+        shutil.copy(root / name, alone / name)
+        for words in ((), ("--format", "lightning")):
+            told = call("set-lr", "1e-4", "--yes", "-C", alone, *words)
+            assert told.exit_code == 2
+            first, untouched, then = told.stderr.splitlines()
+            assert f"{alone / name}{'' if ':' in why else ' '}{why}" in first
+            assert "so its step is not known" in first
+            assert "exactly as it was" in untouched and "a page with the key path" in then
+        (alone / name).unlink()
+
+
 def _data(page: Path) -> dict[str, Any]:
     from ckptsurgeon.files import plain_yaml
 
@@ -281,6 +297,27 @@ def test_check_format_names_a_path_that_leads_nowhere(tmp_path: Path) -> None:
     (root / "mytrainer.yaml").write_text(page)
     told = json.loads(call("check-format", root / "mytrainer.yaml", "-C", root, "--json").stdout)
     assert told["idle"] == ["ckpt/{step}/optim_{rank}_of_{world}.pt: schedule"]
+
+
+@pytest.mark.parametrize("recipe", [{"set": {"lr": 1e-5}}, {"cooldown": {"steps": 2}}])
+def test_a_scheduler_that_is_not_where_the_page_says_refuses_a_rate(
+    tmp_path: Path, recipe: dict[str, Any]
+) -> None:
+    """The groups' lr alone would last for one update: the scheduler is under another key."""
+    root = own(tmp_path / "run")
+    page = OWN.replace("schedulers: [[sched]]", "schedulers: [[schedule]]")
+    (root / "mytrainer.yaml").write_text(page)
+    run = Run.open(root, str(root / "mytrainer.yaml"))
+    with pytest.raises(SurgeryError, match=r"optim_0_of_2\.pt: schedule leads nowhere"):
+        surgery.plan(run, from_data(recipe))
+    surgery.plan(run, from_data({"set": {"beta2": 0.95}}))
+
+
+def test_a_pointer_that_the_page_can_not_read_is_shown(tmp_path: Path) -> None:
+    root = own(tmp_path / "run")
+    (root / "mytrainer.yaml").write_text(OWN.replace("step {step}", "stop {step}"))
+    with pytest.raises(SurgeryError, match=r"latest\.txt .*names no step: it says 'step 20'"):
+        Run.open(root, str(root / "mytrainer.yaml")).latest()
 
 
 def test_check_format_says_what_an_undo_left(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from ckptsurgeon import Run
 from ckptsurgeon.cli import app
-from tests.formats.matrix import FORMATS, make
+from tests.formats.matrix import FORMATS
 from tests.support.snapshot import snapshot
 
 pytestmark = [
@@ -132,9 +133,9 @@ def _looks(words: Sequence[str]) -> bool:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_hint_leads_to_something_that_works(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_of: Callable[[str], Path], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = make(name, tmp_path / "run")
+    root = Path(shutil.copytree(run_of(name), tmp_path / "run", symlinks=True))
     before = snapshot(root)
     monkeypatch.chdir(root)
     bad = []

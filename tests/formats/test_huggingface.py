@@ -267,7 +267,7 @@ def test_the_samples_go_on_with_another_batch_size(run: Callable[[str], Path]) -
         assert torch.equal(mine[3], torch.cat([batches[6], batches[7]]))
         assert seen[0]["lr"] == rates[6]["lr"] == plan.promise.lr
     take_back(root, before)
-    with pytest.raises(UsageError, match="6 × 4 / 5 is no whole number") as refused:
+    with pytest.raises(UsageError, match="6 × 4 / 5 is not a whole number") as refused:
         surgery.plan(Run.open(root), from_data({"set": {"batch_size": 5}}))
     assert "a multiple of 5" in refused.value.next[0]
     with pytest.raises(SurgeryError, match="no ramp-up"):

@@ -262,3 +262,32 @@ def test_the_trainer_loads_new_numbers(
         run = Run.open(folder)
         surgery.apply(run, surgery.plan_undo(run))
         assert snapshot(root) == before
+
+
+def test_the_average_of_a_callback_is_not_what_is_trained(tmp_path: Path) -> None:
+    """WeightAveraging saves its average as `state_dict`, and what is trained beside it."""
+    import lightning
+    from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.layer(batch).pow(2).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=PEAK)
+
+    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2, save_top_k=-1)
+    trainer = lightning.Trainer(
+        default_root_dir=tmp_path, max_steps=4, accelerator="cpu", logger=False,
+        callbacks=[EMAWeightAveraging(decay=0.9), saver], enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.rand(32, 4), batch_size=4))
+    for recipe in ({"scale": {"params": "weight", "by": 0.5}}, {"average": {"last": 2}}):
+        with pytest.raises(SurgeryError, match="current_model_state has the weights once more"):
+            surgery.plan(Run.open(tmp_path), from_data(recipe))
+    surgery.plan(Run.open(tmp_path), from_data({"graft": {"step": 2}}))

@@ -78,7 +78,7 @@ def test_a_run_by_samples_keeps_its_counts(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     root = megatron_legacy.save(tmp_path / "run", **MODEL)
-    with pytest.raises(UsageError, match="no multiple of micro_batch_size 2 x 2") as refused:
+    with pytest.raises(UsageError, match="not a multiple of micro_batch_size 2 x 2") as refused:
         surgery.plan(Run.open(root), from_data({"set": {"batch_size": 18}}))
     assert refused.value.next == ("batch_size=16",)
     newest = megatron_legacy.save(tmp_path / "newest", **MODEL, step_batch_size_schedule="0:16")

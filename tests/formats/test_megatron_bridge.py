@@ -99,6 +99,23 @@ def test_pointers_that_are_lost_or_disagree_are_repaired(tmp_path: Path) -> None
     assert not Run.open(root).complete(30)
 
 
+def test_what_is_not_persistent_has_a_pointer_of_its_own(tmp_path: Path) -> None:
+    """Bridge reads its counters there too, and its tracker nowhere."""
+    root = save(tmp_path / "run", (10, 30), tier="global")
+    tier = save(root / "non_persistent", (18, 40), tier="global")
+    (tier / "latest_checkpointed_iteration.txt").write_text("18")
+    assert Run.open(root).latest() == 40
+    before = snapshot(root)
+    operate(root, {"rollback": {"to": 10}})
+    assert Run.open(root).latest() == resumed(root)[0] == 10
+    assert [path.name for path in tier.iterdir()] == []
+    take_back(root, before)
+    operate(root, {"rollback": {"to": 18}})
+    assert Run.open(root).latest() == resumed(tier)[0] == 18
+    assert (tier / "latest_checkpointed_iteration.txt").read_text() == "18"
+    assert [path.name for path in tier.glob("iter_*")] == ["iter_0000018"]
+
+
 def test_a_config_that_can_not_be_read_is_told(tmp_path: Path) -> None:
     root = save(tmp_path)
     (root / "iter_0000030" / "run_config.yaml").write_text("a: &x 1\nb: *x\n")

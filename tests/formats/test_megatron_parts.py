@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 
 from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.look.vitals.vitals import examine
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
+from tests.support.megatron_dist import flatten, loaded, save_chained
 from tests.support.megatron_dist import save as save_dist
-from tests.support.megatron_dist import save_chained
 from tests.support.megatron_legacy import VIEWS, megatron_enums, save
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import take_back
@@ -252,3 +254,31 @@ def test_a_state_without_weights_that_are_cut_like_it_is_refused(tmp_path: Path)
     root = save_chained(tmp_path)
     with pytest.raises(SurgeryError, match=r"no weights of up\.weight are cut like it"):
         surgery.plan(Run.open(root), from_data({"scale": {"params": "up", "by": 0.5}}))
+
+
+def test_states_that_are_flattened_are_of_the_weights_that_they_begin_in(tmp_path: Path) -> None:
+    """What NeMo 2.0 to 2.4 saves: each stretch of a state belongs to rows of the weights."""
+    torch.manual_seed(3)
+    whole, flat = save_dist(tmp_path / "whole", (20,)), tmp_path / "flat"
+    shutil.copytree(whole, flat)
+    flatten(flat, 20)
+    signs = [{s.parameter: s for s in examine(Run.open(root), 20).signs} for root in (whole, flat)]
+    assert signs[0].keys() == signs[1].keys() == {"up.weight", "down.weight"}
+    for name, sign in signs[0].items():
+        other = signs[1][name]
+        assert (sign.elements, other.elements) == (256, 256)
+        assert other.norms == pytest.approx(sign.norms)
+        assert other.update_rms == pytest.approx(sign.update_rms)
+    before = snapshot(flat)
+    recipe = {"scale": {"params": "up", "by": 0.5, "moments": "scale"}}
+    applied(whole, recipe)
+    applied(flat, recipe)
+    (_, wanted), (_, halves) = loaded(whole, 20), loaded(flat, 20, (2, 1, 128))
+    for name, tensor in wanted.items():
+        assert torch.equal(halves[name].view(64, 4), tensor), name
+    take_back(flat, before)
+    applied(flat, {"reset": ["moments"], "moments": {"params": "down"}})
+    _, halves = loaded(flat, 20, (2, 1, 128))
+    assert {name for name, t in halves.items() if not t.any()} == {
+        "optimizer.state.exp_avg.down.weight", "optimizer.state.exp_avg_sq.down.weight",
+    }  # fmt: skip

@@ -39,7 +39,10 @@ def pick() -> Picker:
         options = [
             text
             for name, value in flags.items()
-            for text in (f"--{name.replace('_', '-')}", str(value))
+            for text in (
+                f"--{name.replace('_', '-')}",
+                *(map(str, value) if isinstance(value, list) else [str(value)]),
+            )
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
         program = [sys.executable, "-W", "ignore", "-m", "tests.support.megatron_picker"]
@@ -114,6 +117,78 @@ def test_a_global_tier_in_a_folder_of_its_own(tmp_path: Path, inside: bool) -> N
     assert plan(root, BACK).changes
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_the_clean_up_would_keep_leaves_with_what_is_loaded(
+    tmp_path: Path, inside: bool
+) -> None:
+    """Megatron-LM keeps the highest number in the folder, whatever its tracker says. The second
+    one is of an asynchronous save that no tracker ever named."""
+    root = tmp_path / "run"
+    folder = root / "fast" if inside else tmp_path / "fast"
+    flags = {"non_persistent_ckpt_type": "global", "non_persistent_global_ckpt_dir": str(folder)}
+    save(root, **flags)
+    save(folder, (10, 25, 40), **flags)
+    (folder / TRACKER).write_text("25")
+    if inside:
+        before = snapshot(root)
+        operate(root, BACK)
+        assert [path.name for path in folder.iterdir()] == ["iter_0000010"]
+        take_back(root, before)
+        (folder / TRACKER).unlink()
+        told = "keeps it and removes what is saved after step 30"
+        assert told in "\n".join(item.what for item in diagnose(Run.open(root)))
+        with pytest.raises(SurgeryError, match=told) as error:
+            plan(root, {"set": {"beta2": 0.99}})
+        assert "rollback --to 30" in error.value.next[0]
+        return
+    with pytest.raises(SurgeryError, match="fast holds iteration 40") as error:
+        plan(root, BACK)
+    subprocess.run(error.value.next[0].split(), check=True)
+    assert not folder.exists() and plan(root, BACK).changes
+
+
+def test_back_to_a_step_that_is_not_persistent(tmp_path: Path) -> None:
+    flags = {"non_persistent_ckpt_type": "global"}
+    root = save(tmp_path / "run", (10, 30), **flags)
+    save(root / "non_persistent", (18, 40), **flags)
+    before = snapshot(root)
+    operate(root, {"rollback": {"to": 18}, "set": {"beta2": 0.99}})
+    assert Run.open(root).latest() == 18
+    assert (root / "non_persistent" / TRACKER).read_text() == "18"
+    take_back(root, before)
+    root = save(tmp_path / "other", (10, 30))
+    save(root / "non_persistent", (18,))
+    with pytest.raises(SurgeryError, match="step 18 is in non_persistent/ alone") as error:
+        plan(root, {"rollback": {"to": 18}})
+    subprocess.run(error.value.next[0].partition("    ")[0].split(), check=True)
+    operate(root, {"rollback": {"to": 18}})
+    assert Run.open(root).steps() == [10, 18]
+
+
+def test_the_run_is_above_what_is_not_persistent(tmp_path: Path) -> None:
+    """Alone it would be rolled back, and the trainer would go by the run's own tracker."""
+    root = save(tmp_path / "run", (10, 30), non_persistent_ckpt_type="global")
+    below = save(root / "non_persistent", (18,), non_persistent_ckpt_type="global")
+    assert Run.open(below).root == root.resolve()
+    fast = tmp_path / "fast"
+    flags = {"non_persistent_ckpt_type": "global", "non_persistent_global_ckpt_dir": str(fast)}
+    save(fast, (18, 40), save=str(root), **flags)
+    with pytest.raises(SurgeryError, match="run holds iteration 30, and the trainer") as error:
+        plan(fast, {"rollback": {"to": 18}})
+    assert error.value.next[0].startswith(f"ckptsurgeon -C {root} rollback")
+    assert plan(fast, {"set": {"beta2": 0.99}}).changes
+
+
+def test_no_clean_up_finds_the_attic(tmp_path: Path) -> None:
+    """Megatron-LM and Megatron-Bridge 0.6 look for `iter_*` at any depth."""
+    root = save(tmp_path)
+    before = snapshot(root)
+    operate(root, {**BACK, "set": {"beta2": 0.99}})
+    assert sorted(path.name for path in root.rglob("iter_*")) == ["iter_0000020"]
+    assert list((root / ".ckptsurgeon").rglob("iter-0000030"))
+    take_back(root, before)
+
+
 def test_non_persistent_counts_only_when_the_launch_says_so(tmp_path: Path) -> None:
     root = save(tmp_path)
     save(root / "non_persistent", (40,))
@@ -166,6 +241,50 @@ def test_what_makes_a_relaunch_go_on_from_elsewhere_is_told(
     assert text in "\n".join(look.inspect(Run.open(root), 20).notes)
     plain = megatron_legacy.save(tmp_path / "plain", load="/data/run", save="/data/run/")
     assert "goes on from" not in "\n".join(plan(plain, BACK).warnings)
+
+
+@pytest.mark.formats
+def test_megatron_loads_a_step_that_is_not_persistent_and_removes_the_older(
+    tmp_path: Path, pick: Picker
+) -> None:
+    """`cleanup_old_non_persistent_checkpoint` runs before each save and keeps one."""
+    flags = {"non_persistent_ckpt_type": "global"}
+    root = save(tmp_path / "global", (10, 30), **flags)
+    tier = save(root / "non_persistent", (15, 18, 40), **flags)
+    fast = tmp_path / "run" / "fast"
+    other = save(fast.parent, **flags, non_persistent_global_ckpt_dir=str(fast))
+    save(fast, (25, 40), **flags, non_persistent_global_ckpt_dir=str(fast))
+    operate(root, {"rollback": {"to": 18}})
+    operate(other, BACK)
+    save(fast, (22, 24))  # the new branch
+    assert pick(root, clean=[tier, fast], **flags) == 18
+    assert [path.name for path in sorted(tier.glob("iter_*"))] == ["iter_0000018"]
+    assert [path.name for path in sorted(fast.glob("iter_*"))] == ["iter_0000024"]
+    assert pick(other, non_persistent_global_ckpt_dir=fast, **flags) == 24
+
+
+@pytest.mark.formats
+def test_without_the_surgery_megatron_removes_the_new_branch(tmp_path: Path, pick: Picker) -> None:
+    """Why all later ones leave: with the tracker alone gone, the highest stays for ever."""
+    flags = {"non_persistent_ckpt_type": "global"}
+    root = save(tmp_path / "run", (20,), **flags)
+    fast = save(tmp_path / "fast", (25, 40), **flags)
+    save(fast, (22, 24))
+    pick(root, clean=[fast], non_persistent_global_ckpt_dir=fast)
+    assert [path.name for path in fast.glob("iter_*")] == ["iter_0000040"]
+
+
+@pytest.mark.formats
+def test_local_saves_go_on_and_remove_the_older(tmp_path: Path, pick: Picker) -> None:
+    """NVIDIA's manager on one rank. A file of a save that died at 40 would end the next one."""
+    folder = tmp_path / "run" / "local"
+    flags = {"non_persistent_ckpt_type": "local", "non_persistent_local_ckpt_dir": str(folder)}
+    root = save(tmp_path / "run", **flags)
+    local(folder, 10, 30)
+    (folder / "0" / "iter_0000040_0_local.dirty.pt").write_bytes(b"half")
+    operate(root, BACK)
+    assert pick(root, save_local=[25, 40], **flags) == 40
+    assert [path.name for path in (folder / "0").iterdir()] == ["iter_0000040_0_local.pt"]
 
 
 @pytest.mark.formats

@@ -1,124 +1,200 @@
-"""NeMo 2: `weights/` saved by Megatron-core's own dist_checkpointing, the rest by the sources.
+"""NeMo 2 by its sources: the real megatron-core trains, saves `weights/`, and loads it edited.
 
-NeMo does not install beside a present torch. Megatron-core reads what a rollback leaves.
-"""
+NeMo does not install beside a present torch. What it loads, and in which order, is in
+`tests/support/nemo.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
+from tests.support.launch import REPO
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
-pytestmark = [
-    pytest.mark.formats,
-    pytest.mark.filterwarnings("ignore"),  # of the library's own making
-]
-NAME = "model--val_loss={:.2f}-step={}-consumed_samples={}.0"
+pytestmark = pytest.mark.formats
+pytest.importorskip("megatron.core")
+EDITS: dict[str, Any] = {
+    "rollback": {"to": 4},
+    "set": {
+        "lr": 5e-4,
+        "min_lr": 5e-5,
+        "beta1": 0.8,
+        "beta2": 0.99,
+        "eps": 1e-7,
+        "weight_decay": 0.05,
+    },
+    "reset": ["moments"],
+}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "file"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    with pytest.MonkeyPatch.context() as patch:
-        # Megatron-core asks for the device that it saves from; a CPU has nothing to wait for.
-        patch.setattr(torch.cuda, "synchronize", lambda: None)
-        patch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
-        yield
-    dist.destroy_process_group()
+def nemo(what: str, root: Path, *flags: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.nemo", what, str(root)]
+    done = subprocess.run(
+        [*command, *flags], cwd=REPO, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
-def state(step: int) -> dict[str, Any]:
-    """What Lightning's `dump_checkpoint` and MegatronStrategy.save_checkpoint put together."""
-    from megatron.core.dist_checkpointing import ShardedTensor
-
-    adam = torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))], lr=1e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=40)
-    values = torch.full((4, 2), float(step))
-    return {
-        "epoch": 0, "global_step": step, "pytorch-lightning_version": "2.5.0", "state_dict": {},
-        "loops": {}, "callbacks": {}, "optimizer_states": {},
-        "lr_schedulers": [schedule.state_dict()],
-        "sharded_state_dict": {
-            "module.weight": ShardedTensor.from_rank_offsets("module.weight", values)
-        },
-        "optimizer": [
-            {"optimizer": {"param_groups": [{"lr": 1e-3, "betas": (0.9, 0.95), "step": step}]},
-             "exp_avg": ShardedTensor.from_rank_offsets("optimizer.state.exp_avg.weight", values)}
-        ],
-    }  # fmt: skip
+def loaded(root: Path, *flags: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(nemo("load", root, *flags))
+    return told
 
 
-def save(folder: Path, step: int) -> None:
-    from megatron.core import dist_checkpointing
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    made: dict[tuple[str, ...], Path] = {}
 
-    (folder / "weights").mkdir(parents=True)
-    dist_checkpointing.save(state(step), str(folder / "weights"))
-    (folder / "context").mkdir()
-    (folder / "context" / "model.yaml").write_text("_target_: model\n")
+    def make(*flags: str) -> Path:
+        if flags not in made:
+            made[flags] = tmp_path_factory.mktemp("saved") / "checkpoints"
+            nemo("save", made[flags], *flags)
+        return made[flags]
+
+    return make
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "log" / "checkpoints"
-    for step in (10, 20, 30):
-        save(root / NAME.format(1 / step, step, 8 * step), step)
-    save(root / f"{NAME.format(1 / 30, 30, 240)}-last", 30)
-    return root
+def root(tmp_path: Path, saved: Callable[..., Path]) -> Path:
+    return Path(shutil.copytree(saved(), tmp_path / "log" / "checkpoints"))
 
 
-def resumes(root: Path) -> Path:
-    """The folder that AutoResume takes: of several `*last` the newest by its own time."""
-    return max(root.glob("*last"), key=lambda path: path.lstat().st_mtime)
+def cosine(step: int, peak: float, floor: float, warmup: int = 2, end: int = 40) -> float:
+    share = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (end - warmup)))
+    return (peak - floor) * share + floor
 
 
-def test_a_rollback_leads_to_the_step(root: Path) -> None:
-    from megatron.core import dist_checkpointing
-
+@pytest.mark.witness(
+    "NeMo 2", "set betas", "set eps", "set weight_decay", "reset moments", by="megatron-core"
+)
+def test_what_is_set_is_what_the_next_updates_use(root: Path) -> None:
     before = snapshot(root)
     run = Run.open(root)
-    assert (run.format.name, run.steps(), run.latest()) == ("nemo", [10, 20, 30], 30)
+    assert (run.format.name, run.steps(), run.latest()) == ("nemo", [2, 4, 6], 6)
     assert look.verify(run, level=4).findings == ()
-    plan = operate(root, {"rollback": {"to": 20}})
-    assert "names no optimizer" in "\n".join(plan.warnings)
+    plan = operate(root, EDITS)
+    assert plan.promise is not None and plan.promise.consumed_samples == 32
     assert "known by its description alone" in "\n".join(plan.warnings)
-    assert Run.open(root).steps() == [10, 20]
-    weights = resumes(root) / "weights"
-    loaded = dist_checkpointing.load(
-        {"sharded_state_dict": state(0)["sharded_state_dict"]}, str(weights)
-    )
-    assert loaded["sharded_state_dict"]["module.weight"].unique().tolist() == [20.0]
-    assert dist_checkpointing.load_common_state_dict(str(weights))["global_step"] == 20
-    assert loaded["global_step"] == 20
+    told = loaded(root)
+    assert told["step"] == 4 and told["consumed_samples"] == {"consumed_samples": 32}
+    assert told["betas"] == [[0.8, 0.99]] * 2 and told["eps"] == [1e-7] * 2
+    assert told["weight_decay"] == [0.05, 0.0] and told["adam_step"] == [0, 0]
+    assert told["exp_avg"] == 0 and told["exp_avg_sq"] == 0
+    assert told["lr"] == [plan.promise.lr] * 2
+    wanted = [cosine(step, 5e-4, 5e-5) for step in (4, 5, 6)]
+    assert told["used"] == pytest.approx(wanted, rel=1e-12)
     take_back(root, before)
-    assert Run.open(root).latest() == 30
+    assert loaded(root)["used"][0] == pytest.approx(cosine(6, 1e-3, 1e-4))
 
 
-@pytest.mark.parametrize(
-    "recipe", [{"set": {"lr": 1e-4}}, {"set": {"beta2": 0.9}}, {"set": {"weight_decay": 0.0}},
-               {"reset": ["moments"]}],
-)  # fmt: skip
-def test_what_is_in_megatrons_form_is_refused(root: Path, recipe: dict[str, Any]) -> None:
+@pytest.mark.parametrize("flags", [("--sharding", "dp_reshardable"), ("--constant", "8")])
+def test_other_layouts_and_the_schedule_that_holds_its_floor(
+    tmp_path: Path, saved: Callable[..., Path], flags: tuple[str, ...]
+) -> None:
+    """Of dp_reshardable the param groups are values of their own."""
+    root = Path(shutil.copytree(saved(*flags), tmp_path / "run"))
     before = snapshot(root)
-    with pytest.raises(SurgeryError) as refused:
-        surgery.plan(Run.open(root), from_data(recipe))
-    assert "keeps no" in refused.value.what or "no optimizer state" in refused.value.what
+    rates = loaded(root, *flags)["used"]
+    operate(root, {"set": {"lr": 5e-4, "min_lr": 5e-5, "beta1": 0.8}, "reset": ["moments"]})
+    told = loaded(root, *flags)
+    assert told["used"] == pytest.approx([rate / 2 for rate in rates], rel=1e-9)
+    assert told["betas"] == [[0.8, 0.95]] * 2 and told["exp_avg"] == 0
+    take_back(root, before)
+
+
+def test_moments_that_are_gathered_in_one_value_are_refused(
+    tmp_path: Path, saved: Callable[..., Path]
+) -> None:
+    """`ckpt_parallel_save_optim=False`: a reset would begin Adam's step anew and nothing else."""
+    flags = ("--sharding", "dp_zero_gather_scatter")
+    root = Path(shutil.copytree(saved(*flags), tmp_path / "run"))
+    before = snapshot(root)
+    for recipe in ({"reset": ["moments"]}, {"average": {"last": 2, "moments": "average"}},
+                   {"reset": ["moments"], "moments": {"only": "exp_avg"}}):  # fmt: skip
+        with pytest.raises(SurgeryError):
+            surgery.plan(Run.open(root), from_data(recipe))
     assert snapshot(root) == before
+    operate(root, {"set": {"lr": 5e-4, "beta1": 0.8}})
+    told = loaded(root, *flags)
+    assert told["betas"] == [[0.8, 0.95]] * 2 and told["adam_step"] == [6, 6]
+    assert told["used"][0] == pytest.approx(cosine(6, 5e-4, 1e-4))
 
 
-def test_a_step_that_is_not_whole_is_not_resumed(root: Path) -> None:
-    step = root / NAME.format(1 / 20, 20, 160) / "weights"
-    (step / "metadata.json").unlink()
-    assert not Run.open(root).complete(20)
-    with pytest.raises(SurgeryError, match="incomplete"):
-        surgery.plan(Run.open(root), from_data({"rollback": {"to": 20}}))
+def test_the_schedule_is_moved_and_cooled_down(root: Path) -> None:
+    before = snapshot(root)
+    operate(root, {"set": {"warmup": 3, "decay": 20}})
+    now = [cosine(step, 1e-3, 1e-4, 3, 20) for step in (6, 7, 8)]
+    assert loaded(root)["used"] == pytest.approx(now, rel=1e-12)
+    take_back(root, before)
+    rate = loaded(root)["used"][0]
+    operate(root, {"cooldown": {"steps": 5, "shape": "cosine", "to": 0.0}})
+    assert loaded(root)["used"] == pytest.approx([cosine(n, rate, 0, 0, 5) for n in (0, 1, 2)])
+    take_back(root, before)
+    with pytest.raises(SurgeryError, match="CosineAnnealing can't decay linear") as refused:
+        surgery.plan(Run.open(root), from_data({"cooldown": {"steps": 5, "shape": "linear"}}))
+    assert "LambdaLR" in refused.value.next[0]
+
+
+def test_what_the_trainer_marks_as_unfinished_is_not_resumed(root: Path) -> None:
+    """Its ModelCheckpoint removes what is marked, and AutoResume refuses a marked `*-last`."""
+    (last,) = root.glob("*-last")
+    (marked,) = (path for path in root.glob("*step=6*") if path != last)
+    (other,) = root.glob("*step=2*")
+    markers = [path.with_name(f"{path.name}-unfinished") for path in (last, marked, other)]
+    for path in markers:
+        path.touch()
+    before = snapshot(root)
+    run = Run.open(root)
+    assert run.complete(4) and not run.complete(2) and not run.complete(6)
+    with pytest.raises(SurgeryError, match="unfinished"):
+        surgery.plan(run, from_data({"rollback": {"to": 2}}))
+    operate(root, {"rollback": {"to": 4}})
+    assert [path for path in markers if path.exists()] == [markers[2]]
+    assert loaded(root)["step"] == 4
+    take_back(root, before)
+
+
+def test_a_step_without_its_optimizer_and_one_that_is_not_whole(root: Path) -> None:
+    """At the end of a training NeMo saves the weights alone (save_optim_on_train_end)."""
+    import torch
+
+    (step,) = root.glob("*step=4*")
+    common = step / "weights" / "common.pt"
+    state = torch.load(common, weights_only=False)
+    bare = {key: value for key, value in state.items() if key not in ("optimizer", "lr_schedulers")}
+    torch.save(bare, common)
+    for recipe in ({"rollback": {"to": 4}}, {"rollback": {"to": 4}, "set": {"lr": 1e-4}}):
+        with pytest.raises(SurgeryError, match="keeps no optimizer"):
+            surgery.plan(Run.open(root), from_data(recipe))
+    (step / "weights" / "metadata.json").unlink()
+    assert not Run.open(root).complete(4)
+
+
+def test_a_scheduler_that_could_be_one_of_five_is_refused(root: Path) -> None:
+    import torch
+
+    for path in root.glob("*step=6*"):
+        common = path / "weights" / "common.pt"
+        state = torch.load(common, weights_only=False)
+        for key in ("constant_steps", "decay_steps"):
+            del state["lr_schedulers"][0][key]
+        torch.save(state, common)
+    before = snapshot(root)
+    with pytest.raises(SurgeryError, match="WarmupPolicy, WarmupAnnealing and three more"):
+        surgery.plan(Run.open(root), from_data({"set": {"lr": 1e-4}}))
+    assert snapshot(root) == before
+    operate(root, {"set": {"beta2": 0.9, "weight_decay": 0.2}})

@@ -16,6 +16,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.export import export
+from tests.support.launch import run_module
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -127,3 +128,34 @@ def test_a_config_that_begins_anew_is_told(root: Path) -> None:
     assert told in "\n".join(plan.warnings)
     module, _ = resume(root / "step6", reset=True)
     assert {step.item() for step in of(module.held(), "step")} == {0}
+
+
+# --- two ranks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.witness("OLMo-core, OLMoDDP", "rollback", "reset moments", by="ai2-olmo-core")
+@pytest.mark.witness("OLMo-core, OLMoDDP", "reset moments --params", by="ai2-olmo-core")
+def test_two_ranks_that_share_a_state_begin_where_the_step_is(tmp_path: Path) -> None:
+    """Of one weight each rank has half of the master and moments; the others are on both."""
+    run = tmp_path / "run"
+    run_module("tests.support.olmo_ddp", "train", run, 6, ranks=2)
+    whole, part = (Path(shutil.copytree(run, tmp_path / name)) for name in ("whole", "part"))
+    before = snapshot(whole)
+    promise = operate(whole, {"rollback": {"to": 4}, "reset": ["moments"]}).promise
+    assert promise is not None and (promise.step, promise.adam_step) == (5, 0)
+    some = {"moments": {"params": "^0"}}
+    operate(part, {"rollback": {"to": 4}, "reset": ["moments"], **some})
+    steps = (root / "step4" for root in (run, whole, part))
+    run_module("tests.support.olmo_ddp", "resume", tmp_path / "told", *steps, ranks=2)
+    for rank in range(2):
+        told = torch.load(tmp_path / f"told.{rank}")
+        assert [item["step"] for item in told] == [4, 4, 4]
+        assert [item["then"] for item in told] == [{5}, {1}, {5}]
+        as_saved, anew, some_anew = (item["held"] for item in told)
+        assert as_saved["0.weight.main"].shape == (64,) and as_saved["0.weight.exp_avg"].any()
+        for name, value in as_saved.items():
+            kept = name.endswith(".main")
+            assert torch.equal(anew[name], value if kept else torch.zeros_like(value)), name
+            kept = kept or not name.startswith("0") or name.endswith(".step")
+            assert torch.equal(some_anew[name], value if kept else torch.zeros_like(value)), name
+    take_back(whole, before)

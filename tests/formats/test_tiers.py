@@ -215,7 +215,8 @@ def test_accelerates_own_naming_goes_on_from_the_step(tmp_path: Path) -> None:
     before = snapshot(project)
     run = Run.open(project / "checkpoints")
     assert (run.root, run.steps()) == (project, [0, 1, 2, 3])
-    operate(project, {"rollback": {"to": 1}, "set": {"beta2": 0.9}})
+    plan = operate(project, {"rollback": {"to": 1}, "set": {"beta2": 0.9}})
+    assert "project_configuration.iteration = 2 after load_state" in "\n".join(plan.warnings)
     copy = Path(shutil.copytree(project, tmp_path / "resumed"))
     accelerator, adam = automatic(copy, limit=2)
     accelerator.load_state()  # it takes a number out of every name in checkpoints/
@@ -225,4 +226,10 @@ def test_accelerates_own_naming_goes_on_from_the_step(tmp_path: Path) -> None:
     accelerator.save_state()
     names = sorted(path.name for path in (copy / "checkpoints").iterdir())
     assert names == ["checkpoint_1", "checkpoint_2"]
+    accelerator.project_configuration.iteration = 0  # as of a launch that was not told
+    for newest in ("checkpoint_0", "checkpoint_1"):
+        accelerator.save_state()
+        names = sorted(path.name for path in (copy / "checkpoints").iterdir())
+        assert newest in names
+    assert names == ["checkpoint_1", "checkpoint_2"]  # the second save removed the first
     take_back(project, before)

@@ -208,7 +208,7 @@ def test_a_state_of_no_known_class_is_refused(tmp_path: Path) -> None:
         tree = torch.load(file, weights_only=False)
         tree["lr_scheduler"]["momentum_of_mine"] = 3
         torch.save(tree, file)
-    with pytest.raises(SurgeryError, match="no known family"):
+    with pytest.raises(SurgeryError, match="class of the saved scheduler is not known"):
         plan(Run.open(tmp_path / "run"), from_data({"set": {"lr": 1e-4}}))
 
 

@@ -110,7 +110,8 @@ def test_a_checkpoint_that_is_a_link_is_not_edited(trained: Trained, tmp_path: P
     (root / "global_step8").rename(tmp_path / "elsewhere")
     (root / "global_step8").symlink_to(tmp_path / "elsewhere")
     before = exact_snapshot(tmp_path / "elsewhere")
-    for words in (["show", 8], ["set", "eps=1e-6"], ["reset", "moments"]):
+    harmless(root, "show", 8)
+    for words in (["set", "eps=1e-6"], ["reset", "moments"]):
         refused(root, *words, says="is a symbolic link")
     assert exact_snapshot(tmp_path / "elsewhere") == before
 

@@ -18,6 +18,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.logs.tensorboard import crc32c, event_file, renaming
 from ckptsurgeon.logs.tensorboard.frame import frame
+from tests.support.compiled import MADE, compiled, sources_in
 from tests.support.training_log import scalar, text
 
 MUTATIONS = 100_000
@@ -148,11 +149,8 @@ def test_chunks_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_no_mutation_reads_outside_its_buffer(tmp_path: Path) -> None:
     """The fuzz target under the address and undefined-behaviour sanitizers, on mutated files."""
-    program = tmp_path / "fuzz"
     flags = ["-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
-    subprocess.run(
-        ["g++", *flags, "-DMUTATE", str(SOURCES / "fuzz.cpp"), "-o", str(program)], check=True
-    )
+    program = compiled(["g++", *flags, "-DMUTATE", "fuzz.cpp"], sources_in(SOURCES)) / MADE
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for i, payload in enumerate(seeds()):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ckptsurgeon import Run
 from ckptsurgeon.look.expected import expected
-from tests.formats.matrix import FORMATS, make
+from tests.formats.matrix import FORMATS
 
 IN_CODE = (
     "DeepSpeed ZeRO 0", "DeepSpeed ZeRO 1", "DeepSpeed ZeRO 3", "DeepSpeed ZeRO 1, fp16",
@@ -23,9 +24,9 @@ BY_CONFIG = ("OLMo-core", "OLMo-core, OLMoDDP", "metaseq, fairseq", "nanotron")
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_later_step_was_saved_with_the_rate_that_an_earlier_one_leads_to(
-    tmp_path: Path, name: str
+    run_of: Callable[[str], Path], name: str
 ) -> None:
-    run = Run.open(make(name, tmp_path / "run"))
+    run = Run.open(run_of(name))
     first, last = run.steps()[0], run.steps()[-1]
     assert first < last
     here, there = expected(run, first), expected(run, last)

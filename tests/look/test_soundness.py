@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,12 @@ from typing import Any
 import pytest
 import torch
 
+from bench import chunked
 from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon.look import soundness
 from ckptsurgeon.look.soundness import CRC, MEANING, NAMES, VALUES, Shard, inspect
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.report.run import FINDINGS
 from tests.conftest import Trained
 from tests.support.snapshot import snapshot
 from tests.support.torch_files import load_shard, same, shards
@@ -368,6 +372,26 @@ def test_the_memory_does_not_grow_with_the_shard(trained: Trained, memory: Path)
     assert int(peak) < 256 << 10
 
 
+def test_archives_inside_larger_files_are_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks, alive, most = chunked.make(tmp_path, 4, 20), list[weakref.ref[Shard]](), 0
+
+    def watched(shard: Shard, level: int) -> None:
+        nonlocal most
+        alive.append(weakref.ref(shard))
+        most = max(most, sum(each() is not None for each in alive))
+        inspect(shard, level)
+
+    monkeypatch.setattr(soundness, "BATCH", 16)
+    monkeypatch.setattr(soundness, "inspect", watched)
+    findings = found(tmp_path, CRC)
+    lost = [text for text in findings if "no pickle" in text]
+    assert len(alive) > chunks == 240
+    assert len(lost) == len(findings) == 4 * 3 * (20 - chunked.WRITTEN)
+    assert most <= 2 * 16
+
+
 # --- the command ---------------------------------------------------------------------------------
 
 
@@ -389,3 +413,17 @@ def test_the_command_says_level_and_exits_4(trained: Trained) -> None:
     assert "damaged: step 8: 2 files, deepspeed, level 3, 1 finding\n" in bad.stdout
     document = json.loads(typed("--level", "3", "--json").stdout)
     assert (document["sound"], document["level"], document["no_crc"]) == (False, 3, 0)
+
+
+def test_of_many_findings_the_first_are_shown(tmp_path: Path) -> None:
+    chunked.make(tmp_path, 4, 20)
+    for command, lines in (("verify", 1), ("doctor", 2)):
+        words = [sys.executable, "-m", "ckptsurgeon", command, "-C", str(tmp_path)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        document = json.loads(subprocess.run([*words, "--json"], capture_output=True).stdout)
+        every = document["findings"]
+        assert len(every) == 144
+        assert f", {len(every)} findings\n" in done.stdout
+        assert done.stdout.count("no pickle") == FINDINGS
+        assert f"  and {len(every) - FINDINGS} more: --json has all\n" in done.stdout
+        assert len(done.stdout.splitlines()) < FINDINGS * lines + 5

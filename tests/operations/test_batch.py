@@ -63,7 +63,7 @@ def test_the_trainer_ramps_up_from_the_next_batch(trained: Trained) -> None:
     before = snapshot(root)
     made = operate(root, {"set": {"rampup": [4, 4, 100]}})
     assert "rampup_batch_size: [4, 4, 100]\n" in config.read_text()
-    assert made.promise is not None
+    assert made.promise is not None and made.title == "set rampup=[4, 4, 100]"
     assert compare(made.promise, first_line(root)) == []
     take_back(root, before)
 
@@ -134,7 +134,7 @@ def test_a_slip_is_refused(values: dict[str, Any], said: str) -> None:
 def test_a_size_that_the_ranks_cannot_share_is_refused(trained: Trained) -> None:
     root = trained(ranks=2)
     before = snapshot(root)
-    with pytest.raises(UsageError, match="no multiple of micro_batch_size") as refused:
+    with pytest.raises(UsageError, match="not a multiple of micro_batch_size") as refused:
         plan(Run.open(root), from_data({"set": {"batch_size": 15}}))
     assert refused.value.next == ("batch_size=16",)
     with pytest.raises(UsageError, match=r"`set\.rampup` is"):

@@ -19,6 +19,7 @@ from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.cooldown import Cooldown
 from ckptsurgeon.recipe.file import from_data, load
+from tests.conftest import Trained
 from tests.support import megatron_engine, megatron_legacy
 from tests.support.dcp_trainers import olmo, resumed_titan, torchtitan
 from tests.support.deepspeed_engine import make, process_group
@@ -372,6 +373,21 @@ def test_a_percentage_is_of_the_whole_run(tmp_path: Path) -> None:
     assert made.title == "cool down to 0 in 20 steps (linear)"
 
 
+def test_saves_are_not_taken_for_updates(tmp_path: Path) -> None:
+    """Accelerate's own names count them: its third save may be of update 60."""
+    root = accelerated(tmp_path, "LinearLR")
+    folder = (root / f"checkpoint_{STEP}").rename(root / "checkpoint_3")
+    adam = torch.load(folder / "optimizer.bin", weights_only=False)
+    for group in adam["param_groups"]:
+        for number in group["params"]:
+            adam["state"][number] = {"step": torch.tensor(60.0)}
+    torch.save(adam, folder / "optimizer.bin")
+    made = plan(Run.open(root), from_data({"cooldown": {"percent": 25}}))
+    assert made.recipe["cooldown"] == {"steps": 20}
+    with pytest.raises(UsageError, match="longer than the run before it: 60 steps"):
+        plan(Run.open(root), from_data({"cooldown": {"steps": 61}}))
+
+
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
@@ -392,6 +408,17 @@ def test_a_cooldown_that_cannot_be_meant_is_refused(
     with pytest.raises(UsageError) as error:
         plan(Run.open(root), from_data({"cooldown": wanted}))
     assert says in f"{error.value.what} {error.value.next}"
+
+
+def test_a_cooldown_that_ends_after_the_run_says_so(trained: Trained) -> None:
+    root = trained()
+    made = plan(Run.open(root), from_data({"cooldown": {"steps": 4}}))
+    end = "the run ends at train_iters 8, and the cooldown at 12"
+    assert f"{end}: relaunch with train_iters=12" in made.warnings
+    config = root / "train.yaml"
+    config.write_text(config.read_text().replace("train_iters: 8\n", "train_iters: 12\n"))
+    made = plan(Run.open(root), from_data({"cooldown": {"steps": 4}}))
+    assert [warning for warning in made.warnings if "train_iters" in warning] == []
 
 
 def test_two_words_on_one_schedule_are_refused() -> None:

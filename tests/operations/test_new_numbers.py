@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable
 from itertools import cycle
@@ -399,6 +400,8 @@ def test_a_percentile_is_of_the_whole_parameter(tmp_path: Path) -> None:
         ({"graft": {"step": 4, "only": "momentum"}}, "exp_avg"),
         ({"graft": {"step": 4, "only": "exp_avg_sq"}}, "only exp_avg_sq is refused"),
         ({"graft": {"step": 4, "params": "nothing"}}, "no parameter matches"),
+        ({"graft": {"step": 4, "params": "word_embedings"}}, "are word_embeddings.weight"),
+        ({"reset": ["moments"], "moments": {"params": "word_embedings"}}, "are word_embeddings.w"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -415,6 +418,30 @@ def test_what_cannot_be_meant_is_refused(
 def test_a_scale_by_nan_is_refused() -> None:
     with pytest.raises(UsageError, match=r"scale\.by"):
         from_data({"scale": {"params": "weight", "by": math.nan}})
+
+
+def test_what_is_wrong_with_another_run_is_told_of_that_run(
+    trained: Trained, tmp_path: Path
+) -> None:
+    root = trained()
+    other = torchtitan(tmp_path / "an other")
+    for recipe, what, then in (
+        ({"step": 3, "run": str(other)}, "step 3 is not saved in", f"-C '{other}' status"),
+        ({"step": 4, "run": str(other)}, "is cut or kept in another way", "the same parallel"),
+    ):
+        with pytest.raises(SurgeryError, match=what) as refused:
+            plan(Run.open(root), from_data({"graft": recipe}))
+        assert then in refused.value.next[0]
+    assert re.search(r": \S+ is float32 \[\d+\] here and absent there", refused.value.what)
+
+
+def test_a_graft_from_half_a_step_leads_to_another(trained: Trained) -> None:
+    """And not back to a step before it, as a rollback to it would."""
+    root = trained()
+    next((root / "global_step4").glob("*model_states.pt")).unlink()
+    with pytest.raises(UsageError, match=r"step 4 lacks .*so nothing is grafted") as refused:
+        plan(Run.open(root), from_data({"graft": {"step": 4}}))
+    assert refused.value.next == ("ckptsurgeon status    list the complete steps",)
 
 
 def test_steps_of_another_layout_are_refused(trained: Trained, tmp_path: Path) -> None:

@@ -243,10 +243,19 @@ def test_zero_0_is_refused(engines: None, tmp_path: Path, dtype: str, to: str, s
         assert plan(Run.open(tmp_path), from_data({"precision": {"to": "fp32"}})).empty
 
 
+def test_what_is_bf16_already_stays(trained: Trained) -> None:
+    """ZeRO 1 of the bundled trainer in bf16 has BF16_Optimizer's shards."""
+    root = trained(ranks=1, zero=1, dtype="bf16")
+    assert plan(Run.open(root), from_data({"precision": {"to": "bf16"}})).empty
+    with pytest.raises(SurgeryError, match="is of BF16_Optimizer"):
+        plan(Run.open(root), from_data({"precision": {"to": "fp32"}}))
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
         ({"precision": {"to": "fp8"}}, "precision.to"),
+        ({"precision": {"to": "fp16"}}, "precision does not lead to fp16"),
         ({"precision": {"to": "bf16"}, "average": {"last": 2}}, "both `precision` and `average`"),
         (
             {"precision": {"to": "bf16"}, "scale": {"params": "weight", "by": 2}},

@@ -58,7 +58,7 @@ CHANGES: tuple[AnyChange, ...] = (
     *(Aside(f"tb/events.{i}", "tensorboard") for i in (2, 3, 4)),
 )
 EDITS: tuple[Edit, ...] = (
-    Append("global_step6210/model0.pt", 10_000, ((10_000, b"x" * 900), (12_000, b"y" * 100)), 0),
+    Append.of("global_step6210/model0.pt", 10_000, ((10_000, b"x" * 900), (12_000, b"y" * 100)), 0),
     Replace("tb/events.1", "s", "k", Content((Span("tb/events.1", 0, 900),))),
     Move("global_step7200", "a"),
 )
@@ -107,7 +107,7 @@ tr8-104B   rollback 7200 → 6210
   step 6211 will use   lr 2.685e-05   beta 0.9, 0.999   adam step 6210   eps 1e-08
                        weight decay 0.1, 0   loss scale 2048   clip 1   seed 43
                        next sample 12718080   skip 6900-7010
-  cost                 1.9 kB written, no shard copied, undo kept
+  cost                 3.0 kB written, no shard copied, undo kept
   note  latest_universal is not changed: it names a converted checkpoint"""
     )
 

@@ -21,7 +21,7 @@ checkpoint:
   load: {run}
   save: {run}
   load_optim: true
-  non_persistent_ckpt_type: null
+  non_persistent_ckpt_type: {tier}
 optimizer:
   lr: 6.0e-05
   min_lr: 6.0e-06
@@ -46,9 +46,15 @@ train:
 
 
 def save(
-    root: Path, steps: tuple[int, ...] = (20, 30), *, flat: bool = False, override: bool = False
+    root: Path,
+    steps: tuple[int, ...] = (20, 30),
+    *,
+    flat: bool = False,
+    override: bool = False,
+    tier: str = "null",
 ) -> Path:
-    """Of torch_dist, or with `flat` of fsdp_dtensor; its config overrides the schedule or not."""
+    """Of torch_dist, or with `flat` of fsdp_dtensor; its config overrides the schedule or not, and
+    has `tier` as the kind of checkpoints that are not persistent."""
     if flat:
         megatron_flat.save(root, steps, args=False)
     else:
@@ -65,7 +71,8 @@ def save(
         for key in ("do_train", "do_valid", "do_test"):
             state[key] = torch.tensor(True)
         torch.save(state, folder / "train_state.pt")
-        text = CONFIG.format(run=root, override=str(override).lower(), batch=BATCH)
+        over = str(override).lower()
+        text = CONFIG.format(run=root, override=over, batch=BATCH, tier=tier)
         (folder / "run_config.yaml").write_text(text)
     shutil.copy(folder / "train_state.pt", root / "latest_train_state.pt")
     return root

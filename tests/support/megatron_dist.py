@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shards
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+from tests.support.in_process import one_rank
 from tests.support.megatron_legacy import BATCH, SCHEDULE, cosine
 
 COMMON = "common_state/shard_0_1"
@@ -95,11 +97,13 @@ def save(
     return root
 
 
-def loaded(root: Path, step: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def loaded(
+    root: Path, step: int, shape: tuple[int, ...] = (64, 4)
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The common state, read as newer versions read it, and the optimizer's tensors."""
     folder = root / f"iter_{step:07d}"
     names = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    tensors = {name: torch.ones(64, 4) for name in names if name.startswith("optimizer.")}
+    tensors = {name: torch.ones(shape) for name in names if name.startswith("optimizer.")}
     wanted: dict[str, Any] = {**tensors, COMMON: io.BytesIO()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -108,6 +112,47 @@ def loaded(root: Path, step: int) -> tuple[dict[str, Any], dict[str, torch.Tenso
         held = wanted[COMMON]
         held = torch.load(held, weights_only=True) if isinstance(held, io.BytesIO) else held
     return held[0], tensors
+
+
+def flatten(root: Path, step: int) -> Path:
+    """The step anew as megatron-core up to 0.15 saves it with fully_sharded_model_space on two
+    tensor-parallel and two data-parallel ranks: the weights cut by rows, each half of a state
+    flattened and cut among the latter (`sharded_tensor_to_torch_sharded_tensor` in
+    `dist_checkpointing/strategies/torch.py` of Megatron-LM c550cf6c, core_v0.13.0)."""
+    folder = root / f"iter_{step:07d}"
+    common, tensors = loaded(root, step)
+    weights = {
+        name: torch.ones(64, 4, dtype=torch.bfloat16) for name in ("up.weight", "down.weight")
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(weights, checkpoint_id=folder, no_dist=True)
+    state: dict[str, Any] = {COMMON: io.BytesIO()}
+    torch.save([common], state[COMMON])
+    for path in folder.glob("__*.distcp"):
+        path.unlink()
+    with one_rank(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, tensor in weights.items():
+            state[name] = _sharded((64, 4), [((half * 32, 0), t) for half, t in _halves(tensor)])
+        for name, tensor in tensors.items():
+            pieces = [
+                ((half, 0, first), part.flatten()[first:last].view(1, 1, -1))
+                for half, part in _halves(tensor)
+                for first, last in ((0, 100), (100, 128))
+            ]
+            state[name] = _sharded((2, 1, 128), pieces)
+        dcp.save(state, checkpoint_id=folder, planner=Planner(), no_dist=True)
+    return root
+
+
+def _halves(tensor: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+    return [(half, tensor[half * 32 : half * 32 + 32].contiguous()) for half in (0, 1)]
+
+
+def _sharded(size: tuple[int, ...], chunks: list[tuple[tuple[int, ...], torch.Tensor]]) -> Any:
+    shards = [Shard.from_tensor_and_offsets(tensor, list(at), rank=0) for at, tensor in chunks]
+    return init_from_local_shards(shards, *size)
 
 
 def save_chained(root: Path, second: str = "moment2_buffer", step: int = 20) -> Path:

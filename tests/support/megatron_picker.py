@@ -1,4 +1,5 @@
-"""Which checkpoint Megatron-LM would load: `RUN --KEY VALUE …`, by its own functions.
+"""Which checkpoint Megatron-LM would load: `RUN --KEY VALUE …`, by its own functions; with `--clean
+FOLDER …` after its clean-up of those that are not persistent, with `--save-local N …` after saves.
 
 The run's tracker and the folders are looked at by `_load_base_checkpoint` of the newest
 `megatron.training`, and local checkpoints by NVIDIA's own `LocalCheckpointManager`."""
@@ -26,12 +27,17 @@ NVRX = Path(sys.prefix) / "nvrx"
 def picked(run: str, args: Any) -> int:
     """The iteration that a launch with `args` goes on from."""
     checkpointing = importlib.import_module("megatron.training.checkpointing")
+    for folder in args.clean:
+        checkpointing.cleanup_old_non_persistent_checkpoint(folder, leave_ckpt_num=1)
     context = {}
     if args.non_persistent_ckpt_type == "local":
         sys.path.insert(0, str(NVRX))
-        manager = importlib.import_module(
-            "nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager"
-        )
+        package = "nvidia_resiliency_ext.checkpointing.local"
+        manager = importlib.import_module(f"{package}.ckpt_managers.local_manager")
+        states = importlib.import_module(f"{package}.basic_state_dict")
+        for iteration in args.save_local:
+            local = manager.LocalCheckpointManager(args.non_persistent_local_ckpt_dir)
+            local.save(states.BasicTensorAwareStateDict({"iteration": iteration}), iteration)
         local = manager.LocalCheckpointManager(args.non_persistent_local_ckpt_dir)
         context = {"local_checkpoint_manager": local}
         found = checkpointing._get_non_persistent_iteration("", args, context)
@@ -49,6 +55,8 @@ def main() -> None:
     parser.add_argument("--non-persistent-global-ckpt-dir")
     parser.add_argument("--non-persistent-local-ckpt-dir")
     parser.add_argument("--ckpt-step", type=int)
+    parser.add_argument("--clean", nargs="+", default=[])
+    parser.add_argument("--save-local", nargs="+", type=int, default=[])
     given = parser.parse_args()
     newest_megatron.put_first()
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ckptsurgeon.edits import ABSENT, ZEROS, AnyChange, Aside, Change, Elements, Fill, Renamed
@@ -16,7 +16,7 @@ def of_plan(changes: Iterable[AnyChange], diff: Seen) -> Seen:
     all zeros is the same for those and for a number."""
     tensors = {(item[1], item[2]) for item in diff if item[0] == "tensor"}
     out: Seen = set()
-    for item in changes:
+    for item in (one for several in changes for one in each(several)):
         if isinstance(item, Change) and (item.file, item.path) in tensors:
             out.add(("tensor", item.file, item.path))
         elif isinstance(item, Change) and (item.file, (*item.path, 0)) in tensors:
@@ -29,6 +29,11 @@ def of_plan(changes: Iterable[AnyChange], diff: Seen) -> Seen:
         else:
             out.add(("aside" if isinstance(item, Aside) else "rewrite", item.file))
     return out
+
+
+def each(item: AnyChange) -> Sequence[AnyChange]:
+    """A change of several places as one of each."""
+    return item.single() if isinstance(item, Change) else [item]
 
 
 def of_diff(diff: Diff) -> Seen:

@@ -133,18 +133,18 @@ def test_a_plan_for_another_id_is_stale(world: Path) -> None:
 
 
 def test_an_append_past_a_hard_link_is_refused(world: Path) -> None:
-    plan = planned(world, Append("step100/shard3", 96, ((200, b"x"),), 0))
+    plan = planned(world, Append.of("step100/shard3", 96, ((200, b"x"),), 0))
     refused(world, plan, r"shard3 has 2 names \(hard links\)")
 
 
 def test_an_append_to_a_symbolic_link_is_refused(world: Path) -> None:
     (world / "run/alias").symlink_to("step100/shard0")
-    refused(world, planned(world, Append("alias", 96, ((200, b"x"),), 0)), "not a regular file")
+    refused(world, planned(world, Append.of("alias", 96, ((200, b"x"),), 0)), "not a regular file")
 
 
 def test_an_append_to_a_file_of_another_size_is_refused(world: Path) -> None:
     size = (world / "run/step100/shard0").stat().st_size
-    plan = planned(world, Append("step100/shard0", size - 1, ((200, b"x"),), 0))
+    plan = planned(world, Append.of("step100/shard0", size - 1, ((200, b"x"),), 0))
     refused(world, plan, f"shard0 has {size} bytes, not the {size - 1} of the plan")
 
 
@@ -158,7 +158,10 @@ def test_an_append_to_a_file_of_another_size_is_refused(world: Path) -> None:
         ((Move("latest", "b"), replacement("latest")), "two edits of one plan"),
         ((Move("latest", "b"), Move("iteration.txt", "latest"), Move("latest", "c")), "two edits"),
         ((Move("step200", "b"), replacement("step200/shard0")), "two edits of one plan"),
-        ((replacement("latest"), Append("latest", 7, ((20, b"x"),), 0)), "two edits of one plan"),
+        (
+            (replacement("latest"), Append.of("latest", 7, ((20, b"x"),), 0)),
+            "two edits of one plan",
+        ),
         ((replacement("gone"),), "gone does not exist"),
         ((replacement("latest"), replacement("iteration.txt")), "two edits of one plan"),
         ((Replace("latest", f"{HOME}/none", f"{HOME}/kept"),), "none does not exist"),

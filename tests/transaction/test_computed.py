@@ -89,7 +89,7 @@ def test_weights_are_rounded_from_their_masters() -> None:
 
 
 def staged(folder: Path, content: Content, jobs: int = 2) -> Path:
-    _write(folder, _Staged("new", content), jobs)
+    _write(folder, [_Staged("new", content)], jobs)
     return folder / "new"
 
 
@@ -98,7 +98,8 @@ def test_a_new_file_is_torchs_and_its_crcs_are_true(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, legacy: bool
 ) -> None:
     """In many slices, from terms that lie in parts of several files, beside what stays."""
-    monkeypatch.setattr(computing, "SLICE", 7)
+    monkeypatch.setattr(computing, "BLOCK", 7)
+    monkeypatch.setattr(computing, "STRETCH", 17)
     torch.manual_seed(0)
     flat = torch.randn(60)
     state = {
@@ -132,6 +133,18 @@ def test_a_new_file_is_torchs_and_its_crcs_are_true(
         assert Archive.open(new).tree().keys() == state.keys()
 
 
+def test_numbers_that_meet_are_refused(tmp_path: Path) -> None:
+    """Of the whole tensor and of a part of it: one after the other they would be too long."""
+    torch.save({"flat": torch.randn(6)}, tmp_path / "a.pt")
+    changes = []
+    for start, end in ((0, 6), (2, 4)):
+        size = 4 * (end - start)
+        new = Computed("scale", "float32", size, ((Source("a.pt", 0, size, "float32"),),), (2.0,))
+        changes.append(Change("a.pt", "flat", "values", new, ("flat",), (start, end)))
+    with pytest.raises(SurgeryError, match="two numbers in one place"):
+        render(tmp_path / "a.pt", "a.pt", changes)
+
+
 def test_shared_bytes_are_refused(tmp_path: Path) -> None:
     flat = torch.randn(6)
     torch.save({"flat": flat, "view": flat[2:]}, tmp_path / "a.pt")
@@ -159,7 +172,7 @@ def test_what_does_not_read_back_is_an_error(
     real = staging.zlib
 
     class Other:
-        crc32 = staticmethod(lambda data: 8)
+        crc32 = staticmethod(lambda *_: 8)
 
     monkeypatch.setattr(staging, "zlib", Other)
     with pytest.raises(SurgeryError, match="does not read back"):
@@ -194,7 +207,7 @@ def test_memory_stays_below_256_mb_whatever_the_size(tmp_path: Path) -> None:
         "terms = tuple((Source(name, 0, size, 'float32'),) for name in ('a', 'b'))\n"
         "piece = Computed('mean', 'float32', size, terms, (1.0, 1.0))\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "_write(root, _Staged('new', Content((piece,))), 8)\n"
+        "_write(root, [_Staged('new', Content((piece,)))], 8)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -213,5 +226,6 @@ def test_bytes_are_the_same_whatever_the_slices(
     piece = Computed("scale", "bfloat16", 2000, ((Source("raw", 0, 4000, "float32"),),), numbers)
     whole = staged(tmp_path, Content((piece,))).read_bytes()
     (tmp_path / "new").unlink()
-    monkeypatch.setattr(computing, "SLICE", 13)
+    monkeypatch.setattr(computing, "BLOCK", 13)
+    monkeypatch.setattr(computing, "STRETCH", 50)
     assert staged(tmp_path, Content((piece,)), jobs=4).read_bytes() == whole

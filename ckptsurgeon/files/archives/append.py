@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,19 @@ from ckptsurgeon.edits import (
     Content,
     Elements,
     Fill,
-    Key,
     Renamed,
     Value,
 )
 from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.files.archives import retype, rewrite
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
-from ckptsurgeon.files.archives.storage_edit import StorageEdit, Wish, storage_edits
-from ckptsurgeon.files.archives.zip_directory import Directory
-from ckptsurgeon.files.archives.zip_tail import Moved, directory, end_records, local_header
+from ckptsurgeon.files.archives.storage_edit import StorageEdit, Wish, blanks, storage_edits
+from ckptsurgeon.files.archives.zip_directory import Directory, Records
+from ckptsurgeon.files.archives.zip_tail import Columns, end_records, local_header, redirected
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.pickles.splice import Nth, splice
-from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.files.pickles.splice import Steps, splice
+from ckptsurgeon.files.pickles.tree import Tensor, get_each
 
 FIRST_GAP = 128 << 10
 """Bytes between the old end and the first new record. Readers look for the end record in the last
@@ -76,8 +75,8 @@ def _render(
 ) -> Append | Content:
     scanned = archive.scan()
     archive.tree(scanned)
-    gone = [change.path for change in changes if change.new == ABSENT]
-    renamed = {c.path: c.new.key for c in changes if isinstance(c.new, Renamed)}
+    gone = [path for c in changes if c.new == ABSENT for path in c.paths()]
+    renamed = {p: c.new.key for c in changes if isinstance(c.new, Renamed) for p in c.paths()}
     rest = [c for c in changes if c.new != ABSENT and not isinstance(c.new, Renamed)]
     values, tensors = _sorted(archive, file, rest)
     data: bytes | None = None
@@ -93,51 +92,64 @@ def _render(
             raise SurgeryError(f"{file}: {missing} can't be set", next=DEFECT) from None
     if any(map(retype.changes_dtype, tensors)):
         return retype.render(archive, file, data or scanned.data, tensors)
-    storages = storage_edits(archive.tree(), tensors)
-    if archive.directory is None or strict or not _can_grow(archive, storages):
-        return rewrite.render(archive, file, data, storages)
-    return _append(archive, archive.directory, file, data, storages)
+    tree, old = archive.tree(), archive.directory
+    zeros, others = ({}, tensors) if old is None or strict else blanks(tree, tensors)
+    storages = storage_edits(tree, others)
+    if old is not None and not strict and _can_grow(archive, storages):
+        return _append(archive, old, file, data, zeros, storages)
+    storages = storage_edits(tree, tensors) if zeros else storages
+    return rewrite.render(archive, file, data, storages)
 
 
 def _sorted(
     archive: Archive, file: str, changes: Sequence[Change]
-) -> tuple[dict[tuple[Key | Nth, ...], Value], list[Wish]]:
+) -> tuple[dict[Steps, Value], list[Wish]]:
     """Changes of values of the pickle, and changes of tensors."""
-    values: dict[tuple[Key | Nth, ...], Value] = {}
+    values: dict[Steps, Value] = {}
     tensors: list[Wish] = []
     for change in changes:
-        value = _value(archive.tree(), file, change)
-        if not isinstance(value, Tensor) or change.new is None:
-            if isinstance(change.new, (Fill, Elements, Computed)) or (
-                change.new == ZEROS and not isinstance(value, str)
-            ):
-                raise SurgeryError(
-                    f"{file}: {change.path!r} is not a tensor, so it has no zeros", next=DEFECT
-                )
-            if not isinstance(change.new, (Fill, Elements, Computed, Renamed)):
-                values[change.path] = change.new
-            continue
-        archive.storage(value)
-        if change.new == ZEROS:
-            tensors.append(Wish(value, None, change.elements))
-        elif isinstance(change.new, Elements):
-            start, end = change.elements or (0, value.numel)
-            if len(change.new.data) != (end - start) * ITEM_BYTES[value.dtype]:
-                raise SurgeryError(
-                    f"{file}: {change.path!r} takes another number of bytes", next=DEFECT
-                )
-            tensors.append(Wish(value, change.new.data, change.elements))
-        elif isinstance(change.new, Computed):
-            tensors.append(_computed(archive, file, change, change.new, value))
-        elif isinstance(change.new, Fill) and ITEM_BYTES[value.dtype] == 1:
-            tensors.append(Wish(value, bytes([change.new.byte])))
-        elif value.numel == 1 and isinstance(change.new, (int, float)):
-            tensors.append(Wish(value, archive.encode(value.dtype, change.new)))
-        else:
+        found = _found(archive.tree(), file, change)
+        if change.new is not None and all(isinstance(value, Tensor) for value in found):
+            archive.check_storages(found)
+            tensors += _wishes(archive, file, change, found)
+        elif change.new is not None and any(isinstance(value, Tensor) for value in found):
+            apart = _sorted(archive, file, change.single())
+            values |= apart[0]
+            tensors += apart[1]
+        elif isinstance(change.new, (Fill, Elements, Computed)) or (
+            change.new == ZEROS and not all(isinstance(value, str) for value in found)
+        ):
             raise SurgeryError(
-                f"{file}: the tensor {change.path!r} can't become {change.new!r}", next=DEFECT
+                f"{file}: {change.path!r} is not a tensor, so it has no zeros", next=DEFECT
             )
+        elif not isinstance(change.new, Renamed):
+            values[change.path] = change.new
     return values, tensors
+
+
+def _wishes(
+    archive: Archive, file: str, change: Change, tensors: Sequence[Tensor]
+) -> Iterable[Wish]:
+    new = change.new
+    if new == ZEROS:
+        return [Wish(tensor, None, change.elements) for tensor in tensors]
+    if isinstance(new, Elements):
+        return [_of_bytes(file, change, new, tensor) for tensor in tensors]
+    if isinstance(new, Computed):
+        return [_computed(archive, file, change, new, tensor) for tensor in tensors]
+    if isinstance(new, Fill) and all(ITEM_BYTES[tensor.dtype] == 1 for tensor in tensors):
+        return [Wish(tensor, bytes([new.byte])) for tensor in tensors]
+    if isinstance(new, (int, float)) and all(tensor.numel == 1 for tensor in tensors):
+        numbers = {t: archive.encode(t, new) for t in {tensor.dtype for tensor in tensors}}
+        return [Wish(tensor, numbers[tensor.dtype]) for tensor in tensors]
+    raise SurgeryError(f"{file}: the tensor {change.path!r} can't become {new!r}", next=DEFECT)
+
+
+def _of_bytes(file: str, change: Change, new: Elements, tensor: Tensor) -> Wish:
+    start, end = change.elements or (0, tensor.numel)
+    if len(new.data) != (end - start) * ITEM_BYTES[tensor.dtype]:
+        raise SurgeryError(f"{file}: {change.path!r} takes another number of bytes", next=DEFECT)
+    return Wish(tensor, new.data, change.elements)
 
 
 def _computed(archive: Archive, file: str, change: Change, new: Computed, tensor: Tensor) -> Wish:
@@ -151,12 +163,12 @@ def _computed(archive: Archive, file: str, change: Change, new: Computed, tensor
     return Wish(tensor, new, (start, end))
 
 
-def _value(tree: Any, file: str, change: Change) -> Any:
+def _found(tree: Any, file: str, change: Change) -> list[Any]:
     try:
-        return get(tree, change.path)
+        return get_each(tree, change.path)
     except KeyError:
         if change.old == ABSENT:
-            return None
+            return [None] * change.places
         raise SurgeryError(f"{file}: there is no {change.path!r}", next=DEFECT) from None
 
 
@@ -178,18 +190,22 @@ def _append(
     old: Directory,
     file: str,
     data: bytes | None,
+    zeros: dict[str, int],
     storages: dict[str, StorageEdit],
 ) -> Append:
     tail = _Tail(old, archive.size + FIRST_GAP)
     if data is not None:
         tail.record(PICKLE, [(len(data), data)])
-    if storages and ".format_version" in old.records:
+    if (zeros or storages) and ".format_version" in old.records:
         # Version 1 promises storages in the order and places of torch.save, and with
         # calculate_storage_offsets torch then reads where they would be.
         tail.record(".format_version", [(1, b"0")])
+    tail.blanks({f"data/{key}": size for key, size in zeros.items()})
     for key, edit in storages.items():
         tail.record(f"data/{key}", _pieces(archive, key, edit))
-    return Append(file, archive.size, tail.finish(), archive.status.st_mtime_ns)
+    tail.finish()
+    spans = tuple(tail.spans)
+    return Append(file, archive.size, b"".join(tail.data), spans, archive.status.st_mtime_ns)
 
 
 def _pieces(archive: Archive, key: str, edit: StorageEdit) -> list[tuple[int, bytes | None]]:
@@ -211,9 +227,9 @@ class _Tail:
     def __init__(self, old: Directory, start: int) -> None:
         self.old = old
         self.end = start
-        self.moved: list[Moved] = []
-        self.writes: list[tuple[int, list[bytes]]] = []
-        self._written = -1
+        self.moved = Columns([], [], [], [])
+        self.data: list[bytes] = []
+        self.spans: list[tuple[int, int]] = []
 
     def record(self, name: str, pieces: Sequence[tuple[int, bytes | None]]) -> None:
         crc = size = 0
@@ -221,7 +237,7 @@ class _Tail:
             of_piece = crc32.of_zeros(length) if data is None else zlib.crc32(data)
             crc = crc32.joined(crc, of_piece, length) if size else of_piece
             size += length
-        self.moved.append(Moved(self.old.records[name], self.end, size, crc))
+        self.moved.add(name, self.end, size, crc)
         self._put(local_header(self.old.folder, name, crc, size, self.end))
         for length, data in pieces:
             if data is not None or length < SMALLEST_HOLE:
@@ -229,16 +245,36 @@ class _Tail:
             else:
                 self.end += length
 
-    def finish(self) -> tuple[tuple[int, bytes], ...]:
-        entries, start = directory(self.old, self.moved), self.end
+    def blanks(self, sizes: dict[str, int]) -> None:
+        """A record of zeros for each name, as `record` makes them one by one."""
+        crcs = [crc32.of_zeros(size) for size in sizes.values()]
+        columns = (list(sizes), list(sizes.values()), crcs)
+        made = None
+        if isinstance(self.old.records, Records):
+            made = self.old.records.blanks(*columns, self.end, SMALLEST_HOLE)
+        if made is None or not sizes:
+            for name, size in sizes.items():
+                self.record(name, [(size, None)])
+            return
+        data, spans, offsets, end = made
+        if self.spans and self.spans[-1][1] == spans[0][0]:
+            spans[0] = (self.spans.pop()[0], spans[0][1])
+        self.data.append(data)
+        self.spans += spans
+        self.end = end
+        self.moved.extend(columns[0], offsets, columns[1], crcs)
+
+    def finish(self) -> None:
+        """The directory, and last the end record, in a span of its own."""
+        entries, start = redirected(self.old, self.moved), self.end
         wide, end = end_records(len(self.old.records), len(entries), start)
         self._put(entries + wide)
-        return (*((offset, b"".join(parts)) for offset, parts in self.writes), (self.end, end))
+        self.data.append(end)
+        self.spans.append((self.end, self.end + len(end)))
 
     def _put(self, data: bytes) -> None:
-        if self._written == self.end:
-            self.writes[-1][1].append(data)
-        else:
-            self.writes.append((self.end, [data]))
-        self.end += len(data)
-        self._written = self.end
+        start, self.end = self.end, self.end + len(data)
+        self.data.append(data)
+        if self.spans and self.spans[-1][1] == start:
+            start = self.spans.pop()[0]
+        self.spans.append((start, self.end))

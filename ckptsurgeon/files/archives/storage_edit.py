@@ -5,6 +5,7 @@ Several tensors may be views of one storage. What is not to be changed stays, by
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from ckptsurgeon.edits import Computed, length
 from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.pickles.tree import Tensor, tensors
+from ckptsurgeon.files.pickles.tree import Tensor, all_tensors, tensors
 
 MAX_ROWS = 1 << 20
 """Separate byte ranges of the most scattered view that is edited."""
@@ -68,6 +69,26 @@ class Wish(NamedTuple):
     elements: tuple[int, int] | None = None
 
 
+def blanks(tree: Any, wishes: Sequence[Wish]) -> tuple[dict[str, int], list[Wish]]:
+    """The storages that become zeros as a whole and are one tensor's alone, with their bytes; and
+    the other wishes, which `storage_edits` takes."""
+    holders = Counter(tensor.storage for tensor in all_tensors(tree))
+    out: dict[str, int] = {}
+    rest: list[Wish] = []
+    for wish in wishes:
+        tensor, number, elements = wish
+        zero = number is None or (isinstance(number, bytes) and not any(number))
+        key = tensor.storage
+        if zero and elements is None and holders[key] == 1 and tensor.whole:
+            out[key] = tensor.storage_numel * ITEM_BYTES[tensor.dtype]
+        else:
+            rest.append(wish)
+    if twice := out.keys() & {wish.tensor.storage for wish in rest}:
+        out = {key: size for key, size in out.items() if key not in twice}
+        rest = [wish for wish in wishes if wish.tensor.storage not in out]
+    return out, rest
+
+
 def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
     """By storage key, what it takes that each wish comes true.
 
@@ -92,6 +113,7 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
                     next=DEFECT,
                 )
     for key, edit in out.items():
+        _refuse_overlapping(key, edit)
         if len(edit.zeros) > 1:
             edit.zeros = union(edit.zeros)
         if edit.numbers and overlap(edit.zeros, edit.number_ranges()):
@@ -106,10 +128,21 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
             continue
         if overlap(ranges(tensor), union([*shared.zeros, *shared.number_ranges()])):
             raise SurgeryError(
-                f"the tensor {path!r} shares the bytes that would change",
+                f"the tensor {'.'.join(map(str, path))} shares the bytes that would change",
                 next="change every tensor that shares them, or none",
             )
     return out
+
+
+def _refuse_overlapping(key: str, edit: StorageEdit) -> None:
+    """Raise SurgeryError where two numbers begin apart and meet."""
+    end = 0
+    for start in sorted(edit.numbers):
+        if start < end:
+            raise SurgeryError(
+                f"the storage {key!r} is to hold two numbers in one place", next=DEFECT
+            )
+        end = start + length(edit.numbers[start])
 
 
 def _computed(edit: StorageEdit, spans: list[Range], number: Computed) -> None:

@@ -68,6 +68,28 @@ class Records(Mapping[str, Record]):
     def __len__(self) -> int:
         return len(self._native)
 
+    def sums(self, names: list[str]) -> list[tuple[int, int] | None]:
+        """Size and CRC of each record; None where there is none."""
+        sums: list[tuple[int, int] | None] = self._native.sums(names)
+        return sums
+
+    def blanks(
+        self, names: list[str], sizes: list[int], crcs: list[int], start: int, hole: int
+    ) -> tuple[bytes, list[tuple[int, int]], list[int], int] | None:
+        """New records of zeros from `start` on: the bytes that are written, the [start, end) that
+        they go to, where each record begins, and where the last one ends. Zeros of at least `hole`
+        bytes are between the spans. None where only `zip_tail` can tell."""
+        made: tuple[bytes, list[tuple[int, int]], list[int], int] | None
+        made = self._native.blanks(names, sizes, crcs, start, hole)
+        return made
+
+    def redirected(
+        self, names: list[str], offsets: list[int], sizes: list[int], crcs: list[int]
+    ) -> bytes | None:
+        """The directory with these records in new places. None where only `zip_tail` can tell."""
+        data: bytes | None = self._native.redirected(names, offsets, sizes, crcs)
+        return data
+
     def elements(self, file: int, names: list[str], widths: list[int]) -> list[bytes | None]:
         """The bytes of short records of the open `file`, with the checks of `payload`; None where
         only that can tell, or where a record has another size."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptsurgeon.files.archives.zip_directory import (
     END,
@@ -21,6 +21,7 @@ from ckptsurgeon.files.archives.zip_directory import (
     STORED,
     Directory,
     Record,
+    Records,
 )
 
 ALIGNMENT = 64
@@ -52,6 +53,43 @@ def local_header(folder: str, name: str, crc: int, size: int, offset: int) -> by
     short, version = min(size, FULL_32), _ZIP_64 if wide else 0
     fields = (version, _UTF_8, STORED, 0, 0, crc, short, short, len(full), len(extra))
     return LOCAL.pack(b"PK\3\4", *fields) + full + extra
+
+
+class Columns(NamedTuple):
+    """Many records that move: name, offset, size and CRC of each."""
+
+    names: list[str]
+    offsets: list[int]
+    sizes: list[int]
+    crcs: list[int]
+
+    def add(self, name: str, offset: int, size: int, crc: int) -> None:
+        """One more."""
+        self.extend([name], [offset], [size], [crc])
+
+    def extend(
+        self, names: list[str], offsets: list[int], sizes: list[int], crcs: list[int]
+    ) -> None:
+        """More of them, which are as many in each column."""
+        self.names.extend(names)
+        self.offsets.extend(offsets)
+        self.sizes.extend(sizes)
+        self.crcs.extend(crcs)
+
+
+def redirected(old: Directory, moved: Columns) -> bytes:
+    """The old central directory with new entries for the records that moved."""
+    if isinstance(old.records, Records):
+        data = old.records.redirected(*moved)
+        if data is not None:
+            return data
+    return directory(
+        old,
+        (
+            Moved(old.records[name], offset, size, crc)
+            for name, offset, size, crc in zip(*moved, strict=True)
+        ),
+    )
 
 
 def directory(old: Directory, moved: Iterable[Moved]) -> bytes:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.files.pickles import opcodes
@@ -39,8 +40,7 @@ class Cut:
         return self.values[-1][1] if self.opcode is None else self.opcode + 1
 
 
-@dataclass(frozen=True)
-class Splice:
+class Splice(NamedTuple):
     """Bytes [start, end) become `new`."""
 
     start: int

@@ -7,12 +7,14 @@ stands, so what it does not touch loads as before.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 from typing import Any
 
-from ckptsurgeon.edits import Key, Value
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.edits import Each, Key, Value
+from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.files.pickles import opcodes
 from ckptsurgeon.files.pickles.scan import Scan, scan
 from ckptsurgeon.files.pickles.sharing import Cut, Memo, Splice, cut
@@ -43,18 +45,20 @@ class Nth:
 
 
 Path = tuple[Key | Nth, ...]
+Steps = tuple[Key | Nth | Each, ...]
 
 
 def splice(
     data: bytes,
-    edits: Mapping[Path, Value],
+    edits: Mapping[Path, Value] | Mapping[Steps, Value],
     *,
     delete: Sequence[tuple[Key, ...]] = (),
     rename: Mapping[tuple[Key, ...], str] | None = None,
     scanned: Scan | None = None,
 ) -> bytes:
     """`data` with the value under each path of `edits` set, each path of `delete` gone, and the
-    last key of each path of `rename` another one in the same place.
+    last key of each path of `rename` another one in the same place. A step of a path of `edits` may
+    be `Each` of several keys.
 
     Does what `tree[…][key] = value` and `del tree[…][key]` do: a path leads through shared
     containers, and a value that is shared itself stays as it is for its other holders. A last key
@@ -68,13 +72,20 @@ def splice(
     scanned = scanned or scan(data)
     program = _Program(scanned)
     cuts: list[Cut] = []
-    for path, value in edits.items():
-        holder, slot = program.find(path)
-        if slot is None:
-            cuts.append(program.insertion(holder, path, value))
-        else:
-            new = encode(like(scanned, slot.value, value))
-            cuts.append(Cut((program.span(slot),), new))
+    numbers: list[Splice] = []
+    for steps, value in edits.items():
+        if (spans := program.numbers(steps)) is not None:
+            firsts = {scanned.data[at]: at for at, _ in spans}  # one of each opcode
+            news = {kind: encode(like(scanned, at, value)) for kind, at in firsts.items()}
+            numbers += [Splice(at, end, news[scanned.data[at]]) for at, end in spans]
+            continue
+        for path in _each(steps):
+            holder, slot = program.find(path)
+            if slot is None:
+                cuts.append(program.insertion(holder, path, value))
+            else:
+                new = encode(like(scanned, slot.value, value))
+                cuts.append(Cut((program.span(slot),), new))
     for path in delete:
         _, slot = program.find(path)
         if slot is None:
@@ -87,7 +98,22 @@ def splice(
             raise KeyError(path)
         old = Slot(slot.opcode, slot.items, slot.index - 1)
         cuts.append(Cut((program.span(old),), encode(key)))
-    return replaced(scanned, cut(scanned, cuts))
+    _refuse_overlap(scanned, cuts, numbers)
+    return replaced(scanned, [*cut(scanned, cuts), *numbers])
+
+
+def _refuse_overlap(scanned: Scan, cuts: Sequence[Cut], numbers: Sequence[Splice]) -> None:
+    """Numbers that are set twice, or in what else is cut; `cut` sees to the others."""
+    starts = sorted(item.start for item in numbers)
+    twice = [left for left, right in pairwise(starts) if left == right]
+    for item in cuts:
+        twice += starts[bisect_left(starts, item.start) : bisect_left(starts, item.end)]
+    if twice:
+        raise SurgeryError(f"{scanned.where}: two edits overlap at byte {twice[0]}", next=DEFECT)
+
+
+def _each(steps: Steps) -> Iterator[Path]:
+    return product(*(step.keys if isinstance(step, Each) else (step,) for step in steps))
 
 
 class _Program:
@@ -111,6 +137,21 @@ class _Program:
             raise KeyError(path)
         self._refuse_shared(holders, path)
         return holders[-1], slot
+
+    def numbers(self, steps: Steps) -> list[tuple[int, int]] | None:
+        """The bytes of each number that `steps` lead to, the last but one of which is `Each`: one
+        call of the native module. None where they are to be taken one by one."""
+        if len(steps) < 2 or self.scan.native is None:
+            return None
+        each, last = steps[-2:]
+        above = tuple(step for step in steps[:-2] if not isinstance(step, Each))
+        if not isinstance(each, Each) or not isinstance(last, str) or len(above) < len(steps) - 2:
+            return None
+        found = self.scan.native.numbers(self._within(above)[-1], last)
+        known = {key: (at, end) for key, at, end in found or ()}
+        if not known or len(known) != len(found) or not known.keys() >= set(each.keys):
+            return None
+        return [known[key] for key in each.keys]
 
     def _within(self, path: Path) -> tuple[int, ...]:
         """The holders on the way, and the value under `path`; thousands of paths share theirs."""

@@ -23,7 +23,7 @@ from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.shard_files import opened, read_shards
-from ckptsurgeon.formats.step_folders import files_below, refuse_link
+from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.formats.values import Rival, State
 
 CONFIG = "config.json"
@@ -76,8 +76,6 @@ class Torchtitan(BaseFormat):
 
     def missing(self, run: Path, step: int) -> list[str]:
         """`.metadata`, or the files that it names."""
-        folder = self.directory(run, step)
-        refuse_link(folder)
         if not (self._saved(run, step) / METADATA).is_file():
             return [f"{self.inner}/{METADATA}".lstrip("/")]
         return absent(self._saved(run, step))

@@ -15,7 +15,7 @@ from typing import Any
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.files.dcp import METADATA, Saved, Whole
+from ckptsurgeon.files.dcp import METADATA, NEW, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp import weights
@@ -150,9 +150,9 @@ class DcpShards(BaseCheckpoint):
                 out[f"{base}/{name}"], out[metadata] = saved.render(mine, base, name)
         return {**out, **super().render(rest, root)}
 
-    def blobs(self) -> list[Blob]:
+    def blobs(self) -> Iterator[Blob]:
         """See `blobs`."""
-        return [blob for saved in self.folders.values() for blob in blobs(saved)]
+        return (blob for saved in self.folders.values() for blob in blobs(saved))
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By file, every `module.name` that a load imports; tensors are loaded as such only."""
@@ -172,16 +172,17 @@ def placed(file: Path, path: tuple[Key, ...], value: Any, wins: bool = True) -> 
     return Place(file, path, value, wins, chunks=len(value) if isinstance(value, Whole) else 1)
 
 
-def blobs(saved: Saved) -> list[Blob]:
-    """Each item's bytes once: equal zeros are shared."""
-    out: dict[tuple[str, int], Blob] = {}
+def blobs(saved: Saved) -> Iterator[Blob]:
+    """Each item's bytes once: the zeros of a reset are shared."""
+    shared = set[tuple[str, int]]()
     for name, items in saved.items.items():
+        what = None if ".bucket_idx_" in name else kind(name)
         for item in items:
-            what = None if ".bucket_idx_" in name else kind(name)
-            blob = Blob(saved.folder / item.file, item.start, item.length, what)
-            if not item.transforms:
-                out.setdefault((item.file, item.start), blob)
-    return list(out.values())
+            if item.transforms or (item.file, item.start) in shared:
+                continue
+            if NEW.fullmatch(item.file):
+                shared.add((item.file, item.start))
+            yield Blob(saved.folder / item.file, item.start, item.length, what)
 
 
 def kind(name: str) -> str:

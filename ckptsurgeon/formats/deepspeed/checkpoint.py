@@ -79,7 +79,8 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
             return deepspeed.reschedule(self, self.config(), values)
         if schedule is not None and not is_megatron(schedule):
             raise SurgeryError(
-                "the scheduler's state is of no known family, so what it makes of an lr is unknown",
+                "the class of the saved scheduler is not known, so what it makes of an lr "
+                "is not either",
                 next="set lr where the trainer makes its scheduler",
             )
         settings, warnings = annealing.reschedule(self, values)

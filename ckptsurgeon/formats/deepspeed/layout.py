@@ -25,7 +25,6 @@ from ckptsurgeon.formats.megatron.options import OPTIONS
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import MAX_RANKS, is_count, problem, understood
 from ckptsurgeon.formats.shard_files import KEPT_SCANS, read_shards
-from ckptsurgeon.formats.step_folders import refuse_link
 from ckptsurgeon.formats.values import Hazard, State
 
 STEP = re.compile(r"global_step(\d+)")
@@ -87,7 +86,6 @@ class DeepSpeed(BaseFormat):
         if checkpoint == universal.folder(run, step):
             whole = universal.complete(checkpoint)
             return [] if whole else [f"zero/{universal.GLOBAL}"]
-        refuse_link(checkpoint)
         names = _names(checkpoint)
         first = self._first(checkpoint, names)
         if first is None:
@@ -101,7 +99,6 @@ class DeepSpeed(BaseFormat):
         checkpoint = self.directory(run, step)
         if checkpoint == universal.folder(run, step):
             return []
-        refuse_link(checkpoint)
         names = _names(checkpoint)
         first = self._first(checkpoint, names)
         expected = set() if first is None else set(_expected(first, names))

@@ -21,7 +21,7 @@ from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.deepspeed.weights import EXPERT
-from ckptsurgeon.formats.values import MOMENTS, Fragment, Part, Place
+from ckptsurgeon.formats.values import MOMENTS, NUMBER, Fragment, Part, Place
 
 MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 TIED = "tied_modules."
@@ -309,7 +309,7 @@ def _numbered(checkpoint: DeepSpeedShards) -> Iterator[Part]:
     for item in checkpoint.optimizers():
         for path, state in optimizer_state.states(checkpoint, item.file, item.base):
             for kind in MOMENTS:
-                value, name = state.get(kind), f"parameter {path[-1]}"
+                value, name = state.get(kind), f"{NUMBER}{path[-1]}"
                 if isinstance(value, Tensor):
                     place = Place(item.file, (*path, kind), value)
                     yield Part.whole(name, item.file.name, kind, place)

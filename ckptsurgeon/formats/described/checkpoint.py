@@ -14,9 +14,7 @@ from ckptsurgeon.files.pickles.tree import Tensor, get, strides
 from ckptsurgeon.formats.described import savers
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.schedules import torch
-from ckptsurgeon.formats.schedules.check import refuse_several
-from ckptsurgeon.formats.values import Located, Place, Setting, State, Weight
+from ckptsurgeon.formats.values import Decay, Located, Place, Setting, State, Weight
 
 
 @dataclass
@@ -29,6 +27,8 @@ class DescribedCheckpoint(TorchCheckpoint):
     description: Description | None = None
     counters: Mapping[str, tuple[Located, ...]] | None = None
     savers: tuple[Located, ...] = ()
+    nowhere: tuple[str, ...] = ()
+    """Where the page has a scheduler and the file has none."""
 
     def find(self, field: str) -> list[Place]:
         """What the page names, and what a torch optimizer and scheduler keep."""
@@ -42,26 +42,29 @@ class DescribedCheckpoint(TorchCheckpoint):
         places = self.locate("iteration")
         return int(places[0].value) if places else self.step
 
-    def _several(self) -> int:
-        """The optimizers in a file."""
-        return len({path for _, path in self.optimizers})
-
     @property
     def numbered(self) -> bool:
         """Of several optimizers each update counts as a step."""
-        return self._several() <= 1
-
-    def scheduler(self) -> tuple[str, float | None]:
-        """Without a peak where there are several optimizers: each has its own."""
-        if self._several() > 1:
-            schedule = self.schedule()
-            return torch.words(schedule) if torch.is_torch(schedule) else "", None
-        return super().scheduler()
+        return self.several() <= 1
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """Refused for several optimizers in a file: a recipe has one lr."""
-        refuse_several(self.path.name, self._several())
+        """By the saved scheduler, where it is where the page says."""
+        self._refuse_nowhere()
         return super().reschedule(values)
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """As a new rate."""
+        self._refuse_nowhere()
+        return super().cooldown(decay)
+
+    def _refuse_nowhere(self) -> None:
+        """Raise SurgeryError where the scheduler may be somewhere else, and have the last word."""
+        if self.nowhere:
+            raise SurgeryError(
+                f"{self.nowhere[0]} leads nowhere, and there the page of {self.family} has the "
+                "scheduler, which makes the rate from the second update on",
+                next="ckptsurgeon check-format FORMAT    after the page leads to it, or names none",
+            )
 
     def read_state(self) -> State:
         """With the tokens, where the page names them."""

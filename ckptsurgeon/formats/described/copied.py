@@ -39,8 +39,10 @@ class Copied:
 
     def __post_init__(self) -> None:
         self.path, self.step = self.each[0].path, self.each[0].step
+        self.trees: dict[Path, Any] = {}
         self.archives: dict[Path, Archive] = {}
         for one in self.each:
+            self.trees |= one.trees
             self.archives |= one.archives
 
     def _of(self, file: Path) -> Checkpoint:
@@ -171,6 +173,10 @@ class Copied:
         """By the one that has the file."""
         return self._of(file).value(file, path)
 
+    def are_zero(self, places: Sequence[Place]) -> list[bool]:
+        """Of each in its own."""
+        return [self.is_zero(place) for place in places]
+
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the one that has the place."""
         return self._of(place.file).is_zero(place, elements)
@@ -213,9 +219,9 @@ class Copied:
         """Of every one."""
         return [item for one in self.each for item in one.compact(root)]
 
-    def blobs(self) -> list[Blob]:
+    def blobs(self) -> Iterator[Blob]:
         """Of every one."""
-        return [blob for one in self.each for blob in one.blobs()]
+        return (blob for one in self.each for blob in one.blobs())
 
     def digests(self) -> Mapping[Path, str]:
         """Of every one."""

@@ -19,7 +19,7 @@ from ckptsurgeon.files.plain_yaml import unknown_key
 KeyPath = tuple[Key, ...]
 ANY = "*"
 """In a key path: each item of a list, each value of a dict. In a file pattern: any text."""
-LOADERS = ("dcp", "deepspeed")
+LOADERS = ("dcp", "deepspeed", "megatron")
 """What `loader` may name; without it a pattern is of files that torch.save wrote."""
 COUNTERS = ("iteration", "consumed_samples", "tokens")
 """What `fields` may name."""
@@ -82,7 +82,8 @@ class Content:
     """What is in the files of one pattern, as key paths: `optimizers` lead to what torch's
     `state_dict()` of an optimizer returned, and so on. `has` must be there. With a `loader` the
     pattern is of folders: of torch.distributed.checkpoint, where a key path is what the names of
-    values begin with, or of a DeepSpeed engine, which knows its own optimizer."""
+    values begin with; of a DeepSpeed engine or of Megatron-core's torch_dist, which know their own
+    optimizer: a key path leads into the model files of the one, the common state of the other."""
 
     loader: str = ""
     has: tuple[KeyPath, ...] = ()
@@ -119,7 +120,7 @@ class Description:
 
     `witness` names the library whose loader has resumed an edited checkpoint in a test; without it
     every plan says that none was asked. `logs` says by the name of the run's folder where its event
-    files are."""
+    files are. A file named as a step and `unfinished` marks what the trainer removes at a start."""
 
     name: str
     files: Mapping[FilePattern, Content]
@@ -129,6 +130,7 @@ class Description:
     within: Within | None = None
     last: tuple[FilePattern, ...] = ()
     pointer: tuple[str, str] | None = None
+    unfinished: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -185,6 +187,7 @@ class Description:
                 for text in page.items(data.get("last", []), "last")
             ),
             pointer=(str(pointer["file"]), str(pointer["text"])) if pointer else None,
+            unfinished=str(data.get("unfinished", "")),
             logs={k: str(v) for k, v in page.mapping(data.get("logs", {}), "logs").items()},
             options={key: str(text) for key, text in options.items()},
         )
@@ -243,6 +246,11 @@ class _Page:
             if item.loader == "deepspeed" and item.paths() != [*item.schedulers, *item.savers]:
                 raise self.wrong(
                     f"files.{each.text}", "is an engine's: it takes schedulers and savers alone"
+                )
+            if item.loader == "megatron" and (item.optimizers or item.scalers or item.weights):
+                raise self.wrong(
+                    f"files.{each.text}",
+                    "is Megatron-core's: it takes schedulers, savers and fields alone",
                 )
         inside = [each.text for each in contents if within and not _below(each, within.folder)]
         if within and inside:

@@ -1,216 +1,35 @@
-"""The files of a trainer that a page describes: steps, copies of them, and what a restart loads."""
+"""What a restart of a trainer that a page describes loads, and what is in the files of a step."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.files.dcp import METADATA, Saved
-from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats.dcp.shards import absent
-from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.copied import Copied
-from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
+from ckptsurgeon.formats.described.description import Content, FilePattern, KeyPath
 from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings
-from ckptsurgeon.formats.layout import BaseFormat, leads_out, outside
+from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
+from ckptsurgeon.formats.layout import leads_out, outside
+from ckptsurgeon.formats.megatron.dist import COMMON
 from ckptsurgeon.formats.protocol import Checkpoint
-from ckptsurgeon.formats.sane import is_count
 from ckptsurgeon.formats.shard_files import read_shards
-from ckptsurgeon.formats.step_folders import files_below, refuse_link
+from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.formats.values import Rival
 
 ENDING = 1 << 20
 """Bytes at the end of a torch file that hold its directory."""
-Shard = tuple[Path, FilePattern, Mapping[str, int]]
-_known: dict[tuple[object, ...], int | None] = {}
-"""The step in a file, by the file as it was: names do not tell it."""
 
 
-class Described(BaseFormat):
+class Described(DescribedSteps):
     """The format of one page."""
-
-    def __init__(self, description: Description) -> None:
-        self.description = description
-        self.name = description.name
-        self.fresh_optimizer = ""
-
-    # --- steps -----------------------------------------------------------------------------------
-
-    def recognizes(self, run: Path) -> bool:
-        """True with a file of a pattern that has what `has` names, or a folder that its loader
-        knows."""
-        return any(
-            _is_loaded(path, content.loader)
-            if content.loader
-            else self._number(path, content) is not None
-            for path, content in self._candidates(run)
-        )
-
-    def _candidates(self, run: Path) -> Iterator[tuple[Path, Content]]:
-        """The newest file of each pattern: one is enough to know a trainer by. Of folders each, as
-        the newest may be half saved."""
-        for pattern, content in self.description.files.items():
-            if content.optional:
-                continue
-            for path, _ in reversed(pattern.matches(run)):
-                yield path, content
-                if not content.loader:
-                    break
-
-    def _number(self, path: Path, content: Content) -> int | None:
-        """The step in a file, or 0 where its name has it; None for another trainer's file, and for
-        one that can't be read."""
-        try:
-            status = path.stat()
-        except OSError:
-            return None
-        key = (self.name, str(path), status.st_ino, status.st_size, status.st_mtime_ns)
-        if key not in _known:
-            _known[key] = _read_number(path, content, self.description.number)
-        return _known[key]
-
-    def _within(self, folder: Path) -> int | None:
-        """The step in the file of `folder` that has it."""
-        within = self.description.within
-        matches = within.file.matches(folder) if within else []
-        return self._number(matches[0][0], Content()) if matches else None
-
-    def _found(self, run: Path) -> dict[int, list[Shard]]:
-        """The shards of each step; copies of a step are not among them."""
-        copies = {path for path, _ in self._copies(run)}
-        steps: dict[int, list[Shard]] = {}
-        if within := self.description.within:
-            for folder, _ in within.folder.matches(run):
-                if folder in copies or folder.is_symlink():
-                    continue
-                step = self._within(folder)
-                if step is not None:
-                    steps.setdefault(step, []).extend(self._inside(folder))
-            return steps
-        for pattern, content in self.description.files.items():
-            for path, numbers in pattern.matches(run):
-                if path in copies or path.is_symlink():
-                    continue
-                step = numbers.get("step")
-                if step is None:
-                    step = self._number(path, content)
-                if step is not None:
-                    steps.setdefault(step, []).append((path, pattern, numbers))
-        return steps
-
-    def _inside(self, folder: Path) -> list[Shard]:
-        """The shards of a step that is a folder, by whatever name."""
-        within = self.description.within
-        depth = within.folder.text.count("/") + 1 if within else 0
-        out: list[Shard] = []
-        for pattern, content in self.description.files.items():
-            rest = "/".join(pattern.text.split("/")[depth:])
-            inner = FilePattern(rest, pattern.folder).matches(folder) if rest else [(folder, {})]
-            out += [
-                (path, pattern, numbers)
-                for path, numbers in inner
-                if not content.loader or _is_loaded(path, content.loader)
-            ]
-        return out
-
-    def _folder(self, run: Path, path: Path, pattern: FilePattern) -> Path:
-        """What is the step of the shard `path` and nothing else."""
-        if within := self.description.within:
-            return pattern.above(run, path, within.folder.text.count("/") + 1)
-        return pattern.entry(run, path)
-
-    def _copies(self, run: Path) -> list[tuple[Path, Mapping[str, int]]]:
-        found = [each for pattern in self.description.last for each in pattern.matches(run)]
-        return list({path: (path, numbers) for path, numbers in found}.values())
-
-    def steps(self, run: Path) -> list[int]:
-        """The numbers in names or in files. A copy counts where nothing else of a step is left."""
-        copied = {self.pointed(path) for path, _ in self._copies(run)} - {None}
-        return sorted({*self._found(run), *(step for step in copied if step is not None)})
-
-    def _shards(self, run: Path, step: int) -> list[Shard]:
-        """The files of `step` by their own name: those of a copy if there are none."""
-        shards = self._found(run).get(step, [])
-        if shards:
-            return shards
-        pattern = next(iter(self.description.files))
-        left = [(path, numbers) for path, numbers in self._copies(run) if not path.is_symlink()]
-        left = [(path, numbers) for path, numbers in left if self.pointed(path) == step]
-        if self.description.within:
-            return [shard for path, _ in left for shard in self._inside(path)]
-        return [(path, pattern, numbers) for path, numbers in left]
-
-    def directory(self, run: Path, step: int) -> Path:
-        """The folder of the step, or the run where steps are files."""
-        entries = self.entries(run, step)
-        return entries[0] if entries and entries[0].is_dir() else run
-
-    def entries(self, run: Path, step: int) -> list[Path]:
-        """The folder, or the files but for copies that a restart loads."""
-        shards = self._found(run).get(step, [])
-        return sorted({self._folder(run, path, pattern) for path, pattern, _ in shards})
-
-    def files(self, run: Path, step: int) -> list[Path]:
-        """The shards, what lies beside them in a folder, and the copies of the step."""
-        shards = {path for path, _, _ in self._shards(run, step)}
-        whole = {*shards, *self.entries(run, step), *self._copies_of(run, step)}
-        below = {file for path in whole if path.is_dir() for file in files_below(path)}
-        return sorted({path for path in whole if not path.is_dir()} | below)
-
-    def _copies_of(self, run: Path, step: int) -> list[Path]:
-        """Copies, not links: what a link leads to is edited where it is."""
-        return [
-            path
-            for path, _ in self._copies(run)
-            if not path.is_symlink() and self.pointed(path) == step
-        ]
-
-    def missing(self, run: Path, step: int) -> list[str]:
-        """A pattern without a file, and the ranks below the world size or the highest one."""
-        for entry in self.entries(run, step):
-            refuse_link(entry)
-        names: list[str] = []
-        for shards in self._whole(run, step).values():
-            names += self._lacking(run, step, shards)
-        return list(dict.fromkeys(names))
-
-    def _whole(self, run: Path, step: int) -> dict[Path, list[Shard]]:
-        """What a load reads together, by where it lies: each folder, and each copy of one; all
-        files of the step where steps are no such folders."""
-        shards = self._shards(run, step)
-        if not self.description.within:
-            return {self.directory(run, step): shards}
-        out: dict[Path, list[Shard]] = {}
-        for shard in shards:
-            out.setdefault(self._folder(run, shard[0], shard[1]), []).append(shard)
-        return out | {path: self._inside(path) for path in self._copies_of(run, step)}
-
-    def _lacking(self, run: Path, step: int, shards: Sequence[Shard]) -> list[str]:
-        names: list[str] = []
-        for pattern, content in self.description.files.items():
-            mine = [(path, numbers) for path, each, numbers in shards if each == pattern]
-            if not mine and not content.optional:
-                names.append(pattern.text.replace("{step}", str(step)))
-            for path, _ in mine:
-                below = path.relative_to(run).as_posix()
-                names += [f"{below}/{name}" for name in _unloaded(path, content.loader)]
-            ranks = {numbers["rank"] for _, numbers in mine if "rank" in numbers}
-            if not ranks:
-                continue
-            world = max(mine[0][1].get("world", 0), max(ranks) + 1)
-            names += [
-                pattern.text.replace("{step}", str(step)).replace("{rank}", str(rank))
-                for rank in range(world)
-                if rank not in ranks
-            ]
-        return names
 
     # --- what a restart loads --------------------------------------------------------------------
 
@@ -288,15 +107,19 @@ class Described(BaseFormat):
         found = {self._folder(run, path, pattern): step for step, path, pattern, _ in shards}
         found |= {path: step for step, path, _, _ in shards}
         if pointer.is_symlink():
-            return found.get(pointer.resolve())
+            real = pointer.resolve()
+            return next((step for path, step in found.items() if path.resolve() == real), None)
         end = _end(pointer)
         same = [path for path in found if end is not None and _end(path) == end]
         return found[same[-1]] if same else None
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
-        """A step outside the run, if a link leads there."""
-        out = []
-        for path, _ in self._copies(run):
+        """A step outside the run, if a link leads there; and a mark that keeps a copy of the step
+        from being loaded."""
+        copies = [path for path, _ in self._copies(run)]
+        marks = self._markers(copies)
+        out = [Rival(step, f"{path.name} marks a copy as unfinished", (path,)) for path in marks]
+        for path in copies:
             if leads_out(run, path):
                 target = self.pointers(run, step).get(path, self.entries(run, step)[0])
                 out.append(outside(step, path, Path(target)))
@@ -382,39 +205,13 @@ def _contents(
     return {path: contents[pattern] for path, pattern, _ in shards}
 
 
-def _is_loaded(folder: Path, loader: str) -> bool:
-    """Whether the loader would take the folder for one of its own."""
-    if loader == "dcp":
-        return (folder / METADATA).is_file()
-    return any(folder.glob("*_model_states.pt"))
-
-
-def _unloaded(folder: Path, loader: str) -> list[str]:
-    """What the loader would miss in the folder."""
-    if loader == "dcp":
-        return absent(folder)
-    return Engine(folder).missing(folder, 0) if loader else []
-
-
 def _leads(file: Path, trees: Mapping[Path, Any], content: Content, path: KeyPath) -> bool:
     if content.loader == "dcp":
         return bool(beginnings(Saved.open(file), path, rest=r"(\..+)?"))
     if content.loader:
-        models = sorted(file.glob("*_model_states.pt"))
+        models = sorted(file.glob(COMMON if content.loader == "megatron" else "*_model_states.pt"))
         return any(list(expanded(Archive.open(model).tree(), path)) for model in models)
     return bool(list(expanded(trees[file], path)))
-
-
-def _read_number(path: Path, content: Content, number: KeyPath) -> int | None:
-    try:
-        tree = Archive.open(path).tree()
-        if any(not list(expanded(tree, needed)) for needed in content.has):
-            return None
-        step = get(tree, number) if number else 0
-    except (SurgeryError, OSError, ArithmeticError, LookupError, TypeError, ValueError,
-            AttributeError):  # fmt: skip
-        return None
-    return step if is_count(step) else None
 
 
 def _newest(pattern: FilePattern, run: Path) -> list[Path]:

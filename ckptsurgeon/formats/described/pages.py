@@ -21,7 +21,7 @@ def shipped(name: str) -> Described:
 
 def named(name: str, known: Sequence[str]) -> Described:
     """The format that `name` stands for: a page of `known`, the path of one, `torch:PATH=KEYS`."""
-    if name in known:
+    if (Path(__file__).parent / f"{name}.yaml").is_file():
         return shipped(name)
     if name.startswith(TORCH):
         return Described(_torch(name))

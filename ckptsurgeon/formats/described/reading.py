@@ -1,4 +1,5 @@
-"""Opens one saved step as its page says: torch files, a folder of values, or an engine's shards."""
+"""Opens one saved step as its page says: torch files, a folder of values, or shards of an engine or
+of Megatron-core."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
-from ckptsurgeon.formats.described.description import Content, Description
+from ckptsurgeon.formats.described.description import ANY, Content, Description
 from ckptsurgeon.formats.described.engine import DescribedEngine
+from ckptsurgeon.formats.described.megatron import DescribedMegatron
 from ckptsurgeon.formats.described.sharded import DescribedSharded, beginnings, optimizers
+from ckptsurgeon.formats.megatron.dist import COMMON
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.values import Located
 
@@ -26,7 +29,7 @@ def opened(
     shards: Mapping[Path, Content],
     ranks: int,
     without: Collection[Path],
-) -> DescribedCheckpoint | DescribedSharded | DescribedEngine:
+) -> DescribedCheckpoint | DescribedSharded | DescribedEngine | DescribedMegatron:
     """The step `step` at `path`: `shards` are its files, and the folder that a loader reads.
     Raises SurgeryError where nothing of what the page names is there."""
     named = {p: c for p, c in shards.items() if p not in without and c.paths()}
@@ -36,6 +39,8 @@ def opened(
             return _sharded(page, path, step, folder, content, inside)
         if content.loader == "deepspeed":
             return _engine(page, path, step, folder, content, without)
+        if content.loader == "megatron":
+            return _megatron(page, path, step, folder, content, without)
     trees, archives = read_shards(inside)
     located = {key: tuple(_located(trees, inside, key)) for key in KEYS}
     if not any(located.values()):
@@ -54,7 +59,16 @@ def opened(
         weights_at=located["weights"],
         counters=_counters(trees, inside),
         savers=located["savers"],
+        nowhere=tuple(_nowhere(trees, inside)),
     )
+
+
+def _nowhere(trees: Mapping[Path, Any], inside: Mapping[Path, Content]) -> Iterator[str]:
+    """Files without a scheduler where their page has one: there is not even an empty list."""
+    for file, content in inside.items():
+        parents = [path[: path.index(ANY)] if ANY in path else path for path in content.schedulers]
+        if parents and not any(list(expanded(trees[file], path)) for path in parents):
+            yield f"{file.name}: {', '.join('.'.join(map(str, path)) for path in parents)}"
 
 
 def _sharded(
@@ -112,6 +126,32 @@ def _engine(
         schedulers=tuple(_located(inner.trees, models, "schedulers")),
         doubts=tuple(page.doubts()),
         savers=tuple(_located(inner.trees, models, "savers")),
+    )
+
+
+def _megatron(
+    page: Description,
+    path: Path,
+    step: int,
+    folder: Path,
+    content: Content,
+    without: Collection[Path],
+) -> DescribedMegatron:
+    """What the trainer keeps of its own is in the common state."""
+    saved = Saved.open(folder)
+    common = folder / COMMON
+    inside = {common: content} if common.is_file() and common not in without else {}
+    trees, archives = read_shards(inside)
+    return DescribedMegatron(
+        path,
+        step,
+        {**trees, saved.path: Values(saved)},
+        archives,
+        saved=saved,
+        description=page,
+        schedulers=tuple(_located(trees, inside, "schedulers")),
+        counters=_counters(trees, inside),
+        savers=tuple(_located(trees, inside, "savers")),
     )
 
 

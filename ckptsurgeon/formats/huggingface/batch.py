@@ -29,7 +29,7 @@ def rebatch(
 ) -> tuple[list[Setting], list[str]]:
     """The size, and the steps by which the Trainer finds its data and its rate, as if all of them
     had been of that size. Raises SurgeryError for a scheduler with counts of its own, UsageError
-    where a count is no whole number then."""
+    where a count is not a whole number then."""
     kept = checkpoint.locate("batch_size")
     if ramp is not None:
         raise SurgeryError(
@@ -56,7 +56,7 @@ def rebatch(
         now = int(place.value)
         if now * old % size:
             raise UsageError(
-                f"{field} {now} × {old} / {size} is no whole number of steps",
+                f"{field} {now} × {old} / {size} is not a whole number of steps",
                 next=f"go back to a step that is a multiple of {size // gcd(old, size)}: "
                 "ckptsurgeon status lists them",
             )

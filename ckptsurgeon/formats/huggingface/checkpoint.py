@@ -6,24 +6,20 @@ The optimizer is loaded first, then the scheduler (`transformers/trainer.py`,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.huggingface import batch, weights
+from ckptsurgeon.formats.huggingface import weights
+from ckptsurgeon.formats.huggingface.trainer_state import TrainerState
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.plain import parts
-from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.plain.checkpoint import GROUPS, TorchCheckpoint
 from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.schedules import torch, transformers
+from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.formats.values import Decay, Part, Place, Setting
-
-
-def global_step(checkpoint: JsonBeside) -> list[Place]:
-    """The Trainer's counter in `trainer_state.json`."""
-    return [place for file in checkpoint.texts for place in checkpoint.at(file, ("global_step",))]
 
 
 def batches(checkpoint: JsonBeside, file: Path) -> list[Place]:
@@ -35,46 +31,13 @@ def batches(checkpoint: JsonBeside, file: Path) -> list[Place]:
     return [place for key in COUNTS for place in checkpoint.at(file, (key,))]
 
 
-def passed_over(settings: list[Setting], step: int) -> Iterator[str]:
-    """What else the Trainer does with a new global_step."""
-    if settings:
-        yield (
-            f"the data moves with it: a resume passes over the batches of {step} updates, "
-            "unless --ignore_data_skip was given; the schedule stays where it is"
-        )
-
-
-def forget(checkpoint: JsonBeside, gone: Collection[Path]) -> tuple[list[Setting], list[str]]:
-    """The best model so far, where its folder is not in the run: its metric would rank for ever
-    against steps that are saved from here on (`_determine_best_metric`)."""
-    run = checkpoint.path.parent
-    settings, notes = [], []
-    for file in checkpoint.texts:
-        best = checkpoint.value(file, (BEST[0],))
-        if not isinstance(best, str) or _is_in(run, Path(best).name, gone):
-            continue
-        places = [place for key in BEST for place in checkpoint.at(file, (key,))]
-        settings += [Setting(str(p.path[0]), p, None) for p in places if p.value is not None]
-        notes.append(
-            f"{file.parent.name}/{file.name} no longer names {Path(best).name} as the best model "
-            "so far: it is not in the run"
-        )
-    return settings, notes
-
-
-def _is_in(run: Path, name: str, gone: Collection[Path]) -> bool:
-    return (run / name).is_dir() and run / name not in gone
-
-
-BEST = ("best_model_checkpoint", "best_metric", "best_global_step")
-"""What the Trainer keeps of the best model: its folder, the metric, the step."""
 COUNTS = ("_num_yielded", "_sampler_iter_yielded")
 OWN = ("_snapshot", "_sampler_iter_state", "_index_sampler_state", "fetcher_state", "dataset_state")
 """Keys of a loader's state: its two counters, and the states of what it is made of."""
 
 
 @dataclass
-class HuggingFaceCheckpoint(SafetensorsBeside, TorchCheckpoint):
+class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint):
     """`optimizer.pt` and `scheduler.pt`, or Accelerate's `optimizer.bin` and `scheduler.bin`."""
 
     loaders: tuple[Path, ...] = ()
@@ -87,11 +50,9 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TorchCheckpoint):
         return self.family != "accelerate"
 
     def find(self, field: str) -> list[Place]:
-        """The Trainer's step is in `trainer_state.json`, the position of a loader in its file."""
-        if field == "iteration":
-            return global_step(self)
-        if field == "batch_size":
-            return batch.places(self)
+        """The Trainer has two in `trainer_state.json`; the position of a loader is in its file."""
+        if field in ("iteration", "batch_size"):
+            return self.in_state(field)
         if field == "data_batches":
             return [place for file in self.loaders for place in batches(self, file)]
         return super().find(field)
@@ -106,40 +67,34 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TorchCheckpoint):
                     self.read([file])
                     yield from parts.weights(parts.in_tree(self, (file, ())), cut)
 
+    def notes(self) -> Iterator[str]:
+        """And files of optimizers that are the script's own."""
+        yield from super().notes()
+        known = {file.name for file in self.archives}
+        for name in sorted(item.name for item in self.path.iterdir() if item.is_file()):
+            if "optim" in name and name not in known:
+                yield f"{name} is not loaded by {self.family}: it is left as it is"
+
     def iteration(self) -> int:
         """`global_step`; of Accelerate the number in the name."""
         steps = [place.value for place in self.locate("iteration")]
         return int(steps[0]) if steps else self.step
 
-    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
-        """The Trainer passes over the batches of so many updates when it resumes."""
-        settings, notes = super().recount(counter, value)
-        return settings, [*notes, *passed_over(settings, value)]
+    def several(self) -> int:
+        """Each has a file of its own."""
+        return len(self.optimizers)
 
-    def rebatch(
-        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
-    ) -> tuple[list[Setting], list[str]]:
-        """See `batch`."""
-        return batch.rebatch(self, size, ramp)
-
-    def forget(
-        self, gone: Collection[Path], resumed: Sequence[Path]
-    ) -> tuple[list[Setting], list[str]]:
-        """See `forget`."""
-        return forget(self, gone)
-
-    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """Refused for several optimizers: a recipe has one lr."""
-        if len(self.optimizers) > 1:
-            names = ", ".join(path.name for path, _ in self.optimizers)
-            raise SurgeryError(
-                f"{self.path.name} holds several optimizers ({names}), and a recipe has one lr",
-                next="set the lr where the script makes its optimizers",
-            )
-        return super().reschedule(values)
+    def agreed(self, field: str) -> list[Any]:
+        """Of several optimizers of Accelerate, what each has: their files need not agree."""
+        own = (*GROUPS, "adam_step", "scheduler")
+        if self.family == "accelerate" and self.several() > 1 and field in own:
+            return [place.value for place in self.deciding(field)]
+        return super().agreed(field)
 
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
-        """By the Trainer's arguments where its schedule is one of its own."""
+        """By the Trainer's arguments where its schedule is one of its own. Refused for several
+        optimizers."""
+        refuse_several(self.path.name, self.several())
         if self.family == "transformers" and torch.kind(self.schedule()) == "LambdaLR":
             return transformers.cooldown(self, decay)
         return super().cooldown(decay)

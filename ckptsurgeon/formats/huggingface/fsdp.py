@@ -7,7 +7,7 @@ torch.distributed.checkpoint wrote; schedulers and the Trainer's state lie besid
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -17,9 +17,7 @@ from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
-from ckptsurgeon.formats.huggingface import batch
-from ckptsurgeon.formats.huggingface.checkpoint import forget, global_step, passed_over
-from ckptsurgeon.formats.json_beside import JsonBeside
+from ckptsurgeon.formats.huggingface.trainer_state import TrainerState
 from ckptsurgeon.formats.schedules import torch, transformers
 from ckptsurgeon.formats.values import Decay, Place, Setting, Weight
 
@@ -41,7 +39,7 @@ def missing(step: Path) -> list[str]:
 
 
 @dataclass
-class FsdpCheckpoint(JsonBeside, ScheduledCheckpoint):
+class FsdpCheckpoint(TrainerState, ScheduledCheckpoint):
     """Schedulers and scalers are torch files beside the folder of the optimizer."""
 
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = {"iteration": ("global_step",)}
@@ -53,28 +51,11 @@ class FsdpCheckpoint(JsonBeside, ScheduledCheckpoint):
 
     def counted(self, field: str) -> list[Place]:
         """Of the Trainer's state; Accelerate keeps none."""
-        return global_step(self)
-
-    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
-        """As in other steps of the Trainer."""
-        settings, notes = super().recount(counter, value)
-        return settings, [*notes, *passed_over(settings, value)]
+        return self.in_state(field)
 
     def find(self, field: str) -> list[Place]:
         """The batch size is in the Trainer's state."""
-        return batch.places(self) if field == "batch_size" else super().find(field)
-
-    def rebatch(
-        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
-    ) -> tuple[list[Setting], list[str]]:
-        """As in other steps of the Trainer."""
-        return batch.rebatch(self, size, ramp)
-
-    def forget(
-        self, gone: Collection[Path], resumed: Sequence[Path]
-    ) -> tuple[list[Setting], list[str]]:
-        """See `forget`."""
-        return forget(self, gone)
+        return self.in_state(field) if field == "batch_size" else super().find(field)
 
     def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """By the Trainer's arguments where its schedule is one of its own."""

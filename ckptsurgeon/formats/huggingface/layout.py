@@ -21,8 +21,8 @@ from ckptsurgeon.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
 from ckptsurgeon.formats.schedules.torch import is_torch
 from ckptsurgeon.formats.shard_files import opened, read_shards
-from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
-from ckptsurgeon.formats.values import Rival
+from ckptsurgeon.formats.step_folders import StepFolders, listed
+from ckptsurgeon.formats.values import OUTLIVES, Rival
 from ckptsurgeon.transaction.home import HOME
 
 STATE = "trainer_state.json"
@@ -44,7 +44,6 @@ class _Saved(StepFolders):
 
     def missing(self, run: Path, step: int) -> list[str]:
         """The optimizer's or scheduler's file, and shards of an engine inside."""
-        refuse_link(self.directory(run, step))
         folder = _inside(self.directory(run, step))
         if engine := _engine(folder):
             return [f"{engine.name}/{name}" for name in Engine(engine).missing(folder, 0)]
@@ -152,6 +151,7 @@ class Transformers(_Saved):
                 int(match[1]),
                 f"{name} is counted as step {match[1]} by --save_total_limit",
                 (run / name,),
+                harm=OUTLIVES,
             )
             for name in listed(run)
             if (match := re.match(r"checkpoint-(\d{1,18})(?=\D)", name))
@@ -233,6 +233,15 @@ class Accelerate(_Saved):
             )
             for name, found in numbers.items()
             if found and int(found[0][:18]) > step and folder / name not in steps
+        ]
+
+    def stale_pointers(self, run: Path, step: int) -> list[str]:
+        """The number of the next save, which the library keeps nowhere."""
+        if not self._automatic(self.steps_in(run)):
+            return []
+        return [
+            f"in the script, set accelerator.project_configuration.iteration = {step + 1} after "
+            "load_state: it begins at 0, and total_limit removes the lowest numbers first"
         ]
 
     def is_step(self, folder: Path) -> bool:

@@ -59,7 +59,8 @@ def unsaved(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def last_decay(args: Mapping[str, Any], samples: int) -> tuple[str, int]:
     """How the flags of this run count a last decay of so many samples: in samples or in iters.
-    Raises SurgeryError for a trainer without WSD, or a length that is no whole number of iters."""
+    Raises SurgeryError for a trainer without WSD, or a length that is not a whole number of
+    iters."""
     if "lr_wsd_decay_style" not in args:
         raise SurgeryError(
             "this version of Megatron-LM has no WSD, and so no 1-sqrt",
@@ -71,7 +72,7 @@ def last_decay(args: Mapping[str, Any], samples: int) -> tuple[str, int]:
     size = args.get("global_batch_size") or 0
     if not size or samples % size:
         raise SurgeryError(
-            f"the flags count iterations of {size} samples, and {samples} samples are no whole "
+            f"the flags count iterations of {size} samples, and {samples} samples are not a whole "
             "number of them",
             next="cool down once the batch-size ramp-up is over",
         )

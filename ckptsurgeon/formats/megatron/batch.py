@@ -76,7 +76,7 @@ def _refuse_uneven(sizes: Sequence[int], args: Mapping[str, Any]) -> None:
     wrong = next((size for size in sizes if unit and size % unit), None)
     if wrong is not None:
         raise UsageError(
-            f"a batch of {wrong} samples is no multiple of micro_batch_size {micro} x {ranks} "
+            f"a batch of {wrong} samples is not a multiple of micro_batch_size {micro} x {ranks} "
             f"data-parallel ranks = {unit}",
             next=f"batch_size={max(unit, round(wrong / unit) * unit)}",
         )

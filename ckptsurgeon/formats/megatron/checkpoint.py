@@ -18,7 +18,7 @@ from ckptsurgeon.formats.schedules import megatron, names
 from ckptsurgeon.formats.schedules.annealing import present_rate
 from ckptsurgeon.formats.schedules.check import samples_of
 from ckptsurgeon.formats.schedules.megatron import in_proportion
-from ckptsurgeon.formats.values import Decay, Fragment, Part, Place, Setting, State
+from ckptsurgeon.formats.values import NUMBER, Decay, Fragment, Part, Place, Setting, State
 
 Self = TypeVar("Self", bound="MegatronCheckpoint")
 NOTHING: Mapping[str, Any] = {}
@@ -150,7 +150,7 @@ class MegatronCheckpoint(MegatronShards):
     def fragments(self, name: str) -> list[Fragment]:
         """Of `parts`, where these have names. Refused for what they do not have."""
         found = [part for part in self.parts() if part.kind == name]
-        if not found or any(part.parameter.startswith(parts.NUMBER) for part in found):
+        if not found or any(part.parameter.startswith(NUMBER) for part in found):
             return super().fragments(name)
         return [Fragment(part.parameter, part.place, part.start, part.end) for part in found]
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
@@ -31,6 +32,8 @@ COMMON = "common.pt"
 STATE = "common_state/shard_0_1"
 GROUPS = re.compile(r"(?:\w+\.)?optimizer\.distributed\.dp_group_idx_\d+\.optimizer/shard_\S+")
 
+GATHERED = re.compile(r"(?:\w+\.)?optimizer\.distributed\.dp_group_idx_\d+\.param_state/shard_\S+")
+"""dp_zero_gather_scatter: all masters and moments of a model-parallel rank in one pickled value."""
 TENSOR = re.compile(r"(?:\w+\.)?optimizer\.(?:state\.)?(\w+)\.")
 KINDS = {**dict.fromkeys(MASTERS, "master"), **{kind: kind for kind in MOMENTS}}
 """Key of a state → what its tensors are of a parameter."""
@@ -41,6 +44,9 @@ ORDER = ("weights", "master", *MOMENTS)
 @dataclass
 class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
     """One `iter_<N>` with `metadata.json`, `.metadata` and `.distcp` files."""
+
+    by_name: ClassVar[str] = "save the step once with --dist-ckpt-optim-fully-reshardable"
+    """How the trainer saves its optimizer by the names of its parameters."""
 
     def find_roots(self) -> Iterator[tuple[Path, tuple[Key, ...]]]:
         """`common.pt` if it is there, as the loader prefers it."""
@@ -57,6 +63,14 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
             if GROUPS.fullmatch(name):
                 scaler = name.replace(".optimizer/", ".grad_scaler/")
                 yield Optimizer(self.saved.path, (name, 0), (scaler, 0))
+
+    def state_dicts(self) -> list[StateDict]:
+        """With what is in no tensor of `.metadata` named, so that no reset leaves it out."""
+        out = super().state_dicts()
+        if not any(GATHERED.fullmatch(name) for name in self.saved.items):
+            return out
+        held = ("param_state of whole ranks (dp_zero_gather_scatter)",)
+        return [each._replace(beside=(*each.beside, *held)) for each in out]
 
     def buckets(self) -> list[StateDict]:
         """The tensors among the values that are an optimizer's: one for all parameters, or buckets,
@@ -81,9 +95,10 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
         return [StateDict(self.saved.path, state, {}) for state in alike.values()]
 
     def parts(self) -> list[Part]:
-        """A state is named as its weights and cut as they are; each chunk is a cut. What has no
-        state is not trained, and is left out. Raises SurgeryError for flat buckets, in which no
-        file says where a parameter begins, and for a state whose weights are not cut alike."""
+        """A state is named as its weights and cut as they are, or flattened and cut once more; each
+        chunk of the weights is a cut. What has no state is not trained, and is left out. Raises
+        SurgeryError for flat buckets, in which no file says where a parameter begins, and for a
+        state whose weights are not cut alike."""
         states: dict[str, list[Part]] = {}
         for name in self.saved.items:
             match = TENSOR.match(name)
@@ -91,7 +106,7 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
                 raise SurgeryError(
                     f"{self.path.name} keeps masters and moments in flat buckets, and does not say "
                     "which parameters lie in them",
-                    next="save the step once with --dist-ckpt-optim-fully-reshardable",
+                    next=self.by_name,
                 )
             if match is not None and match[1] in KINDS:
                 parameter = name[match.end() :]
@@ -99,10 +114,13 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
                     self.chunks(self.saved, name, parameter, KINDS[match[1]])
                 )
         out = []
-        for name, kept in states.items():
-            weights = list(self.chunks(self.saved, name, name, "weights"))
-            parts.refuse_cut_otherwise(weights, kept)
-            out += sorted((*weights, *kept), key=lambda part: (ORDER.index(part.kind), part.cut))
+        for name, chunks in states.items():
+            weights = {part.cut: part for part in self.chunks(self.saved, name, name, "weights")}
+            found = [(part, _stretch(part, weights)) for part in chunks]
+            alike = [part for part, stretch in found if stretch is None]
+            parts.refuse_cut_otherwise(weights.values(), alike)
+            kept = [*weights.values(), *(stretch or part for part, stretch in found)]
+            out += sorted(kept, key=lambda part: (ORDER.index(part.kind), part.cut, part.first))
         return out
 
     def strips(self) -> Iterator[Strip]:
@@ -117,15 +135,17 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
     ) -> dict[str, Append | Content]:
         """As `DcpShards` does, and the manifest of sha256 sums where there is one."""
         out = super().render(changes, root)
-        if out and (self.path / integrity.MANIFEST).exists():
+        folder = self.saved.folder
+        if out and (folder / integrity.MANIFEST).exists():
             files = {root / file: new for file, new in out.items()}
-            manifest = (self.path / integrity.MANIFEST).relative_to(root).as_posix()
-            out[manifest] = integrity.refreshed(self.path, files, root)
+            manifest = (folder / integrity.MANIFEST).relative_to(root).as_posix()
+            out[manifest] = integrity.refreshed(folder, files, root)
         return out
 
     def digests(self) -> dict[Path, str]:
         """Those of `integrity.json`."""
-        return {self.path / name: digest for name, digest in integrity.read(self.path).items()}
+        folder = self.saved.folder
+        return {folder / name: digest for name, digest in integrity.read(folder).items()}
 
     def shallow_globals(self) -> Mapping[str, frozenset[str]]:
         """Those of `.metadata` and the common state."""
@@ -138,6 +158,24 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
         places = self.in_roots("content_metadata", "distrib_optim_sharding_type")
         kind = f" · {places[0].value}" if places and isinstance(places[0].value, str) else ""
         return f"megatron-lm · torch_dist{kind} · {len(self.saved.items)} values"
+
+
+def _stretch(part: Part, weights: Mapping[str, Part]) -> Part | None:
+    """A chunk of a state of fully_sharded_model_space, up to 0.15, as a stretch of its weights,
+    which are flattened on each tensor-parallel rank and cut among the data-parallel ones: it lies
+    at (number of the cut along each axis, first element), and its size is 1 along each axis. None
+    for one that is cut as weights are, or otherwise."""
+    if not part.cut or not weights:
+        return None
+    size, value = next(iter(weights.values())).place.value.size, part.place.value
+    *numbers, first = map(int, part.cut.split("."))
+    if len(numbers) != len(size) or set(value.size[:-1]) != {1}:
+        return None
+    cut = ".".join(str(number * length) for number, length in zip(numbers, size, strict=True))
+    own = weights.get(cut)
+    if own is None or first + value.numel > own.place.value.numel:
+        return None
+    return part._replace(cut=cut, first=first)
 
 
 def opened_dist(folder: Path, step: int, without: Collection[Path] = ()) -> MegatronDistCheckpoint:

@@ -23,11 +23,10 @@ from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.megatron import flat_parts
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
-from ckptsurgeon.formats.megatron.parts import NUMBER
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.optimizers.table import COUNTED
 from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.values import Fragment, Part, Place, State, StateDict
+from ckptsurgeon.formats.values import NUMBER, Fragment, Part, Place, State, StateDict
 
 INSIDE = r"(?P<base>optimizer(?:\.\d+)?(?:\.optimizer)?)"
 NUMBERED = re.compile(INSIDE + r"\.param_groups\.(?P<owner>\d+)\.(?P<key>\w+)")

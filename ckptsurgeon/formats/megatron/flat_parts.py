@@ -16,7 +16,6 @@ from ckptsurgeon.files.dtypes import FLOATS
 from ckptsurgeon.formats.dcp.shards import DcpShards
 from ckptsurgeon.formats.megatron.parts import (
     MASTERS,
-    NUMBER,
     Named,
     Owner,
     by_shape,
@@ -24,7 +23,7 @@ from ckptsurgeon.formats.megatron.parts import (
     unknown,
 )
 from ckptsurgeon.formats.strips import MASTERS as IN_STATE
-from ckptsurgeon.formats.values import MOMENTS, Part, Place
+from ckptsurgeon.formats.values import MOMENTS, NUMBER, Part, Place
 
 WEIGHT = re.compile(r"model\d*\.(.+)")
 STATE = re.compile(r"optimizer(?:\.\d+)?(?:\.optimizer)?\.state\.(.+)\.(\w+)")

@@ -23,16 +23,16 @@ from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, opened_dist
 from ckptsurgeon.formats.megatron.flags import USE
 from ckptsurgeon.formats.megatron.flat import ROOT, opened_flat
-from ckptsurgeon.formats.megatron.tiers import OTHER, TRACKER
+from ckptsurgeon.formats.megatron.tiers import OTHER, STEP, TRACKER
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.shard_files import opened, read_shards
-from ckptsurgeon.formats.step_folders import files_below, listed, refuse_link
+from ckptsurgeon.formats.step_folders import files_below, listed
 from ckptsurgeon.formats.values import Hazard, Rival
+from ckptsurgeon.transaction.home import HOME
 
 BRIDGE = f"latest_{bridge.COUNTERS}"
 """The pointer of Megatron-Bridge, which saves Megatron-core's checkpoints."""
-STEP = re.compile(r"iter_(\d{7,18})")
 RANK = re.compile(r"mp_rank_(?P<tp>\d{2,})(?:_(?P<a>\d{3,}))?(?:_(?P<b>\d{3,}))?")
 SHARD = re.compile(r"model_optim_rng\.pt|distrib_optim\.pt|layer_wise_optimizer_\d+\.pt")
 
@@ -43,11 +43,26 @@ class Megatron(BaseFormat):
     name = "megatron"
     options = options.OPTIONS
     fresh_optimizer = "--no-load-optim --load-main-params-from-ckpt"
+    tier_pointers: tuple[str, ...] = (TRACKER,)
+    """What is written beside checkpoints that are not persistent; the first is what is read."""
 
     def recognizes(self, run: Path) -> bool:
-        """True with an `iter_<N>` folder that holds a checkpoint of either format."""
+        """True with an `iter_<N>` folder that holds a checkpoint of either format. Not the folder
+        of those that are not persistent: the run, whose tracker is asked too, is above it."""
+        if tiers.belongs(run) and not (run / HOME).is_dir():
+            return False
         folders = (folder for step in self.steps(run) for folder in self._folders(run, step))
         return any(_is_dist(f) or _ranks(f) or (f / METADATA).is_file() for f in folders)
+
+    def named(self, folder: Path) -> int | None:
+        """The step that is loaded of a folder of checkpoints that are not persistent."""
+        return number(folder / TRACKER)
+
+    def _not_persistent(self, run: Path) -> int | None:
+        """The step in `non_persistent/` that is loaded, if the launch that saved it looks there on
+        a load; or if that can't be told."""
+        step = self.named(run / OTHER)
+        return step if step is not None and _looked_for(run / OTHER, step) else None
 
     def steps(self, run: Path) -> list[int]:
         """The N of every `iter_<N>` folder, also of those that are not persistent."""
@@ -62,17 +77,19 @@ class Megatron(BaseFormat):
         """What the loader takes for `step` first."""
         name = f"iter_{step:07d}"
         there = [folder / name for folder in (run, run / OTHER) if (folder / name).is_dir()]
-        return there[::-1] if _not_persistent(run) == step else there
+        return there[::-1] if self._not_persistent(run) == step else there
 
     def directory(self, run: Path, step: int) -> Path:
         """`iter_<N>`, with 7 digits or more."""
         return next(iter(self._folders(run, step)), run / f"iter_{step:07d}")
 
     def entries(self, run: Path, step: int) -> list[Path]:
-        """The folder; and with a checkpoint that is not persistent the tracker that names it."""
+        """The folder; and with a checkpoint that is not persistent the pointers to it."""
         out = self._folders(run, step)
-        tracker = run / OTHER / TRACKER
-        return [*out, tracker] if number(tracker) == step else out
+        if self.named(run / OTHER) != step:
+            return out
+        files = (run / OTHER / name for name in self.tier_pointers)
+        return [*out, *(file for file in files if file.exists())]
 
     def files(self, run: Path, step: int) -> list[Path]:
         """All that lies in the folder and in the folders of its ranks."""
@@ -81,7 +98,6 @@ class Megatron(BaseFormat):
     def missing(self, run: Path, step: int) -> list[str]:
         """Names of absent files: by the parallel sizes in the args, or by .metadata."""
         folder = self.directory(run, step)
-        refuse_link(folder)
         if _is_flat(folder):
             return absent(folder)
         if _is_dist(folder):
@@ -133,29 +149,46 @@ class Megatron(BaseFormat):
         return [run / TRACKER]
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
-        """The tracker with the number alone."""
-        return {run / TRACKER: str(step)}
+        """The tracker with the number alone; and that of `non_persistent/` for a step that is
+        nowhere else."""
+        return {folder / TRACKER: str(step) for folder in tiers.pointed_in(run, step)}
+
+    def stale_pointers(self, run: Path, step: int) -> list[str]:
+        """None. Raises SurgeryError for a step in `non_persistent/` alone where no launch looks."""
+        if tiers.only_there(run, step) and not _looked_for(run / OTHER, step):
+            raise SurgeryError(
+                f"step {step} is in {OTHER}/ alone, where a launch looks with "
+                "--non-persistent-ckpt-type global only",
+                next=f"mv {self.directory(run, step)} {run}/    then the same command again",
+            )
+        return []
 
     def pointed(self, pointer: Path) -> int | None:
         """The step that is loaded: the tracker's, or that of a checkpoint that is not persistent
         and not older."""
         named = number(pointer)
-        other = _not_persistent(pointer.parent)
+        other = self._not_persistent(pointer.parent)
         return other if named is not None and other is not None and other >= named else named
+
+    def kept_as(self, file: str) -> str:
+        """`iter_<N>` is `iter-<N>`: of all `iter_*` below a folder, at any depth, the clean-up of
+        checkpoints that are not persistent keeps the highest, and so does `most_recent_k` of
+        Megatron-Bridge 0.6 (`cleanup_old_non_persistent_checkpoint`)."""
+        return file.replace("iter_", "iter-")
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
         """By the command line of the newest step: the next launch will have it, too."""
-        return tiers.rivals(run, step, _newest_args(run))
+        return tiers.rivals(run, step, _newest_args(run), self.named, self.tier_pointers)
 
     def hazards(self, run: Path) -> list[Hazard]:
-        """A checkpoint that is loaded in place of the latest."""
+        """A checkpoint that is loaded in place of the latest, or kept before it."""
         return self.outdone(run, self.pointed(run / TRACKER))
 
     def outdone(self, run: Path, latest: int | None) -> list[Hazard]:
-        """What is loaded in place of step `latest`."""
+        """What is loaded in place of step `latest`, or kept before it."""
         return [
             Hazard(
-                f"{rival.what}: the trainer loads it in place of step {latest}",
+                f"{rival.what}: {rival.harm.format(latest)}",
                 rival.remedy or f"ckptsurgeon rollback --to {latest}    moves it aside",
             )
             for rival in (self.rivals(run, latest) if latest is not None else ())
@@ -198,12 +231,17 @@ class MegatronBridge(Megatron):
         key: bridge.spelled(option) for key, option in options.OPTIONS.items()
     }
     fresh_optimizer = "checkpoint.load_optim=false"
+    tier_pointers = (BRIDGE, TRACKER)
 
     def recognizes(self, run: Path) -> bool:
         """True with that pointer, or the counters in a step's folder."""
         folders = (folder for step in self.steps(run) for folder in self._folders(run, step))
         counted = any((folder / bridge.COUNTERS).is_file() for folder in folders)
         return ((run / BRIDGE).is_file() or counted) and super().recognizes(run)
+
+    def named(self, folder: Path) -> int | None:
+        """By the counters alone: its tracker is written there, and not read."""
+        return _counted(folder / BRIDGE)
 
     def missing(self, run: Path, step: int) -> list[str]:
         """And the counters, which a pointer to the step is a copy of."""
@@ -217,14 +255,16 @@ class MegatronBridge(Megatron):
         return [run / BRIDGE, *tracker]
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
-        """A copy of the step's counters, and the tracker."""
+        """A copy of the step's counters, and the tracker; see `Megatron.pointers`."""
         counters = self.directory(run, step) / bridge.COUNTERS
-        texts: dict[Path, str | Path] = {run / BRIDGE: counters}
-        return {**texts, run / TRACKER: str(step)} if (run / TRACKER).exists() else texts
+        folders = tiers.pointed_in(run, step)
+        texts: dict[Path, str | Path] = {folder / BRIDGE: counters for folder in folders}
+        trackers = (folder / TRACKER for folder in folders)
+        return texts | {path: str(step) for path in trackers if path.exists()}
 
     def stale_pointers(self, run: Path, step: int) -> list[str]:
         """None. Raises SurgeryError where the step's counters name another iteration: a copy of
-        them would point there."""
+        them would point there; and as of Megatron-LM."""
         counters = self.directory(run, step) / bridge.COUNTERS
         if _counted(counters) != step:
             raise SurgeryError(
@@ -232,13 +272,13 @@ class MegatronBridge(Megatron):
                 f"{BRIDGE} as a copy of it would name that step",
                 next=f"relaunch the trainer with checkpoint.ckpt_step={step}",
             )
-        return []
+        return super().stale_pointers(run, step)
 
     def pointed(self, pointer: Path) -> int | None:
         """The iteration in the counters; see `Megatron.pointed`."""
         if pointer.name == TRACKER:
             return super().pointed(pointer)
-        named, other = _counted(pointer), _not_persistent(pointer.parent)
+        named, other = _counted(pointer), self._not_persistent(pointer.parent)
         return other if named is not None and other is not None and other >= named else named
 
     def advise(self, key: str, value: object) -> str:
@@ -287,14 +327,10 @@ def _counted(path: Path) -> int | None:
     return step if isinstance(step, int) else None
 
 
-def _not_persistent(run: Path) -> int | None:
-    """The step that the tracker in `non_persistent/` names, if the launch that saved it looks there
-    on a load; or if that can't be told."""
-    step = number(run / OTHER / TRACKER)
-    if step is None:
-        return None
-    args = _saved_args(run / OTHER / f"iter_{step:07d}")
-    return step if args is None or tiers.counts(args) else None
+def _looked_for(folder: Path, step: int) -> bool:
+    """Whether the launch that saved `step` in `non_persistent/` looks there on a load."""
+    args = _saved_args(folder / f"iter_{step:07d}")
+    return args is None or tiers.counts(args)
 
 
 def _newest_args(run: Path) -> Mapping[str, Any]:

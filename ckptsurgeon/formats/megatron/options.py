@@ -38,7 +38,7 @@ def batch_of(args: Mapping[str, Any]) -> int | None:
 
 def values(state: State, args: Mapping[str, Any]) -> list[str]:
     """Every option that `state` has a value for, with the value; both counts of the schedule in the
-    unit of the saved command line `args`, or not at all where they are no whole number of it."""
+    unit of the saved command line `args`, or not at all where they are not a whole number of it."""
     size = batch_of(args)
     promise, schedule = state.promise, state.schedule or {}
     betas = promise.betas or (None, None)

@@ -19,7 +19,7 @@ from ckptsurgeon.files.dtypes import FLOATS
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.megatron.shards import MegatronShards, Optimizer
 from ckptsurgeon.formats.strips import contiguous
-from ckptsurgeon.formats.values import MOMENTS, Part, Place
+from ckptsurgeon.formats.values import MOMENTS, NUMBER, Part, Place
 
 CHUNK = re.compile(r"model(\d*)")
 FLAT = {"param": "master", **{kind: kind for kind in MOMENTS}}
@@ -27,8 +27,6 @@ FLAT = {"param": "master", **{kind: kind for kind in MOMENTS}}
 ALIGNED = 64
 """Elements at whose multiples a weight begins in a buffer."""
 MASTERS = "fp32_from_fp16_params"
-NUMBER = "parameter "
-"""What a parameter is called that has no name."""
 HINT = "only operations on moments as a whole work here: reset, graft"
 
 

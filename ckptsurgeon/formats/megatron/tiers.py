@@ -1,6 +1,8 @@
 """What Megatron-LM loads in place of the step that its tracker names, by the saved command line.
 
-A checkpoint that is not persistent is loaded if it is not older. Source: `_load_base_checkpoint` in
+A checkpoint that is not persistent is loaded if it is not older, and the highest numbers of them
+are kept when a newer one is saved, whatever the tracker beside them says. Source:
+`_load_base_checkpoint` and `cleanup_old_non_persistent_checkpoint` in
 `megatron/training/checkpointing.py`; the names of local ones are those of `LocalCheckpointManager`
 in NVIDIA's resiliency extension.
 """
@@ -8,18 +10,21 @@ in NVIDIA's resiliency extension.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats.step_folders import listed
-from ckptsurgeon.formats.values import Rival
+from ckptsurgeon.formats.values import LOADED, OUTLIVES, Rival
 
 TRACKER = "latest_checkpointed_iteration.txt"
 OTHER = "non_persistent"
 """Where checkpoints of `--non-persistent-ckpt-type global` lie, unless a folder is given."""
-LOCAL = re.compile(r"iter_(\d{7})_\d+_local\.pt")
+LOCAL = re.compile(r"iter_(\d{7})_\d+_local(\.dirty)?\.pt")
+"""The dirty one is of a save that died: where it lies, that iteration can't be saved."""
+STEP = re.compile(r"iter_(\d{7,18})")
+Named = Callable[[Path], int | None]
+"""The step that the pointer in a folder names."""
 
 
 def counts(args: Mapping[str, Any]) -> bool:
@@ -28,30 +33,69 @@ def counts(args: Mapping[str, Any]) -> bool:
     return kind == "global" and not args.get("non_persistent_global_ckpt_dir")
 
 
-def rivals(run: Path, step: int, args: Mapping[str, Any]) -> list[Rival]:
-    """What a launch with these arguments loads in place of `step`, but for `non_persistent/`, whose
-    steps are the run's."""
+def belongs(folder: Path) -> bool:
+    """Whether it is the `non_persistent/` of a run."""
+    names = listed(folder.parent) if folder.name == OTHER else []
+    return TRACKER in names or any(STEP.fullmatch(name) for name in names)
+
+
+def only_there(run: Path, step: int) -> bool:
+    """Whether `step` was saved as one that is not persistent, and not otherwise."""
+    name = f"iter_{step:07d}"
+    return (run / OTHER / name).is_dir() and not (run / name).is_dir()
+
+
+def pointed_in(run: Path, step: int) -> list[Path]:
+    """The folders whose pointers must name `step` for it to be loaded."""
+    return [run, run / OTHER] if only_there(run, step) else [run]
+
+
+def rivals(
+    run: Path, step: int, args: Mapping[str, Any], named: Named, pointers: tuple[str, ...]
+) -> list[Rival]:
+    """What a launch with these arguments loads in place of `step`, or keeps while it removes newer
+    ones, but for `non_persistent/`, whose steps are the run's. `pointers` are the names of the
+    files that name a step, and `named` reads them."""
     kind = args.get("non_persistent_ckpt_type")
     if kind == "local":
         return _local(run, step, args.get("non_persistent_local_ckpt_dir"))
-    if kind == "global":
-        return _elsewhere(run, step, args.get("non_persistent_global_ckpt_dir"))
-    return []
-
-
-def _elsewhere(run: Path, step: int, given: Any) -> list[Rival]:
-    """By the tracker in the folder of `--non-persistent-global-ckpt-dir`."""
-    if not isinstance(given, str) or not given:
+    given = args.get("non_persistent_global_ckpt_dir")
+    if kind != "global" or not isinstance(given, str) or not given:
         return []
     folder = run / given
-    other = number(folder / TRACKER)
-    if other is None or other < step:
+    if folder.resolve() == run.resolve():
+        return _persistent(step, Path(str(args.get("save"))), named)
+    return _elsewhere(run, step, folder, named(folder), pointers)
+
+
+def _persistent(step: int, save: Path, named: Named) -> list[Rival]:
+    """Of a folder of checkpoints that are not persistent: the run in `save`, where it is newer."""
+    other = named(save) if save.is_absolute() else None
+    if other is None or other <= step:
         return []
-    what = f"{folder} holds iteration {other}, a checkpoint that is not persistent"
-    paths = (folder / TRACKER, folder / f"iter_{other:07d}")
-    if _inside(folder, run):
-        return [Rival(other, what, tuple(path for path in paths if path.exists()))]
-    return [Rival(other, what, (), f"mv {paths[0]} {paths[0]}.aside")]
+    remedy = f"ckptsurgeon -C {save} rollback --to STEP    to one that is not newer than {step}"
+    return [Rival(other, f"{save} holds iteration {other}", (), remedy)]
+
+
+def _elsewhere(
+    run: Path, step: int, folder: Path, other: int | None, pointers: tuple[str, ...]
+) -> list[Rival]:
+    """By the pointer in the folder of `--non-persistent-global-ckpt-dir`, which names `other`, and
+    by the numbers there: a later one is kept for ever and the new ones are removed."""
+    matches = (STEP.fullmatch(name) for name in listed(folder))
+    out = {int(match[1]) for match in matches if match and int(match[1]) > step}
+    names: tuple[str, ...] = ()
+    harm = OUTLIVES
+    if other is not None and other >= step:
+        out, names, harm = out | {other}, pointers, LOADED
+    if not out:
+        return []
+    what = f"{folder} holds iteration {max(out)}, a checkpoint that is not persistent"
+    if not _inside(folder, run):
+        return [Rival(max(out), what, (), f"mv {folder} {folder}.aside", harm)]
+    names += tuple(f"iter_{number:07d}" for number in sorted(out))
+    paths = tuple(folder / name for name in names if (folder / name).exists())
+    return [Rival(max(out), what, paths, "", harm)]
 
 
 def _local(run: Path, step: int, given: Any) -> list[Rival]:
@@ -59,14 +103,12 @@ def _local(run: Path, step: int, given: Any) -> list[Rival]:
     if not isinstance(given, str) or not given:
         return []
     folder = run / given
-    files = {
-        path: int(match[1])
-        for path in _files(folder)
-        if (match := LOCAL.fullmatch(path.name)) and int(match[1]) >= step
-    }
-    if not files:
+    names = ((path, LOCAL.fullmatch(path.name)) for path in _files(folder))
+    files = {path: match for path, match in names if match and int(match[1]) >= step}
+    loaded = [int(match[1]) for match in files.values() if not match[2]]
+    if not loaded:
         return []
-    newest = max(files.values())
+    newest = max(loaded)
     what = f"{folder} holds local checkpoints up to iteration {newest}"
     if _inside(folder, run):
         return [Rival(newest, what, tuple(files))]

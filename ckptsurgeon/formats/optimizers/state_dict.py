@@ -30,12 +30,19 @@ def by_key(
                 for name, places in inner.items():
                     out.setdefault(name, []).extend(places)
                 continue
-            out.setdefault(str(key), []).append(Place(file, (*path, key), value, wins))
+            name = key if type(key) is str else str(key)
+            place = Place(file, (*path, key), value, wins)
+            if name in out:
+                out[name].append(place)
+            else:
+                out[name] = [place]
     return out
 
 
 def _inner(state: Mapping[Any, Any]) -> Iterable[Any]:
-    inner = state.get(NESTED)
+    if NESTED not in state:
+        return ()
+    inner = state[NESTED]
     return inner if isinstance(inner, Mapping) else ()
 
 
@@ -51,21 +58,22 @@ def state_dict(
     its loader does without the state of a parameter. An entry of the states that is of no
     parameter counts as a key of its own. Of `bare` states there are the keys alone."""
     states = tree.get("state") or {}
-    of_parameters = [
-        ((*base, "state", key), state)
-        for key, state in states.items()
-        if isinstance(state, Mapping)
-    ]
-    others = {key: value for key, value in states.items() if not isinstance(value, Mapping)}
+    parameters: dict[Any, Mapping[Any, Any]] = {}
+    others: dict[Any, Any] = {}
+    for key, value in states.items():
+        of_parameter = type(value) is dict or isinstance(value, Mapping)
+        (parameters if of_parameter else others)[key] = value
     if bare:  # of states with the same keys, one says it
-        alike = {(*state, *_inner(state)): (path, state) for path, state in of_parameters}
-        of_parameters = list(alike.values())
+        alike = {(*state, *_inner(state)): key for key, state in parameters.items()}
+        parameters = {key: parameters[key] for key in alike.values()}
+    of_parameters = [((*base, "state", key), state) for key, state in parameters.items()]
     state = by_key(file, of_parameters)
     for key, places in by_key(file, [((*base, "state"), others)]).items():
         state.setdefault(key, []).extend(places)
     groups = enumerate(tree.get("param_groups") or ())
     group = by_key(file, [((*base, "param_groups", i), values) for i, values in groups])
-    numbered = all(isinstance(key, int) or key in others for key in states)
-    whole = [Place(file, (*base, "state", key), value) for key, value in states.items()]
+    whole: list[Place] = []
+    if loose and all(isinstance(key, int) or key in others for key in states):
+        whole = [Place(file, (*base, "state", key), value) for key, value in states.items()]
     beside = tuple(str(key) for key in tree if key not in BESIDE)
-    return StateDict(file, state, group, tuple(whole) if loose and numbered else (), beside)
+    return StateDict(file, state, group, tuple(whole), beside)

@@ -30,7 +30,8 @@ COMMON = frozenset(
         # torch's schedulers that cycle the rate and the momentum
         "max_lr", "min_lr", "base_momentum", "max_momentum",
         # Megatron-LM
-        "wd_mult", "lr_mult", "start_wd", "end_wd", "pre_wd_mult", "pre_lr_mult", "optimizer",
+        "wd_mult", "lr_mult", "start_wd", "end_wd", "pre_wd_mult", "pre_lr_mult",
+        "pre_mult_lr", "pre_mult_wd", "optimizer",
         "is_expert_parallel", "is_decoupled_lr", "default_config", "is_vision_model_param",
         # DeepSpeed, OLMo-core, nanotron
         "moe", "random_ltd", "fixed_fields", "named_params",

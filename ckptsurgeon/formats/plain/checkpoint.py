@@ -20,6 +20,7 @@ from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.protocol import Disagreement
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
+from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.formats.values import (
     Decay,
     Fragment,
@@ -185,12 +186,19 @@ class TorchCheckpoint(JsonBeside):
         """Of torch's GradScaler."""
         return saved.scaler_start(self, self.scales)
 
+    def several(self) -> int:
+        """How many optimizers there are: those in one file, as each rank may have a file."""
+        return len({path for _, path in self.optimizers})
+
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """By the class of the saved scheduler; lr alone where none is saved."""
+        """By the class of the saved scheduler; lr alone where none is saved. Refused for several
+        optimizers: a recipe has one lr."""
+        refuse_several(self.path.name, self.several())
         return saved.reschedule(self, self.schedule(), values)
 
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
-        """By the class of the saved scheduler."""
+        """By the class of the saved scheduler. Refused for several optimizers."""
+        refuse_several(self.path.name, self.several())
         with understood(self.path):
             if torch.is_torch(self.schedule()):
                 return torch_cooldown.cooldown(self, decay)
@@ -222,13 +230,14 @@ class TorchCheckpoint(JsonBeside):
             yield from torch.notes(schedule)
 
     def scheduler(self) -> tuple[str, float | None]:
-        """The schedule in words, and the rate that it decays from."""
-        schedule = self.schedule()
+        """The schedule in words, and the rate that it decays from: none of several optimizers, as
+        each has its own."""
+        schedule, one = self.schedule(), self.several() <= 1
         if torch.is_torch(schedule):
-            peak = torch.peak(self) if self.locate("lr") else None
+            peak = torch.peak(self) if one and self.locate("lr") else None
             return torch.words(schedule), peak
         if schedule is None:
-            return "", max(self.rates(), default=None)
+            return "", max(self.rates(), default=None) if one else None
         return "an unknown schedule", None
 
     def read_state(self) -> State:

@@ -23,7 +23,7 @@ from ckptsurgeon.formats.plain.nanotron_parts import SHARD
 from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.sane import is_count, problem, understood
 from ckptsurgeon.formats.shard_files import read_shards
-from ckptsurgeon.formats.step_folders import StepFolders, listed, refuse_link
+from ckptsurgeon.formats.step_folders import StepFolders, listed
 from ckptsurgeon.formats.values import Decay, Fragment, Part, Place, Setting
 
 LATEST = "latest.txt"
@@ -174,7 +174,6 @@ class Nanotron(StepFolders):
     def missing(self, run: Path, step: int) -> list[str]:
         """Shards of ranks that `optimizer_config.json` has."""
         folder = self.directory(run, step)
-        refuse_link(folder)
         inner = folder / "optimizer"
         if not (inner / CONFIG).is_file():
             return [f"optimizer/{CONFIG}"]

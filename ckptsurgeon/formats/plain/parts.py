@@ -15,7 +15,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats import optimizer_state
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
-from ckptsurgeon.formats.values import COUNTING, MOMENTS, Located, Part, Place
+from ckptsurgeon.formats.values import COUNTING, MOMENTS, NUMBER, Located, Part, Place
 
 
 def named(state_dict: Mapping[Any, Any]) -> dict[Key, str]:
@@ -65,7 +65,7 @@ def moments(
         for kind in MOMENTS:
             value = state.get(kind)
             if isinstance(value, Tensor):
-                number = numbered.format(f"number {path[-1]}")
+                number = numbered.format(f"{NUMBER}{path[-1]}")
                 owner = name if known.get(name) == value.numel else number
                 yield Part.whole(owner, cut, kind, Place(file, (*path, kind), value))
 

@@ -90,7 +90,7 @@ def reschedule(
         )
     if name == COSINE and len({place.value for place in places}) > 1:
         raise SurgeryError(
-            "param groups have different learning rates, and the config tells one",
+            "param groups have different learning rates, and the config has one",
             next='set "optimizer": {"params": {"lr": …}} in the relaunch\'s DeepSpeed config',
         )
     if values.get("warmup", 1) < 1:

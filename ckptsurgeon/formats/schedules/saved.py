@@ -8,7 +8,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.schedules import annealing, torch
+from ckptsurgeon.formats.schedules import annealing, nemo, torch
 from ckptsurgeon.formats.values import Located, Place, Setting
 
 
@@ -21,8 +21,11 @@ def reschedule(
         if torch.is_torch(schedule):
             return torch.reschedule(checkpoint, values)
         if schedule is not None:
+            why = "no scheduler of torch saves such keys"
+            if isinstance(schedule, Mapping) and schedule.keys() - torch.COMMON == nemo.SHARED:
+                why = "WarmupPolicy, WarmupAnnealing and three more of NeMo's save the same keys"
             raise SurgeryError(
-                "the scheduler's state is of no known class, so what it makes of an lr is unknown",
+                f"what the saved scheduler makes of an lr is not known here: {why}",
                 next="set lr where the trainer makes its scheduler",
             )
         return annealing.reschedule(checkpoint, values)

@@ -17,7 +17,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import refuse_rates
-from ckptsurgeon.formats.schedules import plateau
+from ckptsurgeon.formats.schedules import nemo, plateau
 from ckptsurgeon.formats.schedules.check import refuse_low_peak
 from ckptsurgeon.formats.values import Place, Setting
 from ckptsurgeon.promise import Caveat
@@ -42,19 +42,14 @@ KINDS: Mapping[str, frozenset[str]] = {
     "PolynomialLR": frozenset({"total_iters", "power"}),
     "CyclicLR": frozenset(
         {
-            "max_lrs",
-            "total_size",
-            "step_ratio",
-            "mode",
-            "gamma",
-            "scale_mode",
-            "cycle_momentum",
+            "max_lrs", "total_size", "step_ratio", "mode", "gamma", "scale_mode", "cycle_momentum",
             "_scale_fn_custom",
         }
     ),
-}
+    nemo.NAME: nemo.KEYS,
+}  # fmt: skip
 """Class → what its state has beside COMMON and MOMENTUM. LambdaLR and SequentialLR are told by one
-key, ReduceLROnPlateau by `plateau`."""
+key, ReduceLROnPlateau by `plateau`. One class is NeMo's, on torch's base class."""
 MOMENTUM = frozenset({"use_beta1", "base_momentums", "max_momentums"})
 """What a scheduler that cycles the momentum too may have."""
 KEPT: Mapping[str, frozenset[str]] = {
@@ -62,12 +57,14 @@ KEPT: Mapping[str, frozenset[str]] = {
     "CosineAnnealingWarmRestarts": frozenset({"lr", "min_lr"}),
     "OneCycleLR": frozenset({"lr", "min_lr", "warmup", "decay", "decay_style", "position"}),
     "CyclicLR": frozenset({"lr"}),
+    nemo.NAME: nemo.KEPT,
 }
 """Recipe keys that a state can express; all others `lr` and `position`."""
 NAMES = {
     "eta_min": "min_lr", "min_lr": "min_lr", "T_max": "decay", "total_steps": "decay",
     "end_step": "decay", "_anneal_func_type": "decay_style", "last_epoch": "position",
-    "_step_count": "position",
+    "_step_count": "position", "warmup_steps": "warmup", "max_steps": "decay",
+    "decay_steps": "decay",
 }  # fmt: skip
 """Field → what a plan calls it; all others are `lr`."""
 STRATEGIES = {"cosine": "cos", "linear": "linear"}
@@ -111,7 +108,7 @@ def words(schedule: Mapping[str, Any]) -> str:
     if kind(schedule) == plateau.NAME:
         return plateau.words(schedule)
     text = f"{kind(schedule)}, step {schedule['last_epoch']}"
-    end = schedule.get("T_max", schedule.get("total_steps"))
+    end = schedule.get("T_max", schedule.get("total_steps", schedule.get("max_steps")))
     return text if end is None else f"{text} of {end}"
 
 
@@ -191,9 +188,12 @@ def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, An
                 new.rates = part.rates
         new.state["_last_lr",] = new.rates
         return new
+    if kind(state) == nemo.NAME:
+        rates, changed = nemo.recomputed(state, factor, values)
+        return New(rates, {**changed, **_moved(state, values)})
     base = [float(rate) * factor for rate in state["base_lrs"]]
     floor = float(values.get("min_lr", state.get("eta_min", 0.0)))
-    changed: dict[tuple[Key, ...], Any] = {("base_lrs",): base, **_moved(state, values)}
+    changed = {("base_lrs",): base, **_moved(state, values)}
     now = values.get("position", state["last_epoch"])
     if "eta_min" in state:
         refuse_low_peak(max(base, default=0.0), floor)
@@ -311,10 +311,12 @@ def group_rates(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, floa
             "the checkpoint keeps no param groups, whose lr the next step uses",
             next="set lr on the trainer's command line",
         )
-    mine = [place for place in places if place.file == places[0].file]
+    mine: dict[int, Place] = {}  # model-parallel ranks may keep a group side by side
+    for place in (place for place in places if place.file == places[0].file):
+        mine.setdefault(checkpoint.group_of(place), place)
     keys = ("lr", "initial_lr", "max_lr", "min_lr")
     out = []
-    for place in mine:
+    for place in mine.values():
         entries = {k: checkpoint.value(place.file, checkpoint.beside(place, k)) for k in keys}
         out.append({key: float(value) for key, value in entries.items() if value is not None})
     state = scheduler.value

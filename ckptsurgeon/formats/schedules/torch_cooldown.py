@@ -11,6 +11,7 @@ from typing import Any
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.schedules import nemo
 from ckptsurgeon.formats.schedules.check import refuse_no_rate
 from ckptsurgeon.formats.schedules.shapes import as_lambda
 from ckptsurgeon.formats.schedules.torch import (
@@ -25,13 +26,16 @@ from ckptsurgeon.formats.schedules.torch import (
 )
 from ckptsurgeon.formats.values import Decay, Setting
 
-DECAYS = {"LinearLR": "linear", "PolynomialLR": "linear", "CosineAnnealingLR": "cosine"}
+DECAYS = {
+    "LinearLR": "linear", "PolynomialLR": "linear", "CosineAnnealingLR": "cosine",
+    nemo.NAME: "cosine",
+}  # fmt: skip
 """Class → the shape of a cooldown that it can hold; OneCycleLR holds those of STRATEGIES."""
 
 
 def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[str]]:
-    """The parameters of the class that make it decay so, from its step 0 or, with OneCycleLR, from
-    where it stands. `decay.steps` are the scheduler's.
+    """The parameters of the class that make it decay so, from its step 0 or, with OneCycleLR and
+    NeMo's class, from where it stands. `decay.steps` are the scheduler's.
 
     Raises SurgeryError for a class that can't, with the LambdaLR that can."""
     places = checkpoint.locate("scheduler")
@@ -50,9 +54,12 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
     if name == "OneCycleLR":
         new = one_cycle(*_as_cycle(state, groups, decay))
     else:
-        changed: dict[tuple[Key, ...], Any] = {("last_epoch",): 0, ("base_lrs",): rates}
-        changed |= {("_step_count",): 1} if state["_step_count"] else {}
-        changed |= {(key,): value for key, value in _decaying(name, decay, top).items()}
+        if name == nemo.NAME:
+            values = nemo.decaying(state, decay, rates)
+        else:
+            values = {"last_epoch": 0, "base_lrs": rates, **_decaying(name, decay, top)}
+            values |= {"_step_count": 1} if state["_step_count"] else {}
+        changed: dict[tuple[Key, ...], Any] = {(key,): value for key, value in values.items()}
         changed["_last_lr",] = rates
         new = New(rates, changed, [{"lr": rate, "initial_lr": rate} for rate in rates])
     if name == "CosineAnnealingLR":

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsurgeon.formats.detect import detect
+from ckptsurgeon.formats.detect import is_run
 from ckptsurgeon.look.diff.versions import TORCH, Version
 from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
 
@@ -92,4 +92,4 @@ class Side:
 
 def _is_run(folder: Path) -> bool:
     """Whether this very folder is a run's root, and not one of its steps."""
-    return folder.is_dir() and detect(folder.resolve()) is not None
+    return folder.is_dir() and is_run(folder.resolve())

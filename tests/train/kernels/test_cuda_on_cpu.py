@@ -51,8 +51,8 @@ def toolchain() -> Toolchain:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(source_folder(), toolchain(), tmp_path_factory.mktemp("cuda_on_cpu"))
+def library() -> Path:
+    return build(source_folder(), toolchain())
 
 
 def run(library: Path, order: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -89,7 +89,7 @@ def digests(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stdout.splitlines() if len(line.split()[-1]) == 64]
 
 
-def test_a_sum_in_the_order_in_which_blocks_come_is_caught(tmp_path: Path) -> None:
+def test_a_sum_in_the_order_in_which_blocks_come_is_caught() -> None:
     """Right to rounding, so that the table lets it pass: an atomic in place of a partial sum."""
     atomic = {
         "partials[strip.number * columns + column] = sum;": "atomicAdd(partials + column, sum);",
@@ -104,7 +104,7 @@ def test_a_sum_in_the_order_in_which_blocks_come_is_caught(tmp_path: Path) -> No
                 text = text.replace(right, wrong)
         return text
 
-    library = build(source_folder(), toolchain(), tmp_path, "bias_gelu", change)
+    library = build(source_folder(), toolchain(), "bias_gelu", change)
     assert changed == set(atomic)
     forward, reverse = (run(library, order) for order in ("forward", "reverse"))
     assert (forward.returncode, reverse.returncode) == (0, 0)
@@ -115,7 +115,7 @@ def test_a_sum_in_the_order_in_which_blocks_come_is_caught(tmp_path: Path) -> No
     "bug",
     [b if b in IN_MAKE_TEST else pytest.param(b, marks=pytest.mark.slow) for b in BUGS],
 )
-def test_a_bug_in_a_kernel_is_caught(bug: str, tmp_path: Path) -> None:
+def test_a_bug_in_a_kernel_is_caught(bug: str) -> None:
     kernel, right, wrong = BUGS[bug]
     changed = 0
 
@@ -124,7 +124,7 @@ def test_a_bug_in_a_kernel_is_caught(bug: str, tmp_path: Path) -> None:
         changed += text.count(right)
         return text.replace(right, wrong)
 
-    library = build(source_folder(), toolchain(), tmp_path, kernel, change)
+    library = build(source_folder(), toolchain(), kernel, change)
     assert changed
     outcomes = [run(library, order, *OPTIONS[order]) for order in ("forward", "reverse")]
     assert any(done.returncode for done in outcomes)

@@ -3,46 +3,48 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from tests.support.compiled import MADE, compiled, sources_in
 from train.kernels.build import TARGET, Toolchain, cuda_files
 
+EMULATED = "emulated"
+"""Where the headers of this folder lie among the sources."""
 LAUNCH = re.compile(r"(\w+(?:<[^<>;]*>)?)<<<(.+?), kThreads, 0, stream>>>\(")
 
 
 def build(
     sources: Path,
     toolchain: Toolchain,
-    folder: Path,
     kernel: str = "*",
     change: Callable[[str], str] = lambda text: text,
 ) -> Path:
-    """A library in `folder` whose ops, registered for the CPU, run the CUDA kernels of `sources`,
-    or one of them; `change` edits each source before it is compiled. Raises CalledProcessError.
+    """A library whose ops, registered for the CPU, run the CUDA kernels of `sources`, or one of
+    them; `change` edits each source before it is compiled. Fails with the compiler's words.
 
     Misaligned access, overflow of signed integers and shifts out of range stop the process."""
-    for path in [*sources.glob("*.h"), *(sources / "cuda").iterdir()]:
-        target = folder / path.relative_to(sources)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(on_cpu(change(path.read_text("utf-8"))), encoding="utf-8")
+    files = [*sources.glob("*.h"), *(sources / "cuda").iterdir()]
+    texts = {
+        path.relative_to(sources).as_posix(): on_cpu(change(path.read_text("utf-8"))).encode()
+        for path in files
+    }
+    headers = sources_in(Path(__file__).parent, "*.h")
+    emulated = {f"{EMULATED}/{name}": header for name, header in headers.items()}
     include = Path(torch.__file__).parent / "include"
+    # Without the check of longjmp, which takes a jump to another stack for a mistake.
     flags = [
-        "-std=c++20", "-O1", "-fPIC", "-shared", "-w", TARGET,
+        "-std=c++20", "-O1", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE", TARGET,
         "-fsanitize=alignment,signed-integer-overflow,shift,integer-divide-by-zero",
-        "-fsanitize-undefined-trap-on-error",
-        f"-I{Path(__file__).parent}", "-isystem", str(include),
+        "-fsanitize-undefined-trap-on-error", f"-I{EMULATED}", "-isystem", str(include),
+        f"-L{include.parent / 'lib'}",
     ]  # fmt: skip
-    files = [folder / path.relative_to(sources) for path in cuda_files(sources)]
-    chosen = [str(file) for file in files if file.match(f"{kernel}.c*")]
-    library = folder / "cuda_on_cpu.so"
-    libraries = [f"-L{include.parent / 'lib'}", "-ltorch_cpu"]
-    command = [toolchain.cxx, *flags, "-x", "c++", *chosen, "-o", str(library), *libraries]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return library
+    chosen = [file for file in cuda_files(sources) if file.match(f"{kernel}.c*")]
+    names = [file.relative_to(sources).as_posix() for file in chosen]
+    command = [toolchain.cxx, *flags, "-x", "c++", *names, "-ltorch_cpu"]
+    return compiled(command, texts | emulated, torch.__version__) / MADE
 
 
 def on_cpu(text: str) -> str:

@@ -5,6 +5,7 @@
 // them gives another result.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -61,12 +62,13 @@ struct Warp {
   char slots[kWarp][8];
 };
 struct Fiber {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack{new char[kStack]};
+  ucontext_t start;
+  jmp_buf here;
+  std::unique_ptr<char[]> stack;
   bool done = false;
 };
 
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
 inline Barrier block;
@@ -79,6 +81,11 @@ inline const std::function<void()>* kernel;
   std::exit(70);
 }
 
+// Back to the scheduler. A jump asks nothing of the system, which swapcontext does twice a switch.
+inline void yield() {
+  if (_setjmp(fibers[current].here) == 0) _longjmp(scheduler, 1);
+}
+
 inline void wait(Barrier& barrier, unsigned members) {
   progress = true;
   const unsigned generation = barrier.generation;
@@ -87,12 +94,28 @@ inline void wait(Barrier& barrier, unsigned members) {
     ++barrier.generation;
     return;
   }
-  while (barrier.generation == generation) swapcontext(&fibers[current].context, &scheduler);
+  while (barrier.generation == generation) yield();
 }
 
+// A fiber runs a thread of each block; it never returns.
 inline void enter() {
-  (*kernel)();
-  fibers[current].done = true;
+  while (true) {
+    (*kernel)();
+    fibers[current].done = true;
+    yield();
+  }
+}
+
+// Let a fiber go on until it yields.
+inline void resume(Fiber& fiber) {
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber.stack != nullptr) _longjmp(fiber.here, 1);
+  fiber.stack.reset(new char[kStack]);
+  getcontext(&fiber.start);
+  fiber.start.uc_stack.ss_sp = fiber.stack.get();
+  fiber.start.uc_stack.ss_size = kStack;
+  makecontext(&fiber.start, enter, 0);
+  setcontext(&fiber.start);
 }
 
 inline std::vector<unsigned> order(unsigned count) {
@@ -115,7 +138,7 @@ inline bool run_warp(unsigned warp) {
       if (fibers[number].done) continue;
       current = number;
       threadIdx.x = number;
-      swapcontext(&scheduler, &fibers[number].context);
+      resume(fibers[number]);
       progress |= fibers[number].done;
     }
     any |= progress;
@@ -126,14 +149,7 @@ inline bool run_warp(unsigned warp) {
 inline void run_block(const std::vector<unsigned>& order) {
   block = {};
   warps.assign(order.size(), Warp{});
-  for (Fiber& fiber : fibers) {
-    fiber.done = false;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStack;
-    fiber.context.uc_link = &scheduler;
-    makecontext(&fiber.context, enter, 0);
-  }
+  for (Fiber& fiber : fibers) fiber.done = false;
   bool any = true;
   while (any) {
     any = false;

@@ -1,0 +1,154 @@
+"""One saved step of a described trainer whose optimizer is Megatron-core's, saved as torch_dist.
+
+The trainer drives it with torch's schedulers, not with Megatron's: the first update takes rate and
+weight decay from the param groups, and the scheduler's state in the common state says what comes
+after. `max_lr` and `min_lr` in the groups only name them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.formats import known_globals
+from ckptsurgeon.formats.checkpoint import BaseCheckpoint, agree
+from ckptsurgeon.formats.described import savers
+from ckptsurgeon.formats.described.description import COUNTERS, Description
+from ckptsurgeon.formats.megatron.dist import GROUPS, MegatronDistCheckpoint
+from ckptsurgeon.formats.megatron.shards import Optimizer
+from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
+from ckptsurgeon.formats.schedules.check import refuse_several
+from ckptsurgeon.formats.values import Decay, Located, Place, Setting, State
+
+CHAINED = re.compile(r"chained_(\d+)\.")
+ELSEWHERE = (
+    "max_lr", "min_lr", "warmup", "decay", "decay_style", "clip_grad", "seed", "batch_size",
+    "rampup",
+)  # fmt: skip
+"""Fields that Megatron-LM keeps in its own scheduler's state and in its args."""
+
+
+@dataclass
+class DescribedMegatron(MegatronDistCheckpoint):
+    """`schedulers` and `savers` are (file, key path) in the common state, `counters` by name."""
+
+    by_name: ClassVar[str] = "save the step once in a sharding of Megatron-core that names them"
+
+    description: Description = field(kw_only=True)
+    schedulers: tuple[Located, ...] = ()
+    counters: Mapping[str, tuple[Located, ...]] = field(default_factory=dict)
+    savers: tuple[Located, ...] = ()
+
+    # --- places ----------------------------------------------------------------------------------
+
+    def find(self, field: str) -> list[Place]:
+        """Lr and weight decay of the groups win: no scheduler writes them before an update."""
+        if field == "scheduler":
+            return [
+                Place(file, path, get(self.trees[file], path)) for file, path in self.schedulers
+            ]
+        if field == "position":
+            places = [self.at(file, (*path, "last_epoch")) for file, path in self.schedulers]
+            return [place for each in places for place in each]
+        if field in COUNTERS:
+            return [p for file, path in self.counters.get(field, ()) for p in self.at(file, path)]
+        if field in ("lr", "weight_decay"):
+            return self.in_groups(field, wins=True)
+        return [] if field in ELSEWHERE else super().find(field)
+
+    def group_of(self, place: Place) -> int:
+        """Its number among those of all optimizers of a chain, as the scheduler counts. What each
+        model-parallel rank saved of an optimizer is one."""
+        owner = next(i for i in self.optimizers() if place.path[: len(i.base)] == i.base)
+        counts = {_chained(item): len(self.groups(item)) for item in self.optimizers()}
+        before = (count for name, count in counts.items() if name < _chained(owner))
+        return sum(before) + int(place.path[-2])
+
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """The value: the trainer scales none by a group."""
+        return BaseCheckpoint.in_group(self, key, place, value)
+
+    # --- the schedule ----------------------------------------------------------------------------
+
+    def _scheduler(self) -> Any:
+        places = self.locate("scheduler")
+        return places[0].value if places else None
+
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """By the class of the saved scheduler; lr alone where none is saved."""
+        refuse_several(self.path.name, len(self.schedulers))
+        return saved.reschedule(self, self._scheduler(), values)
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the class of the saved scheduler."""
+        refuse_several(self.path.name, len(self.schedulers))
+        with understood(self.path):
+            if torch.is_torch(self._scheduler()):
+                return torch_cooldown.cooldown(self, decay)
+        return BaseCheckpoint.cooldown(self, decay)
+
+    # --- meaning ---------------------------------------------------------------------------------
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """See `savers`."""
+        return savers.forget(self, self.savers, gone, resumed)
+
+    def read_state(self) -> State:
+        """The lr is that of the first param group, which the trainer logs."""
+        if not self.all_groups():
+            raise SurgeryError(
+                f"{self.path.name} keeps no optimizer: it holds the model alone",
+                next="ckptsurgeon status    a step that has one",
+            )
+        for name in ("lr", "weight_decay", "consumed_samples"):
+            agree(name, self.locate(name))
+        rates, schedule = self.rates(), self._scheduler()
+        peak, words = max(rates), ""
+        if torch.is_torch(schedule):
+            peak, words = torch.peak(self), torch.words(schedule)
+        elif schedule is not None:
+            words = "an unknown schedule"
+        tokens = self.agreed("tokens")
+        return State(
+            step=self.step,
+            promise=self.promise(self.step, rates[0]),
+            schedule=None,
+            dialect=self.dialect(),
+            data_parallel=1,
+            model_parallel=1,
+            dynamic_loss_scale=bool(self.locate("loss_scale")),
+            tokens=int(tokens[0]) if tokens else None,
+            gigaflos=None,
+            saved_at=max(path.stat().st_mtime for path in (*self.archives, self.saved.path)),
+            notes=tuple(self._notes(rates, schedule)),
+            peak_lr=peak,
+            scheduler=words,
+        )
+
+    def _notes(self, rates: Sequence[float], schedule: Any) -> list[str]:
+        notes = known_globals.notes(self.shallow_globals())
+        if len(set(rates)) > 1:
+            notes.append(f"param groups have different learning rates: {list(rates)}")
+        if torch.is_torch(schedule):
+            notes += torch.notes(schedule)
+        return notes + self.description.doubts()
+
+    def dialect(self) -> str:
+        """What kind of checkpoint this is, in a few words."""
+        return super().dialect().replace("megatron-lm", self.description.name)
+
+
+def _chained(item: Optimizer) -> int:
+    """Which optimizer of a chain it is, whatever rank saved it."""
+    name = str(item.base[0])
+    if match := CHAINED.match(name):
+        return int(match[1])
+    return 0 if GROUPS.fullmatch(name) else [key for key in item.base if isinstance(key, int)][-1]

@@ -1,0 +1,246 @@
+"""The files that make up each step of a trainer that a page describes, and the copies of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.dcp import METADATA
+from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.formats.dcp.shards import absent
+from ckptsurgeon.formats.deepspeed.engine import Engine
+from ckptsurgeon.formats.described.checkpoint import expanded
+from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
+from ckptsurgeon.formats.layout import BaseFormat, leads_inside
+from ckptsurgeon.formats.megatron.dist import CONFIG
+from ckptsurgeon.formats.sane import is_count
+from ckptsurgeon.formats.step_folders import files_below
+
+Shard = tuple[Path, FilePattern, Mapping[str, int]]
+_known: dict[tuple[object, ...], int | None] = {}
+"""The step in a file, by the file as it was: names do not tell it."""
+
+
+class DescribedSteps(BaseFormat):
+    """The steps of one page; what a restart loads of them is its layout's."""
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
+        self.name = description.name
+        self.fresh_optimizer = ""
+
+    def recognizes(self, run: Path) -> bool:
+        """True with a file of a pattern that has what `has` names, or a folder that its loader
+        knows."""
+        return any(
+            _is_loaded(path, content.loader)
+            if content.loader
+            else self._number(path, content) is not None
+            for path, content in self._candidates(run)
+        )
+
+    def _candidates(self, run: Path) -> Iterator[tuple[Path, Content]]:
+        """Of each pattern, the newest first: any may be half saved, or another program's."""
+        for pattern, content in self.description.files.items():
+            if not content.optional:
+                yield from ((path, content) for path, _ in reversed(pattern.matches(run)))
+
+    def nameless(self, run: Path) -> str:
+        """Why a file that could be a step by its name is none, in a sentence; "" without such."""
+        for path, content in self._candidates(run):
+            if self.description.number and not content.loader and path.is_file():
+                return _lacking_step(path, (*content.has, self.description.number))
+        return ""
+
+    def _number(self, path: Path, content: Content) -> int | None:
+        """The step in a file, or 0 where its name has it; None for another trainer's file, and for
+        one that can't be read."""
+        try:
+            status = path.stat()
+        except OSError:
+            return None
+        key = (self.name, str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+        if key not in _known:
+            _known[key] = _read_number(path, content, self.description.number)
+        return _known[key]
+
+    def _within(self, folder: Path) -> int | None:
+        """The step in the file of `folder` that has it."""
+        within = self.description.within
+        matches = within.file.matches(folder) if within else []
+        return self._number(matches[0][0], Content()) if matches else None
+
+    def _found(self, run: Path) -> dict[int, list[Shard]]:
+        """The shards of each step; copies of a step are not among them."""
+        copies = {path for path, _ in self._copies(run)}
+        steps: dict[int, list[Shard]] = {}
+        if within := self.description.within:
+            for folder, _ in within.folder.matches(run):
+                if folder in copies or leads_inside(run, folder):
+                    continue
+                step = self._within(folder)
+                if step is not None:
+                    steps.setdefault(step, []).extend(self._inside(folder))
+            return steps
+        for pattern, content in self.description.files.items():
+            for path, numbers in pattern.matches(run):
+                if path in copies or leads_inside(run, path):
+                    continue
+                step = numbers.get("step")
+                if step is None:
+                    step = self._number(path, content)
+                if step is not None:
+                    steps.setdefault(step, []).append((path, pattern, numbers))
+        return steps
+
+    def _inside(self, folder: Path) -> list[Shard]:
+        """The shards of a step that is a folder, by whatever name."""
+        within = self.description.within
+        depth = within.folder.text.count("/") + 1 if within else 0
+        out: list[Shard] = []
+        for pattern, content in self.description.files.items():
+            rest = "/".join(pattern.text.split("/")[depth:])
+            inner = FilePattern(rest, pattern.folder).matches(folder) if rest else [(folder, {})]
+            out += [
+                (path, pattern, numbers)
+                for path, numbers in inner
+                if not content.loader or _is_loaded(path, content.loader)
+            ]
+        return out
+
+    def _folder(self, run: Path, path: Path, pattern: FilePattern) -> Path:
+        """What is the step of the shard `path` and nothing else."""
+        if within := self.description.within:
+            return pattern.above(run, path, within.folder.text.count("/") + 1)
+        return pattern.entry(run, path)
+
+    def _copies(self, run: Path) -> list[tuple[Path, Mapping[str, int]]]:
+        found = [each for pattern in self.description.last for each in pattern.matches(run)]
+        return list({path: (path, numbers) for path, numbers in found}.values())
+
+    def steps(self, run: Path) -> list[int]:
+        """The numbers in names or in files. A copy counts where nothing else of a step is left."""
+        copied = {self.pointed(path) for path, _ in self._copies(run)} - {None}
+        return sorted({*self._found(run), *(step for step in copied if step is not None)})
+
+    def _shards(self, run: Path, step: int) -> list[Shard]:
+        """The files of `step` by their own name: those of a copy if there are none."""
+        shards = self._found(run).get(step, [])
+        if shards:
+            return shards
+        pattern = next(iter(self.description.files))
+        left = [(path, numbers) for path, numbers in self._copies(run) if not path.is_symlink()]
+        left = [(path, numbers) for path, numbers in left if self.pointed(path) == step]
+        if self.description.within:
+            return [shard for path, _ in left for shard in self._inside(path)]
+        return [(path, pattern, numbers) for path, numbers in left]
+
+    def directory(self, run: Path, step: int) -> Path:
+        """The folder of the step, or the run where steps are files."""
+        entries = self.entries(run, step)
+        return entries[0] if entries and entries[0].is_dir() else run
+
+    def entries(self, run: Path, step: int) -> list[Path]:
+        """The folder, or the files but for copies that a restart loads; and what marks them as
+        unfinished."""
+        shards = self._found(run).get(step, [])
+        entries = {self._folder(run, path, pattern) for path, pattern, _ in shards}
+        return sorted({*entries, *self._markers(entries)})
+
+    def _markers(self, entries: Collection[Path]) -> list[Path]:
+        ending = self.description.unfinished
+        beside = [path.with_name(path.name + ending) for path in entries if ending]
+        return [path for path in beside if path.is_file()]
+
+    def files(self, run: Path, step: int) -> list[Path]:
+        """The shards, what lies beside them in a folder, and the copies of the step."""
+        shards = {path for path, _, _ in self._shards(run, step)}
+        whole = {*shards, *self.entries(run, step), *self._copies_of(run, step)}
+        below = {file for path in whole if path.is_dir() for file in files_below(path)}
+        return sorted({path for path in whole if not path.is_dir()} | below)
+
+    def _copies_of(self, run: Path, step: int) -> list[Path]:
+        """Copies, not links: what a link leads to is edited where it is."""
+        return [
+            path
+            for path, _ in self._copies(run)
+            if not path.is_symlink() and self.pointed(path) == step
+        ]
+
+    def missing(self, run: Path, step: int) -> list[str]:
+        """A pattern without a file, and the ranks below the world size or the highest one; and a
+        mark of the trainer's own."""
+        names = [f"{path.name} says so" for path in self._markers(self.entries(run, step))]
+        for shards in self._whole(run, step).values():
+            names += self._lacking(run, step, shards)
+        return list(dict.fromkeys(names))
+
+    def _whole(self, run: Path, step: int) -> dict[Path, list[Shard]]:
+        """What a load reads together, by where it lies: each folder, and each copy of one; all
+        files of the step where steps are no such folders."""
+        shards = self._shards(run, step)
+        if not self.description.within:
+            return {self.directory(run, step): shards}
+        out: dict[Path, list[Shard]] = {}
+        for shard in shards:
+            out.setdefault(self._folder(run, shard[0], shard[1]), []).append(shard)
+        return out | {path: self._inside(path) for path in self._copies_of(run, step)}
+
+    def _lacking(self, run: Path, step: int, shards: Sequence[Shard]) -> list[str]:
+        names: list[str] = []
+        for pattern, content in self.description.files.items():
+            mine = [(path, numbers) for path, each, numbers in shards if each == pattern]
+            if not mine and not content.optional:
+                names.append(pattern.text.replace("{step}", str(step)))
+            for path, _ in mine:
+                below = path.relative_to(run).as_posix()
+                names += [f"{below}/{name}" for name in _unloaded(path, content.loader)]
+            ranks = {numbers["rank"] for _, numbers in mine if "rank" in numbers}
+            if not ranks:
+                continue
+            world = max(mine[0][1].get("world", 0), max(ranks) + 1)
+            names += [
+                pattern.text.replace("{step}", str(step)).replace("{rank}", str(rank))
+                for rank in range(world)
+                if rank not in ranks
+            ]
+        return names
+
+
+def _is_loaded(folder: Path, loader: str) -> bool:
+    """Whether the loader would take the folder for one of its own."""
+    if loader in ("dcp", "megatron"):
+        return (folder / METADATA).is_file()
+    return any(folder.glob("*_model_states.pt"))
+
+
+def _unloaded(folder: Path, loader: str) -> list[str]:
+    """What the loader would miss in the folder."""
+    if loader in ("dcp", "megatron"):
+        configs = [] if loader == "dcp" or (folder / CONFIG).is_file() else [CONFIG]
+        return [*configs, *absent(folder)]
+    return Engine(folder).missing(folder, 0) if loader else []
+
+
+def _read_number(path: Path, content: Content, number: KeyPath) -> int | None:
+    try:
+        tree = Archive.open(path).tree()
+        if any(not list(expanded(tree, needed)) for needed in content.has):
+            return None
+        step = get(tree, number) if number else 0
+    except (SurgeryError, OSError, ArithmeticError, LookupError, TypeError, ValueError,
+            AttributeError):  # fmt: skip
+        return None
+    return step if is_count(step) else None
+
+
+def _lacking_step(path: Path, needed: Sequence[KeyPath]) -> str:
+    try:
+        tree = Archive.open(path).tree()
+        lacking = [keys for keys in needed if not list(expanded(tree, keys))]
+    except (SurgeryError, OSError) as error:
+        return f"{error}, so its step is not known"
+    names = dict.fromkeys(".".join(map(str, keys)) for keys in lacking)
+    return f"{path} holds no {', '.join(names)}, so its step is not known" if names else ""

@@ -1,0 +1,114 @@
+"""NeMo's CosineAnnealing, a scheduler of torch's kind: warm-up, cosine, and a floor that is held.
+
+With `constant_steps` its rates are those of the first base rate, whatever group they are for.
+Source: `nemo/core/optim/lr_scheduler.py` of NVIDIA/NeMo 2381f42 (v2.4.0; 2.0 to 2.5 compute alike).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats.schedules.check import refuse_low_peak
+from ckptsurgeon.formats.values import Decay
+
+NAME = "CosineAnnealing"
+KEYS = frozenset({"max_steps", "warmup_steps", "constant_steps", "decay_steps", "min_lr"})
+"""What its state has beside that of every scheduler of torch."""
+KEPT = frozenset({"lr", "min_lr", "warmup", "decay", "position"})
+"""Recipe keys that its state can express."""
+SHARED = frozenset({"max_steps", "warmup_steps", "min_lr"})
+"""What the states of WarmupPolicy, SquareAnnealing, SquareRootAnnealing, WarmupAnnealing and
+InverseSquareRootAnnealing have: none says which of them it is."""
+State = Mapping[str, Any]
+
+
+def rates(state: State) -> list[float]:
+    """The rate of each group at `last_epoch`."""
+    base = [float(rate) for rate in state["base_lrs"]]
+    if not state["constant_steps"]:
+        return [_rate(state, rate) for rate in base]
+    return [_held(state, base[0])] * len(base)
+
+
+def _rate(state: State, base: float) -> float:
+    step, end = state["last_epoch"], state["max_steps"]
+    warmup = state["warmup_steps"]
+    floor = float(state["min_lr"])
+    if warmup > 0 and step <= warmup:
+        return float(base * (step + 1) / (warmup + 1))
+    if step > end:
+        return floor
+    share = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (end - warmup)))
+    return (base - floor) * share + floor
+
+
+def _held(state: State, base: float) -> float:
+    """With steps at the floor before the end, the warm-up begins at 0."""
+    step, decay = state["last_epoch"], state["decay_steps"]
+    warmup = state["warmup_steps"]
+    floor = float(state["min_lr"])
+    if warmup > 0 and step <= warmup:
+        return float(base * step / warmup)
+    if step > min(warmup + decay, state["max_steps"]):
+        return floor
+    return floor + 0.5 * (math.cos(math.pi * (step - warmup) / decay) + 1.0) * (base - floor)
+
+
+def recomputed(
+    state: State, factor: float, values: Mapping[str, Any]
+) -> tuple[list[float], dict[tuple[Key, ...], Any]]:
+    """The rates at the position and what the state keeps, for base rates times `factor` and the
+    `values` of a recipe. The steps at the floor stay as many as they are.
+
+    Raises SurgeryError for a state whose last rates this is not the formula of, UsageError for a
+    peak or an end that NeMo refuses."""
+    _refuse_foreign(state)
+    new = {
+        **state,
+        "base_lrs": [float(rate) * factor for rate in state["base_lrs"]],
+        "min_lr": float(values.get("min_lr", state["min_lr"])),
+        "warmup_steps": values.get("warmup", state["warmup_steps"]),
+        "max_steps": values.get("decay", state["max_steps"]),
+        "last_epoch": values.get("position", state["last_epoch"]),
+    }
+    if values.keys() & {"warmup", "decay"}:
+        new["decay_steps"] = new["max_steps"] - new["warmup_steps"] - (state["constant_steps"] or 0)
+        if new["decay_steps"] <= 0:
+            raise UsageError(
+                f"decay {new['max_steps']} leaves no step after warmup {new['warmup_steps']} and "
+                f"{state['constant_steps'] or 0} at min_lr",
+                next="decay is the scheduler's max_steps: above the sum of both",
+            )
+    for base in new["base_lrs"]:
+        refuse_low_peak(base, new["min_lr"], ", and NeMo refuses that at the next step")
+    out = rates(new)
+    keys = ("base_lrs", "min_lr", "warmup_steps", "max_steps", "decay_steps")
+    return out, {**{(key,): new[key] for key in keys}, ("_last_lr",): out}
+
+
+def decaying(state: State, decay: Decay, base: Sequence[float]) -> dict[str, Any]:
+    """What makes it go from `base` at its position to `decay.to` along half a cosine."""
+    _refuse_foreign(state)
+    now = state["last_epoch"]
+    return {
+        "warmup_steps": now, "constant_steps": 0, "decay_steps": decay.steps,
+        "max_steps": now + decay.steps, "min_lr": decay.to, "base_lrs": list(base),
+    }  # fmt: skip
+
+
+def _refuse_foreign(state: State) -> None:
+    saved = [float(rate) for rate in state["_last_lr"]]
+    mine = rates(state)
+    if any(
+        not math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-15)
+        for a, b in zip(saved, mine, strict=True)
+    ):
+        raise SurgeryError(
+            f"the scheduler's last rate is {saved[0]!r}, and {NAME} at step "
+            f"{state['last_epoch']} gives {mine[0]!r}: what it makes of another lr is unknown",
+            next="set lr where the trainer makes its scheduler",
+        )

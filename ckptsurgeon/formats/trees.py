@@ -1,0 +1,203 @@
+"""The torch files of a saved step as trees: their values, new bytes, and changes laid over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ckptsurgeon.edits import (
+    ZEROS,
+    AnyChange,
+    Append,
+    Change,
+    Computed,
+    Content,
+    Elements,
+    Fill,
+    Key,
+    Renamed,
+)
+from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.files.archives import append, compact
+from ckptsurgeon.files.archives.archive import PICKLE, Archive
+from ckptsurgeon.files.archives.storage_edit import contiguous
+from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.pickles.tree import Tensor, get, get_each
+from ckptsurgeon.formats.patched import New, patched
+from ckptsurgeon.formats.sane import problem
+from ckptsurgeon.formats.shard_files import opened
+from ckptsurgeon.formats.values import Blob, Place
+
+Self = TypeVar("Self", bound="Trees")
+
+
+@dataclass
+class Trees:
+    """The tree of each torch file of a step, and the archive that it was read from. What a family
+    keeps in other files, it overrides."""
+
+    path: Path
+    step: int
+    trees: dict[Path, Any]
+    archives: dict[Path, Archive]
+
+    def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
+        """The place `path` of `file` with its plain value, or nothing if it is not there."""
+        try:
+            value = get(self.trees[file], path)
+        except KeyError:
+            return []
+        return [Place(file, path, self.plain(file, value), wins)]
+
+    def value(self, file: Path, path: tuple[Key, ...]) -> Any:
+        """The value under `path` in `file`; None when it is not there."""
+        places = self.at(file, path)
+        return places[0].value if places else None
+
+    def plain(self, file: Path, value: Any) -> Any:
+        """`value`, or the number in it if it is a tensor of one element."""
+        if not isinstance(value, Tensor) or value.numel != 1:
+            return value
+        return self.archives[file].value(value)
+
+    def read(self, paths: Iterable[Path]) -> None:
+        """Read the trees of further shards, which only some operations need."""
+        for path, archive in opened(p for p in paths if p not in self.archives).items():
+            self.archives[path] = archive
+            self.trees[path] = archive.tree()
+
+    def holder(self, place: Place) -> Archive:
+        """The file's own."""
+        return self.archives[place.file]
+
+    def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
+        """By the CRC of the tensor's storage, or by the bytes of its `elements`; False when it
+        can't be told without reading all of it."""
+        archive = self.archives[place.file]
+        byte = place.zero.byte if isinstance(place.zero, Fill) else 0
+        return isinstance(place.value, Tensor) and archive.is_zero(place.value, elements, byte)
+
+    def are_zero(self, places: Sequence[Place]) -> list[bool]:
+        """Of each what `is_zero` says, asked of each archive at once."""
+        tensors: dict[Path, dict[int, Tensor]] = {}
+        for number, place in enumerate(places):
+            if type(place.value) is Tensor and place.zero == ZEROS:
+                tensors.setdefault(place.file, {})[number] = place.value
+        known: dict[int, bool] = {}
+        for file, mine in tensors.items():
+            if file in self.archives:
+                known |= zip(mine, self.archives[file].are_zeros([*mine.values()]), strict=True)
+        return [
+            known[number] if number in known else self.is_zero(place)
+            for number, place in enumerate(places)
+        ]
+
+    def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
+        """In the archive that has the tensor."""
+        archive, tensor = self.holder(place), place.value
+        if not contiguous(tensor) or archive.byte_order() != "<":
+            raise SurgeryError(
+                f"{archive.where}: a tensor's elements do not lie little-endian in the order of "
+                "its shape",
+                next="save the checkpoint again with contiguous tensors",
+            )
+        archive.storage(tensor)
+        item = ITEM_BYTES[tensor.dtype]
+        base = archive.start + archive.payload(f"data/{tensor.storage}") + tensor.offset * item
+        return archive.path, base + start * item, base + end * item
+
+    def check(
+        self,
+        name: str,
+        places: Sequence[Place],
+        problem: Callable[[str, Any], str] = problem,
+    ) -> None:
+        """Raise DamagedFile for a value in which `problem` finds that `name` can't have it."""
+        alike: dict[Any, Place] = {}  # thousands hold the same number, or a tensor
+        for place in places:
+            kind = type(place.value)
+            number = (kind, place.value) if kind in (int, float) else id(place)
+            alike[kind if kind is Tensor else number] = place
+        for place in alike.values():
+            if reason := problem(name, place.value):
+                start = self.archives[place.file].payload(PICKLE)
+                raise DamagedFile(str(place.file), start, f"{PICKLE}: {reason}")
+
+    def render(
+        self, changes: Mapping[str, Sequence[Change]], root: Path
+    ) -> dict[str, Append | Content]:
+        """The new bytes of each shard, from its archive as it is open."""
+        return {
+            file: append.render(self.archives[root / file], file, edits)
+            for file, edits in changes.items()
+        }
+
+    def compact(self, root: Path) -> list[tuple[str, Content, int]]:
+        """Shards that surgeries have grown, without the bytes that nothing refers to."""
+        out = []
+        for path, archive in self.archives.items():
+            file = path.relative_to(root).as_posix()
+            content = compact.compact(archive, file)
+            if content is not None:
+                out.append((file, content, archive.size - content.size))
+        return out
+
+    def blobs(self) -> Iterator[Blob]:
+        """No file has archives inside: each shard is one."""
+        return iter(())
+
+    def digests(self) -> dict[Path, str]:
+        """No digest is saved."""
+        return {}
+
+    def globals(self) -> dict[str, frozenset[str]]:
+        """By shard, every `module.name` that a load imports."""
+        return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.archives}
+
+    def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
+        """The trees with `changes` laid over them."""
+        patches: dict[Path, dict[Key, Any]] = {}
+        roots: dict[Path, Any] = {}
+        names: dict[Path, Path] = {}
+        changed = {change.file for change in changes}
+        files = {name: root / name for name in changed if root / name in self.trees}
+        for change in changes:
+            if isinstance(change, Change) and (file := files.get(change.file)) is not None:
+                if isinstance(change.new, (Fill, Elements, Computed)):
+                    continue
+                if isinstance(change.new, Renamed) and not change.path:
+                    names[file] = file.with_name(change.new.key)
+                    continue
+                paths: Iterable[tuple[Key, ...]] = change.paths()
+                if change.new == ZEROS:
+                    found = get_each(self.trees[file], change.path)
+                    paths = [p for p, v in zip(paths, found, strict=True) if _is_scalar(v)]
+                new = New(0 if change.new == ZEROS else change.new)
+                for path in paths:
+                    if not path:  # the file is one value
+                        roots[file] = new.value
+                        continue
+                    patch = patches.setdefault(file, {})
+                    for key in path[:-1]:
+                        patch = patch.setdefault(key, {})
+                    patch[path[-1]] = new
+        trees = {
+            file: patched(tree, patches[file]) if file in patches else tree
+            for file, tree in self.trees.items()
+        }
+        trees |= roots
+        if not names:
+            return replace(self, trees=trees)
+        return replace(
+            self,
+            trees={names.get(file, file): tree for file, tree in trees.items()},
+            archives={names.get(file, file): archive for file, archive in self.archives.items()},
+        )
+
+
+def _is_scalar(value: Any) -> bool:
+    if type(value) is Tensor and len(value.size) == 1:  # nearly always
+        return value.size[0] == 1
+    return not isinstance(value, Tensor) or value.numel == 1

@@ -1,0 +1,147 @@
+"""What `set` makes of each kind of key: its changes, and what is worth a warning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.operations.place_changes import PlaceChanges
+from ckptsurgeon.run.run import Run
+
+SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style", "position")
+LEAP = 10.0
+"""A peak that grows by at least this factor gets a warning."""
+
+
+def short(value: object) -> str:
+    """A number without digits that say nothing, as it could have been typed: 300000, 1e-05."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(short, value))}]"
+    digits = f"{value:g}" if isinstance(value, float) else str(value)
+    return digits if not isinstance(value, float) or float(digits) == value else repr(value)
+
+
+class Setter(PlaceChanges):
+    """The changes and warnings of `set`, one method for each kind of key."""
+
+    def __init__(self, run: Run, checkpoint: Checkpoint) -> None:
+        super().__init__(run)
+        self.checkpoint = checkpoint
+        self.warnings: list[str] = []
+
+    def schedule(self, values: dict[str, Any]) -> None:
+        """lr, min_lr, warmup, decay, decay_style, position, as the format keeps them."""
+        given = {key: values[key] for key in SCHEDULE if key in values}
+        if "position" in given and not self.checkpoint.locate("position"):
+            raise SurgeryError(
+                "this checkpoint keeps no position of a scheduler that could be set",
+                next="its trainer derives it from a counter: set iteration or consumed_samples",
+            )
+        if "lr" in given and any(place.value is None for place in self.checkpoint.locate("lr")):
+            raise SurgeryError(
+                "lr is None in a param group: this optimizer computes its own rate",
+                next="give it an lr where the trainer makes its optimizer (relative_step=False)",
+            )
+        if given:
+            settings, warnings = self.checkpoint.reschedule(given)
+            for field, place, value in settings:
+                self.put(field, place, value)
+            self.warnings += warnings
+
+    def beta(self, index: int, value: float) -> None:
+        """One of Adam's two, in every param group."""
+        for place in self._places("betas", self.run.format.advise_setting("betas")):
+            self.put_nth("betas", place, index, float(value))
+
+    def groups(self, key: str, value: float) -> None:
+        """A weight decay of 0 marks biases and layer norms: such a group keeps it."""
+        places = self._places(key, self.run.format.advise_setting(key))
+        if any(isinstance(place.value, (list, tuple)) for place in places):
+            raise SurgeryError(
+                f"this optimizer has two numbers for {key}: {short(places[0].value)}",
+                next=f"ckptsurgeon set {key}1=NUMBER {key}2=NUMBER",
+            )
+        if key == "weight_decay":
+            places = [place for place in places if place.value != 0]
+            if places and value == 0:
+                self.warnings.append(
+                    "with weight decay 0 in every group, no group shows which should decay: only "
+                    "undo can restore it"
+                )
+            if not places and value != 0:
+                raise SurgeryError(
+                    "every param group has weight decay 0, so none shows which should decay",
+                    next="set the weight decay in the trainer, which knows its parameters",
+                )
+        for place in places:
+            self.put(key, place, self.checkpoint.in_group(key, place, value))
+
+    def setting(self, key: str, value: float) -> None:
+        """A number that the param groups hold under a name of its own, or as the n-th of several:
+        beta3 of `betas`, eps2 of Adafactor's `eps`."""
+        places = self.checkpoint.settings(key)
+        if not places and key[-1].isdigit():
+            plural, index = {"beta": "betas"}.get(key[:-1], key[:-1]), int(key[-1]) - 1
+            several = self.checkpoint.settings(plural)
+            places = [p for p in several if isinstance(p.value, (list, tuple))]
+            places = [place for place in places if len(place.value) > index]
+            for place in places:
+                self.put_nth(plural, place, index, value)
+            if places:
+                return
+        for place in places:
+            if isinstance(place.value, bool) or not isinstance(place.value, (int, float)):
+                raise SurgeryError(
+                    f"{key} is {place.value!r} here, not a number",
+                    next="set it where the trainer makes its optimizer",
+                )
+            self.put(key, place, value)
+        if not places:
+            promise = self.checkpoint.state().promise
+            names = ", ".join(name for name, _ in promise.settings or ())
+            raise SurgeryError(
+                f"the param groups of {promise.optimizer or 'the optimizer'} hold no {key}",
+                next=f"ckptsurgeon show    what they hold: {names}"
+                if names
+                else "ckptsurgeon show    what the checkpoint keeps",
+            )
+
+    def flagged(self, key: str, value: float) -> None:
+        """What a trainer may take from its command line instead. Raises SurgeryError where it
+        does."""
+        places = self.checkpoint.locate(key)
+        if not any(place.wins for place in places):
+            raise SurgeryError(
+                f"this checkpoint does not decide {key}: the trainer's command line does",
+                next=self.run.format.advise(key, value),
+            )
+        for place in places:
+            self.put(key, place, value)
+
+    def loss_scale(self, value: float) -> None:
+        """The scale, as the format keeps it. Raises SurgeryError where none changes by itself."""
+        settings = self.checkpoint.rescale(value)
+        if not self.checkpoint.state().dynamic_loss_scale or not settings:
+            raise SurgeryError(
+                "the run has no dynamic loss scale (bf16 and fp32 train without one)",
+                next="ckptsurgeon show    what the checkpoint keeps",
+            )
+        for field, place, new in settings:
+            self.put(field, place, new)
+
+    def warn_leap(self, lr: float) -> None:
+        """3e5 where 3e-5 was meant is a rate like any other, to a format."""
+        state = self.checkpoint.state()
+        peak = (state.schedule or {}).get("max_lr", state.peak_lr)
+        if peak and lr >= LEAP * float(peak):
+            self.warnings.append(
+                f"the peak rises to {lr / float(peak):,.0f} times what it was: {float(peak):.3e} → "
+                f"{lr:.3e}"
+            )
+
+    def _places(self, name: str, advice: str) -> list[Place]:
+        places = self.checkpoint.locate(name)
+        if not places:
+            raise SurgeryError(f"this checkpoint keeps no {name}", next=advice)
+        return places

@@ -1,0 +1,98 @@
+"""A step with several optimizers: what gives them one rate or one schedule is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ckptsurgeon import Run, look, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe.file import from_data
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import take_back
+
+RATES = (1e-3, 1e-4)
+
+
+def trained() -> tuple[torch.nn.Sequential, list[Any], list[Any]]:
+    """Two layers, each with an Adam and a scheduler of its own, as a GAN has them."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    adams = [
+        torch.optim.AdamW(layer.parameters(), lr=rate)
+        for layer, rate in zip(model, RATES, strict=True)
+    ]
+    schedules = [torch.optim.lr_scheduler.LinearLR(adam, total_iters=40) for adam in adams]
+    for _ in range(6):
+        model(torch.rand(3, 4)).sum().backward()
+        for adam, schedule in zip(adams, schedules, strict=True):
+            adam.step()
+            schedule.step()
+    return model, adams, schedules
+
+
+def accelerate(root: Path) -> None:
+    """By the names of `save_state`: `optimizer.bin`, `optimizer_1.bin`, …"""
+    model, adams, schedules = trained()
+    folder = root / "checkpoint_6"
+    folder.mkdir(parents=True)
+    torch.save({}, folder / "random_states_0.pkl")
+    save_file(model.state_dict(), folder / "model.safetensors")
+    for end, adam, schedule in zip(("", "_1"), adams, schedules, strict=True):
+        torch.save(adam.state_dict(), folder / f"optimizer{end}.bin")
+        torch.save(schedule.state_dict(), folder / f"scheduler{end}.bin")
+
+
+def lightning(root: Path) -> None:
+    """As `dump_checkpoint` has it: a list of each."""
+    model, adams, schedules = trained()
+    root.mkdir(parents=True)
+    state = {
+        "epoch": 0, "global_step": 6, "pytorch-lightning_version": "2.5.0",
+        "state_dict": model.state_dict(), "loops": {}, "callbacks": {},
+        "optimizer_states": [adam.state_dict() for adam in adams],
+        "lr_schedulers": [schedule.state_dict() for schedule in schedules],
+    }  # fmt: skip
+    torch.save(state, root / "epoch=0-step=6.ckpt")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"set": {"lr": 5e-5}},
+        {"set": {"lr": 5e-5, "decay": 80}},
+        {"cooldown": {"steps": 3}},
+        {"cooldown": {"steps": 3, "shape": "cosine"}},
+        {"rewarm_schedule": {"to": 5e-4, "warmup": 2, "decay": 4}},
+    ],
+    ids=["set-lr", "set decay", "cooldown", "cooldown of another shape", "set-lr --restart"],
+)
+@pytest.mark.parametrize("make", [accelerate, lightning])
+def test_one_rate_for_several_optimizers_is_refused(
+    make: Callable[[Path], None], recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    make(tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    before = snapshot(run.root)
+    with pytest.raises(SurgeryError, match="holds 2 optimizers, and a recipe has one lr"):
+        surgery.plan(run, from_data(recipe))
+    assert snapshot(run.root) == before
+
+
+@pytest.mark.parametrize("make", [accelerate, lightning])
+def test_what_is_one_for_all_reaches_each(make: Callable[[Path], None], tmp_path: Path) -> None:
+    """eps and moments have no schedule: every optimizer gets them."""
+    make(tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    before = snapshot(run.root)
+    surgery.apply(run, surgery.plan(run, from_data({"reset": ["moments"], "set": {"eps": 1e-6}})))
+    assert look.verify(Run.open(run.root), level=4).findings == ()
+    checkpoint = Run.open(run.root).checkpoint(6)
+    assert [place.value for place in checkpoint.locate("eps")] == [1e-6, 1e-6]
+    assert all(checkpoint.is_zero(place) for place in checkpoint.locate("exp_avg"))
+    take_back(run.root, before)

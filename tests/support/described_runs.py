@@ -1,0 +1,119 @@
+"""Runs of trainers that a page describes, written by functions of torch as the cited sources do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+)
+
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def stepped_cosine(model: torch.nn.Module, times: int) -> tuple[Any, Any]:
+    """An Adam and its scheduler after some updates of `model`."""
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=40)
+    for _ in range(times):
+        model(torch.rand(3, 4)).sum().backward()
+        adam.step()
+        schedule.step()
+    return adam, schedule
+
+
+def composer(root: Path) -> Path:
+    """As `State.state_dict` and `CheckpointSaver` of Composer 0.32 write it, optimizer and weights
+    by torch's own functions; source: mosaicml/composer at 6405188."""
+    root.mkdir(parents=True)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    for step in (2, 4, 6):
+        adam, schedule = stepped_cosine(model, step)
+        weights, optimizer = get_state_dict(model, adam)
+        counts = {"batch": step, "sample": 8 * step, "token": 64 * step}
+        state = {
+            "model": weights,
+            "optimizers": {"AdamW": optimizer},
+            "schedulers": {"CosineAnnealingLR": schedule.state_dict()},
+            "timestamp": {"Timestamp": counts},
+        }
+        torch.save({"state": state, "rng": [{}]}, root / f"ep0-ba{step}-rank0.pt")
+    (root / "latest-rank0.pt").symlink_to("ep0-ba6-rank0.pt")
+    return root
+
+
+def stepped(times: int) -> tuple[torch.nn.Module, Any, Any]:
+    """A model, its AdamW and LambdaLR after some updates."""
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 0.9**step)
+    for _ in range(times):
+        model(torch.ones(3, 4)).pow(2).sum().backward()
+        adam.step()
+        schedule.step()
+    return model, adam, schedule
+
+
+def composer_state(step: int) -> dict[str, Any]:
+    """`State.state_dict` of mosaicml/composer 6405188 with fsdp state_dict_type sharded."""
+    model, adam, schedule = stepped(step)
+    weights, optimizer = get_state_dict(model, adam)
+    counts = {"batch": step, "sample": 8 * step, "token": 64 * step}
+    state = {
+        "model": weights,
+        "optimizers": {"AdamW": optimizer},
+        "schedulers": {"LambdaLR": schedule.state_dict()},
+        "timestamp": {"Timestamp": counts},
+    }
+    return {"state": state, "rng": [{}]}
+
+
+def composer_sharded(root: Path) -> Path:
+    for step in (2, 4, 6):
+        dcp.save(composer_state(step), checkpoint_id=root / f"ep0-ba{step}", no_dist=True)
+    (root / "latest-rank0.pt").symlink_to("ep0-ba6")
+    return root
+
+
+def automodel_state(step: int) -> dict[str, Any]:
+    """`OptimizerState.state_dict` of NVIDIA-NeMo/Automodel 36044ad, and its scheduler's."""
+    model, adam, _ = stepped(step)
+    schedule = {
+        "max_lr": 1e-3, "lr_warmup_steps": 0, "num_steps": step, "lr_decay_style": "cosine",
+        "lr_decay_steps": 40, "min_lr": 0.0, "start_wd": 0.01, "end_wd": 0.01,
+        "wd_incr_style": "constant", "wd_incr_steps": 40,
+    }  # fmt: skip
+    return {"optim": get_optimizer_state_dict(model, adam, options=FLAT), "sched": schedule}
+
+
+def automodel(root: Path) -> Path:
+    for step in (2, 4, 6):
+        folder = root / f"epoch_0_step_{step}"
+        dcp.save(automodel_state(step), checkpoint_id=folder / "optim", no_dist=True)
+        torch.save({"step": step, "epoch": 0}, folder / "step_scheduler.pt")
+    (root / "LATEST").symlink_to("epoch_0_step_6")
+    return root
+
+
+def verl(root: Path) -> Path:
+    """`FSDPCheckpointManager.save_checkpoint` of volcengine/verl b178a3c, FSDP1: views of flat
+    parameters, as torch's state_dict() has them."""
+    for step in (2, 4, 6):
+        folder = root / f"global_step_{step}" / "actor"
+        folder.mkdir(parents=True)
+        for rank in range(2):
+            model, adam, schedule = stepped(step)
+            name = f"world_size_2_rank_{rank}.pt"
+            torch.save(model.state_dict(), folder / f"model_{name}")
+            torch.save(adam.state_dict(), folder / f"optim_{name}")
+            extra = {"lr_scheduler": schedule.state_dict(), "rng": {}}
+            torch.save(extra, folder / f"extra_state_{name}")
+        torch.save({"samples": 8 * step}, root / f"global_step_{step}" / "data.pt")
+    (root / "latest_checkpointed_iteration.txt").write_text("6")
+    return root
