@@ -62,13 +62,14 @@ class Precision(Section):
         weights: list[Change] = []
         for name, kinds in parameters.items():
             for part in kinds.get("weights", ()):
+                if part.place.value.dtype == made.dtype:
+                    continue
                 if "master" not in kinds:
                     raise SurgeryError(
                         f"{name[0]} has no fp32 master to round its weights from",
                         next="ckptsurgeon verify --level 3    list what contradicts itself",
                     )
-                if part.place.value.dtype != made.dtype:
-                    weights.append(_rounded(run, checkpoint, part, kinds["master"], made.dtype))
+                weights.append(_rounded(run, checkpoint, part, kinds["master"], made.dtype))
         changes = with_copies(run, checkpoint, weights)
         config = config_changes(run, made.config, f"dtype {self.to}")
         if not changes and not made.names and not made.settings:

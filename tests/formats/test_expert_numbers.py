@@ -44,8 +44,8 @@ def weights(root: Path, step: int) -> dict[str, torch.Tensor]:
 
 def masters(root: Path, step: int, rank: int = 0) -> dict[str, torch.Tensor]:
     """Those of one data rank, by the names that it has for them."""
-    name = f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-    path = root / f"global_step{step}" / name
+    name = f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+    (path,) = (root / f"global_step{step}").glob(name)
     state = torch.load(path, weights_only=False)["optimizer_state_dict"]
     return {
         name: flat[at.start : at.start + at.numel]
@@ -73,6 +73,27 @@ def test_experts_are_averaged_with_the_rest(tmp_path: Path) -> None:
     for name, parameter in loaded.module.named_parameters():
         assert torch.equal(parameter.detach(), kept[name])
     take_back(tmp_path, before)
+
+
+@pytest.mark.parametrize(("before", "to"), [("bf16", "fp32"), ("fp16", "bf16")])
+def test_experts_go_on_in_another_precision(tmp_path: Path, before: str, to: str) -> None:
+    """An expert's file keeps its name, and gets what its master in the shards rounds to."""
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[to]
+    make(tmp_path, Options(stage=1, dtype=before, model="moe"))
+    was = snapshot(tmp_path)
+    applied(tmp_path, {"precision": {"to": to}})
+    (shard,) = (tmp_path / "global_step6").glob("*_optim_states.pt")
+    assert shard.name.startswith("bf16_") == (to == "bf16")
+    found, kept = masters(tmp_path, 6), weights(tmp_path, 6)
+    assert found.keys() == kept.keys() and any(f"{EXPERT}.1" in name for name in found)
+    for name, master in found.items():
+        assert kept[name].dtype == dtype and torch.equal(kept[name].flatten(), master.to(dtype))
+    loaded = engine.build(Options(stage=1, dtype=to, model="moe"))
+    loaded.load_checkpoint(str(tmp_path))
+    for name, parameter in loaded.module.named_parameters():
+        assert torch.equal(parameter.detach(), kept[name])
+    engine.train(loaded, 2)
+    take_back(tmp_path, was)
 
 
 @pytest.mark.slow

@@ -212,6 +212,31 @@ def test_an_engine_loads_what_torch_computes(tmp_path: Path, name: str) -> None:
         take_back(tmp_path, before)
 
 
+@pytest.mark.witness("DeepSpeed universal", "precision bf16", by="deepspeed")
+@pytest.mark.parametrize("name", ["zero1", "zero3"])
+def test_an_engine_of_another_precision_loads_either(tmp_path: Path, name: str) -> None:
+    """An fp16 run with a copy: its weights are rounded from the masters, its scaler goes."""
+    was = replace(KINDS[name], dtype="fp16")
+    make(tmp_path, was)
+    convert(tmp_path)
+    held, before = gathered(tmp_path, was, 6), snapshot(tmp_path)
+    for to, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        made = operate(tmp_path, precision={"to": to})
+        assert made.promise is not None and made.promise.loss_scale == 1.0
+        options = replace(was, dtype=to)
+        for loaded in (options, universal(options)):
+            for parameter, found in gathered(tmp_path, loaded, 6).items():
+                kept = held[parameter]
+                assert torch.equal(found.pop("weights"), kept["param"].to(dtype))
+                assert all(torch.equal(tensor, kept[key]) for key, tensor in found.items())
+            assert resume(tmp_path, loaded)["loss_scale"] in (None, 1.0)
+        model = tmp_path / "global_step6_universal" / "mp_rank_00_model_states.pt"
+        if model.exists():
+            weights = torch.load(model, weights_only=False)["module"].items()
+            assert all(torch.equal(w, held[n]["param"].to(dtype)) for n, w in weights)
+        take_back(tmp_path, before)
+
+
 def test_a_reset_of_some_parameters_reaches_the_copy(tmp_path: Path) -> None:
     options = KINDS["zero1"]
     make(tmp_path, options)

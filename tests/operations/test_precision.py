@@ -110,8 +110,11 @@ def engines() -> Iterator[None]:
         yield
 
 
-def resumed(root: Path, stage: int, to: str, config: dict[str, Any]) -> None:
-    deepspeed_engine.make(root, Options(stage=stage, dtype="fp16", scheduler="LambdaLR"))
+def resumed(
+    root: Path, stage: int, to: str, config: dict[str, Any], before: Options | None = None
+) -> None:
+    before = before or Options(stage=stage, dtype="fp16", scheduler="LambdaLR")
+    deepspeed_engine.make(root, before)
     was = snapshot(root)
     made = operate(root, {"precision": {"to": to}})
     assert made.promise is not None
@@ -205,13 +208,39 @@ def test_the_trainer_goes_on_from_zero_3(trained: Trained) -> None:
     take_back(root, was)
 
 
-def test_zero_0_is_refused(engines: None, tmp_path: Path) -> None:
-    deepspeed_engine.make(tmp_path, Options(stage=0, dtype="fp16"))
+def test_the_shards_of_bf16_optimizer_are_those_of_zero_1(engines: None, tmp_path: Path) -> None:
+    before = Options(stage=1, dtype="bf16", scheduler="LambdaLR", config=FP32_GRADIENTS)
+    resumed(tmp_path / "run", 1, "fp32", {}, before)
+    run = Run.open(tmp_path / "run")
+    assert plan(run, from_data({"precision": {"to": "bf16"}})).empty
+    (shard,) = (tmp_path / "run" / "global_step6").glob("*_optim_states.pt")
+    saved = torch.load(shard, weights_only=False)
+    assert "zero_stage" not in saved["optimizer_state_dict"]
+    model = shard.with_name("mp_rank_00_model_states.pt")
+    state = torch.load(model, weights_only=False)
+    state["ds_config"]["zero_optimization"]["stage"] = 0  # as BLOOM was trained
+    torch.save(state, model)
+    warnings = plan(run, from_data({"precision": {"to": "fp32"}})).warnings
+    assert any("and with ZeRO stage 1" in text for text in warnings)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "to", "said"),
+    [
+        ("fp16", "bf16", "masters without the names of their parameters"),
+        ("fp16", "fp32", "keeps flat moments"),
+        ("fp32", "bf16", "keeps no fp32 masters"),
+    ],
+)
+def test_zero_0_is_refused(engines: None, tmp_path: Path, dtype: str, to: str, said: str) -> None:
+    deepspeed_engine.make(tmp_path, Options(stage=0, dtype=dtype))
     was = snapshot(tmp_path)
-    with pytest.raises(SurgeryError, match="is of ZeRO 0") as refused:
-        plan(Run.open(tmp_path), from_data({"precision": {"to": "bf16"}}))
+    with pytest.raises(SurgeryError, match=f"is of ZeRO 0: it .*{said}") as refused:
+        plan(Run.open(tmp_path), from_data({"precision": {"to": to}}))
     assert refused.value.next
     assert snapshot(tmp_path) == was
+    if dtype == "fp32":
+        assert plan(Run.open(tmp_path), from_data({"precision": {"to": "fp32"}})).empty
 
 
 def test_what_is_bf16_already_stays(trained: Trained) -> None:

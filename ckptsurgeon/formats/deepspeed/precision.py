@@ -3,19 +3,18 @@
 Source: DeepSpeed 0.19, `runtime/engine.py` (`_get_zero_ckpt_prefix`) for the names of the files,
 `runtime/zero/stage_1_and_2.py` (`_load_global_state`, `_load_legacy_checkpoint`) and `stage3.py`
 (`_rigid_load_state_dict`) for what is read: masters, moments and groups in any precision, and of
-ZeRO 1 and 2 a loss scaler if there is one, of ZeRO 3 always.
+ZeRO 1 and 2 a loss scaler if there is one, of ZeRO 3 always. BF16_Optimizer (`bf16_optimizer.py`)
+saves the same as ZeRO 1 without a stage and a scaler. Of a universal copy the same is read.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ckptsurgeon.edits import ABSENT
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
-from ckptsurgeon.formats.deepspeed.parts import refuse_universal
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.values import Conversion, Place, Setting
 
@@ -31,19 +30,15 @@ def conversion(checkpoint: DeepSpeedShards, to: str) -> Conversion:
     """New names, flags and what goes. The weights are not among it: those are in `parts`.
 
     Raises SurgeryError for a stage whose loader of another precision reads other keys."""
-    refuse_universal(checkpoint)
-    if to == "bf16" and checkpoint.stage() and all(map(_is_wide, _outer(checkpoint))):
-        return Conversion(DTYPES[to], (), {}, {"dtype": to}, "")  # it is what it should be
-    _refuse(checkpoint)
+    _refuse(checkpoint, to)
     names: dict[Path, str] = {}
     settings: list[Setting] = []
-    for item in checkpoint.optimizers():
-        match = OPTIM.fullmatch(item.file.name)
-        assert match is not None  # by `_refuse`
-        name = item.file.name.removeprefix(match["dtype"] or "")
-        name = f"bf16_{name}" if to == "bf16" else name
-        if name != item.file.name:
-            names[item.file] = name
+    for item in checkpoint.all_optimizers():
+        if match := OPTIM.fullmatch(item.file.name):  # those of a universal copy keep their names
+            name = item.file.name.removeprefix(match["dtype"] or "")
+            name = f"bf16_{name}" if to == "bf16" else name
+            if name != item.file.name:
+                names[item.file] = name
         settings += _scaler(checkpoint, item)
     args = checkpoint.args()
     saved = next((name for name in ("bf16", "fp16") if args.get(name)), "fp32")
@@ -60,36 +55,29 @@ def conversion(checkpoint: DeepSpeedShards, to: str) -> Conversion:
     return Conversion(DTYPES[to], tuple(settings), names, {"dtype": to}, _launch(checkpoint, to))
 
 
-def _outer(checkpoint: DeepSpeedShards) -> list[Any]:
-    """What the wrapper of each optimizer saved."""
-    return [get(checkpoint.trees[item.file], item.outer) for item in checkpoint.optimizers()]
+def _refuse(checkpoint: DeepSpeedShards, to: str) -> None:
+    if checkpoint.stage() > 0:
+        return
+    items = ((item.file, item.outer) for item in checkpoint.optimizers())
+    wrapped = any("optimizer_state_dict" in get(checkpoint.trees[f], outer) for f, outer in items)
+    if wrapped and to == "bf16":
+        what = "keeps fp32 masters without the names of their parameters, to round weights from"
+    elif wrapped:
+        what = "keeps flat moments, and a loader in fp32 asks for those of each parameter"
+    elif to == "bf16":
+        what = "keeps no fp32 masters, which a loader in bf16 asks for"
+    else:
+        return
+    raise SurgeryError(
+        f"{checkpoint.path.name} is of ZeRO 0: it {what}",
+        next="train with ZeRO 1, whose checkpoints hold any precision, then edit those",
+    )
 
 
-def _is_wide(outer: Any) -> bool:
-    """Whether it is of BF16_Optimizer: bf16 with fp32 gradients."""
-    return "zero_stage" not in outer
-
-
-def _refuse(checkpoint: DeepSpeedShards) -> None:
-    if any(tree.get("num_experts") for tree in checkpoint.models().values()):
-        raise SurgeryError(
-            f"{checkpoint.path.name} has experts, whose loader in another precision is not known "
-            "here",
-            next="convert it with DeepSpeed's ds_to_universal, and load that with the new config",
-        )
-    if checkpoint.stage() == 0:
-        raise SurgeryError(
-            f"{checkpoint.path.name} is of ZeRO 0: its loader reads other keys in each precision",
-            next="train with ZeRO 1, whose checkpoints hold any precision, then edit those",
-        )
-    for item in checkpoint.optimizers():
-        if _is_wide(get(checkpoint.trees[item.file], item.outer)):
-            raise SurgeryError(
-                f"{item.file.name} is of BF16_Optimizer (bf16 with fp32 gradients), and no other "
-                "precision has such shards",
-                next="convert it with DeepSpeed's ds_to_universal, and load that with the new "
-                "config",
-            )
+def _of_bf16_optimizer(checkpoint: DeepSpeedShards) -> bool:
+    """Whether the wrapper for bf16 with fp32 gradients saved the shards: it writes no stage."""
+    items = [item for item in checkpoint.all_optimizers() if OPTIM.fullmatch(item.file.name)]
+    return any("zero_stage" not in get(checkpoint.trees[i.file], i.outer) for i in items)
 
 
 def _scaler(checkpoint: DeepSpeedShards, item: Optimizer) -> list[Setting]:
@@ -122,7 +110,14 @@ def _launch(checkpoint: DeepSpeedShards, to: str) -> str:
         return ""
     if checkpoint.megatron:
         flag = "with --bf16 in place of --fp16" if to == "bf16" else "without --fp16 and --bf16"
-        return f"relaunch {flag}: the command line says in which precision it trains"
-    enabled = '"bf16": {"enabled": true} and ' if to == "bf16" else ""
-    without = 'no "fp16"' if to == "bf16" else 'neither "fp16" nor "bf16"'
-    return f"relaunch with {enabled}{without} in the DeepSpeed config: it decides the precision"
+        words = f"relaunch {flag}: the command line says in which precision it trains"
+    else:
+        enabled = '"bf16": {"enabled": true} and ' if to == "bf16" else ""
+        without = 'no "fp16"' if to == "bf16" else 'neither "fp16" nor "bf16"'
+        words = (
+            f"relaunch with {enabled}{without} in the DeepSpeed config: it decides the precision"
+        )
+    stage = dict(checkpoint.config().get("zero_optimization") or {}).get("stage")
+    if to == "fp32" and stage != 1 and _of_bf16_optimizer(checkpoint):
+        words += "; and with ZeRO stage 1, as without ZeRO nothing loads these shards in fp32"
+    return words
