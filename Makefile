@@ -6,10 +6,6 @@ PY     := $(VENV)/bin/python
 # longest first: then no worker is left alone with one of them at the end.
 WORKERS ?= 2
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Runs are made in memory where 4 GiB of it are free, and those of tests that pass do not stay: a
-# quarter of the time of a surgery is fsync. `make nightly` does the same on the disk.
-IN_MEMORY := $(if $(TMPDIR),,$(shell df -k --output=avail /dev/shm 2>/dev/null | \
-	awk '$$1 + 0 > 4194304 { print "TMPDIR=/dev/shm" }'))
 
 # The CPU accelerator must be named before DeepSpeed is imported; its compiled helpers are cached
 # per checkout, so that another environment's flags never force a rebuild; one thread per test.
@@ -45,8 +41,7 @@ lint: venv
 	$(VENV)/bin/lint-imports
 
 test: lint
-	$(IN_MEMORY) $(PY) -m pytest -m "not slow and not formats" $(PARALLEL) \
-	    -o tmp_path_retention_policy=failed
+	$(PY) -m pytest -m "not slow and not formats" $(PARALLEL)
 
 $(VENV)/.formats: $(VENV)/.complete
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[formats]'
