@@ -32,7 +32,6 @@ from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import Fork
 from ckptsurgeon.transaction.journal import Recovery
 from tests.support.promise import PROMISE
-from tests.support.tiny_run import make_run
 
 LOOK = report.Style(width=100)
 
@@ -178,7 +177,6 @@ def test_an_export_counts_its_shards_and_names_the_index() -> None:
 
 
 def test_pointers_that_disagree_are_listed_with_their_steps(tmp_path: Path) -> None:
-    make_run(tmp_path)
     (tmp_path / "global_step6").mkdir()
     (tmp_path / "latest").write_text("global_step99")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("6")

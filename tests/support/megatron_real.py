@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -372,6 +373,9 @@ def main() -> None:
                     print(json.dumps(told))
             else:
                 torch.save(gather(root, args), root.with_name(f"{root.name}.pt"))
+    for worker in multiprocessing.active_children():  # a rank that was forked ends without atexit
+        worker.terminate()
+        worker.join()
 
 
 if __name__ == "__main__":
