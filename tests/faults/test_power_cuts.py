@@ -18,14 +18,14 @@ def test_every_state_of_every_cut() -> None:
 
 def test_cut_during_the_recovery_from_a_kill() -> None:
     found = reports(
-        (ROLLBACK, cuts_in_recovery, "strict", 32),
-        (SET_LR, cuts_in_recovery, "strict", 32),
-        (UNDO, cuts_in_recovery, "strict", 16),
-        (UNDO_SET, cuts_in_recovery, "strict", 16),
-        (ROLLBACK, cuts_in_recovery, "ext4", 32),
-        (UNDO, cuts_in_recovery, "ext4", 16),
+        (ROLLBACK, cuts_in_recovery, "strict", 16),
+        (SET_LR, cuts_in_recovery, "strict", 16),
+        (UNDO, cuts_in_recovery, "strict", 8),
+        (UNDO_SET, cuts_in_recovery, "strict", 8),
+        (ROLLBACK, cuts_in_recovery, "ext4", 16),
+        (UNDO, cuts_in_recovery, "ext4", 8),
     )
-    sound(found, 1800)
+    sound(found, 3600)
 
 
 @pytest.mark.slow
