@@ -32,7 +32,7 @@ from ckptsurgeon.files.pickles.scan import (
     scan,
 )
 from ckptsurgeon.files.pickles.splice import Nth
-from ckptsurgeon.files.pickles.tree import Global, Object, read_with_globals
+from ckptsurgeon.files.pickles.tree import GETATTR, Global, Object, read_with_globals
 
 MOST = (2 << 30) - 1
 """Bytes of the longest `.metadata` that the native module reads: some 12 million chunks. It takes
@@ -212,7 +212,7 @@ def _natively(path: Path, data: bytes, status: os.stat_result) -> _Native | None
         return None
     read = getattr(native.shards, "chunks", None)  # none in a module of older sources
     table = read and read(data, depth=MAX_DEPTH, integer=MAX_INTEGER, name=MAX_NAME)
-    if table is None:
+    if table is None or any(name.decode() in GETATTR for name in table.globals()):
         return None
     try:
         for at, length in table.odd_texts():

@@ -100,8 +100,25 @@ CLASSES: Mapping[str, Collection[str]] = {
 """Known by package and class: the modules inside have changed from version to version."""
 
 
+ENUMS = frozenset(
+    {
+        "ZeroStageEnum", "RerunDiagnostic", "RerunMode", "RerunState", "AttnBackend",
+        "AttnMaskType", "AttnType", "LayerType", "ModelType", "PositionEmbeddingType",
+        "WriteItemType", "_MEM_FORMAT_ENCODING", "Signals", "LMONorm", "PreConditionerType",
+    }
+)  # fmt: skip
+"""Those of them whose members are saved, by some releases of Python as `module.Class.member`."""
+
+
 def is_known(name: str) -> bool:
-    """Whether `module.name` is one that DeepSpeed, Megatron, torch or numpy puts into a shard."""
+    """Whether `module.name` is one that DeepSpeed, Megatron, torch or numpy puts into a shard, or
+    a member of such an enum."""
+    owner, _, member = name.rpartition(".")
+    is_member = owner.rpartition(".")[2] in ENUMS and not member.startswith("_")
+    return _is_known(name) or (is_member and _is_known(owner))
+
+
+def _is_known(name: str) -> bool:
     package, _, rest = name.partition(".")
     return name in EXACT or rest.rpartition(".")[2] in CLASSES.get(package, ())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import subprocess
 import sys
@@ -11,10 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.files.pickles.tree import Global, Object, Tensor, get, tensors
+from ckptsurgeon.files.pickles.scan import scan
+from ckptsurgeon.files.pickles.tree import Global, Object, Tensor, get, read_with_globals, tensors
+from ckptsurgeon.formats.known_globals import unknown
+from tests.support import enums_by_name
 from tests.support.torch_files import (
     GROUPS,
     SCALER,
@@ -46,7 +51,8 @@ def test_a_zero_shard_without_its_classes(tmp_path: Path, protocol: int, legacy:
     assert get(tree, (*SCALER, "cur_scale")) == 65536.0
     assert repr(get(tree, (*SCALER, "dtype"))) == "torch.float16"
     stage = get(tree, ("optimizer_state_dict", "zero_stage"))
-    assert stage.cls.name == "ZeroStageEnum" and stage.args == (1,)
+    _, call = ZeroStageEnum.optimizer_states.__reduce_ex__(2)[:2]  # by value, or by name
+    assert stage.cls.name == "ZeroStageEnum" and stage.args == call[-1:]
     fragment = get(tree, ("optimizer_state_dict", "param_slice_mappings", 0, "w"))
     assert fragment.cls.name == "fragment_address" and fragment.args == (64, 0)
     assert get(tree, ("args", "itself", "itself", "seed")) == 1234
@@ -118,6 +124,43 @@ def test_what_would_run_is_only_named(tmp_path: Path, protocol: int) -> None:
     data = pickle.dumps(Bomb(eval, f"open({str(mark)!r}, 'w')"), protocol)
     assert read(data).args == (f"open({str(mark)!r}, 'w')",)
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_member_of_an_enum_by_its_name(protocol: int) -> None:
+    stage = ZeroStageEnum.weights
+    data = enums_by_name.dumped({"stage": stage, "pair": (stage, ZeroStageEnum.disabled)}, protocol)
+    assert pickle.loads(data) == {"stage": stage, "pair": (stage, ZeroStageEnum.disabled)}
+    tree, names = read_with_globals(scan(data))
+    assert tree["stage"].args == ("weights",) and tree["pair"][1].args == ("disabled",)
+    cls = f"{ZeroStageEnum.__module__}.ZeroStageEnum"
+    assert names == {cls, f"{cls}.weights", f"{cls}.disabled"}
+    assert unknown(names) == []
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ({"lr": 1.0, "f": getattr}, "builtins.getattr"),
+        ({getattr: 1}, "builtins.getattr"),
+        ([(1, {2: defaultdict(getattr)})], "builtins.getattr"),
+        ({"x": Bomb(getattr, "text", "upper")}, "builtins.getattr"),
+        ({"x": Bomb(getattr, ZeroStageEnum, "weights", 1)}, "builtins.getattr"),
+        (Bomb(getattr, logging.Logger, "makeRecord"), "logging.Logger.makeRecord"),
+        (
+            Bomb(getattr, torch.UntypedStorage, "from_file"),
+            "torch.storage.UntypedStorage.from_file",
+        ),
+        (
+            Bomb(getattr, ZeroStageEnum, "__init_subclass__"),
+            "deepspeed.runtime.zero.config.ZeroStageEnum.__init_subclass__",
+        ),
+    ],
+)
+def test_no_other_use_of_getattr_is_known(value: Any, name: str, protocol: int) -> None:
+    _, names = read_with_globals(scan(pickle.dumps(value, protocol)))
+    assert name in unknown(names)
 
 
 def test_a_file_cannot_change_the_reader() -> None:

@@ -222,6 +222,47 @@ _MAKERS = {
 
 # --- reading -------------------------------------------------------------------------------------
 
+GETATTR = ("builtins.getattr", "__builtin__.getattr")
+
+
+class _Getattr:
+    """`getattr`, as one file uses it: some releases of Python 3.11, that of Debian 12 among them,
+    save a member of an enum as the attribute of its class with this name.
+
+    A member is an `Object` of the class with its name as the argument. `members` has each as
+    `module.Class.name`; `other` is whether the file does anything else with it."""
+
+    def __init__(self) -> None:
+        self.members: set[str] = set()
+        self.other = False
+
+    def __call__(self, *args: Any) -> Object:
+        match args:
+            case (Global() as cls, str(name)):
+                self.members.add(f"{cls!r}.{name}")
+                return Object(cls, (name,))
+        self.other = True
+        return Object(_global(*GETATTR[0].split(".")), args)
+
+    def kept_in(self, tree: Any) -> bool:
+        """Whether it is a value somewhere in `tree`, for a load to hand on."""
+        todo, seen = [tree], set[int]()
+        while todo:
+            value = todo.pop()
+            if value is self:
+                return True
+            if id(value) in seen or isinstance(value, (str, bytes, int, float, Tensor, Global)):
+                continue
+            seen.add(id(value))
+            if isinstance(value, dict):
+                todo += (*value, *value.values(), getattr(value, "state", None))
+            elif isinstance(value, (list, tuple, set, frozenset)):
+                todo += value
+            elif isinstance(value, Object):
+                parts = (value.args, value.keywords, value.state, value.items, value.appends)
+                todo += (part for part in parts if part is not None)
+        return False
+
 
 class _Unpickler(pickle.Unpickler):
     """`tensors` are those of the native scan: a persistent id is the number of one, or
@@ -235,9 +276,13 @@ class _Unpickler(pickle.Unpickler):
         # Through a buffer the unpickler peeks ahead instead of asking for one byte at a time.
         super().__init__(io.BufferedReader(io.BytesIO(data), 1 << 16), encoding="utf-8")
         self.globals: dict[tuple[str, str], Global] = {}
+        self.getattr: _Getattr | None = None
         self.storages: list[Storage] = []
 
-    def find_class(self, module: str, name: str) -> Global:
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" in GETATTR:
+            self.getattr = self.getattr or _Getattr()
+            return self.getattr
         if (module, name) not in self.globals:
             self.globals[module, name] = _global(module, name)
         return self.globals[module, name]
@@ -259,12 +304,17 @@ class _Unpickler(pickle.Unpickler):
 
 def read_with_globals(scanned: Scan) -> tuple[Any, frozenset[str]]:
     """The tree: dict, list, tuple, set, scalars, `Tensor`, `Object`, `Global`. And every
-    `module.name` that a load would import, also where the tree does not hold it.
+    `module.name` that a load would import, also where the tree does not hold it; of a member of an
+    enum that is saved by its name, `module.Class.name`.
 
     What `scan` guarantees holds here. Raises DamagedFile; nothing that the file names is imported
     or called, whatever it holds."""
     tree, unpickler = _load(scanned)
-    return tree, frozenset(".".join(name) for name in unpickler.globals)
+    names = {".".join(name) for name in unpickler.globals}
+    if (members := unpickler.getattr) is not None:
+        names |= members.members
+        names |= {GETATTR[0]} if members.other or members.kept_in(tree) else set()
+    return tree, frozenset(names)
 
 
 def read_storages(scanned: Scan) -> set[Storage]:

@@ -47,6 +47,8 @@ OF_BUNDLED_TRAINER: Mapping[str, tuple[Key, ...]] = {
     "rewarm": ("rewarm",),
 }
 """Field → its path in each model file of the bundled trainer, which alone reads it back."""
+STAGES: Mapping[Any, int] = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}
+"""The members of ZeroStageEnum."""
 
 
 @dataclass
@@ -114,8 +116,9 @@ class DeepSpeedShards(BaseCheckpoint):
         if "base_optimizer_state" not in outer and "optimizer_state_dict" in outer:
             return 3
         stage = outer.get("zero_stage", 1)
-        if isinstance(stage, Object):  # ZeroStageEnum(1)
+        if isinstance(stage, Object):  # ZeroStageEnum(1), or a member by its name
             stage = stage.args[0] if stage.args else 1
+            stage = STAGES.get(stage, stage)
         return int(stage)
 
     def schedule(self) -> Any:

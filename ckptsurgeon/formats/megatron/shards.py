@@ -173,7 +173,7 @@ class MegatronShards(BaseCheckpoint):
         """The iteration that is to be run again, as its result was doubted; None without one."""
         for place in self.in_roots("rerun_state_machine", "state"):
             state = place.value.args[0] if isinstance(place.value, Object) else place.value
-            if state not in (0, None):
+            if state not in (0, None, "NOT_RUNNING_YET"):
                 held = self.in_roots("rerun_state_machine", "current_iteration")
                 number = held[0].value if held else None
                 return number if isinstance(number, int) else self.step
