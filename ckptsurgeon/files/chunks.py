@@ -212,7 +212,7 @@ def _natively(path: Path, data: bytes, status: os.stat_result) -> _Native | None
         return None
     read = getattr(native.shards, "chunks", None)  # none in a module of older sources
     table = read and read(data, depth=MAX_DEPTH, integer=MAX_INTEGER, name=MAX_NAME)
-    if table is None or any(name.decode() in GETATTR for name in table.globals()):
+    if table is None:
         return None
     try:
         for at, length in table.odd_texts():
@@ -220,6 +220,8 @@ def _natively(path: Path, data: bytes, status: os.stat_result) -> _Native | None
         names = [name.decode("utf-8", "surrogatepass") for name in table.names()]
         files = [name.decode("utf-8", "surrogatepass") for name in table.files()]
     except UnicodeDecodeError:
+        return None
+    if any(name.decode() in GETATTR for name in table.globals()):
         return None
     wholes = [
         None if whole is None else _whole(whole[0].decode(), whole[1]) for whole in table.wholes()

@@ -23,7 +23,7 @@ def test_the_command_line(surgeon: Surgeon, trained: Trained) -> None:
         (("diff", 8), 2, "two steps or runs"),
         (("diff", 8, 6, "--receipt", 1), 2, "two steps or runs"),
         (("diff", 8, 7), 2, "step 7 is not saved"),
-        (("diff", 8, "nowhere"), 2, "'nowhere' is no step"),
+        (("diff", 8, "nowhere"), 2, "'nowhere' is not a step"),
         (("diff", "--receipt", 1), 2, "no receipt 0001"),
     ):
         refused = surgeon(*words, "-C", root)

@@ -256,9 +256,11 @@ class Metaseq:
         """A restart of every shard loads what was promised, its rate that of the flags."""
         for suffix in fairseq_files.NAMES:
             adam, document = fairseq_files.resumed(root / f"checkpoint_last{suffix}.pt")
-            (group,), (state,) = adam.param_groups, adam.state.values()
+            (group,), states = adam.param_groups, adam.state.values()
             assert (group["betas"], group["eps"]) == (promise.betas, promise.eps)
             assert (group["weight_decay"],) == promise.weight_decay
-            assert group["lr"] == promise.lr and int(state["step"]) == promise.adam_step
+            assert group["lr"] == promise.lr
+            assert {int(state["step"]) for state in states} == {promise.adam_step}
             assert document["last_optimizer_state"]["loss_scale"] == promise.loss_scale
-            assert bool(state["exp_avg"].any()) == (promise.adam_step != 0)
+            moved = [bool(state["exp_avg"].any()) for state in states]
+            assert moved == [promise.adam_step != 0] * len(fairseq_files.PIECES)
