@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from tests.support import apex_adam, megatron_real
+from tests.support.cpu_rank import cpu_rank
 from tests.support.megatron_real import BATCH
 
 NAME = "model--val_loss={:.2f}-step={}-consumed_samples={}.0"
@@ -161,25 +160,21 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2)
     args = parser.parse_args()
     args.steps = [2, 4, 6]
-    args.use_distributed_optimizer, args.fp16, args.mup_width = True, False, None
+    args.use_distributed_optimizer, args.fp16, args.gpt, args.mup_width = True, False, False, None
     args.seed, args.lr, args.min_lr, args.weight_decay = 1234, 1e-3, 1e-4, 0.1
     args.initial_loss_scale, args.lr_warmup_samples, args.lr_decay_samples = 1.0, 16, 200
     args.lr_decay_style, args.use_checkpoint, args.override = "cosine", False, False
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
     torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     apex_adam.install()
     from megatron.core import parallel_state
 
-    with megatron_real.OnCpu():
+    with cpu_rank():
         parallel_state.initialize_model_parallel()
         if args.what == "save":
             save(args.root, args)
         else:
             print(json.dumps(load(args.root, args)))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
