@@ -23,6 +23,7 @@ from ckptsurgeon.files import native
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles import splice
+from ckptsurgeon.files.pickles.reader import GETATTR, read_with_globals
 from ckptsurgeon.files.pickles.scan import (
     MAX_BYTES,
     MAX_DEPTH,
@@ -32,7 +33,7 @@ from ckptsurgeon.files.pickles.scan import (
     scan,
 )
 from ckptsurgeon.files.pickles.splice import Nth
-from ckptsurgeon.files.pickles.tree import GETATTR, Global, Object, read_with_globals
+from ckptsurgeon.files.pickles.tree import Global, Object
 
 MOST = (2 << 30) - 1
 """Bytes of the longest `.metadata` that the native module reads: some 12 million chunks. It takes

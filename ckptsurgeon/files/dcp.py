@@ -23,8 +23,9 @@ from ckptsurgeon.files.archives import zeros as torch_blank
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.chunks import Chunks, Item, Place, Table
 from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import scan
-from ckptsurgeon.files.pickles.tree import Object, Tensor, read_with_globals, strides
+from ckptsurgeon.files.pickles.tree import Object, Tensor, strides
 from ckptsurgeon.files.pickles.values import dumped
 
 METADATA = ".metadata"

@@ -24,9 +24,10 @@ from ckptsurgeon.files import native
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import Records
 from ckptsurgeon.files.archives.zip_tail import Columns, Moved, directory, local_header, redirected
+from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import Scan, scan
 from ckptsurgeon.files.pickles.splice import splice
-from ckptsurgeon.files.pickles.tree import Tensor, read_with_globals, tensors
+from ckptsurgeon.files.pickles.tree import Tensor, tensors
 from tests.hostile.mutations import mutated
 from tests.support.compiled import MADE, compiled, sources_in
 from tests.support.torch_files import plain_shard, read, save, zero_shard

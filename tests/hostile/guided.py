@@ -17,7 +17,7 @@ with atheris.instrument_imports(include=["ckptsurgeon"]):
     from ckptsurgeon.errors import SurgeryError
     from ckptsurgeon.files.archives import legacy
     from ckptsurgeon.files.archives.archive import Archive
-    from ckptsurgeon.files.pickles import scan, splice, tree
+    from ckptsurgeon.files.pickles import reader, scan, splice, tree
     from ckptsurgeon.logs.tensorboard import event_file
     from ckptsurgeon.recipe.file import load
 
@@ -26,7 +26,7 @@ assert legacy  # instrumented: archives that are no zip go there
 
 def pickles(data: bytes) -> None:
     """The reader and the splicer."""
-    tree.read_with_globals(scan.scan(data))
+    reader.read_with_globals(scan.scan(data))
     with contextlib.suppress(KeyError):
         splice.splice(data, {("lr",): 1.0, ("new",): 2})
 

@@ -19,8 +19,8 @@ import torch
 
 from ckptsurgeon.edits import Append, Change, Content, Hole, Span
 from ckptsurgeon.files.archives import append
+from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import scan
-from ckptsurgeon.files.pickles.tree import read_with_globals
 
 MODES = [(False, False), (False, True), (True, False), (True, True)]
 """mmap × weights_only."""

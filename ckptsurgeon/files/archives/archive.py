@@ -25,8 +25,9 @@ from ckptsurgeon.files.archives.zip_directory import (
     read_directory,
 )
 from ckptsurgeon.files.dtypes import ITEM_BYTES, element, number
+from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import MAX_BYTES, Scan, scan
-from ckptsurgeon.files.pickles.tree import Tensor, read_with_globals
+from ckptsurgeon.files.pickles.tree import Tensor
 
 PICKLE = "data.pkl"
 TORCHSCRIPT = "constants.pkl"
@@ -206,7 +207,7 @@ class Archive:
         return scanned
 
     def tree(self, scanned: Scan | None = None) -> Any:
-        """The inert tree of data.pkl, see `tree.read_with_globals`. The same one at each call.
+        """The inert tree of data.pkl, see `reader.read_with_globals`. The same one at each call.
         `scanned` is what `scan` gave, if it is there already."""
         if self._tree is None:
             self._tree, self._globals = read_with_globals(scanned or self.scan())

@@ -11,8 +11,8 @@ from typing import Any
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.zip_directory import STORED, Read, Record
 from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.pickles.reader import read_storages, read_with_globals
 from ckptsurgeon.files.pickles.scan import MAX_BYTES, CutShort, Scan, scan
-from ckptsurgeon.files.pickles.tree import read_storages, read_with_globals
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
