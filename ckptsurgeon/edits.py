@@ -113,6 +113,11 @@ class Each:
     keys: tuple[Key, ...]
 
 
+def each_path(path: tuple[Key | Each, ...]) -> Iterator[tuple[Key, ...]]:
+    """Every path that `path` stands for."""
+    return product(*(step.keys if isinstance(step, Each) else (step,) for step in path))
+
+
 @dataclass(frozen=True)
 class Change:
     """One field in one place, or in several of one file that have the same old and new value.
@@ -139,7 +144,7 @@ class Change:
 
     def paths(self) -> Iterator[tuple[Key, ...]]:
         """The path to each place."""
-        return product(*(step.keys if isinstance(step, Each) else (step,) for step in self.path))
+        return each_path(self.path)
 
     def single(self) -> list[Change]:
         """The same as changes of one place each."""
