@@ -6,9 +6,11 @@ lies outside). Nothing here reads or writes the disk. Each value survives JSON a
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -327,6 +329,11 @@ class Append:
                 first = start
             last = end
         return [*runs, (first, last)]
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the bytes, in order."""
+        return hashlib.sha256(self.data).hexdigest()
 
     def whole(self) -> Content:
         """All bytes of `file` once this is done."""

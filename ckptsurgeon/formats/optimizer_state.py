@@ -73,11 +73,15 @@ def steps(
     leaves 0 in all but the last parameter's. None is where the file is not `loaded`."""
     before, each = states
     numbers = {key: state["step"] for key, state in each.items() if "step" in state}
-    if any(type(value) is not int for value in numbers.values()):
+    tensors = {
+        key: value
+        for key, value in numbers.items()
+        if type(value) is Tensor and (not value.size or value.numel == 1)
+    }
+    if tensors:
         archive = checkpoint.archives[file]
         with archive.reading():
-            archive.fetch([value for value in numbers.values() if isinstance(value, Tensor)])
-            numbers = {key: checkpoint.plain(file, value) for key, value in numbers.items()}
+            numbers |= zip(tensors, archive.values([*tensors.values()]), strict=True)
     top = max((*numbers.values(), *(place.value for place in beside)), default=None)
     by_winning: dict[bool, dict[Key, Any]] = {}
     for key, value in numbers.items():

@@ -87,6 +87,9 @@ def _columns(checkpoint: Checkpoint, field: str) -> tuple[Column, ...]:
 
 def _from_zero(column: Column) -> Iterator[Renewal]:
     """Of floats 0.0, of the others 0."""
+    if float not in (kinds := {*map(type, column.values)}) or len(kinds) == 1:  # nearly always
+        yield Renewal("adam step", column, 0.0 if float in kinds else 0)
+        return
     alike: dict[bool, list[int]] = {}
     for index, value in enumerate(column.values):
         alike.setdefault(isinstance(value, float), []).append(index)

@@ -44,8 +44,6 @@ def by_key(
 
 
 def _inner(state: Mapping[Any, Any]) -> Iterable[Any]:
-    if NESTED not in state:
-        return ()
     inner = state[NESTED]
     return inner if isinstance(inner, Mapping) else ()
 
@@ -68,7 +66,10 @@ def state_dict(
         of_parameter = type(value) is dict or isinstance(value, Mapping)
         (parameters if of_parameter else others)[key] = value
     if bare:  # of states with the same keys, one says it
-        alike = {(*state, *_inner(state)): key for key, state in parameters.items()}
+        alike = {
+            (*state, *_inner(state)) if NESTED in state else (*state,): key
+            for key, state in parameters.items()
+        }
         parameters = {key: parameters[key] for key in alike.values()}
     state = by_key(file, (*base, "state"), parameters)
     for key, value in others.items():
