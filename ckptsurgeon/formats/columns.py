@@ -80,8 +80,8 @@ class Places(Sequence[Place]):
         for place in places:
             file, path, _, wins, zero, chunks = place
             # A file by its identity: a path takes long to hash.
-            key = id(file), path[:-2], path[-1:], len(path), wins, zero, chunks
-            alike.setdefault(key, []).append(place)
+            key = id(file), path[:-2], path[-1:], wins, zero, chunks
+            alike.setdefault(key if len(path) > 1 else (len(alike),), []).append(place)
         return cls(_column(group) for group in alike.values())
 
     def __len__(self) -> int:
