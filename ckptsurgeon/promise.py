@@ -67,6 +67,11 @@ class Promise:
         """The fields that are values of the step, in order."""
         return tuple(item.name for item in fields(cls) if item.compare)
 
+    def passed(self, first: int, last: int) -> int:
+        """How many iterations after `first`, up to `last`, are in `skip`: they make no update."""
+        ranges = ((max(a, first + 1), min(b, last)) for a, b in self.skip or ())
+        return sum(max(0, b - a + 1) for a, b in ranges)
+
     def told(self, sentences: Iterable[str]) -> Promise:
         """The same with each `Caveat` among the sentences."""
         caveats = [item for item in sentences if isinstance(item, Caveat)]

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from ckptsurgeon import look
+from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.look.advise import DIVERGED, judge
@@ -14,9 +15,11 @@ from ckptsurgeon.look.logged import own
 from ckptsurgeon.operations.replicas import drifted
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.receipts import standing
 
 STEPS_AHEAD = 5
 """Updates whose size is shown when Adam's step was lost."""
+COUNTS = ("adam step", "iteration")
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,14 @@ def _way_back(run: Run, step: int) -> str:
 
 
 def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Diagnosis]:
-    """Adam's step is the iteration less the skipped ones, or what a moment reset restarted."""
+    """Adam's step is the iteration less the skipped ones, or what a surgery made of either. Where
+    steps count saves, only one that was lost is found."""
     state = checkpoint.state()
     promise, step = state.promise, state.promise.adam_step
     if step is None:
         return []
     skipped = max((int(place.value) for place in checkpoint.locate("skipped_steps")), default=0)
+    skipped += promise.passed(0, state.step)
     taken = state.step - skipped
     moments = [place for name in ("exp_avg", "exp_avg_sq") for place in checkpoint.locate(name)]
     if step == 0 and taken > 0 and not all(checkpoint.is_zero(place) for place in moments):
@@ -108,16 +113,28 @@ def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Diagnosis]:
                 "ckptsurgeon reset moments    restarts the moments too",
             )
         ]
-    was_reset = any("moments" in receipt.recipe.get("reset", ()) for receipt in run.receipts())
-    if abs(step - taken) > 1 and not was_reset:  # 16-bit wrappers without ZeRO count one more
+    if not checkpoint.numbered or _counted_anew(run):
+        return []
+    if abs(step - taken) > 1:  # 16-bit wrappers without ZeRO count one more
         return [
             Diagnosis(
                 f"Adam's step is {step} at iteration {state.step} with {skipped} skipped, and no "
-                "surgery here reset the moments",
+                "surgery here changed either",
                 "ckptsurgeon show    where it is kept; a trainer may have restarted it",
             )
         ]
     return []
+
+
+def _counted_anew(run: Run) -> bool:
+    """Whether a surgery that is in force set Adam's step, or what it is held to: the iteration, and
+    the skip ranges, where some were forgotten."""
+    return any(
+        receipt.recipe.get("clear_skip")
+        or "moments" in receipt.recipe.get("reset", ())  # also where the step was 0 already
+        or any(isinstance(change, Change) and change.field in COUNTS for change in receipt.changes)
+        for receipt in standing(run.receipts())
+    )
 
 
 def _replicas(checkpoint: Checkpoint) -> list[Diagnosis]:

@@ -230,7 +230,7 @@ def _steps(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Iterator[Chan
         raise _other_layout("Adam's step")
     for place, other in zip(own, theirs, strict=True):
         value = type(place.value)(other.value)
-        yield Change(run.relative(place.file), "adam_step", place.value, value, place.path)
+        yield Change(run.relative(place.file), "adam step", place.value, value, place.path)
 
 
 def _refuse_more(checkpoint: Checkpoint) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.look.doctor import diagnose
 from ckptsurgeon.recipe.file import from_data, load
 from ckptsurgeon.run.run import Run
 from tests.support.launch import REPO
@@ -46,6 +47,17 @@ class Counter:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         assert state == {"count": 3}
+
+
+def test_saves_that_are_numbered_by_themselves_lost_no_update(tmp_path: Path) -> None:
+    """`automatic_checkpoint_naming` counts saves: Adam's step is further."""
+    accelerator, adam, _ = accelerated()
+    for step in range(1, 7):
+        accelerator.backward(sum((p**2).sum() for p in adam.param_groups[0]["params"]))
+        adam.step()
+        if step % 3 == 0:
+            accelerator.save_state(str(tmp_path / f"checkpoint_{step // 3 - 1}"))
+    assert diagnose(Run.open(tmp_path)) == []
 
 
 @pytest.mark.parametrize("name", ["checkpoint_{}", "step_{}", "epoch-{}"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 import torch
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon.launch.relaunch import command, relaunch
 from ckptsurgeon.look.doctor import diagnose, lost_step
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
@@ -56,6 +58,26 @@ def test_a_trained_run_is_healthy_and_one_that_lost_its_step_is_not(
     )
     run = Run.open(root)
     surgery.apply(run, plan(run, from_data({"reset": ["moments"]})))
+    assert findings(root) == []
+
+
+def test_iterations_that_a_surgery_skipped_are_no_lost_updates(trained: Trained) -> None:
+    """Nor do they damage a step, held against the one before it."""
+    root = trained()
+    surgery.apply(Run.open(root), plan(Run.open(root), from_data({"skip": ["10-12"]})))
+    argv = command(Run.open(root), None, ["train_iters=14"])
+    promise = look.inspect(Run.open(root)).promise
+    assert relaunch(Run.open(root), promise, argv, check=False, out=io.StringIO()) == 0
+    run = Run.open(root)
+    assert run.checkpoint(14).state().promise.adam_step == 11
+    assert findings(root) == []
+    assert look.verify(run, 14, level=4, against=8).findings == ()
+
+
+def test_a_graft_is_known_to_have_set_the_step(trained: Trained) -> None:
+    root = trained()
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data({"graft": {"step": 2}})))
     assert findings(root) == []
 
 

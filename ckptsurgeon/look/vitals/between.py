@@ -38,9 +38,9 @@ class Between:
 
 
 def counters(now: Checkpoint, before: Checkpoint, receipts: Sequence[Receipt]) -> Between:
-    """Whether Adam counted as many updates as there are between the two steps. Overflows that were
-    skipped are taken off where they are counted; where they may have been and are not, only a
-    counter that moved further, or back, is a finding."""
+    """Whether Adam counted as many updates as there are between the two steps. Skip ranges are
+    taken off, and overflows where they are counted; where these may have been and are not, only
+    a counter that moved further, or back, is a finding."""
     out = Between([], [])
     if not (now.numbered and before.numbered):
         out.not_compared.append("the numbers of these steps do not count updates")
@@ -53,6 +53,7 @@ def counters(now: Checkpoint, before: Checkpoint, receipts: Sequence[Receipt]) -
     else:
         steps = now.state().step - before.state().step
         skipped, known = _skipped(now, before)
+        skipped += now.state().promise.passed(before.state().step, now.state().step)
         short = not known and now.state().dynamic_loss_scale and 0 <= moved < steps
         if moved != steps - skipped and not short:
             less = f", {skipped} of them skipped" if skipped else ""
