@@ -34,7 +34,7 @@ def of_file(path: Path, own: Mapping[str, str]) -> Curves:
     try:
         with path.open(encoding="utf-8", errors="backslashreplace", newline="") as file:
             first = file.readline(MAX_DOCUMENT)
-            lines = chain([first], file)
+            lines: Iterable[str] = chain([first], file)
             columns = [name.strip() for name in first.strip().split(",")]
             if any(name in columns for name in signals.STEPS) and len(columns) > 1:
                 return of_rows(_table(lines, own), path)
@@ -44,7 +44,11 @@ def of_file(path: Path, own: Mapping[str, str]) -> Curves:
                 )
             if first.lstrip().startswith("{") and _object(first) is not None:
                 objects = (item for line in lines if (item := _object(line)) is not None)
-                return of_rows(_records(objects, own), path)
+                curves = of_rows(_records(objects, own), path)
+                if {signals.LOSS, signals.GRAD_NORM} & curves.kept.keys():
+                    return curves
+                file.seek(0)  # the bundled trainer's promise is an object above printed lines
+                lines = file
             return of_rows(_printed(lines), path)
     except OSError as error:
         raise UsageError(

@@ -195,6 +195,16 @@ def test_rows_that_were_trained_again_are_left() -> None:
     assert [branch["loss"].steps.tolist() for branch in read.left] == [[3, 4]]
 
 
+def test_what_the_bundled_trainer_prints_is_read_below_its_promise(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """Its first line is an object, and no row of a table."""
+    made = [f"save={tmp_path / 'run'}", f"data={corpus}"]
+    done = launch("--config=train/configs/tiny.yaml", "--from-scratch", *made)
+    (tmp_path / "run.log").write_text(done.stdout)
+    assert of_file(tmp_path / "run.log", {}).kept["loss"].steps.tolist() == [1, 2, 3, 4, 5, 6]
+
+
 # --- the demo ------------------------------------------------------------------------------------
 
 
