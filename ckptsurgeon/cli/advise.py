@@ -132,6 +132,7 @@ def advise(
     run = logs.run(common)
     told = judge(logs.read(run), run, rule=logs.rule, level=level)
     proposals = [proposal(run, item) for item in told.remedies] if run is not None else []
+    written = ""
     if output is not None and not common.dry_run:
         chosen = next((item for item in proposals if item.recipe is not None), None)
         if chosen is None:
@@ -141,9 +142,10 @@ def advise(
                 next="ckptsurgeon advise    what the logs say",
             )
         write(output, recipe_file(chosen, told).encode())
+        written = str(output)
     name = run.name if run is not None else ", ".join(path.name for path in told.curves.sources)
     common.answer(
-        lambda: common.here(advice(told, proposals, name, common.style)),
+        lambda: common.here(advice(told, proposals, name, common.style, written)),
         lambda: advice_json(told, proposals, None if run is None else str(run.root)),
     )
 
@@ -187,5 +189,5 @@ def write(path: Path, data: bytes) -> None:
         raise UsageError(f"{path} already exists", next="choose another name") from None
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror}", next="choose a FILE in an existing folder"
+            f"{path}: {error.strerror}", next="choose a FILE in a folder that can be written"
         ) from None

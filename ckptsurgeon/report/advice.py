@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.report.document import SCHEMA, plain
-from ckptsurgeon.report.style import GREEN, RED, YELLOW, Row, Style, clean, count, number, table
+from ckptsurgeon.report.style import (
+    GREEN,
+    RED,
+    YELLOW,
+    Row,
+    Style,
+    clean,
+    count,
+    hanging,
+    number,
+    table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,8 +64,11 @@ def verdict(advice: Advice) -> str:
     return f"the loss diverged at step {spike.first}"
 
 
-def advice(told: Advice, proposals: Sequence[Proposal], name: str, style: Style) -> str:
-    """The verdict, what moved first, where to go back to, and what others did."""
+def advice(
+    told: Advice, proposals: Sequence[Proposal], name: str, style: Style, written: str = ""
+) -> str:
+    """The verdict, what moved first, where to go back to, and what others did; `written` is the
+    file that has the first recipe."""
     colors = {"healthy": GREEN, "recovered": GREEN, "diverged": RED}
     line = verdict(told)
     lines = [f"{clean(name)}   {style.paint(line, colors.get(told.verdict, YELLOW))}"]
@@ -71,10 +86,14 @@ def advice(told: Advice, proposals: Sequence[Proposal], name: str, style: Style)
     elif told.verdict == "diverged":
         lines += ["", "  no step that was saved before it is known here"]
     if proposals:
-        lines += ["", "  what others did", *_proposals(proposals)]
-        lines += ["", "  next   ckptsurgeon advise -o recipe.yaml    the first of them as a recipe"]
+        lines += ["", "  what others did", *_proposals(proposals, style)]
+        next = "ckptsurgeon advise -o recipe.yaml    the first as a recipe"
+        if written:
+            next = f"ckptsurgeon plan {shlex.quote(written)}    what it would change"
+        if any(item.recipe is not None for item in proposals):
+            lines += ["", f"  next   {next}"]
     notes = [note for note in told.curves.notes if note != told.reason]
-    lines += [f"  note   {clean(note)}" for note in notes]
+    lines += [line for note in notes for line in hanging("  note   ", clean(note), style)]
     return "\n".join(lines)
 
 
@@ -118,11 +137,12 @@ def _earlier(spikes: Sequence[Spike]) -> list[Row]:
 def _candidate(item: Candidate, told: Advice) -> Row:
     assert told.spike is not None
     word = "sound" if item.sound else f"unsound: {clean(item.findings[0])}"
-    if item.sound and told.back_to is not None and item.step > told.back_to:
+    if item.step == told.back_to:
+        word = "sound: go back here"
+    elif item.sound and told.back_to is not None and item.step > told.back_to:
         word = "sound, but too near to the first sign"
-    sign = "<" if item.step == told.back_to else ""
     before = told.spike.first - item.step
-    return Row(f"{item.step}", f"{before} before it, {_distance(item.distance)}", word, sign)
+    return Row(f"{item.step}", f"{before} before it, {_distance(item.distance)}", word)
 
 
 def _distance(far: Distance) -> str:
@@ -145,13 +165,13 @@ def short(value: float) -> str:
     return f"{value:.4g}T"
 
 
-def _proposals(proposals: Sequence[Proposal]) -> list[str]:
+def _proposals(proposals: Sequence[Proposal], style: Style) -> list[str]:
     lines = []
     for i, item in enumerate(proposals, 1):
-        lines.append(f"  {i}  {item.remedy.name}: {clean(item.remedy.why)}")
+        lines += hanging(f"  {i}  ", f"{item.remedy.name}: {clean(item.remedy.why)}", style)
         if item.recipe is None:
-            lines.append(f"       not here: {clean(item.refused)}")
-        lines.append(f"       source: {item.remedy.source}")
+            lines += hanging("       not here: ", clean(item.refused), style)
+        lines += hanging("       source: ", item.remedy.source, style)
     return lines
 
 
@@ -161,7 +181,7 @@ def recipe_file(proposal: Proposal, told: Advice) -> str:
 
     assert told.spike is not None
     first = told.spike.signs[0]
-    why = f"{verdict(told)}; {first.signal} first, at {first.step} ({_rule(first.rule)})"
+    why = f"{verdict(told)}; {first.signal} first, at {first.step}: {_rule(first.rule)}"
     body = {"name": proposal.remedy.name, "why": why, **(proposal.recipe or {})}
     text = yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=100)
     return (

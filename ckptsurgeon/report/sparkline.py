@@ -55,7 +55,7 @@ def _verdict(seen: Glance) -> str:
     if ends is not None:
         return (
             f"the loss is {ends.above:.2g} above its best level, that of step {ends.step}: "
-            "ckptsurgeon advise decides what it is"
+            "ckptsurgeon advise says if it diverged"
         )
     bad = sum(not math.isfinite(value) for value in seen.values)
     if bad:

@@ -150,6 +150,7 @@ def test_a_recipe_comes_out_that_plan_accepts(surgeon: Surgeon, diverged: Path) 
     first = next(item for item in told["recipes"] if item["recipe"] is not None)
     text = recipe.read_text()
     assert f"# Source: {first['source']}." in text and "rollback:\n  to: 8\n" in text
+    assert f"next   ckptsurgeon -C {diverged} plan {recipe}    what" in done.stdout
     assert surgeon("plan", recipe, "-C", diverged).exit_code == 0
     again = surgeon("advise", "-C", diverged, "-o", recipe)
     assert again.exit_code == 2 and recipe.read_text() == text
@@ -162,6 +163,9 @@ def test_the_answer_names_rules_steps_and_sources(surgeon: Surgeon, diverged: Pa
         "193 before it, 392 steps", "PaLM (arXiv 2204.02311)", "advise -o recipe.yaml",
     ):  # fmt: skip
         assert part in text
+    (chosen,) = (line for line in text.splitlines() if "go back here" in line)
+    assert chosen.split()[0] == "8"
+    assert max(len(line) for line in text.splitlines() if "  next" not in line) <= 100
 
 
 def test_doctor_says_that_the_loss_diverged(surgeon: Surgeon, diverged: Path) -> None:
@@ -313,7 +317,7 @@ def test_a_run_without_logs(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
     for path in (root / "tensorboard").glob("*tfevents*"):
         path.unlink()
-    assert "I can't tell" in surgeon("advise", "-C", root).stdout
+    assert "I can't tell: no logs were found" in surgeon("advise", "-C", root).stdout
     done = surgeon("report", "-C", root, "-o", root / "run.svg")
     assert done.exit_code == 1 and "nothing to draw" in done.stderr
     assert surgeon("doctor", "-C", root).exit_code == 0

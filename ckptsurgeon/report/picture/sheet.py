@@ -42,7 +42,7 @@ def draw(story: Story, format: str, x: str = "steps", theme: Theme = LIGHT) -> b
         raise SurgeryError(
             f"there is nothing to draw: {story.advice.reason}",
             untouched="nothing was written",
-            next="ckptsurgeon report --tag loss=NAME    what the loss is called in the logs",
+            next="ckptsurgeon advise    what the logs say",
         )
     try:
         import matplotlib
