@@ -19,7 +19,12 @@ SHOWN = 20
 def diff(found: Diff, style: Style) -> str:
     """The changes as a plan shows them, then the tensors, the most changed first."""
     lines = [f"{clean(found.one)} → {clean(found.other)}", ""]
-    lines += table(changes(found.changes), style) if found.changes else ["  no value differs"]
+    sides = None if found.of_surgery else (clean(found.one), clean(found.other))
+    lines += (
+        table(changes(found.changes, sides=sides), style)
+        if found.changes
+        else ["  no value differs"]
+    )
     if found.tensors is None:
         lines.append("  not compared: tensors (--tensors)")
     else:

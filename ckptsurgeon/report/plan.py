@@ -12,6 +12,7 @@ from ckptsurgeon.edits import (
     ABSENT,
     AnyChange,
     Append,
+    Aside,
     Change,
     Computed,
     Content,
@@ -91,11 +92,14 @@ def _notes(plan: Plan, style: Style) -> list[str]:
     return [line for text in plan.warnings for line in hanging("  note  ", clean(text), style)]
 
 
-def changes(items: Sequence[AnyChange], *, back: bool = False) -> list[Row]:
+def changes(
+    items: Sequence[AnyChange], *, back: bool = False, sides: tuple[str, str] | None = None
+) -> list[Row]:
     """Rows of changes; equal changes of one field are one row, which counts its places, and so are
     equal changes of many parameters.
 
-    With `back`, the rows of taking them back."""
+    With `back`, the rows of taking them back; with `sides`, those of what differs between the two,
+    where a file that one of them lacks was moved by nobody."""
     rows = []
     labels = _labels(items)
     for label in dict.fromkeys(labels):
@@ -103,7 +107,11 @@ def changes(items: Sequence[AnyChange], *, back: bool = False) -> list[Row]:
         rows += _changed(label, [item for item in mine if isinstance(item, Change)], back)
         rows += _relinked(label, [item for item in mine if isinstance(item, Relink)], back)
         files = [item for item in mine if not isinstance(item, (Change, Relink))]
-        if label == "checkpoint":
+        if sides is not None:
+            rows += _alone(label, files, sides)
+            files = [item for item in files if isinstance(item, Rewrite) and not item.new_file]
+            rows += _rewritten(label, files, back) if files else []
+        elif label == "checkpoint":
             rows += _asides([item.file for item in files], back)
         elif files:
             rows += _rewritten(label, files, back)
@@ -137,7 +145,7 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
         ends = (group[0].old, group[0].new)
         old, new = reversed(ends) if back else ends
         sign, text = "~", arrow(label, old, new)
-        if old in (None, ABSENT, [], (), ""):
+        if old in (None, ABSENT, [], (), "") and new not in (None, ABSENT):
             sign, text = "+", value(label, new)
         files = len({item.file for item in group})
         if isinstance(group[0].new, Renamed) and not group[0].path:
@@ -169,9 +177,26 @@ def _relinked(label: str, items: Sequence[Relink], back: bool) -> list[Row]:
 
 
 def _asides(files: Sequence[str], back: bool) -> list[Row]:
-    short = [re.sub(r"^\D+(?=\d+$)", "", PurePosixPath(file).name) for file in files]
     where = "from the attic" if back else "to the attic"
-    return [Row("checkpoints", names(short), where, "<" if back else ">")] if short else []
+    return [Row("checkpoints", _steps(files), where, "<" if back else ">")] if files else []
+
+
+def _steps(files: Sequence[str]) -> str:
+    return names([re.sub(r"^\D+(?=\d+$)", "", PurePosixPath(file).name) for file in files])
+
+
+def _alone(label: str, items: Sequence[AnyChange], sides: tuple[str, str]) -> list[Row]:
+    """The files that one of the sides has."""
+    rows = []
+    mine = [item.file for item in items if isinstance(item, Aside)]
+    its = [item.file for item in items if isinstance(item, Rewrite) and item.new_file]
+    for sign, side, files in (("-", sides[0], mine), ("+", sides[1], its)):
+        if files and label == "checkpoint":
+            rows.append(Row("checkpoints", _steps(files), f"only in {side}", sign))
+        elif files:
+            name = "events" if label == "tensorboard" else label
+            rows.append(Row(name, names(files), f"only in {side}", sign))
+    return rows
 
 
 def _rewritten(label: str, items: Sequence[AnyChange], back: bool) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,19 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Run, plan, report, surgery
 from ckptsurgeon.edits import Aside, Change, Rewrite
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.look.diff.diff import Diff, diff
 from ckptsurgeon.look.diff.sides import Side
 from ckptsurgeon.look.diff.surgery import of_receipt
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.report.style import Style
 from tests.conftest import Trained
 from tests.support import deepspeed_engine, nemo_files
 from tests.support.dcp_trainers import torchtitan
 from tests.support.deepspeed_engine import Options
 from tests.support.in_process import one_rank
 from tests.support.snapshot import snapshot
+from tests.support.tiny_run import make_run
 from tests.support.torch_files import load_shard
 from tests.support.universal import convert
 from tests.support.witness import of_diff, of_plan
@@ -134,12 +137,33 @@ def test_a_run_and_its_branch_differ_in_steps_pointers_and_the_edit(
     gone = [c.file for c in found.changes if isinstance(c, Aside) and c.field == "checkpoint"]
     assert gone == ["global_step6", "global_step8"]
     assert Change("latest", "latest", "global_step8", "global_step4") in found.changes
+    text = report.diff(found, Style())
+    assert "- 6 8                    only in run" in text and "attic" not in text
     back = diff(Side(Run.open(branch), None), Side(Run.open(root), None))
+    assert "+ 6 8" in report.diff(back, Style())
     made_there = [c.file for c in back.changes if isinstance(c, Rewrite) and c.new_file]
     assert made_there[:2] == gone
 
 
+def test_the_configs_of_two_runs_are_compared_key_by_key(trained: Trained, tmp_path: Path) -> None:
+    root, other = trained(), tmp_path / "other"
+    shutil.copytree(root, other, symlinks=True)
+    config = other / "train.yaml"
+    config.write_text(config.read_text().replace("\nseed: 1234\n", "\nseed: 7\n"))
+    found = diff(Side(Run.open(root), None), Side(Run.open(other), None))
+    assert found.changes == (Change("train.yaml", "seed", 1234, 7),)
+
+
 # --- a surgery -----------------------------------------------------------------------------------
+
+
+def test_a_surgery_on_json_is_seen_value_by_value(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "run")
+    (root / "checkpoint-4" / "trainer_state.json").write_text(
+        json.dumps({"global_step": 4, "log_history": [{"loss": 2.0, "step": 1}]}, indent=2)
+    )
+    operate(root, set={"iteration": 3})
+    assert values(of_receipt(Run.open(root), "0001")) == {"global_step": (4, 3)}
 
 
 def test_a_surgery_is_seen_as_it_was_when_others_came_after_it(trained: Trained) -> None:

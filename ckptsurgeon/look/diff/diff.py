@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any
 
-from ckptsurgeon.edits import AnyChange, Aside, Change, Rewrite
+from ckptsurgeon.edits import ABSENT, AnyChange, Aside, Change, Rewrite
 from ckptsurgeon.edits import Content as NewBytes
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.look.diff import layouts
@@ -20,6 +23,8 @@ from ckptsurgeon.progress import Progress
 
 SMALL = 1 << 20
 """Bytes of a pointer that are read."""
+YAML = ".yaml"
+"""How the files end that say how a run is started."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Diff:
     changes: tuple[AnyChange, ...]
     tensors: Tensors | None
     not_compared: tuple[str, ...] = ()
+    of_surgery: bool = False
+    """What only `one` has went to the attic; else it is where it was."""
 
     @property
     def same(self) -> bool:
@@ -137,13 +144,32 @@ def _runs(found: _Found, one: Side, other: Side, jobs: int, progress: Progress |
 
 
 def texts(ones: Mapping[str, Version], others: Mapping[str, Version]) -> Sequence[AnyChange]:
-    """Pointers and small files of text, each by its whole text."""
+    """Pointers and small files of text, each by its whole text; a mapping in YAML by its keys."""
     out: list[AnyChange] = []
     for name in dict.fromkeys([*ones, *others]):
         old, new = (_text(versions.get(name)) for versions in (ones, others))
-        if old != new:
-            out.append(Change(name, "latest", old, new))
+        if old == new:
+            continue
+        mine, its = _mapping(name, old), _mapping(name, new)
+        if mine is None or its is None:
+            field = "config" if PurePath(name).suffix == YAML else "latest"
+            out.append(Change(name, field, old, new))
+            continue
+        for key in dict.fromkeys([*mine, *its]):
+            was, now = mine.get(key, ABSENT), its.get(key, ABSENT)
+            if was != now:
+                out.append(Change(name, str(key), was, now))
     return out
+
+
+def _mapping(name: str, text: str | None) -> dict[str, Any] | None:
+    """What a YAML file holds; None for another file, or one that is not read."""
+    if text is None or PurePath(name).suffix != YAML:
+        return None
+    try:
+        return plain_yaml.parse(text, name)
+    except UsageError:
+        return None
 
 
 def _text(version: Version | None) -> str | None:

@@ -30,6 +30,8 @@ class Side:
             return cls._of(Run.open(Path(folder)), name)
         if here is not None and (NUMBER.fullmatch(text) or not _is_run(Path(text))):
             return cls._of(here, text)
+        if NUMBER.fullmatch(text) and not Path(text).is_dir():
+            Run.open(Path())  # a step of no run; it says so
         return cls(Run.open(Path(text)), None)
 
     @classmethod

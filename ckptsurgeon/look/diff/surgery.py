@@ -62,7 +62,8 @@ def of_receipt(
     seen = Tensors() if tensors else None
     if seen is not None:
         of_tensors.of_twins(seen, difference, jobs, progress)
-    return Diff(f"before {receipt.id}", f"after {receipt.id}", tuple(changes), seen)
+    ends = f"before {receipt.id}", f"after {receipt.id}"
+    return Diff(*ends, tuple(changes), seen, of_surgery=True)
 
 
 def _sides(pairs: Mapping[str, Pair]) -> tuple[dict[str, Version], dict[str, Version]]:
@@ -117,7 +118,7 @@ class _Found:
             )
             return
         before = Version(_kept(run, edit.staged), folder=_home(run, edit.file))
-        if _is_shard(edit.file):
+        if _is_tree(edit.file):
             self.shards[edit.file] = (before, now)
         elif "tfevents" in edit.file:
             self.events[edit.file] = (before, now)
@@ -141,8 +142,8 @@ class _Found:
             self.texts[name] = (None, _after(run, name, later))
 
 
-def _is_shard(file: str) -> bool:
-    return file.endswith(TORCH) or file.rpartition("/")[2] == METADATA
+def _is_tree(file: str) -> bool:
+    return file.endswith((*TORCH, ".json")) or file.rpartition("/")[2] == METADATA
 
 
 def _home(run: Run, file: str) -> Path | None:
