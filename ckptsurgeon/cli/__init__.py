@@ -120,7 +120,7 @@ def main() -> None:
 
 def _fail(error: SurgeryError, words: Sequence[str]) -> int:
     from ckptsurgeon import report
-    from ckptsurgeon.cli.options import Declined
+    from ckptsurgeon.cli.options import Cancelled, Declined
 
     if "--json" in words:
         import json
@@ -129,5 +129,7 @@ def _fail(error: SurgeryError, words: Sequence[str]) -> int:
     elif isinstance(error, Declined):
         print("declined: nothing was changed", file=sys.stderr)
     else:
+        if isinstance(error, Cancelled) and sys.stderr.isatty():
+            print(file=sys.stderr)  # the terminal wrote ^C where the cursor stood
         print(report.error(error, report.Style.of(sys.stderr)), file=sys.stderr)
     return error.exit_code

@@ -142,11 +142,14 @@ def _confirm_by_name(run: Run, what: str, common: Common) -> None:
     if common.yes and common.run_dir is not None:
         return
     if common.yes or common.as_json or not sys.stdin.isatty():
+        yes = "" if common.yes else "--yes "
         raise SurgeryError(
             f"{what}: this can't be undone, and nobody confirmed it for this run",
-            next=f"the same command with --yes --run {shlex.quote(str(run.root))}",
+            next=f"the same command with {yes}--run {shlex.quote(str(run.root))}",
         )
-    print(f"{what}: type the name of the run ({run.name}) to remove: ", end="", file=sys.stderr)
+    print(
+        f"{what}: to remove for good, type the run's name ({run.name}): ", end="", file=sys.stderr
+    )
     sys.stderr.flush()
     if sys.stdin.readline().strip() != run.name:
         raise Declined(f"{what}: declined", next=())

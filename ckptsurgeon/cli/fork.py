@@ -58,7 +58,7 @@ def fork(
         recipe = from_data({})
     how = "hard-link" if hard_link else "copy" if copy else "reflink"
     if common.dry_run:
-        fork.refuse_taken(folder)
+        fork.refuse_place(run, folder)
         run.checkpoint(at)
         files = run.format.files(run.root, at)
         total = sum(path.stat().st_size for path in files)

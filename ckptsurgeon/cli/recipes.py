@@ -129,7 +129,8 @@ def recover(*, common: Common) -> None:
     run = common.open_run()
     if common.dry_run:
         waiting = run.interrupted()
-        text = f"would finish or take back: {waiting}" if waiting else "nothing to recover"
+        act = {True: "finish", False: "discard"}.get(run.committed(), "finish or discard")
+        text = f"would {act}: {waiting}" if waiting else "nothing to recover"
         common.answer(lambda: text, lambda: {"schema": report.SCHEMA, "interrupted": waiting})
         return
     done = surgery.recover(run)

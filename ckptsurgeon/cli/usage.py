@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptsurgeon.errors import UsageError
 
+PAIR = re.compile(r"[a-z_]\w*=.+")
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
 
 
@@ -41,6 +42,13 @@ def from_click(error: Any, words: Sequence[str]) -> UsageError:
         if path == "ckptsurgeon set-lr":
             what = f"{negative[0]}: the learning rate can't be negative"
             next = f"{path}{_run_of(words)} {negative[0].removeprefix('-')}"
+    elif what.startswith("Got unexpected extra argument") and "--set" in words:
+        pairs = [word for word in words if PAIR.fullmatch(word)]
+        loose = [w for w, before in zip(words[1:], words, strict=False)
+                 if w in pairs and before != "--set"]  # fmt: skip
+        typed = [part for word in words for part in (("--set",) if word in loose else ()) + (word,)]
+        what = f"{' '.join(loose)}: each KEY=VALUE takes a --set of its own" if loose else what
+        next = shlex.join(["ckptsurgeon", *typed]) if loose else next
     elif "should be a valid integer" in what:
         parameter = error.param
         argument = parameter.param_type_name == "argument"

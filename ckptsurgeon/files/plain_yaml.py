@@ -29,6 +29,7 @@ FIXES = {
     "expected ',' or": "close each { and [",
 }
 """What helps against an error of the YAML reader, by a word of it."""
+RARE = ", and what your optimizer's param groups hold: ckptsurgeon show"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -74,16 +75,20 @@ def lay(data: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
 
 
 def unknown_key(
-    key: str, known: Sequence[str], where: str, synonyms: Mapping[str, str] | None = None
+    key: str,
+    known: Sequence[str],
+    where: str,
+    synonyms: Mapping[str, str] | None = None,
+    rare: Sequence[str] = (),
 ) -> UsageError:
     """The error for a key that does not exist, with the nearest one that does; `synonyms` says what
-    other programs call a key."""
+    other programs call a key, and `rare` are keys too many to list."""
     word = key.rpartition(".")[2].lower().replace("-", "_").removeprefix("adam_")
-    words = {name.rpartition(".")[2]: name for name in known}
+    words = {name.rpartition(".")[2]: name for name in (*known, *rare)}
     meant = (synonyms or {}).get(word)
     if meant not in words:
         meant = next(iter(difflib.get_close_matches(word, words, n=1, cutoff=0.5)), None)
-    hint = f"the keys are: {', '.join(known)}"
+    hint = f"the keys are: {', '.join(known)}{RARE if rare else ''}"
     if meant is not None:
         hint = f"did you mean `{words[meant]}`?"
     return UsageError(f"{where}: unknown key `{key}`", next=hint)

@@ -71,9 +71,11 @@ class Cooldown(Section):
             )
         lr = state.promise.lr
         if lr is not None and self.to >= lr and not _open_window(state):
+            lower = f"ckptsurgeon cooldown {steps} --to {lr / 10:g}"
+            again = "ckptsurgeon set-lr 3e-4 --restart --warmup 500 --decay 20000    a new schedule"
             raise UsageError(
                 f"the next step's rate is {lr:g}, so it can't go down to {self.to:g}",
-                next="a lower `to`, or rewarm_schedule, which raises the rate first",
+                next=lower if lr > 0 else again,
             )
         samples = samples_to(run, recipe, state, steps)
         settings, warnings = checkpoint.cooldown(Decay(steps, samples, self.shape, self.to))

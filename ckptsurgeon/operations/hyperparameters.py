@@ -43,6 +43,7 @@ class Hyperparameters(Section):
         "decay_steps": "decay", "lr_decay_style": "decay_style", "wd": "weight_decay",
         "grad_clip": "clip_grad", "clip": "clip_grad", "gradient_clipping": "clip_grad",
         "max_grad_norm": "clip_grad", "epsilon": "eps", "b1": "beta1", "b2": "beta2",
+        "betas": "beta1",
         "last_epoch": "position", "num_steps": "position", "last_batch_iteration": "position",
     }  # fmt: skip
     rest: ClassVar[tuple[str, frozenset[str]]] = (
@@ -170,6 +171,9 @@ def settings_of(pairs: Sequence[str]) -> list[str]:
     if len(pairs) == 2 and not any("=" in pair for pair in pairs):
         key, value = pairs
         raise UsageError(f"{key!r} is not KEY=VALUE", next=f"ckptsurgeon set {key}={value}")
+    bare = next((pair for pair in pairs if "=" not in pair), None)
+    if bare is not None:
+        raise UsageError(f"{bare!r} is not KEY=VALUE", next="for example: lr=3e-5")
     return [pair if pair.startswith("set.") else f"set.{pair}" for pair in pairs]
 
 

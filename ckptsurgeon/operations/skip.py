@@ -19,6 +19,8 @@ from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
 
+NONE_BEFORE = "ckptsurgeon status    no saved step is before it"
+
 
 @dataclass(frozen=True)
 class Skip(Section):
@@ -68,11 +70,10 @@ class Skip(Section):
         new_ranges = [] if self.skip_by_counters else ranges(self.skip)
         if not new_ranges and not self.clear_skip:
             return changes, warnings
-        past = _past(run, new_ranges, checkpoint.state(), done)
         places = checkpoint.locate("skip")
         if not places:
             raise self._kept_nowhere(run, checkpoint, new_ranges)
-        warnings += past
+        warnings += _past(run, new_ranges, checkpoint.state(), done)
         for place in places:
             old = [(int(first), int(last)) for first, last in place.value]
             new = self.ranges_after(old)
@@ -93,12 +94,19 @@ class Skip(Section):
             )
         state = checkpoint.state()
         counted = _movable(state)
-        follows = merge(new_ranges)[0][0] <= state.step + 1
+        first = merge(new_ranges)[0][0]
+        past, follows = first <= state.step, first <= state.step + 1
+        hint, set_here = run.format.advise_skip(new_ranges), "ckptsurgeon set "
+        before = _before(run, first) if past else state.step
+        if before is None:
+            hint = NONE_BEFORE
+        elif before != run.latest() and hint.startswith(set_here):
+            hint = f"ckptsurgeon rollback --to {before} --set {hint.removeprefix(set_here)}"
         typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
         return SurgeryError(
             f"{name} keeps no skip ranges: its trainer takes them from a flag",
             next=(
-                run.format.advise_skip(new_ranges),
+                hint,
                 *([f"{typed}    advance its position instead"] if counted and follows else []),
             ),
         )
@@ -150,14 +158,20 @@ def _past(run: Run, new: Sequence[tuple[int, int]], state: State, done: int) -> 
                 f"skip {_range(first, last)} will be passed over"
             )
             continue
-        older = [step for step in run.steps() if step < first and run.complete(step)]
-        hint = "ckptsurgeon status    no saved step is before it"
-        if older:
-            typed = f"ckptsurgeon rollback --to {older[-1]} --skip {_range(first, last)}"
+        before = _before(run, first)
+        hint = NONE_BEFORE
+        if before is not None:
+            typed = f"ckptsurgeon rollback --to {before} --skip {_range(first, last)}"
             hint = f"{typed}    the newest step before it"
         are = f"iteration {first} is" if first == last else f"iterations {first}-{last} are"
         raise UsageError(f"{are} past: the run stands at {done}", next=hint)
     return notes
+
+
+def _before(run: Run, iteration: int) -> int | None:
+    """The newest complete step from which `iteration` is still to come."""
+    older = (step for step in reversed(run.steps()) if step < iteration and run.complete(step))
+    return next(older, None)
 
 
 def _range(first: int, last: int) -> str:

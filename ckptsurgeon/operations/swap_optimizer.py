@@ -47,11 +47,13 @@ class SwapOptimizer(Section):
             raise UsageError(
                 f"`swap_optimizer.momentum` is {self.momentum}", next="0 <= momentum < 1"
             )
-        if recipe[Reset].reset or recipe.get(Rewarm) is not None:
+        both = ["reset"] if recipe[Reset].reset else []
+        both += ["rewarm"] if recipe.get(Rewarm) is not None else []
+        if both:
+            named = " and ".join(f"`{key}`" for key in both)
             raise UsageError(
-                "`swap_optimizer` starts with new state; it can't be combined with `reset` or "
-                "`rewarm`",
-                next="drop them",
+                f"`swap_optimizer` starts with new state; it can't be combined with {named}",
+                next=f"drop {named}",
             )
 
     def title(self, run: Run, step: int) -> list[str]:

@@ -46,6 +46,11 @@ def from_data(
         if key in HEADER:
             header[key] = _convert(HEADER[key], value, key, where)
         elif kind is None:
+            inside = [f"{k.key}.{key}" for k in kinds.values() if k.key and key in _names(k)]
+            if inside:  # `lr: 3e-5` without its `set:`
+                raise UsageError(
+                    f"{where}: unknown key `{key}`", next=f"did you mean `{inside[0]}`?"
+                )
             raise unknown_key(key, [*HEADER, *kinds], where)
         elif not kind.key:
             sections.setdefault(kind, {})[key] = value
@@ -118,8 +123,8 @@ def _build(kind: Any, data: Any, prefix: str, where: str) -> Any:
             values.setdefault(field, {})[key] = _number(value, f"{prefix}{key}", where)
             continue
         if key not in names:
-            known = [f"{prefix}{name}" for name in (*names, *sorted(further))]
-            raise unknown_key(f"{prefix}{key}", known, where, getattr(kind, "synonyms", {}))
+            known, rare = ([f"{prefix}{n}" for n in some] for some in (names, sorted(further)))
+            raise unknown_key(f"{prefix}{key}", known, where, getattr(kind, "synonyms", {}), rare)
         values[key] = _convert(hints[key], value, f"{prefix}{key}", where)
     missing = [
         f"{prefix}{item.name}"

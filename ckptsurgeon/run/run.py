@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Fingerprint, Receipt, relative
+from ckptsurgeon.edits import Fingerprint, Move, Receipt, relative
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
@@ -176,6 +177,18 @@ class Run:
         """Whether every shard of `step` is there (names and world sizes, not contents)."""
         return self.condition(step) == "complete"
 
+    def _in_attic(self, step: int) -> list[str]:
+        """Where a step is that a surgery in force took away, as a hint."""
+        name = re.compile(rf"\D*0*{step}(\.\w+)?")
+        in_force = receipts.standing(self.receipts())
+        for receipt in reversed(in_force):
+            moves = (edit for edit in receipt.inverse if isinstance(edit, Move))
+            if any(name.fullmatch(Path(edit.dst).name) for edit in moves):
+                newest = receipt is in_force[-1]
+                typed = f"ckptsurgeon undo {receipt.id}" if newest else "ckptsurgeon log"
+                return [f"{typed}    {receipt.id} moved step {step} to the attic"]
+        return []
+
     def condition(self, step: int) -> str:
         """`complete`, `incomplete`, or `damaged`: what says how many shards there are can't be
         read."""
@@ -194,7 +207,7 @@ class Run:
         steps = self.steps()
         if step not in steps:
             near = sorted(steps, key=lambda other: (abs(other - step), other))[:2]
-            hints = [
+            hints = self._in_attic(step) + [
                 f"the same command with {other} for {step}    step {other} is saved"
                 for other in sorted(near)
             ]
@@ -294,6 +307,10 @@ class Run:
     def interrupted(self) -> str | None:
         """The title of a surgery that was cut off and waits for `recover`."""
         return None if self.under_way() else journal.interrupted(self.root)
+
+    def committed(self) -> bool | None:
+        """Whether `recover` will finish what was cut off; None where that can't be told."""
+        return journal.committed(self.root)
 
     def refuse_interrupted(self) -> None:
         """Raise while a surgery is under way, InterruptedSurgery while one waits for `recover`."""

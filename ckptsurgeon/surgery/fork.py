@@ -52,12 +52,7 @@ def fork(
     file in place (a trainer that saves this very step again) changes both; `copy` shares nothing.
     Raises UsageError if the folder exists, SurgeryError if the file system can't do it."""
     folder = folder.parent.resolve() / folder.name
-    refuse_taken(folder)
-    if folder.is_relative_to(run.root):
-        raise UsageError(
-            f"{folder} lies inside the run, which would take the logs of its branch for its own",
-            next=f"name a directory outside of {run.root}",
-        )
+    refuse_place(run, folder)
     run.checkpoint(step)
     partial = make_partial(folder, "fork")
     try:
@@ -74,6 +69,16 @@ def fork(
         raise
     disk.fsync_directory(folder.parent)
     return Fork(folder, step, len(files), sum(path.stat().st_size for path in files), receipt)
+
+
+def refuse_place(run: Run, folder: Path) -> None:
+    """Raise when `folder` can't become a fork of `run`."""
+    refuse_taken(folder)
+    if (folder.parent.resolve() / folder.name).is_relative_to(run.root):
+        raise UsageError(
+            f"{folder} lies inside the run, which would take the logs of the fork for its own",
+            next=f"name a directory outside of {run.root}",
+        )
 
 
 def refuse_taken(folder: Path) -> None:
@@ -148,8 +153,9 @@ def _share(source: Path, target: Path, how: str) -> None:
                     f"{source.name}: this file system can't share blocks with {target.parent} "
                     f"({error.strerror})",
                     next=(
-                        "--hard-link    shares files: never save this step again in the branch",
-                        "--copy         shares nothing",
+                        "the same command with --hard-link    shares files: "
+                        "never save this step again in the fork",
+                        "the same command with --copy    shares nothing",
                     ),
                 ) from None
         else:

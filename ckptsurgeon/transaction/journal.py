@@ -65,6 +65,16 @@ def interrupted(root: Path) -> str | None:
     return None if entry is None else entry.title
 
 
+def committed(root: Path) -> bool | None:
+    """Whether the surgery that waits for `recover` is past its commit point, and will be finished;
+    None where none waits, or its journal can't be read."""
+    try:
+        entry = _read(root)
+    except SurgeryError:
+        return None
+    return None if entry is None else entry.committed
+
+
 def refuse_waiting(root: Path) -> None:
     """Raise InterruptedSurgery while a surgery waits for `recover`."""
     title = interrupted(root)

@@ -56,7 +56,7 @@ def test_prune_does_not_take_yes_for_a_run_that_was_not_named(
     monkeypatch.chdir(root)
     result = surgeon("prune", "--keep", 0, "--yes")
     assert result.exit_code == 1
-    assert f"--yes --run {root}" in result.stderr
+    assert f"next: ckptsurgeon prune --keep 0 --yes --run {root}\n" in result.stderr
     assert (root / ".ckptsurgeon" / "attic" / "0001").is_dir()
 
 

@@ -20,6 +20,7 @@ from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.support.launch import REPO
 from tests.support.snapshot import snapshot
+from tests.support.tiny_run import make_run
 
 
 def hints(text: str) -> list[list[str]]:
@@ -60,6 +61,41 @@ def test_the_remedy_for_a_pointer_to_nothing(
     (remedy,) = hints(told.stdout + told.stderr)
     assert surgeon(*remedy, "--yes").exit_code == 0
     assert (root / "latest").read_text() == "global_step8"
+
+
+def test_a_step_in_the_attic_is_named_with_the_surgery_to_undo(
+    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = away(trained, monkeypatch)
+    assert surgeon("rollback", "4", "--yes", "-C", root.name).exit_code == 0
+    told = surgeon("rollback", "--to", "8", "-C", root.name)
+    undo, *_ = hints(told.stderr)
+    assert undo == ["-C", "a run", "undo", "0001"]
+    assert surgeon("set-lr", "5e-4", "--yes", "-C", root.name).exit_code == 0
+    log, *_ = hints(surgeon("show", "8", "-C", root.name).stderr)
+    assert log == ["-C", "a run", "log"]
+    assert surgeon("undo", "--yes", "-C", root.name).exit_code == 0
+    assert surgeon(*undo, "--yes").exit_code == 0
+    assert surgeon("show", "8", "-C", root.name).exit_code == 0
+
+
+@pytest.mark.parametrize("words", [["skip", "5-7"], ["rollback", "4", "--skip", "5-7"]])
+def test_a_trainer_without_skips_is_sent_back_to_where_its_data_moves(
+    surgeon: Surgeon, tmp_path: Path, words: Sequence[str]
+) -> None:
+    root = make_run(tmp_path / "run", [4, 8])
+    (hint,) = hints(surgeon(*words, "-C", root).stderr)
+    assert hint[2:] == ["rollback", "--to", "4", "--set", "iteration=7"]
+    assert surgeon(*hint, "--yes").exit_code == 0
+    (none,) = hints(surgeon("skip", "1-2", "-C", root).stderr)
+    assert none[2:] == ["status"]
+
+
+def test_a_step_of_no_run_is_told_as_such(
+    surgeon: Surgeon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no training run in" in surgeon("diff", "10", "20").stderr
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -155,7 +155,7 @@ def test_an_interrupted_surgery_waits_for_recover(surgeon: Surgeon, trained: Tra
     verified = surgeon("verify", "-C", root)
     assert verified.exit_code == 4
     assert f"interrupted: set lr=0.0005: ckptsurgeon -C {root} recover" in verified.stdout
-    assert surgeon("recover", "-n", "-C", root).stdout.startswith("would finish or take back: set ")
+    assert surgeon("recover", "-n", "-C", root).stdout.startswith("would finish: set ")
     finished = surgeon("recover", "-C", root)
     assert finished.exit_code == 0
     assert "finished: set lr=0.0005; receipt 0001" in finished.stdout

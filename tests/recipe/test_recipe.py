@@ -64,6 +64,7 @@ def test_the_remedy_fits_the_mistake(tmp_path: Path, text: str, fix: str) -> Non
     [
         ("set: {lrr: 1}", "unknown key `set.lrr`"),
         ("rolback: {to: 5}", "unknown key `rolback`"),
+        ("lr: 3e-5", "unknown key `lr`"),
         ("set: {lr: fast}", "`set.lr` is 'fast'"),
         ("set: {lr: .nan}", "`set.lr` is nan"),
         ("set: {lr: true}", "`set.lr` is True"),

@@ -179,8 +179,8 @@ class Transformers(_Saved):
         """It has no flag, but passes over the data before the step that it resumes."""
         last = max(last for _, last in ranges)
         return (
-            f"ckptsurgeon set iteration={last}    of the step to go on from: its data up to there "
-            "is passed over, and the steps count as done"
+            f"ckptsurgeon set iteration={last}    the data up to there is passed over, and the "
+            "steps count as done"
         )
 
     def recognizes(self, run: Path) -> bool:
