@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from . import distributed
@@ -66,10 +66,18 @@ def _train(arguments: Sequence[str]) -> int:
             if options.exit_after_first_line:
                 refuse_live_trainer(Path(config.save))
             else:
-                Path(config.save).mkdir(parents=True, exist_ok=True)
+                if not Path(config.save).exists():
+                    Path(config.save).mkdir(parents=True)
+                    stack.callback(_remove_empty, Path(config.save))
                 stack.enter_context(live_marker(Path(config.save)))
         _run(config, checkpoint, say, options)
     distributed.finish()
+
+
+def _remove_empty(folder: Path) -> None:
+    """A start that was refused leaves no folder behind."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _run(

@@ -19,6 +19,19 @@ DIFFERENT = 3
 """The exit code, as of `plan --exit-code`."""
 
 
+def _refuse_absent(run: Run | None, *texts: str) -> None:
+    """Raise where neither step is saved: the same command with one step that is saved would be
+    refused for the other."""
+    if run is None or not all(text.isdecimal() and len(text) <= 18 for text in texts):
+        return
+    steps = run.steps()
+    if not any(int(text) in steps for text in texts):
+        raise UsageError(
+            f"steps {' and '.join(texts)} are not saved in {run.root}",
+            next="ckptsurgeon status    list all steps",
+        )
+
+
 def _here(common: Common) -> Run | None:
     """The run that a step alone is of; two runs can be compared from anywhere."""
     try:
@@ -84,7 +97,9 @@ def diff(
             )
         else:
             assert a is not None and b is not None
-            sides = Side.parse(a, _here(common)), Side.parse(b, _here(common))
+            here = _here(common)
+            _refuse_absent(here, a, b)
+            sides = Side.parse(a, here), Side.parse(b, here)
             found = compare(*sides, tensors=tensors, jobs=jobs, progress=progress)
     common.answer(lambda: report.diff(found, common.style), lambda: report.diff_json(found))
     if not found.same:

@@ -96,7 +96,7 @@ def _warnings(recipe: Recipe, checkpoint: Checkpoint, section: Rewarm) -> list[s
         return []
     return [
         f"{section.iterations} held iterations fill {filled:.0%} of exp_avg_sq at beta2 {beta2:g}; "
-        f"{5 / (1 - beta2):.0f} fill 99 % (5 / (1 - beta2))"
+        f"{5 / (1 - beta2):.0f} fill 99% (5 / (1 - beta2))"
     ]
 
 

@@ -365,13 +365,18 @@ def _recognized(folder: Path, format: str) -> Format | None:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Runs one or two levels deeper, among the first folders there."""
-    try:
-        inner = [path for path in folder.iterdir() if path.is_dir() and path.name != HOME]
-        deeper = [p for path in inner[:WIDTH] for p in path.iterdir() if p.is_dir()]
-    except OSError:
-        return []
-    return [path for path in sorted(inner + deeper)[:WIDTH] if is_run(path)]
+    """The nearest runs at most three levels deeper, where Lightning's is, among the first folders
+    there."""
+    level = [folder]
+    for _ in range(3):
+        try:
+            inner = [p for above in level for p in above.iterdir() if p.is_dir() and p.name != HOME]
+        except OSError:
+            return []
+        level = sorted(inner)[:WIDTH]
+        if found := [path for path in level if is_run(path)]:
+            return found
+    return []
 
 
 def _held(pointer: Path) -> str:

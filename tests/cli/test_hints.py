@@ -91,6 +91,19 @@ def test_a_trainer_without_skips_is_sent_back_to_where_its_data_moves(
     assert none[2:] == ["status"]
 
 
+def test_a_run_as_deep_as_lightnings_is_found_from_its_root(
+    surgeon: Surgeon, tmp_path: Path
+) -> None:
+    root = make_run(tmp_path / "lightning_logs" / "version_0" / "checkpoints")
+    (found,) = hints(surgeon("status", "-C", tmp_path).stderr)
+    assert found == ["-C", str(root), "status"]
+
+
+def test_two_steps_that_are_not_saved_are_told_at_once(surgeon: Surgeon, tmp_path: Path) -> None:
+    told = surgeon("diff", "10", "20", "-C", make_run(tmp_path / "run")).stderr
+    assert "steps 10 and 20 are not saved" in told and hints(told)[0][-1] == "status"
+
+
 def test_a_step_of_no_run_is_told_as_such(
     surgeon: Surgeon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

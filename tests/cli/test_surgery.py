@@ -158,6 +158,7 @@ def test_on_a_terminal_it_asks(trained: Trained, typed: str, status: int) -> Non
     assert (snapshot(root) == before) == (status != 0)
     assert ("declined: nothing was changed" in output) == (status == 1)
     assert ("untouched: the run is exactly as it was" in output) == (status == 130)
+    assert ("\nerror: stopped" in output.replace("\r", "")) == (status == 130)
 
 
 def test_the_run_is_found_from_below_from_outside_and_by_the_environment(

@@ -168,3 +168,9 @@ def test_a_refusal_is_three_lines_and_leaves_the_run_as_it_was(
     assert lines[0].startswith("error: ") and lines[2].startswith("next:  ")
     assert "Traceback" not in done.stderr
     assert snapshot(run) == before
+
+
+def test_a_start_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    save = [f"save={tmp_path / 'run'}", f"data={tmp_path / 'absent'}"]
+    done = launch("--config=train/configs/tiny.yaml", "--from-scratch", *save, status=1)
+    assert "no such file" in done.stderr and list(tmp_path.iterdir()) == []

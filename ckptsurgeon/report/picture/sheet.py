@@ -333,7 +333,7 @@ class _Sheet:
         if signal == LOSS_SCALE and len(values):
             axes.set_yscale("log", base=2)
         elif len(values) and values.max() > 8 * np.quantile(values, 0.02):
-            axes.set_yscale("log")
+            axes.set_yscale("log", nonpositive="mask")  # a rate of 0 is no line to the ground
         axes.minorticks_off()
         axes.set_ylabel(name)
         if signal == LR:
