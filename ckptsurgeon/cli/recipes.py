@@ -14,7 +14,8 @@ from ckptsurgeon.cli.carry_out import carry_out, open_for, operate, show
 from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
 from ckptsurgeon.edits import Plan
 from ckptsurgeon.edits_json import from_json, to_json
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.transaction.assumptions import AGAIN
 
 Overrides = Annotated[
     list[str] | None,
@@ -88,9 +89,14 @@ def apply(
             next=f"ckptsurgeon plan RECIPE KEY=VALUE -o {source}",
         )
     saved_plan, run = read_plan(source), open_for(common)
-    if common.dry_run:
-        surgery.refuse_stale(run, saved_plan)
-    carry_out(run, saved_plan, common)
+    try:
+        if common.dry_run:
+            surgery.refuse_stale(run, saved_plan)
+        carry_out(run, saved_plan, common)
+    except SurgeryError as error:
+        if AGAIN in error.next:
+            error.next = (f"{_MAKE}    {source} is stale: make a new plan",)
+        raise
 
 
 def undo(

@@ -101,9 +101,10 @@ class Reset(Section):
 
 
 def _young(checkpoint: Checkpoint, beta2: float) -> list[str]:
-    """A warning when moments that are kept have seen too few steps for another beta2."""
+    """A warning when moments that are kept have seen too few steps for another beta2; those that
+    have seen none begin with the new one."""
     promise = checkpoint.state().promise
-    if promise.betas is None or promise.adam_step is None or promise.betas[1] == beta2:
+    if promise.betas is None or not promise.adam_step or promise.betas[1] == beta2:
         return []
     horizon = 3 / (1 - max(beta2, promise.betas[1]))
     if promise.adam_step >= horizon:

@@ -29,7 +29,7 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError
 
-AGAIN = "the same command again    a plan that was saved is stale: plan again first"
+AGAIN = "the same command again    it plans anew"
 RIGHTS = "run as the user who owns the run, or change its rights"
 BLOCK = 4096
 """Bytes that a file system gives out at once, nearly everywhere: a write between two holes takes

@@ -202,6 +202,7 @@ def test_a_dry_run_writes_no_plan_and_says_that_one_is_stale(
     stale = surgeon("apply", kept, "--dry-run", "-C", root)
     assert (stale.exit_code, stale.stdout) == (1, "")
     assert "another surgery was done since" in stale.stderr
+    assert f"plan RECIPE -o plan.json    {kept} is stale" in stale.stderr
 
 
 def test_a_rate_that_leaps_is_pointed_out(surgeon: Surgeon, trained: Trained) -> None:

@@ -76,3 +76,11 @@ def test_stage_0_numbers_its_parameters_and_is_refused(trained: Trained) -> None
     run = Run.open(trained(zero=0))
     with pytest.raises(SurgeryError, match="ZeRO 0 numbers them"):
         plan(run, part(params="layernorm"))
+
+
+def test_moments_that_have_seen_nothing_begin_with_the_new_beta2(trained: Trained) -> None:
+    run = Run.open(trained())
+    lower = from_data({"set": {"beta2": 0.9}})
+    assert any("seen only 8 steps" in text for text in plan(run, lower).warnings)
+    surgery.apply(run, plan(run, from_data({"reset": ["moments"]})))
+    assert not any("seen only" in text for text in plan(run, lower).warnings)
