@@ -92,24 +92,17 @@ class Skip(Section):
                 f"{name} keeps no skip ranges: there is nothing to clear",
                 next="ckptsurgeon show    what the checkpoint keeps",
             )
-        state = checkpoint.state()
-        counted = _movable(state)
-        first = merge(new_ranges)[0][0]
-        past, follows = first <= state.step, first <= state.step + 1
-        hint, set_here = run.format.advise_skip(new_ranges), "ckptsurgeon set "
-        before = _before(run, first) if past else state.step
-        if before is None:
-            hint = NONE_BEFORE
-        elif before != run.latest() and hint.startswith(set_here):
-            hint = f"ckptsurgeon rollback --to {before} --set {hint.removeprefix(set_here)}"
-        typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
-        return SurgeryError(
-            f"{name} keeps no skip ranges: its trainer takes them from a flag",
-            next=(
-                hint,
-                *([f"{typed}    advance its position instead"] if counted and follows else []),
-            ),
-        )
+        state, what = checkpoint.state(), f"{name} keeps no skip ranges"
+        first, last = merge(new_ranges)[0]
+        hints = [run.format.advise_skip(new_ranges)]
+        if last <= state.step:
+            return SurgeryError(what, next=_gone_back(run, first, hints[0]))
+        if state.step != run.latest():
+            hints = _gone_back(run, state.step + 1, hints[0])
+        if _movable(state) and first <= state.step + 1:
+            typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
+            hints.append(f"{typed}    advance its position instead")
+        return SurgeryError(what, next=hints)
 
     def ranges_after(self, present: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """The ranges that are passed over after the surgery."""
@@ -166,6 +159,20 @@ def _past(run: Run, new: Sequence[tuple[int, int]], state: State, done: int) -> 
         are = f"iteration {first} is" if first == last else f"iterations {first}-{last} are"
         raise UsageError(f"{are} past: the run stands at {done}", next=hint)
     return notes
+
+
+def _gone_back(run: Run, first: int, hint: str) -> list[str]:
+    """What passes over the data from iteration `first` on, once the run is back before it; `hint`
+    is for a run that stands there."""
+    before = _before(run, first)
+    if before is None:
+        return [NONE_BEFORE]
+    back, here = f"ckptsurgeon rollback --to {before}", "ckptsurgeon set "
+    if hint.startswith(here):
+        return [f"{back} --set {hint.removeprefix(here)}"]
+    if hint.startswith("ckptsurgeon status"):  # there is no way
+        return [hint]
+    return [f"{back}    the newest step before it", hint]
 
 
 def _before(run: Run, iteration: int) -> int | None:

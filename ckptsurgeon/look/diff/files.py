@@ -61,7 +61,10 @@ def _compare(out: Difference, name: str, one: Content, other: Content) -> None:
     for path in dict.fromkeys([*one.leaves, *other.leaves]):
         old, new = one.leaves.get(path, ABSENT), other.leaves.get(path, ABSENT)
         if not same(old, new):
-            out.changes.append(Change(name, field_of(path, name), shown(old), shown(new), path))
+            before, after = shown(old), shown(new)
+            if before == after:  # as many entries, and others
+                after = f"others, {after}"
+            out.changes.append(Change(name, field_of(path, name), before, after, path))
     held, its = one.tensors, other.tensors
     for path in dict.fromkeys([*held, *its]):
         mine, theirs = held.get(path), its.get(path)
