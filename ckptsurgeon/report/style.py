@@ -72,11 +72,12 @@ def table(rows: Iterable[Row], style: Style) -> list[str]:
 
 
 def _parts(row: Row, column: int, room: int) -> list[str]:
-    """What stands right of a label: one line, or as many as it takes."""
-    for width in (column, 0):
-        beside = f"{row.text:<{width}}   {row.note}" if row.note else row.text
-        if len(beside) <= room:
-            return [beside]
+    """What stands right of a label: one line, or as many as it takes. A note that is too long for
+    its column begins as far left of it as it must."""
+    width = max(0, min(column, room - 3 - len(row.note)))
+    beside = f"{row.text:<{width}}   {row.note}" if row.note else row.text
+    if len(beside) <= room:
+        return [beside]
     below = [f"  {line}" for line in wrapped(row.note, room - 2)] if row.note else []
     return [*wrapped(row.text, room), *below]
 

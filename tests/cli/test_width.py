@@ -109,6 +109,14 @@ def test_a_note_that_does_not_fit_stands_below_its_text() -> None:
     ]
 
 
+def test_a_note_that_is_too_long_for_its_column_begins_left_of_it() -> None:
+    rows = [Row("lr", "1.000e-03", "wins"), Row("scale", "1", "wins   optimizer.loss_scaler.cur")]
+    assert table(rows, Style(48)) == [
+        "  lr     1.000e-03   wins",
+        "  scale  1      wins   optimizer.loss_scaler.cur",
+    ]
+
+
 def test_a_command_is_never_broken_and_its_comment_goes_below() -> None:
     hint = "ckptsurgeon -C a/long/way/to/the/run rollback --to 6210    the newest sound step"
     assert table([Row("next", hint)], Style(40)) == [
