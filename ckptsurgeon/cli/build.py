@@ -50,7 +50,9 @@ def build(row: Command) -> Any:
     single = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )
-    add = single.command(row.name, cls=PlainCommand, help=inspect.cleandoc(text), epilog=epilog)
+    add = single.command(
+        row.name, cls=PlainCommand, help=inspect.cleandoc(text.rstrip()), epilog=epilog
+    )
     add(command(function))
     made = typer.main.get_command(single)
     for parameter in made.params:

@@ -135,7 +135,8 @@ def recover(*, common: Common) -> None:
     run = common.open_run()
     if common.dry_run:
         waiting = run.interrupted()
-        act = {True: "finish", False: "discard"}.get(run.committed(), "finish or discard")
+        known = run.committed()
+        act = "finish or discard" if known is None else "finish" if known else "discard"
         text = f"would {act}: {waiting}" if waiting else "nothing to recover"
         common.answer(lambda: text, lambda: {"schema": report.SCHEMA, "interrupted": waiting})
         return

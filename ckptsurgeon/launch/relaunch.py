@@ -251,7 +251,8 @@ def compare(promise: Promise, line: str) -> list[str]:
         used = None
     if not isinstance(used, dict):
         return [f"its first line is not the JSON object of what it uses: {line.strip()[:80]!r}"]
-    differing = []
+    differing: list[str] = []
+    missing: list[tuple[str, str]] = []
     for name in Promise.values():
         promised = getattr(promise, name)
         if promised is None or name in promise.not_known:
@@ -259,10 +260,12 @@ def compare(promise: Promise, line: str) -> list[str]:
         if name not in used and name in ("optimizer", "groups", "settings"):
             continue  # which no trainer prints yet
         if name not in used:
-            differing.append(f"{name}: promised {_plain(promised)}, not reported")
+            missing.append((name, f"{name}: promised {_plain(promised)}, not reported"))
         elif not _same(_plain(promised), used[name]):
             differing.append(f"{name}: promised {_plain(promised)}, uses {used[name]}")
-    return differing
+    if len(missing) > 1:
+        return [*differing, f"not reported: {', '.join(name for name, _ in missing)}"]
+    return [*differing, *(sentence for _, sentence in missing)]
 
 
 def _plain(value: Any) -> Any:

@@ -53,6 +53,11 @@ def test_a_command_that_edits_takes_a_reason_and_relaunches(surgeon: Surgeon, na
     assert "  130  Ctrl-C" in text
 
 
+def test_no_help_has_two_empty_lines_in_a_row(surgeon: Surgeon) -> None:
+    for name in commands():
+        assert "\n\n\n" not in surgeon(name, "--help").stdout, name
+
+
 def test_no_argument_is_help(surgeon: Surgeon) -> None:
     result = surgeon()
     assert result.exit_code == 0

@@ -89,6 +89,10 @@ def test_every_kind_of_difference_is_named(trained: Trained) -> None:
     assert compare(promise, json.dumps({k: v for k, v in told.items() if k != "seed"})) == [
         "seed: promised 1234, not reported"
     ]
+    assert compare(promise, json.dumps({"step": 9, "lr": promise.lr, "skip": [[9, 12]]})) == [
+        "not reported: betas, eps, weight_decay, adam_step, loss_scale, clip_grad, "
+        "consumed_samples, seed, rewarm"
+    ]
     assert compare(promise, "Traceback\n")[0].startswith("its first line is not the JSON object")
     nearly = {**told, "lr": promise.lr * (1 + 1e-9)}
     assert len(compare(promise, json.dumps(nearly))) == 1
