@@ -132,7 +132,11 @@ def _script(job: Job, promise: Promise, output: Path | None, common: Common) -> 
             ) from None
     to_file = output is not None and not common.dry_run
     common.answer(
-        lambda: f"{output}: sbatch {shlex.quote(str(output))}" if to_file else text.rstrip("\n"),
+        lambda: (
+            f"wrote {output}\n  submit   sbatch {shlex.quote(str(output))}"
+            if to_file
+            else text.rstrip("\n")
+        ),
         lambda: report.relaunch_json(job.trainer, promise, None, text),
     )
 

@@ -61,12 +61,17 @@ class Average(Section):
 
     def check(self, recipe: Recipe) -> None:
         if bool(self.steps) == (self.last is not None):
-            raise UsageError("an average has either `steps` or `last`", next="last: 3")
+            raise UsageError(
+                "an average has either `steps` or `last`", next="--last 3; in a recipe `last: 3`"
+            )
         if self.last is not None and self.last < 2:
             raise UsageError(f"`average.last` is {self.last}", next="2 or more")
         numbers = self._numbers("steps", self.steps, int)
         if self.steps and len(set(numbers)) < 2:
-            raise UsageError("`average.steps` needs two different steps", next="steps: [20, 40]")
+            raise UsageError(
+                "`average.steps` needs two different steps",
+                next="ckptsurgeon average 20 40    in a recipe steps: [20, 40]",
+            )
         for step in numbers:
             check_step(int(step))
         shares = self._numbers("weights", self.weights, float)

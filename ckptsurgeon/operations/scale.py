@@ -75,7 +75,7 @@ class Scale(Section):
                 )
             return
         if self.by is None:
-            raise UsageError("`scale.by` is missing", next="add scale.by, or scale.qk_clip")
+            raise UsageError("`scale.by` is missing", next="--by 0.9; in a recipe `by: 0.9`")
         if not self.params:
             raise UsageError("`scale.params` is missing", next="add scale.params")
         if not math.isfinite(self.by) or self.by == 0:

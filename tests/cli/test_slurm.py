@@ -71,7 +71,7 @@ def test_two_nodes_train_keep_the_promise_save_at_the_signal_and_are_requeued(
         "relaunch", "--slurm", "--nodes", 2, "--sbatch", "partition=gpu", "-o", file, "-C", root,
         "--", "train_iters=100000", "save_interval=100000", f"data={tmp_path}/x y/../data",
     )  # fmt: skip
-    assert (written.exit_code, written.stdout) == (0, f"{file}: sbatch {file}\n")
+    assert (written.exit_code, written.stdout) == (0, f"wrote {file}\n  submit   sbatch {file}\n")
     (tmp_path / "x y").mkdir()
     config = (root / "train.yaml").read_text()
     data = next(line.split(": ", 1)[1] for line in config.splitlines() if line.startswith("data:"))
