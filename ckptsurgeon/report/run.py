@@ -285,4 +285,4 @@ def diagnoses(
     lines += _hidden(len(findings))
     if (alive := run.trainer()) is not None:
         lines.append(f"  {clean(alive)}; what it saves just now is not finished yet")
-    return "\n".join(lines if seen is None else [*lines, *signs(seen)])
+    return "\n".join(lines if seen is None else [*lines, *signs(seen, style)])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
-from ckptsurgeon.report.style import clean, count
+from ckptsurgeon.report.style import Style, clean, count
 
 if TYPE_CHECKING:
     from ckptsurgeon.look.vitals.vitals import Vitals
@@ -13,7 +14,21 @@ SHOWN = 10
 GROWN = 5
 
 
-def signs(seen: Vitals) -> list[str]:
+def signs(seen: Vitals, style: Style) -> list[str]:
+    """`_signs`, none wider than the style."""
+    first, *lines = _signs(seen)
+    return [first, *(part for line in lines for part in _fitted(line, style))]
+
+
+def _fitted(line: str, style: Style) -> list[str]:
+    """Further lines stand four columns right of the first."""
+    if len(line) <= style.width:
+        return [line]
+    inner = textwrap.wrap(line.strip(), style.width - 6, break_on_hyphens=False)
+    return [f"{'      ' if i else '  '}{part}" for i, part in enumerate(inner)]
+
+
+def _signs(seen: Vitals) -> list[str]:
     """At most SHOWN observations, a line each, and how many more there are; with an earlier step
     the GROWN parameters whose norms grew most."""
     lines = [f"vitals: step {seen.step}, {count(len(seen.signs), 'parameter')}"]

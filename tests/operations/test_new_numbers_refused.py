@@ -25,7 +25,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
     ("recipe", "says"),
     [
         ({"scale": {"params": "weight", "by": 0}}, "a number other than 0"),
-        ({"scale": {"params": "weight", "by": 0.9, "moments": "drop"}}, "one of: keep, scale, zero"),
+        (
+            {"scale": {"params": "weight", "by": 0.9, "moments": "drop"}},
+            "one of: keep, scale, zero",
+        ),
         ({"scale": {"params": "query_key_val.wieght", "by": 0.9}}, "query_key_value.weight"),
         ({"average": {"last": 1}}, "2 or more"),
         ({"average": {"last": 9}}, "only 4 steps are saved up to 8"),

@@ -23,8 +23,9 @@ from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.picture import draw, page
 from ckptsurgeon.report.picture.arrows import MOST, label, rows
 from ckptsurgeon.report.picture.axes import axis
-from ckptsurgeon.report.picture.footer import footer
-from ckptsurgeon.report.picture.theme import DARK
+from ckptsurgeon.report.picture.footer import footer, headline
+from ckptsurgeon.report.picture.sheet import _Sheet
+from ckptsurgeon.report.picture.theme import DARK, LIGHT
 from ckptsurgeon.report.picture.thin import smoothed, thinned
 from tests.conftest import Trained
 
@@ -184,3 +185,12 @@ def test_one_point_and_a_run_of_nan_are_drawn() -> None:
 def test_without_a_loss_there_is_no_picture(story: Story) -> None:
     with pytest.raises(SurgeryError, match="nothing to draw"):
         draw(replace(story, kept={}), "svg")
+
+
+def test_a_step_that_is_saved_beyond_the_log_is_inside_the_picture(story: Story) -> None:
+    """Lightning logs the update that made step 60 as 59."""
+    later = replace(story, saved={4: "sound", 9: "sound", 12: "in the attic"})
+    assert headline(later).startswith("at step 9 ")
+    sheet = _Sheet(later, "steps", LIGHT)
+    axes = sheet.figure().axes[0]
+    assert axes.get_xlim()[1] >= 12

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckptsurgeon.logs.curves import Branch
 from ckptsurgeon.logs.signals import LOSS, SAMPLES, TOKENS
+from ckptsurgeon.look.story import ATTIC, PRUNED
 from ckptsurgeon.report.advice import short, verdict
 
 if TYPE_CHECKING:
@@ -15,8 +16,9 @@ UNITS = ((TOKENS, "tokens"), (SAMPLES, "samples"), (LOSS, "steps"))
 
 
 def headline(story: Story) -> str:
-    """Where the run stands, and advise's verdict."""
-    step = int(story.kept[LOSS].steps[-1])
+    """Where the run stands by its logs or by what is saved, and advise's verdict."""
+    there = (step for step, state in story.saved.items() if state not in (ATTIC, PRUNED))
+    step = max(int(story.kept[LOSS].steps[-1]), *there, 0)
     return f"at step {step}   ·   {verdict(story.advice)}"
 
 

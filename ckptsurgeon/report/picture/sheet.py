@@ -125,6 +125,8 @@ class _Sheet:
         for branch in branches:
             steps = branch[LOSS].steps
             ends += self._of(branch, np.array([steps[0], steps[-1]])).tolist()
+        if self.story.saved:  # Lightning logs the last update before the step by a number less
+            ends += self._of(self.story.kept, np.array([max(self.story.saved)])).tolist()
         low, high = min(ends), max(ends)
         return low, high if high > low else low + 1.0
 
