@@ -71,12 +71,10 @@ def judge(curves: Curves, rule: str | None = None) -> Advice:
 
     loss = curves.kept.get(LOSS)
     if loss is None or not len(loss):
-        where = ", ".join(map(str, curves.sources))
-        reason = (
-            f"no tag in {where} is known to be the loss; --tag loss=NAME says which one is"
-            if where
-            else "no logs were found in the run's folders; --tb DIR or --log FILE names them"
-        )
+        where = ", ".join(map(str, curves.sources)) or "the run's folders"
+        reason = f"no tag in {where} is known to be the loss; --tag loss=NAME says which one is"
+        if not curves.sources and not curves.kept:
+            reason = "no logs were found in the run's folders; --tb DIR or --log FILE names them"
         return Advice(UNKNOWN, curves, reason=next(iter(curves.notes), reason))
     newest, points = int(loss.steps[-1]), len(loss)
     spikes = tuple(find(curves.kept, rule))
