@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Fingerprint, Receipt, relative
+from ckptsurgeon.edits import relative
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
@@ -17,6 +17,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import Checkpoint, Format, State
 from ckptsurgeon.formats.detect import SIGNS, detect, is_run, named, nameless
 from ckptsurgeon.formats.logs import Logs
+from ckptsurgeon.plans import Fingerprint, Receipt
 from ckptsurgeon.run import writers
 from ckptsurgeon.run.log_folders import LogFolders
 from ckptsurgeon.transaction import journal, lock, receipts

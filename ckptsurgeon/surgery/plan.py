@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ckptsurgeon import operations
-from ckptsurgeon.edits import AnyChange, Aside, Change, Plan
+from ckptsurgeon.edits import AnyChange, Aside, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats.known_globals import refuse_unknown
 from ckptsurgeon.operations.section import Recipe, Section
+from ckptsurgeon.plans import Plan
 from ckptsurgeon.recipe.file import keys, to_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.conflicts import refuse_two_words

@@ -19,7 +19,6 @@ from ckptsurgeon.edits import (
     Computed,
     Content,
     Edit,
-    Fingerprint,
     Link,
     Move,
     Replace,
@@ -28,6 +27,7 @@ from ckptsurgeon.edits import (
     Truncate,
 )
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans import Fingerprint
 
 AGAIN = "the same command again    a plan that was saved is stale: plan again first"
 RIGHTS = "run as the user who owns the run, or change its rights"

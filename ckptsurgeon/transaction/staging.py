@@ -24,8 +24,6 @@ from ckptsurgeon.edits import (
     Link,
     Move,
     Piece,
-    Plan,
-    Receipt,
     Replace,
     Span,
     Tail,
@@ -33,6 +31,7 @@ from ckptsurgeon.edits import (
     length,
 )
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.transaction import computing, receipts
 from ckptsurgeon.transaction.computing import Place, Sum, forget
 from ckptsurgeon.transaction.content import CHUNK, joined, read

@@ -15,9 +15,9 @@ import torch
 from torch.optim import lr_scheduler as torch_lr
 
 from ckptsurgeon import Run, look, plan, surgery
-from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.cooldown import Cooldown
+from ckptsurgeon.plans import Plan
 from ckptsurgeon.recipe.file import from_data, load
 from tests.conftest import Trained
 from tests.support import megatron_engine, megatron_legacy

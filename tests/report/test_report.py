@@ -20,13 +20,12 @@ from ckptsurgeon.edits import (
     Content,
     Edit,
     Move,
-    Plan,
-    Receipt,
     Replace,
     Rewrite,
     Span,
 )
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.report.style import number, size, value
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.export import Export
