@@ -28,7 +28,7 @@ from ckptsurgeon.files.pickles.tree import Tensor, get, get_each
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.shard_files import opened
-from ckptsurgeon.formats.values import Blob, Place
+from ckptsurgeon.formats.values import Blob, Located, Place
 
 Self = TypeVar("Self", bound="Trees")
 
@@ -50,6 +50,10 @@ class Trees:
         except KeyError:
             return []
         return [Place(file, path, self.plain(file, value), wins)]
+
+    def below(self, located: Iterable[Located], *keys: Key) -> list[Place]:
+        """The place `keys` under each of `located`, as far as it is there."""
+        return [place for file, path in located for place in self.at(file, (*path, *keys))]
 
     def value(self, file: Path, path: tuple[Key, ...]) -> Any:
         """The value under `path` in `file`; None when it is not there."""

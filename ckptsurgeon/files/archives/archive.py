@@ -88,12 +88,12 @@ class Archive:
             raise DamagedFile(self.where, 0, "this is not a regular file")
         self.size = self.status.st_size - self.start if length is None else length
         before = max(0, self.size - LAST)
-        last = _read_at(self.path, descriptor, self.start + before, self.size - before)
+        last = bytes_at(self.path, descriptor, self.start + before, self.size - before)
 
         def read_at(offset: int, length: int) -> bytes:
             if before <= offset <= offset + length <= self.size:
                 return last[offset - before : offset - before + length]
-            return _read_at(self.path, descriptor, self.start + offset, length)
+            return bytes_at(self.path, descriptor, self.start + offset, length)
 
         if read_at(0, min(4, self.size)) == b"PK\3\4":
             self.directory = read_directory(self.where, self.size, read_at)
@@ -112,9 +112,9 @@ class Archive:
     def read_at(self, offset: int, length: int) -> bytes:
         """Bytes of the file. Raises SurgeryError if it is not the file that was opened."""
         if self._descriptor is not None:
-            return _read_at(self.path, self._descriptor, self.start + offset, length)
+            return bytes_at(self.path, self._descriptor, self.start + offset, length)
         with self.opened() as descriptor:
-            return _read_at(self.path, descriptor, self.start + offset, length)
+            return bytes_at(self.path, descriptor, self.start + offset, length)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -349,7 +349,9 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _read_at(path: Path, descriptor: int, offset: int, length: int) -> bytes:
+def bytes_at(path: Path, descriptor: int, offset: int, length: int) -> bytes:
+    """So many bytes of the open file from `offset` on. Raises DamagedFile where they are not all
+    there."""
     if offset < 0 or length < 0:
         raise DamagedFile(str(path), 0, f"{length} bytes at {offset} can't be read")
     data = os.pread(descriptor, length, offset)

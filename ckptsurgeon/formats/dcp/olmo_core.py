@@ -138,11 +138,7 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
                 ),
             )
         if set(values) != {"lr"} or self._schedule or "lr" in self._fixed:
-            raise SurgeryError(
-                f"{self.trainer} computes the schedule from its own config at every step, so "
-                f"{', '.join(sorted(values))} has no place in a checkpoint",
-                next=f"relaunch the trainer with {flags}",
-            )
+            raise self.in_config(values)
         new, peak = float(values["lr"]), self.peak()
         if not peak:
             raise SurgeryError(
