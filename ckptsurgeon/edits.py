@@ -115,8 +115,8 @@ class Each:
     keys: tuple[Key, ...]
 
 
-def each_path(path: tuple[Key | Each, ...]) -> Iterator[tuple[Key, ...]]:
-    """Every path that `path` stands for."""
+def each_path(path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Every path that one with an `Each` stands for."""
     return product(*(step.keys if isinstance(step, Each) else (step,) for step in path))
 
 
