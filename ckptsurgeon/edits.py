@@ -6,9 +6,11 @@ lies outside). Nothing here reads or writes the disk. Each value survives JSON a
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -111,6 +113,11 @@ class Each:
     keys: tuple[Key, ...]
 
 
+def each_path(path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Every path that one with an `Each` stands for."""
+    return product(*(step.keys if isinstance(step, Each) else (step,) for step in path))
+
+
 @dataclass(frozen=True)
 class Change:
     """One field in one place, or in several of one file that have the same old and new value.
@@ -137,7 +144,7 @@ class Change:
 
     def paths(self) -> Iterator[tuple[Key, ...]]:
         """The path to each place."""
-        return product(*(step.keys if isinstance(step, Each) else (step,) for step in self.path))
+        return each_path(self.path)
 
     def single(self) -> list[Change]:
         """The same as changes of one place each."""
@@ -320,6 +327,11 @@ class Append:
                 first = start
             last = end
         return [*runs, (first, last)]
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the bytes, in order."""
+        return hashlib.sha256(self.data).hexdigest()
 
     def whole(self) -> Content:
         """All bytes of `file` once this is done."""

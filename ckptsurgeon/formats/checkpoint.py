@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import head_counts, param_groups, strips
+from ckptsurgeon.formats.columns import Places
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.protocol import Checkpoint, Disagreement
@@ -41,17 +42,17 @@ class BaseCheckpoint(Trees, ABC):
     """Counters beside a loss scale that its next growth is taken from → their start."""
 
     def __post_init__(self) -> None:
-        self._places: dict[str, list[Place]] = {}
+        self._places: dict[str, Sequence[Place]] = {}
         self._state: State | None = None
 
     # --- fields ----------------------------------------------------------------------------------
 
     @abstractmethod
-    def find(self, field: str) -> list[Place]:
+    def find(self, field: str) -> Sequence[Place]:
         """Every place of `field`, as the files have it; an empty list when it is kept nowhere.
         What it stumbles over is an error of the file."""
 
-    def locate(self, field: str) -> list[Place]:
+    def locate(self, field: str) -> Sequence[Place]:
         """What `find` says, asked once, and only values that the field can have."""
         assert field in FIELDS, f"no field is called {field}"
         if field not in self._places:
@@ -61,15 +62,13 @@ class BaseCheckpoint(Trees, ABC):
             self._places[field] = places
         return self._places[field]
 
-    def deciding(self, field: str) -> list[Place]:
+    def deciding(self, field: str) -> Sequence[Place]:
         """The places that must agree: those that win. Adam's step is one number, wherever it is."""
-        places = [place for place in self.locate(field) if place.wins]
         if field != "adam_step":
-            return places
-        files = {id(place.file): place.file for place in places}  # a path takes long to hash
-        numbers = {(id(place.file), place.value): None for place in places}
-        steps = dict.fromkeys((files[file], step) for file, step in numbers)
-        return [Place(file, (), step) for file, step in steps]
+            return [place for place in self.locate(field) if place.wins]
+        columns = (column for column in Places.of(self.locate(field)).columns if column.wins)
+        steps = ((column.file, step) for column in columns for step in dict.fromkeys(column.values))
+        return [Place(file, (), step) for file, step in dict.fromkeys(steps)]
 
     def agreed(self, field: str) -> list[Any]:
         """The values of `field` that decide, as the first file has them. Raises Disagreement when

@@ -11,6 +11,7 @@ from ckptsurgeon.edits import Append, Change, Content
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files import json_text
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.columns import Places
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.values import Place
 
@@ -28,8 +29,9 @@ class JsonBeside(BaseCheckpoint):
         problem: Callable[[str, Any], str] = problem,
     ) -> None:
         """As `BaseCheckpoint` does, for the values in JSON with the path in it."""
-        super().check(name, [place for place in places if place.file not in self.texts], problem)
-        for place in (place for place in places if place.file in self.texts):
+        columns = Places.of(places).columns
+        super().check(name, Places(c for c in columns if c.file not in self.texts), problem)
+        for place in Places(column for column in columns if column.file in self.texts):
             if reason := problem(name, place.value):
                 where = ".".join(map(str, place.path))
                 raise DamagedFile(str(place.file), 0, f"{where}: {reason}")

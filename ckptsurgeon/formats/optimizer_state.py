@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats import moments
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.values import Place
 
-States = list[tuple[tuple[Key, ...], Mapping[Key, Any]]]
-"""The path and the content of each state: of a parameter, or of a flat group."""
+
+class States(NamedTuple):
+    """The content of each state by its key, under `before`: of a parameter, or of a flat group."""
+
+    before: tuple[Key, ...]
+    each: Mapping[Key, Mapping[Key, Any]]
 
 
 def groups(
@@ -32,34 +38,55 @@ def groups(
 def states(checkpoint: BaseCheckpoint, file: Path, base: tuple[Key, ...]) -> States:
     """The state of each parameter in the state dict that `base` leads to."""
     entries = get(checkpoint.trees[file], base).get("state", {})
-    return [
-        ((*base, "state", key), state)
+    each = {
+        key: state
         for key, state in entries.items()
         if type(state) is dict or isinstance(state, Mapping)
-    ]
+    }
+    return States((*base, "state"), each)
 
 
 def moment(
     checkpoint: BaseCheckpoint, file: Path, states: States, name: str, wins: bool = True
-) -> Iterator[Place]:
+) -> Sequence[Column]:
     """Every tensor that makes up the moment `name`."""
-    for path, state in states:
-        if name in state:
-            yield Place(file, (*path, name), state[name], wins)
-        else:
-            yield from moments.places(checkpoint, file, path, state, name, wins)
+    before, each = states
+    tensors = {key: state[name] for key, state in each.items() if name in state}
+    out = [Column.under(file, before, tensors, (name,), wins)] if tensors else []
+    if len(tensors) == len(each):  # nearly always
+        return out
+    others = [(key, state) for key, state in each.items() if name not in state]
+    places = (
+        moments.places(checkpoint, file, (*before, key), state, name, wins) for key, state in others
+    )
+    return [*out, *Places.of([*chain.from_iterable(places)]).columns]
 
 
-def steps(checkpoint: BaseCheckpoint, file: Path, states: States) -> list[Place]:
-    """Adam's counter in each state. The largest is the real one: FusedAdam leaves 0 in all but the
-    last parameter's."""
-    archive = checkpoint.archives[file]
-    counters = [((*path, "step"), state["step"]) for path, state in states if "step" in state]
-    with archive.reading():
-        archive.fetch([value for _, value in counters if isinstance(value, Tensor)])
-        numbers = [
-            (path, value if type(value) is int else checkpoint.plain(file, value))
-            for path, value in counters
-        ]
-    top = max((value for _, value in numbers), default=None)
-    return [Place(file, path, value, value == top) for path, value in numbers]
+def steps(
+    checkpoint: BaseCheckpoint,
+    file: Path,
+    states: States,
+    beside: Sequence[Place] = (),
+    loaded: bool = True,
+) -> list[Column]:
+    """Adam's counter in each state, and those of `beside`. The largest is the real one: FusedAdam
+    leaves 0 in all but the last parameter's. None is where the file is not `loaded`."""
+    before, each = states
+    numbers = {key: state["step"] for key, state in each.items() if "step" in state}
+    tensors = {
+        key: value
+        for key, value in numbers.items()
+        if type(value) is Tensor and (not value.size or value.numel == 1)
+    }
+    if tensors:
+        archive = checkpoint.archives[file]
+        with archive.reading():
+            numbers |= zip(tensors, archive.values([*tensors.values()]), strict=True)
+    top = max((*numbers.values(), *(place.value for place in beside)), default=None)
+    by_winning: dict[bool, dict[Key, Any]] = {}
+    for key, value in numbers.items():
+        by_winning.setdefault(loaded and value == top, {})[key] = value
+    return [
+        *(Column.under(file, before, some, ("step",), wins) for wins, some in by_winning.items()),
+        *(Column.of(place._replace(wins=loaded and place.value == top)) for place in beside),
+    ]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.formats.columns import Column
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.values import (
     Blob,
@@ -52,7 +53,7 @@ class Checkpoint(Protocol):
         """What is in the checkpoint. Raises SurgeryError when its shards disagree."""
         ...
 
-    def locate(self, field: str) -> list[Place]:
+    def locate(self, field: str) -> Sequence[Place]:
         """Every place that `field`, one of `fields.FIELDS`, is kept in, in every shard; an empty
         list when it is kept nowhere. Raises DamagedFile for a value that it can't have."""
         ...
@@ -92,8 +93,8 @@ class Checkpoint(Protocol):
         `elements` [start, end), whether they are zeros by their bytes."""
         ...
 
-    def are_zero(self, places: Sequence[Place]) -> list[bool]:
-        """Of each what `is_zero` says, sooner for many."""
+    def are_zero(self, column: Column) -> list[bool]:
+        """Of each place what `is_zero` says, sooner for many."""
         ...
 
     def fragments(self, name: str) -> list[Fragment]:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, NamedTuple
 
 from ckptsurgeon.edits import ABSENT, ZEROS
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.moments import ALL, NUMBERED
 from ckptsurgeon.formats.optimizers.entry import ABSENT_KEY, ANEW, CONSTANT, NOTHING, ZERO, Entry
 from ckptsurgeon.formats.optimizers.roles import ROLES
 from ckptsurgeon.formats.optimizers.table import STEPS, recognise
 from ckptsurgeon.formats.protocol import Checkpoint
-from ckptsurgeon.formats.values import Place, Setting, StateDict
+from ckptsurgeon.formats.values import Place, StateDict
 
 WITHOUT = "start the trainer without its saved optimizer state"
 
 
-def renewed(checkpoint: Checkpoint) -> list[Setting]:
+class Renewal(NamedTuple):
+    """The value `new` for every place of a column; `field` is what a plan calls it."""
+
+    field: str
+    column: Column
+    new: Any
+
+
+def renewed(checkpoint: Checkpoint) -> list[Renewal]:
     """A new value for every place of every optimizer in `checkpoint`: of its moments, of what else
     it keeps, of its step. Raises SurgeryError for a key that no known optimizer has, and for an
     optimizer of which no edit makes a new one, with the reason."""
@@ -28,7 +38,7 @@ def renewed(checkpoint: Checkpoint) -> list[Setting]:
             f"{checkpoint.path.name} holds no optimizer state",
             next="ckptsurgeon status    a step that was saved with it",
         )
-    rest: list[Setting] = []
+    rest: list[Renewal] = []
     whole: list[Place] = []
     for each in state_dicts:
         known = recognise(each)
@@ -42,19 +52,20 @@ def renewed(checkpoint: Checkpoint) -> list[Setting]:
             rest += _in_place(checkpoint, each, known)
         elif each.whole:
             whole += each.whole
-            rest += [Setting(f"state of {known.name}", place, ABSENT) for place in each.whole]
+            field = f"state of {known.name}"
+            rest += [Renewal(field, column, ABSENT) for column in Places.of(each.whole).columns]
         else:
             raise SurgeryError(
                 f"{each.file.name}: {known.name} makes {'; '.join(reasons)}, and only some "
                 "trainers load an optimizer without it",
                 next=WITHOUT,
             )
-    moments = [Setting(name, p, p.zero) for name in ALL for p in checkpoint.locate(name)]
-    steps = [Setting("adam step", p, _zero(p.value)) for p in checkpoint.locate("adam_step")]
+    moments = [Renewal(name, c, c.zero) for name in ALL for c in _columns(checkpoint, name)]
+    steps = [new for column in _columns(checkpoint, "adam_step") for new in _from_zero(column)]
     if not rest:  # nearly always
         return [*moments, *steps]
     gone = {(place.file, place.path) for place in whole}
-    done = {(setting.place.file, setting.place.path) for setting in rest}
+    done = {(place.file, place.path) for renewal in rest for place in renewal.column}
 
     def stays(place: Place) -> bool:
         if not gone:
@@ -62,15 +73,28 @@ def renewed(checkpoint: Checkpoint) -> list[Setting]:
         places = ((place.file, place.path[:end]) for end in range(len(place.path)))
         return (place.file, place.path) not in done and gone.isdisjoint(places)
 
-    return [
-        *(setting for setting in moments if stays(setting.place)),
-        *rest,
-        *(setting for setting in steps if stays(setting.place)),
-    ]
+    def left(renewals: Iterable[Renewal]) -> Iterator[Renewal]:
+        for renewal in renewals:
+            if kept := [index for index, place in enumerate(renewal.column) if stays(place)]:
+                yield renewal._replace(column=renewal.column.only(kept))
+
+    return [*left(moments), *rest, *left(steps)]
 
 
-def _zero(value: Any) -> int | float:
-    return 0.0 if isinstance(value, float) else 0
+def _columns(checkpoint: Checkpoint, field: str) -> tuple[Column, ...]:
+    return Places.of(checkpoint.locate(field)).columns
+
+
+def _from_zero(column: Column) -> Iterator[Renewal]:
+    """Of floats 0.0, of the others 0."""
+    if float not in (kinds := {*map(type, column.values)}) or len(kinds) == 1:  # nearly always
+        yield Renewal("adam step", column, 0.0 if float in kinds else 0)
+        return
+    alike: dict[bool, list[int]] = {}
+    for index, value in enumerate(column.values):
+        alike.setdefault(isinstance(value, float), []).append(index)
+    for is_float, kept in alike.items():
+        yield Renewal("adam step", column.only(kept), 0.0 if is_float else 0)
 
 
 def _reasons(state_dict: StateDict, known: Entry) -> list[str]:
@@ -78,7 +102,8 @@ def _reasons(state_dict: StateDict, known: Entry) -> list[str]:
     reasons = []
     for key, places in state_dict.state.items():
         start = known.state.get(key)
-        one_of_each = {type(place.value): place.value for place in places}  # of thousands
+        values = chain.from_iterable(column.values for column in Places.of(places).columns)
+        one_of_each = {type(value): value for value in values}  # of thousands
         made = any(map(_is_made, one_of_each.values()))
         if start == ANEW or (made and start != CONSTANT):
             reasons.append(f"{key} ({ROLES[key]}) itself when it begins")
@@ -93,32 +118,38 @@ def _is_made(value: Any) -> bool:
     return value is not None and not isinstance(value, (Tensor, bool, int, float))
 
 
-def _in_place(checkpoint: Checkpoint, state_dict: StateDict, known: Entry) -> Iterator[Setting]:
+def _in_place(checkpoint: Checkpoint, state_dict: StateDict, known: Entry) -> Iterator[Renewal]:
     """What is kept besides the moments, which `locate` finds with their codes, and the step."""
     for key, places in state_dict.state.items():
         start = known.state.get(key, CONSTANT)
         if start == CONSTANT or key in ALL or key in NUMBERED or key in STEPS:
             continue
+        by_new: dict[tuple[type, Any], list[Place]] = {}
         for place in places:
-            if isinstance(place.value, Tensor) and start == ZERO:
-                yield Setting(key, place, ZEROS)
-            elif isinstance(place.value, Tensor):  # of one element, as torch keeps a number
-                old = checkpoint.value(place.file, place.path)
-                yield Setting(key, place._replace(value=old), float(start))
-            elif place.value is not None and not isinstance(place.value, bool):
-                new = 0 if start == ZERO else start
-                yield Setting(key, place, type(place.value)(new))
+            new: Any = ZEROS
+            if isinstance(place.value, Tensor) and start != ZERO:
+                # of one element, as torch keeps a number
+                place = place._replace(value=checkpoint.value(place.file, place.path))
+                new = float(start)
+            elif not isinstance(place.value, Tensor):
+                if place.value is None or isinstance(place.value, bool):
+                    continue
+                new = type(place.value)(0 if start == ZERO else start)
+            by_new.setdefault((type(new), new), []).append(place)
+        for (_, new), mine in by_new.items():
+            yield from (Renewal(key, column, new) for column in Places.of(mine).columns)
 
 
-def _counters(state_dict: StateDict, known: Entry) -> Iterator[Setting]:
+def _counters(state_dict: StateDict, known: Entry) -> Iterator[Renewal]:
     for key, start in known.counters.items():
         for place in state_dict.group.get(key, ()):
+            column = Column.of(place)
             if start == ABSENT_KEY:
-                yield Setting(key, place, ABSENT)
+                yield Renewal(key, column, ABSENT)
             elif start == NOTHING:
-                yield Setting(key, place, None)
+                yield Renewal(key, column, None)
             elif isinstance(start, str):
                 origins = {other.path[:-1]: other.value for other in state_dict.group[start[1:]]}
-                yield Setting(key, place, origins[place.path[:-1]])
+                yield Renewal(key, column, origins[place.path[:-1]])
             else:
-                yield Setting(key, place, int(start) if isinstance(place.value, int) else start)
+                yield Renewal(key, column, int(start) if isinstance(place.value, int) else start)

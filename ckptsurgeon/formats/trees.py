@@ -25,6 +25,7 @@ from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get, get_each
+from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.shard_files import opened
@@ -83,20 +84,12 @@ class Trees:
         byte = place.zero.byte if isinstance(place.zero, Fill) else 0
         return isinstance(place.value, Tensor) and archive.is_zero(place.value, elements, byte)
 
-    def are_zero(self, places: Sequence[Place]) -> list[bool]:
-        """Of each what `is_zero` says, asked of each archive at once."""
-        tensors: dict[Path, dict[int, Tensor]] = {}
-        for number, place in enumerate(places):
-            if type(place.value) is Tensor and place.zero == ZEROS:
-                tensors.setdefault(place.file, {})[number] = place.value
-        known: dict[int, bool] = {}
-        for file, mine in tensors.items():
-            if file in self.archives:
-                known |= zip(mine, self.archives[file].are_zeros([*mine.values()]), strict=True)
-        return [
-            known[number] if number in known else self.is_zero(place)
-            for number, place in enumerate(places)
-        ]
+    def are_zero(self, column: Column) -> list[bool]:
+        """Of each place what `is_zero` says, asked of the archive at once."""
+        archive, tensors = self.archives.get(column.file), {*map(type, column.values)} == {Tensor}
+        if archive is not None and tensors and column.zero == ZEROS:
+            return archive.are_zeros(column.values)
+        return [self.is_zero(place) for place in column]
 
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
         """In the archive that has the tensor."""
@@ -119,15 +112,15 @@ class Trees:
         problem: Callable[[str, Any], str] = problem,
     ) -> None:
         """Raise DamagedFile for a value in which `problem` finds that `name` can't have it."""
-        alike: dict[Any, Place] = {}  # thousands hold the same number, or a tensor
-        for place in places:
-            kind = type(place.value)
-            number = (kind, place.value) if kind in (int, float) else id(place)
-            alike[kind if kind is Tensor else number] = place
-        for place in alike.values():
-            if reason := problem(name, place.value):
-                start = self.archives[place.file].payload(PICKLE)
-                raise DamagedFile(str(place.file), start, f"{PICKLE}: {reason}")
+        for column in Places.of(places).columns:
+            alike: dict[Any, Any] = {}  # thousands hold the same number, or a tensor
+            for value in column.values:
+                kind = type(value)
+                number = (kind, value) if kind in (int, float) else id(value)
+                alike[kind if kind is Tensor else number] = value
+            if reason := next(filter(None, (problem(name, each) for each in alike.values())), ""):
+                start = self.archives[column.file].payload(PICKLE)
+                raise DamagedFile(str(column.file), start, f"{PICKLE}: {reason}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

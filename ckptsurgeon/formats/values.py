@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -145,8 +145,8 @@ class StateDict(NamedTuple):
     torch does; `beside` are keys of the saved dict that are neither."""
 
     file: Path
-    state: Mapping[str, list[Place]]
-    group: Mapping[str, list[Place]]
+    state: Mapping[str, Sequence[Place]]
+    group: Mapping[str, Sequence[Place]]
     whole: tuple[Place, ...] = ()
     beside: tuple[str, ...] = ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def _rates(
     return rate
 
 
-def _places(checkpoint: Checkpoint, name: str) -> list[Place]:
+def _places(checkpoint: Checkpoint, name: str) -> Sequence[Place]:
     """Those of a field, none where the format does not know it."""
     try:
         return checkpoint.locate(name)

@@ -13,9 +13,8 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
 from ckptsurgeon.formats.moments import NUMBERED
-from ckptsurgeon.formats.optimizers.entry import CONSTANT
 from ckptsurgeon.formats.optimizers.roles import ROLES
-from ckptsurgeon.formats.optimizers.table import STEPS, recognise
+from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.second_copies import second_copies
 from ckptsurgeon.formats.stretches import Kinds, Parameter
 from ckptsurgeon.operations.section import unmatched
@@ -58,14 +57,8 @@ def refuse_other_states(checkpoint: Checkpoint, next: str, stays: Collection[str
     max_exp_avg_sq, whatever exp_avg_sq is."""
     for each in checkpoint.state_dicts():
         known = recognise(each)
-        more = [
-            key
-            for key in each.state
-            if key not in (*MOMENTS, *NUMBERED, *STEPS, *stays)
-            and ROLES.get(key) not in BESIDE
-            and known.state[key] != CONSTANT
-        ]
-        if more:
+        usual = {*MOMENTS, *NUMBERED, *STEPS, *stays}
+        if more := [key for key in changing(each, known, usual) if ROLES.get(key) not in BESIDE]:
             raise SurgeryError(
                 f"{each.file.name}: {known.name} keeps {', '.join(more)} beside the two moments, "
                 "and that would stay as it is",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ckptsurgeon.edits import AnyChange, Change, Each, Key
+from ckptsurgeon.edits import AnyChange, Change, Value
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Place, Setting
+from ckptsurgeon.formats.columns import Column
 from ckptsurgeon.run.run import Run
 
 
@@ -19,28 +21,26 @@ def of_settings(run: Run, settings: Iterable[Setting]) -> list[AnyChange]:
     ]
 
 
-def grouped(run: Run, settings: Iterable[tuple[str, Place, Any, Any]]) -> list[Change]:
-    """Changes of (field, place, old, new): places of one file that differ in one key, the last but
-    one (the number of a parameter), are one change where both values are the same."""
-    groups: dict[tuple[Any, ...], tuple[str, Any, Any, list[Place]]] = {}
-    for field, place, old, new in settings:
-        file, path, _, _, _, chunks = place
-        value = repr(new) if type(new) is list else new
-        # A file by its identity: a path takes long to hash.
-        alike = field, id(file), chunks, path[:-2], path[-1:], type(old), old, type(new), value
-        if alike in groups:
-            groups[alike][3].append(place)
-        else:
-            groups[alike] = (field, old, new, [place])
-    out = []
-    for field, old, new, places in groups.values():
-        first = places[0]
-        steps: tuple[Key | Each, ...] = first.path
-        if len(places) > 1 and len(steps) > 1:
-            each = Each(tuple(place.path[-2] for place in places))
-            steps = (*first.path[:-2], each, first.path[-1])
-        out.append(Change(run.relative(first.file), field, old, new, steps, chunks=first.chunks))
-    return out
+def of_column(run: Run, field: str, column: Column, new: Any) -> Iterator[Change]:
+    """`new` in every place of the column: one change for all that have the same old value. Of what
+    is no number and no text a plan says that there are values."""
+    file = run.relative(column.file)
+    alike: dict[tuple[type, Value], list[int]] = {}
+    if {*map(type, column.values)} == {Tensor}:  # nearly always
+        alike[_old(column.values[0])] = [*range(len(column))]
+    else:
+        for index, value in enumerate(column.values):
+            alike.setdefault(_old(value), []).append(index)
+    for (_, old), kept in alike.items():
+        yield Change(file, field, old, new, column.only(kept).path, chunks=column.chunks)
+
+
+def _old(value: Any) -> tuple[type, Value]:
+    """1 and 1.0 differ for a reader of the plan."""
+    kind = type(value)
+    if kind is Tensor or not (value is None or isinstance(value, (bool, int, float, str))):
+        return str, "values"
+    return kind, value
 
 
 class PlaceChanges:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -12,14 +12,14 @@ import typer
 
 from ckptsurgeon.edits import ABSENT, ZEROS, AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.moments import ALL, ALSO, NUMBERED
-from ckptsurgeon.formats.optimizers.entry import ANEW, CONSTANT
-from ckptsurgeon.formats.optimizers.table import STEPS, recognise
+from ckptsurgeon.formats.optimizers.entry import ANEW
+from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.renew import renewed
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
-from ckptsurgeon.operations.place_changes import grouped
+from ckptsurgeon.operations.place_changes import of_column
 from ckptsurgeon.operations.rewarm import Hold, Ramp, Rewarm, window
 from ckptsurgeon.operations.section import (
     Changes,
@@ -135,7 +135,7 @@ def _refuse_partial(checkpoint: Checkpoint) -> None:
     for each in checkpoint.state_dicts():
         known = recognise(each)
         usual = {*ALL, *NUMBERED, *STEPS}
-        others = [key for key in each.state if key not in usual and known.state[key] != CONSTANT]
+        others = changing(each, known, usual)
         others += [key for key in each.state if known.state.get(key) == ANEW and key in usual]
         if others or known.counters or known.refused:
             entries = ", ".join(others or known.counters) or known.refused
@@ -156,16 +156,8 @@ def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
     known: set[str] = set()
     for name in names:
         if part.params is None:
-            places = _tensors(checkpoint, name)
-            zero = checkpoint.are_zero(places)
-            changes += grouped(
-                run,
-                [
-                    (name, place, "values", place.zero)
-                    for place, done in zip(places, zero, strict=True)
-                    if not done
-                ],
-            )
+            columns = Places.of(_tensors(checkpoint, name)).columns
+            changes += (c for column in columns for c in _zeroed(run, checkpoint, name, column))
             continue
         fragments = checkpoint.fragments(name)
         known |= {fragment.parameter for fragment in fragments}
@@ -199,7 +191,7 @@ def _first_update(checkpoint: Checkpoint, part: Moments) -> str:
     )
 
 
-def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
+def _tensors(checkpoint: Checkpoint, name: str) -> Sequence[Place]:
     places = checkpoint.locate(name)
     if not places:
         raise SurgeryError(
@@ -211,27 +203,19 @@ def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
 
 def _moments(run: Run, checkpoint: Checkpoint) -> list[Change]:
     """What makes the next update that of a new optimizer; see `formats.renew`."""
-    settings = renewed(checkpoint)
-    moments = [place for _, place, new in settings if new == place.zero]
-    zero = {
-        id(place) for place, done in zip(moments, checkpoint.are_zero(moments), strict=True) if done
-    }
-    return grouped(
-        run,
-        [
-            (name, place, _old(place), new)
-            for name, place, new in settings
-            if id(place) not in zero or new != place.zero
-        ],
-    )
+    changes: list[Change] = []
+    for name, column, new in renewed(checkpoint):
+        if new == column.zero:
+            changes += _zeroed(run, checkpoint, name, column)
+        else:
+            changes += of_column(run, name, column, new)
+    return changes
 
 
-def _old(place: Place) -> Any:
-    """A number as it is; of what is larger, that there are values."""
-    if type(place.value) is Tensor:  # nearly always
-        return "values"
-    short = place.value is None or isinstance(place.value, (bool, int, float, str))
-    return place.value if short else "values"
+def _zeroed(run: Run, checkpoint: Checkpoint, name: str, column: Column) -> Iterator[Change]:
+    """Zeros for each place that does not have them yet."""
+    if kept := [index for index, done in enumerate(checkpoint.are_zero(column)) if not done]:
+        yield from of_column(run, name, column.only(kept), column.zero)
 
 
 def _loss_scale(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:

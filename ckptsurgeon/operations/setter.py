@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
@@ -140,7 +141,7 @@ class Setter(PlaceChanges):
                 f"{lr:.3e}"
             )
 
-    def _places(self, name: str, advice: str) -> list[Place]:
+    def _places(self, name: str, advice: str) -> Sequence[Place]:
         places = self.checkpoint.locate(name)
         if not places:
             raise SurgeryError(f"this checkpoint keeps no {name}", next=advice)

@@ -192,7 +192,7 @@ def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     return "\n".join([*lines, *table(place_rows, style)])
 
 
-def _places(field: str, places: list[Place]) -> list[Row]:
+def _places(field: str, places: Sequence[Place]) -> list[Row]:
     groups: dict[tuple[str, bool], list[Place]] = {}
     for place in places:
         text = value(field, place.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 from ckptsurgeon.edits import Append, Edit, Move, Replace, Truncate
@@ -21,7 +20,7 @@ def inverse(edits: Iterable[Edit]) -> tuple[Edit, ...]:
                     edit.file,
                     old_size=edit.old_size,
                     new_size=edit.new_size,
-                    digest=digest(edit),
+                    digest=edit.digest,
                     spans=edit.spans,
                     mtime_ns=edit.mtime_ns,
                 )
@@ -31,8 +30,3 @@ def inverse(edits: Iterable[Edit]) -> tuple[Edit, ...]:
         else:
             out.append(Move(edit.dst, edit.src))
     return tuple(reversed(out))
-
-
-def digest(edit: Append) -> str:
-    """sha256 of the appended bytes, in order."""
-    return hashlib.sha256(edit.data).hexdigest()

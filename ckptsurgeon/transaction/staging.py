@@ -36,7 +36,6 @@ from ckptsurgeon.transaction import computing, receipts
 from ckptsurgeon.transaction.computing import Place, Sum, forget
 from ckptsurgeon.transaction.content import CHUNK, joined, read
 from ckptsurgeon.transaction.home import HOME
-from ckptsurgeon.transaction.inverse import digest
 from ckptsurgeon.transaction.redo import Step, anchor, each
 
 LEAP = 8 << 20
@@ -124,7 +123,7 @@ def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
                 old_size=edit.old_size,
                 spans=edit.spans,
                 at=at,
-                digest=digest(edit),
+                digest=edit.digest,
                 anchor=anchor(root / edit.file, edit.old_size),
             )
             out.append(tail)

@@ -193,7 +193,7 @@ def test_numbers_are_fetched_as_they_are_read_one_by_one(
         wanted = [tensor for _, tensor in tensors(archive.tree()) if tensor.numel == 1]
         with archive.reading():
             if fetch:
-                archive.fetch(wanted)
+                outcome(lambda: archive.values(wanted))  # keeps those that it could read
             return [outcome(lambda t=tensor: archive.value(t)) for tensor in wanted]
 
     assert sorted(outcome(lambda: told(True)))[-40:] == sorted(outcome(lambda: told(False)))[-40:]
@@ -212,7 +212,7 @@ def test_a_changed_file_is_no_longer_read(tmp_path: Path) -> None:
     step = archive.tree()["step"]
     save({"step": torch.tensor(2.0), "more": 1}, path)
     with pytest.raises(SurgeryError, match="changed while it was read"), archive.reading():
-        archive.fetch([step])
+        archive.values([step])
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")

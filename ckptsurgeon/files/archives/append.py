@@ -90,7 +90,8 @@ def _render(
             )
         except KeyError as missing:
             raise SurgeryError(f"{file}: {missing} can't be set", next=DEFECT) from None
-    if any(map(retype.changes_dtype, tensors)):
+    computed = any(isinstance(change.new, Computed) for change in rest)
+    if computed and any(map(retype.changes_dtype, tensors)):
         return retype.render(archive, file, data or scanned.data, tensors)
     tree, old = archive.tree(), archive.directory
     zeros, others = ({}, tensors) if old is None or strict else blanks(tree, tensors)

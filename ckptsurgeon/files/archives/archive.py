@@ -274,9 +274,20 @@ class Archive:
             self._numbers[key] = self._number(tensor.dtype, self.read_at(start, width))
         return self._numbers[key]
 
-    def fetch(self, tensors: Sequence[Tensor]) -> None:
+    def values(self, tensors: Sequence[Tensor]) -> list[int | float | bool]:
+        """The number in each tensor, all of one element. At stage 0 each parameter has a step of
+        its own. Inside `reading`."""
+        keys = [(tensor.storage, tensor.offset, tensor.dtype) for tensor in tensors]
+        if not self._numbers.keys() >= {*keys}:
+            self._fetch(tensors)
+        return [
+            self._numbers[key] if key in self._numbers else self.value(tensor)
+            for key, tensor in zip(keys, tensors, strict=True)
+        ]
+
+    def _fetch(self, tensors: Sequence[Tensor]) -> None:
         """Read at once what `value` will be asked for, where the native module can tell: storages
-        of one element. At stage 0 each parameter has a step of its own. Inside `reading`."""
+        of one element."""
         scalars = [
             t
             for t in tensors

@@ -81,6 +81,8 @@ class Tensor:
             return False
         if len(self.size) == 1:  # nearly all: flat
             return self.size[0] == self.storage_numel and self.stride[0] == 1
+        if not self.size:  # of one element, as Adam's step
+            return self.storage_numel == 1
         return prod(self.size) == self.storage_numel and self.stride == strides(self.size)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,9 @@ class EngineCheckpoint(DeepSpeedCheckpoint):
     schedulers: tuple[Located, ...] = ()
     doubts: tuple[str, ...] = ()
 
-    def find(self, field: str) -> list[Place]:
+    def find(self, field: str) -> Sequence[Place]:
         """The engine's places, and of the schedulers those beside it."""
-        places = super().find(field)
+        places = [*super().find(field)]
         if field == "scheduler":
             places += self.below(self.schedulers)
         if field == "position":

@@ -6,7 +6,7 @@ Which place the loader reads was measured on real checkpoints (docs/formats.md).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import optimizer_state
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.deepspeed import universal
 from ckptsurgeon.formats.optimizers.state_dict import by_key, state_dict
 from ckptsurgeon.formats.values import Place, StateDict
@@ -82,7 +83,7 @@ def states(checkpoint: BaseCheckpoint, item: Optimizer) -> optimizer_state.State
     if not item.elastic:
         return optimizer_state.states(checkpoint, item.file, item.base)
     entries = get(checkpoint.trees[item.file], item.base)
-    return [((*item.base, i), state) for i, state in enumerate(entries)]
+    return optimizer_state.States(item.base, dict(enumerate(entries)))
 
 
 def saved(checkpoint: BaseCheckpoint, item: Optimizer) -> StateDict:
@@ -90,7 +91,8 @@ def saved(checkpoint: BaseCheckpoint, item: Optimizer) -> StateDict:
     if item.universal:
         return universal.saved(checkpoint, item.file, item.base)
     if item.elastic:
-        return StateDict(item.file, by_key(item.file, states(checkpoint, item)), {})
+        columns = by_key(item.file, *states(checkpoint, item))
+        return StateDict(item.file, {key: Places(each) for key, each in columns.items()}, {})
     return state_dict(item.file, item.base, get(checkpoint.trees[item.file], item.base))
 
 
@@ -102,29 +104,24 @@ def header(checkpoint: BaseCheckpoint, item: Optimizer) -> StateDict:
     return state_dict(item.file, item.base, tree, bare=True)
 
 
-def moment(checkpoint: BaseCheckpoint, item: Optimizer, name: str) -> Iterator[Place]:
+def moment(checkpoint: BaseCheckpoint, item: Optimizer, name: str) -> Iterable[Column]:
     """Every tensor that makes up exp_avg or exp_avg_sq."""
     if item.universal:
-        return universal.moment(checkpoint, item.file, name)
+        return map(Column.of, universal.moment(checkpoint, item.file, name))
     entries = states(checkpoint, item)
     return optimizer_state.moment(checkpoint, item.file, entries, name, item.loaded)
 
 
-def steps(checkpoint: BaseCheckpoint, item: Optimizer) -> Iterator[Place]:
+def steps(checkpoint: BaseCheckpoint, item: Optimizer) -> list[Column]:
     """Adam's counter, wherever it is. FusedAdam leaves 0 in the groups: they count where nothing
     else does."""
     if item.universal:
-        places = list(universal.steps(checkpoint, item.file))
+        columns = [Column.of(place) for place in universal.steps(checkpoint, item.file)]
     else:
-        places = optimizer_state.steps(checkpoint, item.file, states(checkpoint, item))
-        places += checkpoint.at(item.file, (*item.outer, "base_optimizer_state_step"))
-        top = max((place.value for place in places), default=None)
-        places = [
-            p if p.wins == (wins := p.value == top and item.loaded) else p._replace(wins=wins)
-            for p in places
-        ]
-    yield from places
-    yield from groups(checkpoint, item, "step", not places)
+        beside = checkpoint.at(item.file, (*item.outer, "base_optimizer_state_step"))
+        entries = states(checkpoint, item)
+        columns = optimizer_state.steps(checkpoint, item.file, entries, beside, item.loaded)
+    return [*columns, *map(Column.of, groups(checkpoint, item, "step", not columns))]
 
 
 def scaler(checkpoint: BaseCheckpoint, item: Optimizer, name: str) -> list[Place]:

@@ -307,11 +307,12 @@ def _fragments(
 def _numbered(checkpoint: DeepSpeedShards) -> Iterator[Part]:
     """The moments of stage 0 by number, as no name is saved with them."""
     for item in checkpoint.optimizers():
-        for path, state in optimizer_state.states(checkpoint, item.file, item.base):
+        before, states = optimizer_state.states(checkpoint, item.file, item.base)
+        for key, state in states.items():
             for kind in MOMENTS:
-                value, name = state.get(kind), f"{NUMBER}{path[-1]}"
+                value, name = state.get(kind), f"{NUMBER}{key}"
                 if isinstance(value, Tensor):
-                    place = Place(item.file, (*path, kind), value)
+                    place = Place(item.file, (*before, key, kind), value)
                     yield Part.whole(name, item.file.name, kind, place)
 
 

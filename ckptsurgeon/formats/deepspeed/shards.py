@@ -7,7 +7,7 @@ can be made of them, is in the modules above: checkpoint, soundness, fragments, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, get
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.columns import Places
 from ckptsurgeon.formats.deepspeed import optimizer
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.megatron.options import BATCH
@@ -151,7 +152,7 @@ class DeepSpeedShards(BaseCheckpoint):
         values = getattr(places[0].value, "state", None) if places else None
         return values if isinstance(values, dict) else {}
 
-    def find(self, field: str) -> list[Place]:
+    def find(self, field: str) -> Sequence[Place]:
         """By the tables of this module; the schedule and the optimizer by what was saved."""
         items = self._optimizers
         if field in IN_MODELS:
@@ -162,9 +163,9 @@ class DeepSpeedShards(BaseCheckpoint):
         if field in GROUP:
             return self._in_groups(field)
         if field in ALL:
-            return [p for item in items for p in optimizer.moment(self, item, field)]
+            return Places(c for item in items for c in optimizer.moment(self, item, field))
         if field == "adam_step":
-            return [place for item in items for place in optimizer.steps(self, item)]
+            return Places(column for item in items for column in optimizer.steps(self, item))
         if field == "loss_scale":
             return [p for i in items for p in optimizer.scaler(self, i, "cur_scale")]
         if field == "scheduler":

@@ -30,7 +30,7 @@ class DescribedCheckpoint(TorchCheckpoint):
     nowhere: tuple[str, ...] = ()
     """Where the page has a scheduler and the file has none."""
 
-    def find(self, field: str) -> list[Place]:
+    def find(self, field: str) -> Sequence[Place]:
         """What the page names, and what a torch optimizer and scheduler keep."""
         if field in COUNTERS:
             return self.below((self.counters or {}).get(field, ()))

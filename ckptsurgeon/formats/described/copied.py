@@ -11,6 +11,7 @@ from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import head_counts
+from ckptsurgeon.formats.columns import Column
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.step_folders import files_below
@@ -72,7 +73,7 @@ class Copied:
 
     # --- places: of every one --------------------------------------------------------------------
 
-    def locate(self, field: str) -> list[Place]:
+    def locate(self, field: str) -> Sequence[Place]:
         """In every one."""
         return [place for one in self.each for place in one.locate(field)]
 
@@ -173,9 +174,9 @@ class Copied:
         """By the one that has the file."""
         return self._of(file).value(file, path)
 
-    def are_zero(self, places: Sequence[Place]) -> list[bool]:
-        """Of each in its own."""
-        return [self.is_zero(place) for place in places]
+    def are_zero(self, column: Column) -> list[bool]:
+        """By the one that has the places."""
+        return self._of(column.file).are_zero(column)
 
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
         """By the one that has the place."""

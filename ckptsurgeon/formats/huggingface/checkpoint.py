@@ -7,7 +7,7 @@ The optimizer is loaded first, then the scheduler (`transformers/trainer.py`,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,7 +52,7 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint):
         """Accelerate counts saves, or takes the script's own names."""
         return self.family != "accelerate"
 
-    def find(self, field: str) -> list[Place]:
+    def find(self, field: str) -> Sequence[Place]:
         """The Trainer has two in `trainer_state.json`; the position of a loader is in its file."""
         if field in ("iteration", "batch_size"):
             return self.in_state(field)

@@ -7,7 +7,7 @@ model-parallel rank in the one, once in all in the other (dist.py). Source of wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
@@ -224,7 +224,7 @@ class MegatronShards(BaseCheckpoint):
             return [place for places in scales for place in places]
         return []
 
-    def deciding(self, field: str) -> list[Place]:
+    def deciding(self, field: str) -> Sequence[Place]:
         """No copy in the args is read back, so whatever it holds decides nothing."""
         return [] if field in ("clip_grad", "seed") else super().deciding(field)
 

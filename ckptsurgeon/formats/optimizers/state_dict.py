@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Key
+from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.values import Place, StateDict
 
 BESIDE = frozenset(
@@ -19,29 +20,30 @@ NESTED = "__bnb_optimizer_quant_state__"
 
 
 def by_key(
-    file: Path, dicts: Iterable[tuple[tuple[Key, ...], Mapping[Any, Any]]], wins: bool = True
-) -> dict[str, list[Place]]:
-    """The places in several dicts by key."""
-    out: dict[str, list[Place]] = {}
-    for path, values in dicts:
-        for key, value in values.items():
-            if key == NESTED and isinstance(value, Mapping):
-                inner = by_key(file, [((*path, NESTED), value)], wins)
-                for name, places in inner.items():
-                    out.setdefault(name, []).extend(places)
-                continue
-            name = key if type(key) is str else str(key)
-            place = Place(file, (*path, key), value, wins)
-            if name in out:
-                out[name].append(place)
+    file: Path,
+    before: tuple[Key, ...],
+    states: Mapping[Key, Mapping[Any, Any]],
+    after: tuple[Key, ...] = (),
+) -> dict[str, list[Column]]:
+    """The places in several states by key: those of each lie between `before`, its own key in
+    `states`, and `after`."""
+    alike: dict[tuple[Any, ...], list[Key]] = {}
+    for number, state in states.items():
+        alike.setdefault(tuple(state), []).append(number)
+    out: dict[str, list[Column]] = {}
+    for keys, numbers in alike.items():
+        for key in keys:
+            values = {number: states[number][key] for number in numbers}
+            if key == NESTED and all(isinstance(value, Mapping) for value in values.values()):
+                inner = by_key(file, before, values, (*after, NESTED))
             else:
-                out[name] = [place]
+                inner = {str(key): [Column.under(file, before, values, (*after, key))]}
+            for name, columns in inner.items():
+                out.setdefault(name, []).extend(columns)
     return out
 
 
 def _inner(state: Mapping[Any, Any]) -> Iterable[Any]:
-    if NESTED not in state:
-        return ()
     inner = state[NESTED]
     return inner if isinstance(inner, Mapping) else ()
 
@@ -64,16 +66,23 @@ def state_dict(
         of_parameter = type(value) is dict or isinstance(value, Mapping)
         (parameters if of_parameter else others)[key] = value
     if bare:  # of states with the same keys, one says it
-        alike = {(*state, *_inner(state)): key for key, state in parameters.items()}
+        alike = {
+            (*state, *_inner(state)) if NESTED in state else (*state,): key
+            for key, state in parameters.items()
+        }
         parameters = {key: parameters[key] for key in alike.values()}
-    of_parameters = [((*base, "state", key), state) for key, state in parameters.items()]
-    state = by_key(file, of_parameters)
-    for key, places in by_key(file, [((*base, "state"), others)]).items():
-        state.setdefault(key, []).extend(places)
-    groups = enumerate(tree.get("param_groups") or ())
-    group = by_key(file, [((*base, "param_groups", i), values) for i, values in groups])
+    state = by_key(file, (*base, "state"), parameters)
+    for key, value in others.items():
+        place = Place(file, (*base, "state", key), value)
+        state.setdefault(str(key), []).append(Column.of(place))
+    group: dict[str, list[Place]] = {}
+    for i, values in enumerate(tree.get("param_groups") or ()):
+        for key, value in values.items():
+            place = Place(file, (*base, "param_groups", i, key), value)
+            group.setdefault(str(key), []).append(place)
     whole: list[Place] = []
     if loose and all(isinstance(key, int) or key in others for key in states):
         whole = [Place(file, (*base, "state", key), value) for key, value in states.items()]
     beside = tuple(str(key) for key in tree if key not in BESIDE)
-    return StateDict(file, state, group, tuple(whole), beside)
+    places = {key: Places(columns) for key, columns in state.items()}
+    return StateDict(file, places, group, tuple(whole), beside)

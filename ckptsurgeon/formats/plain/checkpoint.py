@@ -5,7 +5,7 @@ What trainers share that save `optimizer.state_dict()` as it is; a format says w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats import known_globals, optimizer_state
+from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
@@ -56,7 +57,7 @@ class TorchCheckpoint(JsonBeside):
 
     # --- places ----------------------------------------------------------------------------------
 
-    def find(self, field: str) -> list[Place]:
+    def find(self, field: str) -> Sequence[Place]:
         """In the optimizers, schedulers and gradient scalers. The rest these trainers take from
         their command line, or count where no torch file is."""
         if field in GROUPS:
@@ -65,9 +66,9 @@ class TorchCheckpoint(JsonBeside):
                 place for item in self.optimizers for place in self._in_groups(item, field, wins)
             ]
         if field in ALL:
-            return [place for item in self.optimizers for place in self._moment(item, field)]
+            return Places(c for item in self.optimizers for c in self._moment(item, field))
         if field == "adam_step":
-            return [place for item in self.optimizers for place in self._steps(item)]
+            return Places(column for item in self.optimizers for column in self._steps(item))
         if field == "scheduler":
             return [
                 Place(file, path, get(self.trees[file], path)) for file, path in self.schedulers
@@ -81,14 +82,14 @@ class TorchCheckpoint(JsonBeside):
     def _in_groups(self, item: Located, name: str, wins: bool) -> Iterator[Place]:
         return optimizer_state.groups(self, *item, name, wins)
 
-    def _moment(self, item: Located, name: str) -> Iterator[Place]:
+    def _moment(self, item: Located, name: str) -> Sequence[Column]:
         states = optimizer_state.states(self, *item)
         return optimizer_state.moment(self, item[0], states, name)
 
-    def _steps(self, item: Located) -> list[Place]:
+    def _steps(self, item: Located) -> list[Column]:
         """Of the groups where no state has one, as apex keeps it."""
-        places = optimizer_state.steps(self, item[0], optimizer_state.states(self, *item))
-        return [*places, *self._in_groups(item, "step", not places)]
+        columns = optimizer_state.steps(self, item[0], optimizer_state.states(self, *item))
+        return [*columns, *map(Column.of, self._in_groups(item, "step", not columns))]
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """By `param_names`, which torch saves of an optimizer that was made of named parameters."""
@@ -116,7 +117,7 @@ class TorchCheckpoint(JsonBeside):
         for item in self.optimizers:
             file, base = item
             names = self.named(item)
-            for place in (p for p in self._moment(item, name) if p.file == file):
+            for place in Places(c for c in self._moment(item, name) if c.file == file):
                 whole = len(place.path) == len(base) + 3 and place.path[-1] == name
                 yield place, names.get(place.path[-2]) if whole else None
 
@@ -158,15 +159,15 @@ class TorchCheckpoint(JsonBeside):
                 for file, path in self.optimizers
             ]
 
-    def deciding(self, field: str) -> list[Place]:
+    def deciding(self, field: str) -> Sequence[Place]:
         """Every place: what a load replaces is all that is known of an lr. Parameters may differ in
         their Adam step, as one that got no gradient did not step: the largest of a file counts."""
         places = self.locate(field)
         if field != "adam_step":
             return places
         tops: dict[Path, Any] = {}
-        for place in places:
-            tops[place.file] = max(tops.get(place.file, 0), place.value)
+        for column in Places.of(places).columns:
+            tops[column.file] = max(tops.get(column.file, 0), *column.values)
         return [Place(file, (), value) for file, value in tops.items()]
 
     @property

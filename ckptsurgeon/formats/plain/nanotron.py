@@ -7,7 +7,7 @@ On a load the optimizer comes first, then the scheduler, which makes one step at
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint):
 
     batch: int | None = field(kw_only=True, default=None)
 
-    def find(self, field: str) -> list[Place]:
+    def find(self, field: str) -> Sequence[Place]:
         """The counters are in the metadata."""
         path = {"consumed_samples": TOTAL, "iteration": LAST}.get(field)
         if path is None:

@@ -60,14 +60,15 @@ def moments(
     """Of one optimizer. `known` are the weights and their sizes: a moment goes by the name of one
     as large, another by its number, put into `numbered`."""
     file, base = item
-    for path, state in optimizer_state.states(checkpoint, file, base):
-        name = names.get(path[-1], "")
+    before, states = optimizer_state.states(checkpoint, file, base)
+    for key, state in states.items():
+        name = names.get(key, "")
         for kind in MOMENTS:
             value = state.get(kind)
             if isinstance(value, Tensor):
-                number = numbered.format(f"{NUMBER}{path[-1]}")
+                number = numbered.format(f"{NUMBER}{key}")
                 owner = name if known.get(name) == value.numel else number
-                yield Part.whole(owner, cut, kind, Place(file, (*path, kind), value))
+                yield Part.whole(owner, cut, kind, Place(file, (*before, key, kind), value))
 
 
 def cuts(located: Iterable[Located], copies: Mapping[Path, Path]) -> dict[Located, str]:
