@@ -34,10 +34,11 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.transaction import computing, receipts
-from ckptsurgeon.transaction.computing import Place, Sum, forget
-from ckptsurgeon.transaction.content import CHUNK, joined, read
+from ckptsurgeon.transaction.computing import Place, Sum
+from ckptsurgeon.transaction.content import joined, read
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import digest
+from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, forget, rooms
 from ckptsurgeon.transaction.redo import Step, anchor, each
 
 LEAP = 8 << 20
@@ -271,12 +272,11 @@ def _compare(path: Path, root: Path, content: Content, known: Mapping[int, bytes
 
 def _check(path: Path, part: Sum) -> None:
     """Read back what was computed, and compare it by its CRC-32."""
-    with path.open("rb", buffering=0) as staged:
-        crc, at, end = 0, part.offset, part.offset + part.size
-        while at < end and (data := os.pread(staged.fileno(), min(CHUNK, end - at), at)):
+    crc, end = 0, part.offset + part.size
+    (room,) = rooms(1, min(ROOM, part.size + ALIGN))
+    with Reader(path, part.offset, end, room) as staged:
+        for data in staged.all():
             crc = zlib.crc32(data, crc)
-            at += len(data)
-            forget(staged.fileno(), part.offset, at)
     if crc != part.crc:
         raise _unlike(path, part.offset)
 
