@@ -20,7 +20,7 @@ from ckptsurgeon.arithmetic import ITEM, spoilt, together
 from ckptsurgeon.crc32 import joined
 from ckptsurgeon.edits import Checksum, Computed, Source
 from ckptsurgeon.errors import DEFECT, SurgeryError
-from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, forget, rooms
+from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
 from ckptsurgeon.transaction.redo import each
 
 STRETCH = 1 << 23
@@ -67,9 +67,11 @@ def write(root: Path, places: Sequence[Place], jobs: int) -> Mapping[Path, Seque
     uses = Counter(source for group in groups for source in set(group))
     share = ROOMS // max(1, min(jobs, len(groups)))
     sums: dict[Path, list[Sum]] = {place.path: [] for place in places}
+    rooms = Rooms()
 
     def compute(group: Group) -> None:
-        for place, crc in _compute(root, group, groups[group], uses, share):
+        size = min(ROOM, max(4 * ALIGN, share // len(group)))
+        for place, crc in _compute(root, group, groups[group], uses, rooms, size):
             sums[place.path].append(Sum(place.at, _count(group[0]) * _width(place.piece), crc))
 
     each(compute, list(groups), jobs)
@@ -145,14 +147,20 @@ def _cut(source: Source, first: int, end: int) -> Source:
 
 
 def _compute(
-    root: Path, group: Group, places: Sequence[Place], uses: Mapping[Source, int], share: int
+    root: Path,
+    group: Group,
+    places: Sequence[Place],
+    uses: Mapping[Source, int],
+    rooms: Rooms,
+    size: int,
 ) -> list[tuple[Place, int]]:
-    """Each place with the CRC of what was written there. `share`: bytes of sources in memory."""
+    """Each place with the CRC of what was written there. A source has up to `size` bytes of memory,
+    which hold two blocks of it."""
     dtypes = [source.dtype for source in group]
     items = [ITEM.get(dtype, 1) for dtype in dtypes]
     whole = _count(group[0])
-    size = min(ROOM, max(4 * ALIGN, share // len(group)), 2 * (whole * max(items) + ALIGN))
-    block = max(1, min(BLOCK, (size // 2 - ALIGN) // max(items)))
+    size = min(size, 2 * (whole * max(items) + ALIGN))
+    block = min(BLOCK, (size // 2 - ALIGN) // max(items))
     crcs = [0] * len(places)
     with contextlib.ExitStack() as stack:
         terms = [
@@ -160,7 +168,7 @@ def _compute(
                 Reader(root / source.file, source.start, source.end, room, block * item,
                        once=uses[source] == 1)
             )
-            for source, room, item in zip(group, rooms(len(group), size), items, strict=True)
+            for source, room, item in zip(group, rooms.get(len(group), size), items, strict=True)
         ]  # fmt: skip
         outs = [stack.enter_context(disk.opened(place.path)) for place in places]
         for first in range(0, whole, block):

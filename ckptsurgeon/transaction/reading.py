@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,15 +26,23 @@ ROOM = 1 << 21
 """Bytes that are read at once, at most: one huge page."""
 
 
-def rooms(count: int, size: int) -> list[memoryview]:
-    """So much memory, so many times, in huge pages where there are some. A page counts from its
-    first use."""
-    size = -(-size // ALIGN) * ALIGN
-    memory = mmap.mmap(-1, count * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel that has no huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = memoryview(memory)
-    return [whole[at : at + size] for at in range(0, count * size, size)]
+class Rooms(threading.local):
+    """Memory to read into, in huge pages where there are some. Each thread has its own and keeps
+    it: fresh memory costs more than what is done with it."""
+
+    def __init__(self) -> None:
+        self._whole = memoryview(b"")
+
+    def get(self, count: int, size: int) -> list[memoryview]:
+        """So many rooms of this size or some bytes more, until the next call in this thread. A
+        page takes memory from its first use."""
+        size = -(-size // ALIGN) * ALIGN
+        if len(self._whole) < count * size:
+            memory = mmap.mmap(-1, count * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):  # a kernel that has no huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            self._whole = memoryview(memory)
+        return [self._whole[at : at + size] for at in range(0, count * size, size)]
 
 
 class Reader:

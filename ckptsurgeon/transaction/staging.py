@@ -38,7 +38,7 @@ from ckptsurgeon.transaction.computing import Place, Sum
 from ckptsurgeon.transaction.content import joined, read
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import digest
-from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, forget, rooms
+from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
 from ckptsurgeon.transaction.redo import Step, anchor, each
 
 LEAP = 8 << 20
@@ -175,7 +175,8 @@ def _write(root: Path, staged: Sequence[_Staged], jobs: int) -> None:
     begun = [item for item in staged if root / item.name in sums]
     each(lambda item: _finish(root, item, sums[root / item.name]), begun, jobs)
     parts = [(path, part) for path, found in sums.items() for part in found]
-    each(lambda part: _check(*part), parts, jobs)
+    rooms = Rooms()
+    each(lambda part: _check(rooms, *part), parts, jobs)
 
 
 def _begin(root: Path, staged: _Staged) -> None:
@@ -270,10 +271,10 @@ def _compare(path: Path, root: Path, content: Content, known: Mapping[int, bytes
             )
 
 
-def _check(path: Path, part: Sum) -> None:
+def _check(rooms: Rooms, path: Path, part: Sum) -> None:
     """Read back what was computed, and compare it by its CRC-32."""
     crc, end = 0, part.offset + part.size
-    (room,) = rooms(1, min(ROOM, part.size + ALIGN))
+    (room,) = rooms.get(1, min(ROOM, part.size + ALIGN))
     with Reader(path, part.offset, end, room) as staged:
         for data in staged.all():
             crc = zlib.crc32(data, crc)

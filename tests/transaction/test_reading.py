@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ckptsurgeon.transaction import reading
-from ckptsurgeon.transaction.reading import ALIGN, LONG, Reader, rooms
+from ckptsurgeon.transaction.reading import ALIGN, LONG, Reader, Rooms
 
 SIZE = 3 * LONG + 4321
 
@@ -33,7 +33,7 @@ def test_parts_are_those_of_the_file(file: Path, start: int, end: int, once: boo
     """Of any size up to `most`, across the rooms' ends; and all at once."""
     whole = file.read_bytes()[start:end]
     most = 30_000
-    (room,) = rooms(1, 80_000)
+    (room,) = Rooms().get(1, 80_000)
     sizes = random.Random(1)
     with Reader(file, start, end, room, most, once=once) as reader:
         at = 0
@@ -46,7 +46,7 @@ def test_parts_are_those_of_the_file(file: Path, start: int, end: int, once: boo
 
 
 def test_what_lacks_is_not_made_up(file: Path) -> None:
-    (room,) = rooms(1, 1 << 20)
+    (room,) = Rooms().get(1, 1 << 20)
     with Reader(file, SIZE - 5, SIZE + LONG, room) as reader:
         assert b"".join(map(bytes, reader.all())) == file.read_bytes()[-5:]
     with Reader(file, SIZE + 5, SIZE + 2 * LONG, room) as reader:
@@ -59,7 +59,7 @@ def test_a_long_range_is_read_past_the_cache(file: Path) -> None:
         os.close(os.open(file, os.O_RDONLY | os.O_DIRECT))
     except OSError:
         pytest.skip("the file system of the tests has no direct reads")
-    (room,) = rooms(1, 1 << 20)
+    (room,) = Rooms().get(1, 1 << 20)
     for size, once, direct in ((LONG, True, True), (LONG - 1, True, False), (LONG, False, False)):
         with Reader(file, 0, size, room, once=once) as reader:
             assert reader._direct == direct
@@ -90,7 +90,7 @@ def test_a_file_system_without_direct_reads(
 
     monkeypatch.setattr(os, "open", open_)
     monkeypatch.setattr(os, "preadv", preadv)
-    (room,) = rooms(1, 1 << 19)
+    (room,) = Rooms().get(1, 1 << 19)
     with Reader(file, 3, SIZE - 3, room) as reader:
         found = b"".join(map(bytes, reader.all()))
         assert not reader._direct
@@ -102,5 +102,6 @@ def test_other_errors_are_raised(file: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "preadv", broken)
-    with Reader(file, 0, SIZE, *rooms(1, 1 << 19)) as reader, pytest.raises(OSError, match="Input"):
+    (room,) = Rooms().get(1, 1 << 19)
+    with Reader(file, 0, SIZE, room) as reader, pytest.raises(OSError, match="Input"):
         reader.next(1)
