@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,15 +27,18 @@ from ckptsurgeon.transaction.redo import each
 
 STRETCH = 1 << 23
 """Elements that one thread computes one after the other."""
-BLOCK = 1 << 16
+BLOCK = 1 << 17
 """Elements that are read and computed at once. Their float64 stay in a cache, and arrays this
 small get the same memory again: fresh memory costs ten times what the arithmetic does."""
-LEAP = 16
+LEAP = 8
 """Blocks after which the kernel is told to write them, and to let go of them."""
 ROOMS = 96 << 20
 """Bytes of sources that are in memory at once, in all threads. Where they are many, blocks are
 smaller."""
 CHUNK = 1 << 20
+TURNS = threading.Semaphore(len(os.sched_getaffinity(0)))
+"""One for each core: as many threads compute at once, while the others read. More of them would
+take the interpreter's lock from each other, which costs a fifth of the time."""
 
 
 class Place(NamedTuple):
@@ -175,11 +180,12 @@ def _compute(
             count = min(block, whole - first)
             numbers = [term.next(count * item) for term, item in zip(terms, items, strict=True)]
             _refuse_short(root, group, numbers, count)
-            made = together([place.piece for place in places], numbers, dtypes)
-            for i, ((path, at, piece), data) in enumerate(zip(places, made, strict=True)):
-                _refuse_spoilt(piece, data, group, numbers, first)
-                disk.write_at(outs[i], path, at + first * _width(piece), data)
-                crcs[i] = zlib.crc32(data, crcs[i])
+            with TURNS:
+                made = together([place.piece for place in places], numbers, dtypes)
+                for i, ((path, at, piece), data) in enumerate(zip(places, made, strict=True)):
+                    _refuse_spoilt(piece, data, group, numbers, first)
+                    disk.write_at(outs[i], path, at + first * _width(piece), data)
+                    crcs[i] = zlib.crc32(data, crcs[i])
             if first // block % LEAP == LEAP - 1 or first + count == whole:
                 for out, place in zip(outs, places, strict=True):
                     forget(out, place.at, place.at + (first + count) * _width(place.piece))
