@@ -45,14 +45,22 @@ class Entries {
 
   size_t size() const { return directory_.records.size(); }
 
-  // Size and CRC of each named record; None where there is none.
-  py::list sums(const std::vector<std::string>& names) const {
-    py::list out(names.size());
-    for (size_t k = 0; k < names.size(); ++k) {
-      const shards::Record* found = directory_.find(names[k]);
-      out[k] = found == nullptr ? py::object(py::none()) : py::make_tuple(found->size, found->crc);
+  // Size and CRC of the record of each tensor's `storage`, 8 bytes each; all ones without a record.
+  py::bytes sums(const py::list& tensors) const {
+    std::vector<uint64_t> out(2 * tensors.size(), UINT64_MAX);
+    std::string name = kData;
+    for (size_t k = 0; k < tensors.size(); ++k) {
+      const py::object key = tensors[k].attr("storage");
+      Py_ssize_t length = 0;
+      const char* text = PyUnicode_AsUTF8AndSize(key.ptr(), &length);
+      if (text == nullptr) throw py::error_already_set();
+      name.replace(kData.size(), std::string::npos, text, static_cast<size_t>(length));
+      const shards::Record* found = directory_.find(name);
+      if (found == nullptr) continue;
+      out[2 * k] = found->size;
+      out[2 * k + 1] = found->crc;
     }
-    return out;
+    return {reinterpret_cast<const char*>(out.data()), out.size() * sizeof out[0]};
   }
 
   // The bytes of new records of zeros, where they go, and where each begins; None for Python.
@@ -99,6 +107,7 @@ class Entries {
   }
 
  private:
+  inline static const std::string kData = "data/";
   py::bytes data_;
   shards::Directory directory_;
   uint64_t offset_;

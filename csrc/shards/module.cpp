@@ -29,13 +29,13 @@ PYBIND11_MODULE(_shards, module) {
       .def("gets", &column<&shards::Scan::gets>, py::keep_alive<0, 1>())
       .def_property_readonly("root", [](const Places& p) { return p.scan().root; })
       .def_property_readonly("stop", [](const Places& p) { return p.scan().stop; })
-      .def("shortened", &Places::shortened, py::arg("dtypes"), py::arg("make"));
+      .def("shortened", &Places::shortened, py::arg("dtypes"), py::arg("kind"));
   module.def("directory", &directory, py::arg("data"), py::arg("count"), py::arg("offset"),
              "The records of a central directory of plain records; None for any other.");
   py::class_<Entries>(module, "Entries")
       .def("find", &Entries::find)
       .def("names", &Entries::names)
-      .def("sums", &Entries::sums, py::arg("names"))
+      .def("sums", &Entries::sums, py::arg("tensors"))
       .def("blanks", &Entries::blanks, py::arg("names"), py::arg("sizes"), py::arg("crcs"),
            py::arg("start"), py::arg("hole"))
       .def("redirected", &Entries::redirected, py::arg("names"), py::arg("offsets"),

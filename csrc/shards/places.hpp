@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -16,6 +17,35 @@
 namespace shards::python {
 
 namespace py = pybind11;
+
+// Makes instances of a class that has no more than slots, as `object.__new__` and six assignments do:
+// its `__init__` takes several times as long.
+template <size_t kCount>
+class Slots {
+ public:
+  Slots(const py::type& kind, const std::array<const char*, kCount>& names) : kind_(kind) {
+    for (size_t k = 0; k < kCount; ++k) {
+      setters_[k] = kind.attr(names[k]);
+      if (Py_TYPE(setters_[k].ptr())->tp_descr_set == nullptr) throw py::type_error(names[k]);
+    }
+  }
+
+  py::object make(const std::array<py::object, kCount>& values) const {
+    auto* type = reinterpret_cast<PyTypeObject*>(kind_.ptr());
+    auto made = py::reinterpret_steal<py::object>(type->tp_alloc(type, 0));
+    if (!made) throw py::error_already_set();
+    for (size_t k = 0; k < kCount; ++k) {
+      PyObject* setter = setters_[k].ptr();
+      if (Py_TYPE(setter)->tp_descr_set(setter, made.ptr(), values[k].ptr()) != 0)
+        throw py::error_already_set();
+    }
+    return made;
+  }
+
+ private:
+  py::type kind_;
+  std::array<py::object, kCount> setters_;
+};
 
 class Places {
  public:
@@ -82,9 +112,11 @@ class Places {
     return out;
   }
 
-  // `make(dtype, key, numel, offset, size, stride)` for each tensor, where `dtypes` has its storage.
-  py::tuple shortened(const py::dict& dtypes, const py::object& make) const {
+  // The text, and a `kind` of dtype, key, numel, offset, size and stride for each tensor, where
+  // `dtypes` has its storage.
+  py::tuple shortened(const py::dict& dtypes, const py::type& kind) const {
     py::list tensors;
+    const Slots<6> slots(kind, {"dtype", "storage", "storage_numel", "offset", "size", "stride"});
     std::unordered_map<shards::Bytes, py::object> known;
     std::vector<int64_t> same_size, same_stride;  // most tensors have the shape of the one before
     py::object size = py::tuple(), stride = py::tuple();
@@ -98,13 +130,9 @@ class Places {
         [&](const shards::Tensor& tensor) {
           if (tensor.size != same_size) size = tuple(same_size = tensor.size);
           if (tensor.stride != same_stride) stride = tuple(same_stride = tensor.stride);
-          const py::object key = str(tensor.key);
           const py::int_ numel(tensor.numel), offset(tensor.offset);
-          PyObject* const words[] = {dtype(tensor.storage).ptr(), key.ptr(), numel.ptr(),
-                                     offset.ptr(), size.ptr(), stride.ptr()};
-          PyObject* made = PyObject_Vectorcall(make.ptr(), words, 6, nullptr);
-          if (made == nullptr) throw py::error_already_set();
-          tensors.append(py::reinterpret_steal<py::object>(made));
+          tensors.append(slots.make({dtype(tensor.storage), str(tensor.key), numel, offset, size,
+                                     stride}));
         });
     return py::make_tuple(py::bytes(text), tensors);
   }

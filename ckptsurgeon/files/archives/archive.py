@@ -18,6 +18,7 @@ from ckptsurgeon import crc32
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import legacy
 from ckptsurgeon.files.archives.zip_directory import (
+    UNKNOWN,
     Directory,
     Record,
     Records,
@@ -242,25 +243,22 @@ class Archive:
 
     def check_storages(self, tensors: Sequence[Tensor]) -> None:
         """Raise as `storage` does for any of them."""
-        for tensor, known in zip(tensors, self._sums(tensors), strict=True):
-            size = tensor.storage_numel * ITEM_BYTES[tensor.dtype]
-            if known is None or known[0] != size or not tensor.whole:
+        for tensor, known in zip(tensors, self._sums(tensors)[0], strict=True):
+            if known != tensor.storage_numel * ITEM_BYTES[tensor.dtype] or not tensor.whole:
                 self.storage(tensor)
 
     def are_zeros(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Of each what `is_zero` says."""
         return [
-            self.is_zero(tensor)
-            if known is None or (known[1] and known[1] == crc32.of_zeros(known[0]))
-            else False
-            for tensor, known in zip(tensors, self._sums(tensors), strict=True)
+            (size == UNKNOWN or (crc != 0 and crc == crc32.of_zeros(size))) and self.is_zero(tensor)
+            for tensor, size, crc in zip(tensors, *self._sums(tensors), strict=True)
         ]
 
-    def _sums(self, tensors: Sequence[Tensor]) -> Sequence[tuple[int, int] | None]:
-        """Size and CRC of the storage of each; None where its record must be asked."""
+    def _sums(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+        """Size and CRC of the storage of each; UNKNOWN where its record must be asked."""
         if not isinstance(self.records, Records):
-            return [None] * len(tensors)
-        return self.records.sums([f"data/{tensor.storage}" for tensor in tensors])
+            return [UNKNOWN] * len(tensors), [UNKNOWN] * len(tensors)
+        return self.records.sums(tensors)
 
     def value(self, tensor: Tensor) -> int | float | bool:
         """The number in a tensor of one element, such as Adam's step."""
