@@ -16,18 +16,19 @@ from pathlib import Path
 from bench.process import disk_usage, forget, python
 from bench.row import Row, ratio
 
-SIZES: dict[int, tuple[int, float]] = {1: (3, 100), 4: (1, 100), 8: (1, 1000)}
+SIZES: dict[float, tuple[int, float]] = {1: (3, 100), 4: (1, 100), 8: (1, 1000)}
 """GiB → repetitions, and how many times faster we must be."""
+QUICK: dict[float, tuple[int, float]] = {0.5: (1, 50)}
 EDITS = ("set-lr", "set-beta2", "reset")
 OURS = 3
 """Surgeries of each kind in one repetition; the median counts."""
 
 
 def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
-    """All sizes that disk and memory have room for; the first one alone, once, when `quick`."""
+    """All sizes that disk and memory have room for; a small one, once, when `quick`."""
     rows: list[Row] = []
-    times: dict[int, dict[str, float]] = {}
-    for gib, (repetitions, target) in list(SIZES.items())[: 1 if quick else None]:
+    times: dict[float, dict[str, float]] = {}
+    for gib, (repetitions, target) in (QUICK if quick else SIZES).items():
         reason = _no_room(folder, gib)
         if reason:
             say(f"{gib} GiB: skipped: {reason}")
@@ -46,7 +47,7 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def _no_room(folder: Path, gib: int) -> str:
+def _no_room(folder: Path, gib: float) -> str:
     disk = shutil.disk_usage(folder).free >> 30
     lines = Path("/proc/meminfo").read_text("ascii").splitlines()
     memory = int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) >> 20
@@ -58,7 +59,7 @@ def _no_room(folder: Path, gib: int) -> str:
 
 
 def _one_size(
-    root: Path, gib: int, times: tuple[int, int], target: float
+    root: Path, gib: float, times: tuple[int, int], target: float
 ) -> tuple[list[Row], dict[str, float]]:
     shard = next(root.glob("*/*_optim_states.pt"))
     before = _digest(shard)

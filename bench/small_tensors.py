@@ -24,8 +24,8 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
     A reset makes a record of zeros of each moment: with short tensors they are written."""
     rows = []
     for kind, size, what, edits in (
-        ("small", "9999x14336", "9,999 tensors of 56 KiB, ZeRO-3", EDITS),
         ("small", "9999x2500", "9,999 tensors of 10 kB, ZeRO-3", EDITS),
+        ("small", "9999x14336", "9,999 tensors of 56 KiB, ZeRO-3", EDITS),
         ("parameters", "10000x2500", "10,000 tensors of 10 kB, stage 0", EDITS),
     )[: 1 if quick else None]:
         root = folder / f"{kind}-{size}"

@@ -16,7 +16,6 @@ from ckptsurgeon.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
-    from ckptsurgeon.edits import Plan, Receipt
     from ckptsurgeon.look.verify import inspect, verify
     from ckptsurgeon.operations.average import Average
     from ckptsurgeon.operations.clip_moments import ClipMoments
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe
     from ckptsurgeon.operations.skip import Skip
     from ckptsurgeon.operations.swap_optimizer import SwapOptimizer
+    from ckptsurgeon.plans import Plan, Receipt
     from ckptsurgeon.promise import Promise
     from ckptsurgeon.recipe.file import from_data, load
     from ckptsurgeon.run.run import Run
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.surgery.undo import plan_undo
 
 _HOMES = {
-    "Plan": "edits", "Promise": "promise", "Receipt": "edits",
+    "Plan": "plans", "Promise": "promise", "Receipt": "plans",
     "Recipe": "operations.section", "from_data": "recipe.file", "load": "recipe.file",
     "Average": "operations.average", "ClipMoments": "operations.clip_moments",
     "Cooldown": "operations.cooldown", "Graft": "operations.graft",

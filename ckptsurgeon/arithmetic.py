@@ -5,7 +5,7 @@ numpy is loaded when the first number is computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ckptsurgeon.edits import Computed
@@ -56,15 +56,30 @@ def computed(
     A product is taken in float32, as torch takes that of a float32 tensor and a number; a mean is
     summed up in float64, term after term, and rounded once, as is what is shrunk. Raises KeyError
     for a dtype that is no float, ValueError for a rule that is not known."""
+    return next(together([formula], terms, dtypes))
+
+
+def together(
+    formulas: Iterable[Computed], terms: Sequence[bytes | memoryview], dtypes: Sequence[str]
+) -> Iterator[bytes | memoryview]:
+    """What `computed` makes of each formula, of the same slices. A mean that is rounded to masters
+    and to weights is taken once."""
     import numpy
 
-    if formula.rule == "copy" and dtypes[0] == formula.dtype:
-        return terms[0]
-    with numpy.errstate(all="ignore"):  # infinities and NaN are what torch makes of them too
-        values = _values(formula, terms, dtypes)
-    if formula.via and formula.via != formula.dtype:
-        values = floats(from_floats(values, formula.via), formula.via)
-    return from_floats(values, formula.dtype)
+    made: dict[tuple[str, tuple[float, ...]], Any] = {}
+    for formula in formulas:
+        if formula.rule == "copy" and dtypes[0] == formula.dtype:
+            yield terms[0]
+            continue
+        rule = formula.rule, formula.numbers
+        if rule not in made:
+            # Infinities and NaN are what torch makes of them, too.
+            with numpy.errstate(all="ignore"):
+                made[rule] = _values(formula, terms, dtypes)
+        values = made[rule]
+        if formula.via and formula.via != formula.dtype:
+            values = floats(from_floats(values, formula.via), formula.via)
+        yield from_floats(values, formula.dtype)
 
 
 def spoilt(

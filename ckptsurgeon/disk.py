@@ -207,7 +207,7 @@ def write_each(
     """Write the bytes of `data`, one after the other, to the [start, end) of `spans`, which ascend.
     Zeros of up to `gap` bytes between two are written with them, up to WRITTEN_AT_ONCE bytes in one
     call: an edit of 10,000 tensors has 10,000 spans."""
-    room = bytearray(WRITTEN_AT_ONCE)
+    room = bytearray(WRITTEN_AT_ONCE if len(spans) > 1 else 0)
     whole = memoryview(data)
     at = first = 0
     while first < len(spans):

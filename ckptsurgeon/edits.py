@@ -1,4 +1,4 @@
-"""Plain values that a surgery is made of: changes, edits, fingerprints, plan, receipt.
+"""Plain values that a surgery is made of: changes, which the user reads, and edits of files.
 
 Every path is a POSIX string relative to the run's root (it starts with `..` when a log directory
 lies outside). Nothing here reads or writes the disk. Each value survives JSON and `from_json`.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
-
-from ckptsurgeon.promise import Promise
 
 
 def relative(path: Path, root: Path) -> str:
@@ -115,8 +113,8 @@ class Each:
     keys: tuple[Key, ...]
 
 
-def each_path(path: tuple[Key | Each, ...]) -> Iterator[tuple[Key, ...]]:
-    """Every path that `path` stands for."""
+def each_path(path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Every path that one with an `Each` stands for."""
     return product(*(step.keys if isinstance(step, Each) else (step,) for step in path))
 
 
@@ -365,9 +363,6 @@ class Truncate:
 Edit: TypeAlias = Move | Replace | Append | Truncate
 
 
-# --- the plan ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Tail:
     """An Append whose bytes lie in the staged tails file, from `at` on. `spans` are [start, end)
@@ -384,66 +379,3 @@ class Tail:
     def cut(self) -> int:
         """The size at which a reader finds no end record."""
         return self.spans[-1][0]
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """A file (or directory) as it was when the plan was made; compared right before the commit."""
-
-    file: str
-    dev: int
-    ino: int
-    size: int
-    mtime_ns: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The changes, the edits they render to, the fingerprints they assume, and the promise.
-
-    `id` is the receipt that it will become; `edits` are in the order in which the disk gets them,
-    such that a reader of the pointers sees the state before or the state after. `step` is the saved
-    step whose files are edited, None where none are. If the trainer then goes on from another
-    state, `steps` are those that are there once the surgery is done, and `logs` the event files
-    from before it: an undo knows by them what the trainer wrote since."""
-
-    id: str
-    run: str
-    title: str
-    recipe: Mapping[str, Any]
-    changes: tuple[AnyChange, ...]
-    edits: tuple[Edit, ...]
-    assumes: tuple[Fingerprint, ...]
-    promise: Promise | None
-    before: Promise | None = None
-    warnings: tuple[str, ...] = ()
-    undoes: str | None = None
-    step: int | None = None
-    steps: tuple[int, ...] = ()
-    logs: tuple[str, ...] = ()
-
-    @property
-    def empty(self) -> bool:
-        return not self.edits
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """An applied plan, kept. `inverse` are the edits that bring back the state before, in order."""
-
-    id: str
-    title: str
-    why: str
-    when: str
-    user: str
-    host: str
-    version: str
-    recipe: Mapping[str, Any]
-    changes: tuple[AnyChange, ...]
-    inverse: tuple[Edit, ...]
-    promise: Promise | None
-    before: Promise | None = None
-    undoes: str | None = None
-    step: int | None = None
-    steps: tuple[int, ...] = ()
-    logs: tuple[str, ...] = ()

@@ -17,12 +17,9 @@ from ckptsurgeon.edits import (
     Each,
     Elements,
     Fill,
-    Fingerprint,
     Hole,
     Link,
     Move,
-    Plan,
-    Receipt,
     Relink,
     Renamed,
     Replace,
@@ -32,6 +29,7 @@ from ckptsurgeon.edits import (
     Tail,
     Truncate,
 )
+from ckptsurgeon.plans import Fingerprint, Plan, Receipt
 from ckptsurgeon.promise import Promise
 
 _KINDS: dict[str, Any] = {

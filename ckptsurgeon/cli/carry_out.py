@@ -13,10 +13,10 @@ from ckptsurgeon.cli.options import Cancelled, Common, Declined, Editing, LogOne
 from ckptsurgeon.errors import UNTOUCHED, SurgeryError
 
 if TYPE_CHECKING:
-    from ckptsurgeon.edits import Plan
     from ckptsurgeon.operations import Operation
     from ckptsurgeon.operations.relaunch import Relaunch
     from ckptsurgeon.operations.section import Recipe
+    from ckptsurgeon.plans import Plan
     from ckptsurgeon.run.run import Run
 
 

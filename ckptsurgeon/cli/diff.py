@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.options import Common
+from ckptsurgeon.cli.options import Common, Jobs
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.operations.completion import saved_steps
 
@@ -63,9 +63,7 @@ def diff(
     tensors: Annotated[
         bool, typer.Option("--tensors", help="Compare every element of every tensor too.")
     ] = False,
-    jobs: Annotated[
-        int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
-    ] = 8,
+    jobs: Jobs = 8,
     *,
     common: Common,
 ) -> None:

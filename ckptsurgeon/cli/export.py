@@ -30,27 +30,24 @@ def export(
     """Write the weights of one step as safetensors.
 
     It writes files and an index into a new directory. The weights of all ranks are joined: as they
-    were saved, or from the fp32 masters of ZeRO 3. No tensor is held in memory.
+    were saved, or from the fp32 masters of ZeRO 3. No tensor is held in memory. A note
+    says where the step has its weights a second time, as an average (EMA) is.
 
     Examples:
     ckptsurgeon export 8 -o ../weights
     """
     from ckptsurgeon.surgery import export
-    from ckptsurgeon.surgery.fork import refuse_taken
 
     run = common.open_run()
     run.refuse_interrupted()
     if common.dry_run:
-        refuse_taken(output)
-        tensors, size = export.preview(run, step)
-        files: tuple[str, ...] = ()
+        done = export.preview(run, step, output)
     else:
         with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
             done = export.export(
                 run, step, output, shard_bytes=int(shard_size * 1e9), progress=progress
             )
-        tensors, size, files = done.tensors, done.size, done.files
     common.report(
-        lambda: report.export(output, tensors, size, files),
-        lambda: report.export_json(output, tensors, size, files),
+        lambda: report.export(output, done),
+        lambda: report.export_json(output, done),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.options import Common
+from ckptsurgeon.cli.options import Common, Jobs
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.operations.completion import saved_steps
 
@@ -122,9 +122,7 @@ def verify(
             autocompletion=saved_steps,
         ),
     ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
-    ] = 8,
+    jobs: Jobs = 8,
     log: Annotated[
         Path | None,
         typer.Option(
@@ -191,9 +189,7 @@ def doctor(
             autocompletion=saved_steps,
         ),
     ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
-    ] = 8,
+    jobs: Jobs = 8,
     *,
     common: Common,
 ) -> None:

@@ -20,6 +20,7 @@ from ckptsurgeon.report import Style
 if TYPE_CHECKING:
     from ckptsurgeon.run.run import Run
 
+Jobs = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")]
 AllowGlobal = Annotated[
     list[str] | None,
     typer.Option(
@@ -137,9 +138,7 @@ class Editing(Common):
         bool,
         typer.Option("--relaunch", help="Start the trainer afterwards and check its first line."),
     ] = False
-    jobs: Annotated[
-        int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")
-    ] = 8
+    jobs: Jobs = 8
     allow_global: AllowGlobal = None
     no_tb_note: Annotated[
         bool,

@@ -12,9 +12,9 @@ import typer
 from ckptsurgeon import disk, report
 from ckptsurgeon.cli.carry_out import carry_out, open_for, operate, show
 from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
-from ckptsurgeon.edits import Plan
 from ckptsurgeon.edits_json import from_json, to_json
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.plans import Plan
 from ckptsurgeon.transaction.assumptions import AGAIN
 
 Overrides = Annotated[

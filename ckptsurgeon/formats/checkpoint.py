@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import heads, param_groups, strips
+from ckptsurgeon.formats import head_counts, param_groups, strips
 from ckptsurgeon.formats.columns import Places
 from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.heads import Attention
@@ -249,7 +249,7 @@ class BaseCheckpoint(Trees, ABC):
 
     def attention(self) -> tuple[list[Attention], list[str]]:
         """Refused: a format that knows how many heads the model has overrides it."""
-        raise heads.unread(self.path.name)
+        raise head_counts.unread(self.path.name)
 
     def weights(self) -> Iterator[Weight]:
         """Refused: a format that knows how its weights are cut overrides it."""

@@ -20,6 +20,8 @@ from ckptsurgeon.files.pickles.tree import Object, Tensor
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.values import COUNTING, Located, Part
 
+TRAINED = "current_model_state"
+"""Under this key Lightning's WeightAveraging keeps what is trained; `state_dict` is the average."""
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 SAFE = ".safetensors"
 OPTIMIZER = "optim"

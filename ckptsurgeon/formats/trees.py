@@ -29,7 +29,7 @@ from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.shard_files import opened
-from ckptsurgeon.formats.values import Blob, Place
+from ckptsurgeon.formats.values import Blob, Located, Place
 
 Self = TypeVar("Self", bound="Trees")
 
@@ -51,6 +51,10 @@ class Trees:
         except KeyError:
             return []
         return [Place(file, path, self.plain(file, value), wins)]
+
+    def below(self, located: Iterable[Located], *keys: Key) -> list[Place]:
+        """The place `keys` under each of `located`, as far as it is there."""
+        return [place for file, path in located for place in self.at(file, (*path, *keys))]
 
     def value(self, file: Path, path: tuple[Key, ...]) -> Any:
         """The value under `path` in `file`; None when it is not there."""
@@ -109,12 +113,7 @@ class Trees:
     ) -> None:
         """Raise DamagedFile for a value in which `problem` finds that `name` can't have it."""
         for column in Places.of(places).columns:
-            alike: dict[Any, Any] = {}  # thousands hold the same number, or a tensor
-            for value in column.values:
-                kind = type(value)
-                number = (kind, value) if kind in (int, float) else id(value)
-                alike[kind if kind is Tensor else number] = value
-            if reason := next(filter(None, (problem(name, each) for each in alike.values())), ""):
+            if reason := next(filter(None, (problem(name, each) for each in _apart(column))), ""):
                 start = self.archives[column.file].payload(PICKLE)
                 raise DamagedFile(str(column.file), start, f"{PICKLE}: {reason}")
 
@@ -188,6 +187,16 @@ class Trees:
             trees={names.get(file, file): tree for file, tree in trees.items()},
             archives={names.get(file, file): archive for file, archive in self.archives.items()},
         )
+
+
+def _apart(column: Column) -> Iterable[Any]:
+    """Its values, each once: thousands hold a tensor, or the same number."""
+    kinds = {*map(type, column.values)}
+    if kinds == {Tensor}:
+        return column.values[:1]
+    if kinds <= {int, float}:
+        return {(type(value), value): value for value in column.values}.values()
+    return column.values
 
 
 def _is_scalar(value: Any) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Receipt
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint, Place, State, rampup
@@ -16,6 +15,7 @@ from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
 from ckptsurgeon.logs.printed.word import Expected
 from ckptsurgeon.operations.place_changes import of_settings
+from ckptsurgeon.plans import Receipt
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import receipts

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptsurgeon import crc32
-from ckptsurgeon.edits import Receipt
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives.archive import Archive
@@ -22,6 +21,7 @@ from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
+from ckptsurgeon.plans import Receipt
 from ckptsurgeon.progress import Progress
 
 if TYPE_CHECKING:

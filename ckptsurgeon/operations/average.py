@@ -19,7 +19,7 @@ from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part
-from ckptsurgeon.formats.stretches import Parameter, by_parameter
+from ckptsurgeon.formats.stretches import Kinds, Parameter, by_parameter
 from ckptsurgeon.operations.computed_changes import (
     change,
     new_weights,
@@ -42,7 +42,7 @@ from ckptsurgeon.operations.section import (
 from ckptsurgeon.run.run import Run
 
 WAYS = ("last", "average", "zero")
-Parameters = Mapping[Parameter, Mapping[str, Sequence[Part]]]
+Parameters = Mapping[Parameter, Kinds]
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,8 @@ def _refuse_codes(checkpoint: Checkpoint) -> None:
 
 
 def _refuse_other_layout(step: int, own: Parameters, other_step: int, other: Parameters) -> None:
-    """Raise SurgeryError unless both steps keep the same parameters, cut in the same way."""
+    """Raise SurgeryError unless both steps keep the same parameters, cut in the same way. The dtype
+    of weights that have masters is each step's own: nothing is computed of them."""
     mine, theirs = _layout(own), _layout(other)
     if mine == theirs:
         return
@@ -211,12 +212,18 @@ def _told(layout: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> str:
 def _layout(parameters: Parameters) -> dict[Parameter, Any]:
     return {
         key: [
-            (p.kind, p.start, p.end, p.first, p.place.value.dtype, p.place.value.size)
+            (p.kind, p.start, p.end, p.first, _computed_dtype(p, kinds), p.place.value.size)
             for _, stretches in sorted(kinds.items())  # writers with threads save in any order
             for p in stretches
         ]
         for key, kinds in parameters.items()
     }
+
+
+def _computed_dtype(part: Part, kinds: Kinds) -> str:
+    """What the mean is taken of, or "" for weights that are rounded from masters."""
+    rounded = part.kind == "weights" and "master" in kinds
+    return "" if rounded else str(part.place.value.dtype)
 
 
 # --- commands ------------------------------------------------------------------------------------
@@ -236,9 +243,9 @@ def average(
 ) -> dict[str, Any]:
     """Make weights the mean of several steps.
 
-    The mean is of the fp32 masters; the weights are rounded from it. What is edited is the latest
-    step, or the one that a rollback goes to. Its moments, counters and schedule stay unless
-    --moments says otherwise.
+    The mean is of the fp32 masters, in whatever dtype the weights of a step are; the weights are
+    rounded from it. What is edited is the latest step, or the one that a rollback goes to. Its
+    moments, counters and schedule stay unless --moments says otherwise.
 
     Examples:
     ckptsurgeon average --last 3

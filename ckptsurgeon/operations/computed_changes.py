@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ckptsurgeon.arithmetic import ITEM
-from ckptsurgeon.edits import AnyChange, Change, Computed, Source, relative
+from ckptsurgeon.edits import AnyChange, Change, Computed, Key, Source, relative
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
 from ckptsurgeon.formats.moments import NUMBERED
-from ckptsurgeon.formats.optimizers.entry import CONSTANT
 from ckptsurgeon.formats.optimizers.roles import ROLES
-from ckptsurgeon.formats.optimizers.table import STEPS, recognise
+from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.second_copies import second_copies
 from ckptsurgeon.formats.stretches import Kinds, Parameter
 from ckptsurgeon.operations.section import unmatched
@@ -58,14 +57,8 @@ def refuse_other_states(checkpoint: Checkpoint, next: str, stays: Collection[str
     max_exp_avg_sq, whatever exp_avg_sq is."""
     for each in checkpoint.state_dicts():
         known = recognise(each)
-        more = [
-            key
-            for key in each.state
-            if key not in (*MOMENTS, *NUMBERED, *STEPS, *stays)
-            and ROLES.get(key) not in BESIDE
-            and known.state[key] != CONSTANT
-        ]
-        if more:
+        usual = {*MOMENTS, *NUMBERED, *STEPS, *stays}
+        if more := [key for key in changing(each, known, usual) if ROLES.get(key) not in BESIDE]:
             raise SurgeryError(
                 f"{each.file.name}: {known.name} keeps {', '.join(more)} beside the two moments, "
                 "and that would stay as it is",
@@ -79,15 +72,22 @@ BESIDE = ("weights", "count of updates", "rate or product of rates")
 
 def refuse_second_copies(run: Run, checkpoint: Checkpoint, parts: Sequence[Part]) -> None:
     """Raise SurgeryError where the step has its weights a second time, which no part is of."""
-    files = run.format.files(run.root, checkpoint.step)
-    for file, path in second_copies(checkpoint, parts, files):
-        where = f"{run.relative(file)}{': ' if path else ''}{'.'.join(map(str, path))}"
+    for where, path in named_copies(run, checkpoint, parts):
         moments = "graft, clip_moments and reset work on the moments"
         raise SurgeryError(
             f"{where} has the weights once more, as an average of them has, and would stay as it "
             "is; which of the two is trained is not known here",
             next=moments if path else [f"move {where} out of the run if no load needs it", moments],
         )
+
+
+def named_copies(
+    run: Run, checkpoint: Checkpoint, parts: Sequence[Part]
+) -> Iterator[tuple[str, tuple[Key, ...]]]:
+    """What a message calls each second copy of the weights, and its key path."""
+    files = run.format.files(run.root, checkpoint.step)
+    for file, path in second_copies(checkpoint, parts, files):
+        yield f"{run.relative(file)}{': ' if path else ''}{'.'.join(map(str, path))}", path
 
 
 def with_copies(run: Run, checkpoint: Checkpoint, changes: Iterable[Change]) -> list[AnyChange]:

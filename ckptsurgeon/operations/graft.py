@@ -20,8 +20,7 @@ from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Checkpoint, Fragment, Place
 from ckptsurgeon.formats.moments import ALL, NUMBERED
-from ckptsurgeon.formats.optimizers.entry import CONSTANT
-from ckptsurgeon.formats.optimizers.table import STEPS, recognise
+from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.operations.computed_changes import source, sources_of, with_copies
 from ckptsurgeon.operations.section import (
     Changes,
@@ -237,9 +236,7 @@ def _refuse_more(checkpoint: Checkpoint) -> None:
     """Refuse an optimizer that keeps more than moments and a step: that would be of two steps."""
     for each in checkpoint.state_dicts():
         known = recognise(each)
-        usual = {*ALL, *NUMBERED, *STEPS}
-        more = [key for key in each.state if key not in usual and known.state[key] != CONSTANT]
-        if more:
+        if more := changing(each, known, {*ALL, *NUMBERED, *STEPS}):
             raise SurgeryError(
                 f"{each.file.name}: {known.name} keeps {', '.join(more)} beside the moments, and "
                 "they would stay those of another step",

@@ -15,8 +15,8 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.moments import ALL, ALSO, NUMBERED
-from ckptsurgeon.formats.optimizers.entry import ANEW, CONSTANT
-from ckptsurgeon.formats.optimizers.table import STEPS, recognise
+from ckptsurgeon.formats.optimizers.entry import ANEW
+from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.renew import renewed
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.place_changes import of_column
@@ -136,7 +136,7 @@ def _refuse_partial(checkpoint: Checkpoint) -> None:
     for each in checkpoint.state_dicts():
         known = recognise(each)
         usual = {*ALL, *NUMBERED, *STEPS}
-        others = [key for key in each.state if key not in usual and known.state[key] != CONSTANT]
+        others = changing(each, known, usual)
         others += [key for key in each.state if known.state.get(key) == ANEW and key in usual]
         if others or known.counters or known.refused:
             entries = ", ".join(others or known.counters) or known.refused

@@ -9,13 +9,14 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange, Change, Receipt
+from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.rampup import batch_size
 from ckptsurgeon.operations.counters import counter_changes
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section
+from ckptsurgeon.plans import Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
 

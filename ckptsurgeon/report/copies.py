@@ -11,26 +11,29 @@ from ckptsurgeon.report.document import SCHEMA
 from ckptsurgeon.report.style import clean, count, size
 
 if TYPE_CHECKING:
+    from ckptsurgeon.surgery.export import Export
     from ckptsurgeon.surgery.fork import Fork
 
 
-def export(folder: Path, tensors: int, total: int, files: Sequence[str]) -> str:
-    """One line; `files` is empty with --dry-run."""
-    what = f"{count(tensors, 'tensor')}, {size(total)}"
-    if not files:
-        return f"would write {what} to {clean(str(folder))}"
-    shards = count(len(files) - 1, "file")
-    return f"wrote {what} in {shards} and an index to {clean(str(folder))}"
+def export(folder: Path, done: Export) -> str:
+    """One line, and one for each note; `files` is empty with --dry-run."""
+    what = f"{count(done.tensors, 'tensor')}, {size(done.size)}"
+    line = f"would write {what} to {clean(str(folder))}"
+    if done.files:
+        shards = count(len(done.files) - 1, "file")
+        line = f"wrote {what} in {shards} and an index to {clean(str(folder))}"
+    return "\n".join([line, *(f"  note     {clean(note)}" for note in done.notes)])
 
 
-def export_json(folder: Path, tensors: int, total: int, files: Sequence[str]) -> dict[str, Any]:
+def export_json(folder: Path, done: Export) -> dict[str, Any]:
     """The document of `export`."""
     return {
         "schema": SCHEMA,
         "folder": str(folder),
-        "tensors": tensors,
-        "bytes": total,
-        "files": list(files),
+        "tensors": done.tensors,
+        "bytes": done.size,
+        "files": list(done.files),
+        "notes": list(done.notes),
     }
 
 

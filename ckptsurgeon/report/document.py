@@ -7,8 +7,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.edits import AnyChange, Aside, Change, Plan, Receipt, Relink
+from ckptsurgeon.edits import AnyChange, Aside, Change, Relink
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.fields import SHOWN
 

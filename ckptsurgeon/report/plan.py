@@ -19,8 +19,6 @@ from ckptsurgeon.edits import (
     Edit,
     Hole,
     Move,
-    Plan,
-    Receipt,
     Relink,
     Renamed,
     Replace,
@@ -28,6 +26,7 @@ from ckptsurgeon.edits import (
     length,
 )
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.style import (
     GREEN,

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Move, Receipt, relative
+from ckptsurgeon.edits import Move, relative
 from ckptsurgeon.formats import Format
+from ckptsurgeon.plans import Receipt
 from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.home import HOME
 

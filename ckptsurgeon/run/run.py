@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Fingerprint, Move, Receipt, relative
+from ckptsurgeon.edits import Move, relative
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
@@ -18,6 +18,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import Checkpoint, Format, State
 from ckptsurgeon.formats.detect import SIGNS, detect, is_run, named, nameless
 from ckptsurgeon.formats.logs import Logs
+from ckptsurgeon.plans import Fingerprint, Receipt
 from ckptsurgeon.run import writers
 from ckptsurgeon.run.log_folders import LogFolders
 from ckptsurgeon.transaction import journal, lock, receipts
@@ -183,7 +184,8 @@ class Run:
         in_force = receipts.standing(self.receipts())
         for receipt in reversed(in_force):
             moves = (edit for edit in receipt.inverse if isinstance(edit, Move))
-            if any(name.fullmatch(Path(edit.dst).name) for edit in moves):
+            kept = (edit for edit in moves if (self.root / edit.src).exists())  # not pruned
+            if any(name.fullmatch(Path(edit.dst).name) for edit in kept):
                 newest = receipt is in_force[-1]
                 typed = f"ckptsurgeon undo {receipt.id}" if newest else "ckptsurgeon log"
                 return [f"{typed}    {receipt.id} moved step {step} to the attic"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptsurgeon.edits import Plan, Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.promise import Promise, differences
 from ckptsurgeon.run.run import Run

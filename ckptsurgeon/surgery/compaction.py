@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ckptsurgeon.edits import Plan, Rewrite
+from ckptsurgeon.edits import Rewrite
 from ckptsurgeon.files.archives import shrink
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.known_globals import refuse_unknown
+from ckptsurgeon.plans import Plan
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import render, touched
 from ckptsurgeon.transaction import receipts

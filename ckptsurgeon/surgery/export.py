@@ -15,7 +15,9 @@ from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import safetensors_header
 from ckptsurgeon.files.dtypes import SAFETENSORS
-from ckptsurgeon.formats import Weight
+from ckptsurgeon.formats import Checkpoint, Weight
+from ckptsurgeon.formats.second_copies import TRAINED
+from ckptsurgeon.operations.computed_changes import named_copies
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import make_partial, refuse_taken
@@ -27,12 +29,14 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Export:
-    """What was written: `files` by name, and how many tensors and bytes of tensors are in them."""
+    """What was written: `files` by name, how many tensors and bytes of tensors are in them, and in
+    `notes` which other weights the step has. Without `files` nothing was, yet."""
 
     folder: Path
     files: tuple[str, ...]
     tensors: int
     size: int
+    notes: tuple[str, ...] = ()
 
 
 def export(
@@ -49,7 +53,8 @@ def export(
     Raises UsageError if the directory exists, SurgeryError if the weights can't be consolidated."""
     folder = folder.parent.resolve() / folder.name
     refuse_taken(folder)
-    weights = list(run.checkpoint(step).weights())
+    checkpoint = run.checkpoint(step)
+    weights = list(checkpoint.weights())
     files = _distributed(weights, shard_bytes)
     partial = make_partial(folder, "export")
     try:
@@ -63,13 +68,31 @@ def export(
             disk.remove_directory(partial)
         raise
     disk.fsync_directory(folder.parent)
-    return Export(folder, tuple(written), len(weights), sum(map(_size, weights)))
+    size = sum(map(_size, weights))
+    return Export(folder, tuple(written), len(weights), size, _left_out(run, checkpoint))
 
 
-def preview(run: Run, step: int) -> tuple[int, int]:
-    """How many tensors, and bytes of tensors, `export` would write."""
-    sizes = [_size(weight) for weight in run.checkpoint(step).weights()]
-    return len(sizes), sum(sizes)
+def preview(run: Run, step: int, folder: Path) -> Export:
+    """What `export` would write, as far as that is known without it."""
+    refuse_taken(folder)
+    checkpoint = run.checkpoint(step)
+    sizes = [_size(weight) for weight in checkpoint.weights()]
+    return Export(folder, (), len(sizes), sum(sizes), _left_out(run, checkpoint))
+
+
+def _left_out(run: Run, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """A sentence for each second copy of the weights, as an average is; none is known where the
+    format does not say whose the stretches of its tensors are."""
+    try:
+        copies = list(named_copies(run, checkpoint, checkpoint.parts()))
+    except SurgeryError:
+        return ()
+    return tuple(
+        f"these weights are the average that WeightAveraging saved; {where} is what it trains"
+        if path and path[-1] == TRAINED
+        else f"{where} has the weights once more, as an average of them has, and is left out"
+        for where, path in copies
+    )
 
 
 def _distributed(weights: Sequence[Weight], shard_bytes: int) -> list[list[Weight]]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsurgeon import disk, surgery
-from ckptsurgeon.edits import Receipt
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.section import Recipe
+from ckptsurgeon.plans import Receipt
 from ckptsurgeon.recipe.file import to_data
 from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ckptsurgeon import operations
-from ckptsurgeon.edits import AnyChange, Aside, Change, Plan
+from ckptsurgeon.edits import AnyChange, Aside, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats.known_globals import refuse_unknown
 from ckptsurgeon.operations.section import Recipe, Section
+from ckptsurgeon.plans import Plan
 from ckptsurgeon.recipe.file import keys, to_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.conflicts import refuse_two_words
@@ -44,9 +45,11 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     changes: list[AnyChange] = []
     warnings: list[str] = []
     by_section: list[tuple[str, list[AnyChange]]] = []
+    given = to_data(recipe)
     for section in sections:
         new_changes, sentences = section.changes(run, recipe, checkpoint)
-        by_section.append((_key(recipe, section), new_changes))
+        key = next((key for key in keys(type(section)) if key in given), "")
+        by_section.append((key, new_changes))
         changes += [change for change in new_changes if not _idle(change)]
         warnings += sentences
     refuse_two_words(by_section)
@@ -72,7 +75,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         id=id,
         run=str(run.root),
         title=title,
-        recipe=to_data(recipe),
+        recipe=given,
         changes=tuple(changes),
         edits=tuple(edits),
         assumes=tuple(seen.get(file) or run.fingerprint(file) for file in assumed),
@@ -131,12 +134,6 @@ def _rivals(run: Run, recipe: Recipe, step: int) -> list[AnyChange]:
             )
         changes += [Aside(run.relative(path), "checkpoint") for path in rival.paths]
     return changes
-
-
-def _key(recipe: Recipe, section: Section) -> str:
-    """The key of a recipe by which the section was given."""
-    known = to_data(recipe)
-    return next((key for key in keys(type(section)) if key in known), "")
 
 
 def _target(run: Run, recipe: Recipe) -> int:

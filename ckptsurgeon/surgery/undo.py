@@ -15,8 +15,6 @@ from ckptsurgeon.edits import (
     Content,
     Edit,
     Move,
-    Plan,
-    Receipt,
     Relink,
     Replace,
     Span,
@@ -24,6 +22,7 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations import rollback
+from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.linked import refuse_linked

@@ -19,7 +19,6 @@ from ckptsurgeon.edits import (
     Computed,
     Content,
     Edit,
-    Fingerprint,
     Link,
     Move,
     Replace,
@@ -28,6 +27,7 @@ from ckptsurgeon.edits import (
     Truncate,
 )
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans import Fingerprint
 
 AGAIN = "the same command again    it plans anew"
 RIGHTS = "run as the user who owns the run, or change its rights"
@@ -215,13 +215,18 @@ def check_size(path: Path, edit: Append | Truncate) -> None:
         )
 
 
+PIECE = 1 << 16
+"""Bytes that are read at once to be digested: for fewer than 128 KiB malloc asks the kernel for no
+pages of their own, each of which would be a page fault."""
+
+
 def tail_digest(path: Path, spans: Iterable[tuple[int, int]]) -> str:
     """sha256 of the bytes [start, end) of each span, in order."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:  # a buffer would read the zeros between them, too
         for start, end in spans:
             while start < end:
-                piece = os.pread(file.fileno(), min(end - start, 1 << 20), start)
+                piece = os.pread(file.fileno(), min(end - start, PIECE), start)
                 if not piece:
                     break
                 digest.update(piece)

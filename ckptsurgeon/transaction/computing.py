@@ -1,7 +1,8 @@
 """Bytes that are computed while they are staged, on all cores, with their CRC-32.
 
-All that is computed of the same numbers is computed together, so they are read once. Each of up to
-`jobs` threads has one block of its sources in memory, and some 30 bytes for each element of it.
+All that is computed of the same numbers is computed together, so they are read once. All threads
+together have ROOMS bytes of their sources in memory, and each some 30 bytes for an element of its
+block.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,20 +18,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptsurgeon import disk
-from ckptsurgeon.arithmetic import ITEM, computed, spoilt
+from ckptsurgeon.arithmetic import ITEM, spoilt, together
 from ckptsurgeon.crc32 import joined
 from ckptsurgeon.edits import Checksum, Computed, Source
 from ckptsurgeon.errors import DEFECT, SurgeryError
+from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
 from ckptsurgeon.transaction.redo import each
 
 STRETCH = 1 << 23
 """Elements that one thread computes one after the other."""
-BLOCK = 1 << 16
+BLOCK = 1 << 17
 """Elements that are read and computed at once. Their float64 stay in a cache, and arrays this
 small get the same memory again: fresh memory costs ten times what the arithmetic does."""
-LEAP = 16
-"""Blocks after which the kernel is asked for the next ones, and told to let go of these."""
+LEAP = 8
+"""Blocks after which the kernel is told to write them, and to let go of them."""
+ROOMS = 96 << 20
+"""Bytes of sources that are in memory at once, in all threads. Where they are many, blocks are
+smaller."""
 CHUNK = 1 << 20
+TURNS = threading.Semaphore(len(os.sched_getaffinity(0)))
+"""One for each core: as many threads compute at once, while the others read. More of them would
+take the interpreter's lock from each other, which costs a fifth of the time."""
 
 
 class Place(NamedTuple):
@@ -61,10 +70,13 @@ def write(root: Path, places: Sequence[Place], jobs: int) -> Mapping[Path, Seque
         for group, part in _stretches(place):
             groups.setdefault(group, []).append(part)
     uses = Counter(source for group in groups for source in set(group))
+    share = ROOMS // max(1, min(jobs, len(groups)))
     sums: dict[Path, list[Sum]] = {place.path: [] for place in places}
+    rooms = Rooms()
 
     def compute(group: Group) -> None:
-        for place, crc in _compute(root, group, groups[group], uses):
+        size = min(ROOM, max(4 * ALIGN, share // len(group)))
+        for place, crc in _compute(root, group, groups[group], uses, rooms, size):
             sums[place.path].append(Sum(place.at, _count(group[0]) * _width(place.piece), crc))
 
     each(compute, list(groups), jobs)
@@ -140,70 +152,53 @@ def _cut(source: Source, first: int, end: int) -> Source:
 
 
 def _compute(
-    root: Path, group: Group, places: Sequence[Place], uses: Mapping[Source, int]
+    root: Path,
+    group: Group,
+    places: Sequence[Place],
+    uses: Mapping[Source, int],
+    rooms: Rooms,
+    size: int,
 ) -> list[tuple[Place, int]]:
-    """Each place with the CRC of what was written there."""
+    """Each place with the CRC of what was written there. A source has up to `size` bytes of memory,
+    which hold two blocks of it."""
     dtypes = [source.dtype for source in group]
+    items = [ITEM.get(dtype, 1) for dtype in dtypes]
     whole = _count(group[0])
+    size = min(size, 2 * (whole * max(items) + ALIGN))
+    block = min(BLOCK, (size // 2 - ALIGN) // max(items))
     crcs = [0] * len(places)
     with contextlib.ExitStack() as stack:
-        terms = [_Term(root, source, stack) for source in group]
+        terms = [
+            stack.enter_context(
+                Reader(root / source.file, source.start, source.end, room, block * item,
+                       once=uses[source] == 1)
+            )
+            for source, room, item in zip(group, rooms.get(len(group), size), items, strict=True)
+        ]  # fmt: skip
         outs = [stack.enter_context(disk.opened(place.path)) for place in places]
-        for first in range(0, whole, BLOCK):
-            count = min(BLOCK, whole - first)
-            numbers = [term.read(first, count) for term in terms]
-            for i, (path, at, piece) in enumerate(places):
-                data = computed(piece, numbers, dtypes)
-                _refuse_spoilt(piece, data, group, numbers, first)
-                disk.write_at(outs[i], path, at + first * _width(piece), data)
-                crcs[i] = zlib.crc32(data, crcs[i])
-            if first // BLOCK % LEAP == LEAP - 1 or first + count == whole:
-                for term in terms:
-                    term.leap(first + count, once=uses[term.source] == 1)
+        for first in range(0, whole, block):
+            count = min(block, whole - first)
+            numbers = [term.next(count * item) for term, item in zip(terms, items, strict=True)]
+            _refuse_short(root, group, numbers, count)
+            with TURNS:
+                made = together([place.piece for place in places], numbers, dtypes)
+                for i, ((path, at, piece), data) in enumerate(zip(places, made, strict=True)):
+                    _refuse_spoilt(piece, data, group, numbers, first)
+                    disk.write_at(outs[i], path, at + first * _width(piece), data)
+                    crcs[i] = zlib.crc32(data, crcs[i])
+            if first // block % LEAP == LEAP - 1 or first + count == whole:
                 for out, place in zip(outs, places, strict=True):
                     forget(out, place.at, place.at + (first + count) * _width(place.piece))
     return list(zip(places, crcs, strict=True))
 
 
-class _Term:
-    """An open source."""
-
-    def __init__(self, root: Path, source: Source, stack: contextlib.ExitStack) -> None:
-        self.path, self.source = root / source.file, source
-        self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, self.descriptor)
-        self.item = ITEM.get(source.dtype, 1)
-        self.room = bytearray(BLOCK * self.item)
-
-    def read(self, first: int, count: int) -> memoryview:
-        """So many elements, until the next read. Raises SurgeryError if they are not there."""
-        whole = rest = memoryview(self.room)[: count * self.item]
-        at = self.source.start + first * self.item
-        while rest:
-            done = os.preadv(self.descriptor, [rest], at)
-            if not done:
-                raise SurgeryError(
-                    f"{self.path} became shorter while it was read", next="try again"
-                )
-            rest = rest[done:]
-            at += done
-        return whole
-
-    def leap(self, end: int, once: bool) -> None:
-        """Ask for what comes after the element `end`; what came before leaves the cache, unless it
-        is read again."""
-        at, size = self.source.start + end * self.item, LEAP * len(self.room)
-        if once:
-            forget(self.descriptor, self.source.start, at)
-        if at < self.source.end:
-            size = min(size, self.source.end - at)
-            os.posix_fadvise(self.descriptor, at, size, os.POSIX_FADV_WILLNEED)
-
-
-def forget(descriptor: int, start: int, end: int) -> None:
-    """Start to write bytes [start, end) to the device, and drop those from the page cache that are
-    there: so a surgery leaves its memory to others, and its fsync has little left to do. A hint."""
-    os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+def _refuse_short(root: Path, group: Group, numbers: Sequence[memoryview], count: int) -> None:
+    """Raise SurgeryError unless `count` elements of each source are there."""
+    for source, data in zip(group, numbers, strict=True):
+        if len(data) < count * ITEM.get(source.dtype, 1):
+            raise SurgeryError(
+                f"{root / source.file} became shorter while it was read", next="try again"
+            )
 
 
 def resolved(

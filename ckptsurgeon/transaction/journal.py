@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsurgeon import disk
-from ckptsurgeon.edits import Plan, Receipt
 from ckptsurgeon.edits_json import from_json, to_json
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import assumptions, lock, receipts, staging
 from ckptsurgeon.transaction.home import HOME

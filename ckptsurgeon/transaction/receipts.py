@@ -13,9 +13,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Content, Plan, Receipt, Rewrite
+from ckptsurgeon.edits import Content, Rewrite
 from ckptsurgeon.edits_json import from_json, to_json
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import inverse

@@ -24,8 +24,6 @@ from ckptsurgeon.edits import (
     Link,
     Move,
     Piece,
-    Plan,
-    Receipt,
     Replace,
     Span,
     Tail,
@@ -33,10 +31,12 @@ from ckptsurgeon.edits import (
     length,
 )
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.transaction import computing, receipts
-from ckptsurgeon.transaction.computing import Place, Sum, forget
-from ckptsurgeon.transaction.content import CHUNK, joined, read
+from ckptsurgeon.transaction.computing import Place, Sum
+from ckptsurgeon.transaction.content import joined, read
 from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
 from ckptsurgeon.transaction.redo import Step, anchor, each
 
 LEAP = 8 << 20
@@ -173,7 +173,8 @@ def _write(root: Path, staged: Sequence[_Staged], jobs: int) -> None:
     begun = [item for item in staged if root / item.name in sums]
     each(lambda item: _finish(root, item, sums[root / item.name]), begun, jobs)
     parts = [(path, part) for path, found in sums.items() for part in found]
-    each(lambda part: _check(*part), parts, jobs)
+    rooms = Rooms()
+    each(lambda part: _check(rooms, *part), parts, jobs)
 
 
 def _begin(root: Path, staged: _Staged) -> None:
@@ -268,14 +269,13 @@ def _compare(path: Path, root: Path, content: Content, known: Mapping[int, bytes
             )
 
 
-def _check(path: Path, part: Sum) -> None:
+def _check(rooms: Rooms, path: Path, part: Sum) -> None:
     """Read back what was computed, and compare it by its CRC-32."""
-    with path.open("rb", buffering=0) as staged:
-        crc, at, end = 0, part.offset, part.offset + part.size
-        while at < end and (data := os.pread(staged.fileno(), min(CHUNK, end - at), at)):
+    crc, end = 0, part.offset + part.size
+    (room,) = rooms.get(1, min(ROOM, part.size + ALIGN))
+    with Reader(path, part.offset, end, room) as staged:
+        for data in staged.all():
             crc = zlib.crc32(data, crc)
-            at += len(data)
-            forget(staged.fileno(), part.offset, at)
     if crc != part.crc:
         raise _unlike(path, part.offset)
 

@@ -77,6 +77,9 @@ def test_a_step_in_the_attic_is_named_with_the_surgery_to_undo(
     assert surgeon("undo", "--yes", "-C", root.name).exit_code == 0
     assert surgeon(*undo, "--yes").exit_code == 0
     assert surgeon("show", "8", "-C", root.name).exit_code == 0
+    surgeon("rollback", "4", "--yes", "-C", root.name)
+    assert surgeon("prune", "--keep", "0", "--yes", "-C", root.name).exit_code == 0
+    assert "moved step 8" not in surgeon("show", "8", "-C", root.name).stderr
 
 
 @pytest.mark.parametrize("words", [["skip", "5-7"], ["rollback", "4", "--skip", "5-7"]])

@@ -11,17 +11,8 @@ import os
 import struct
 from pathlib import Path
 
-from ckptsurgeon.edits import (
-    Append,
-    Content,
-    Edit,
-    Fingerprint,
-    Link,
-    Move,
-    Plan,
-    Replace,
-    Span,
-)
+from ckptsurgeon.edits import Append, Content, Edit, Link, Move, Replace, Span
+from ckptsurgeon.plans import Fingerprint, Plan
 from ckptsurgeon.transaction import journal, receipts
 from tests.faults.world import Scenario
 from tests.support.snapshot import HOME

@@ -22,7 +22,7 @@ from ckptsurgeon.edits import Each
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import native
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.files.archives.zip_directory import Records
+from ckptsurgeon.files.archives.zip_directory import UNKNOWN, Records
 from ckptsurgeon.files.archives.zip_tail import Columns, Moved, directory, local_header, redirected
 from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import Scan, scan
@@ -317,4 +317,7 @@ def test_blank_records_and_their_directory_are_those_of_python(tmp_path: Path, s
     assert redirected(old, moved) == whole == old.records.redirected(*moved)
     assert old.records.redirected(["data/0", "data/0"], [1, 2], [3, 4], [5, 6]) is None
     assert old.records.redirected(["data/0"], [1 << 33], [3], [5]) is None
-    assert old.records.sums(["data/0", "none"])[1] is None
+    known, unknown = (Tensor("float32", key, 1, 0, (1,), (1,)) for key in ("0", "none"))
+    sums = old.records.sums([known, unknown])
+    record = old.records["data/0"]
+    assert sums == ([record.size, UNKNOWN], [record.crc, UNKNOWN])

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from ckptsurgeon import Run, surgery
-from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans import Plan
 from ckptsurgeon.recipe.file import from_data
 from tests.support import (
     claims,

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 
+from ckptsurgeon import Run
 from tests.support import library_source, megatron_bridge
 from tests.support.described_runs import automodel, composer, composer_sharded, verl
 from tests.support.library_source import taken
@@ -212,3 +213,18 @@ def test_automodel_prunes_none_of_the_new_branch(tmp_path: Path) -> None:
         lifecycle._publish_checkpoint(str(folder))
         lifecycle._prune_old_checkpoints()
     assert names(root, "epoch*") == ["epoch_0_step_6"]
+
+
+def test_automodel_resumes_no_step_that_it_marked(tmp_path: Path) -> None:
+    """Neither does a surgery, and both take the same one in its place."""
+    library = automodel_library()
+    (tmp_path / "run").mkdir()
+    root = automodel(tmp_path / "run")
+    library.mark_checkpoint_incomplete(root / "epoch_0_step_6")
+    assert [Run.open(root).complete(step) for step in (2, 4, 6)] == [True, True, False]
+    assert Path(library.find_latest_checkpoint(root)).name == "epoch_0_step_4"
+    operate(root, {"repair_latest": {}})
+    assert Run.open(root).latest() == 4
+    assert Path(library.find_latest_checkpoint(root)).name == "epoch_0_step_4"
+    library.clear_checkpoint_incomplete(root / "epoch_0_step_6")
+    assert Run.open(root).complete(6)

@@ -177,6 +177,12 @@ PAGES = {
     "files: {'{step}.pt': {optional: 2}}": "is neither true nor false",
     "pointer: {file: latest}": "has `file` and `text`",
     "pointer: {file: latest, text: newest}": "has no {step}",
+    "unfinished: 3": "is no ending of a name",
+    "unfinished: /": "is no ending of a name",
+    "unfinished: /..": "is no ending of a name",
+    "unfinished: /a/b": "is no ending of a name",
+    "unfinished: a/b": "is no ending of a name",
+    "unfinished: /mark": "is inside of a step, and '{step}.pt' is a file",
     "options: {lr: --lr}": "unknown key `options.lr`",
     "name: ''": "`name` is missing",
 }

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from ckptsurgeon import Run, look, report, surgery
-from ckptsurgeon.edits import Relink
+from ckptsurgeon.edits import Aside, Relink
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.look.diff.surgery import of_receipt
 from ckptsurgeon.recipe.file import from_data
@@ -217,6 +217,34 @@ def test_a_text_in_place_of_a_link(made: Make) -> None:
     assert (root / "LATEST.txt").read_text() == "epoch_0_step_4"
     assert (Run.open(root).steps(), Run.open(root).latest()) == ([2, 4], 4)
     take_back(root, before)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_a_step_that_automodel_marks_as_unfinished_is_no_target(made: Make, text: bool) -> None:
+    """By a link and by the text in its place: its pickers pass over such a step, whatever leads
+    there (`test_clean_ups.py` asks them)."""
+    root = made(automodel)
+    if text:
+        (root / "LATEST").unlink()
+        (root / "LATEST.txt").write_text("epoch_0_step_6")
+    mark = root / "epoch_0_step_6" / ".incomplete"
+    mark.touch()
+    before = snapshot(root)
+    run = Run.open(root)
+    assert [run.condition(step) for step in run.steps()] == ["complete", "complete", "incomplete"]
+    for recipe in ({"set": {"eps": 1e-6}}, {"rollback": {"to": 6}}, {"repair_latest": {"to": 6}}):
+        with pytest.raises(SurgeryError, match=r"step_6/\.incomplete marks it") as refused:
+            surgery.plan(Run.open(root), from_data(recipe))
+        assert refused.value.next[0].startswith("ckptsurgeon rollback --to 4 ")
+    (finding,) = look.verify(Run.open(root)).findings
+    assert "epoch_0_step_6/.incomplete marks it as unfinished" in finding
+    assert snapshot(root) == before
+    plan = operate(root, {"rollback": {"to": 4}, "set": {"eps": 1e-6}})
+    assert [each.file for each in plan.changes if isinstance(each, Aside)] == ["epoch_0_step_6"]
+    assert (Run.open(root).steps(), Run.open(root).latest()) == ([2, 4], 4)
+    take_back(root, before)
+    operate(root, {"repair_latest": {}})
+    assert Run.open(root).latest() == 4 and mark.exists()
 
 
 def test_a_verl_run(made: Make) -> None:

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from ckptsurgeon import Run
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor, strides
-from ckptsurgeon.formats import heads
+from ckptsurgeon.formats import head_counts, heads
 from ckptsurgeon.formats.logits import Logits
 from ckptsurgeon.formats.stretches import by_parameter, numbers
 from ckptsurgeon.formats.values import Part, Place
@@ -211,15 +211,15 @@ def test_a_trainer_that_saves_no_config_is_refused(tmp_path: Path) -> None:
 
 def test_the_numbers_of_other_trainers() -> None:
     megatron: dict[str, Any] = {"num_attention_heads": 8, "hidden_size": 64}
-    assert heads.of_megatron(megatron, "step") == heads.Model(64, 8, 8, 8)
+    assert head_counts.of_megatron(megatron, "step") == head_counts.Model(64, 8, 8, 8)
     grouped = {**megatron, "group_query_attention": True, "num_query_groups": 2, "kv_channels": 16}
-    assert heads.of_megatron(grouped, "step") == heads.Model(64, 8, 2, 16)
+    assert head_counts.of_megatron(grouped, "step") == head_counts.Model(64, 8, 2, 16)
     ungrouped = {**grouped, "group_query_attention": False}  # Megatron-LM keeps 1 as the default
-    assert heads.of_megatron(ungrouped, "step") == heads.Model(64, 8, 8, 16)
-    assert heads.of_megatron({**megatron, "apply_layernorm_1p": True}, "step").plus_one
+    assert head_counts.of_megatron(ungrouped, "step") == head_counts.Model(64, 8, 8, 16)
+    assert head_counts.of_megatron({**megatron, "apply_layernorm_1p": True}, "step").plus_one
     for wrong in ({"qk_layernorm": True}, {"multi_latent_attention": True}, {"hidden_size": 63}):
         with pytest.raises(SurgeryError):
-            heads.of_megatron({**megatron, **wrong}, "step")
+            head_counts.of_megatron({**megatron, **wrong}, "step")
     llama = {
         "model_type": "llama",
         "num_attention_heads": 8,
@@ -227,9 +227,9 @@ def test_the_numbers_of_other_trainers() -> None:
         "hidden_size": 64,
         "head_dim": None,
     }
-    assert heads.of_hugging_face(llama, "step") == heads.Model(64, 8, 2, 8)
+    assert head_counts.of_hugging_face(llama, "step") == head_counts.Model(64, 8, 2, 8)
     with pytest.raises(SurgeryError, match="gemma2"):
-        heads.of_hugging_face({**llama, "model_type": "gemma2"}, "step")
+        head_counts.of_hugging_face({**llama, "model_type": "gemma2"}, "step")
 
 
 def part(name: str, cut: str, numel: int) -> Part:
@@ -238,7 +238,7 @@ def part(name: str, cut: str, numel: int) -> Part:
 
 
 def test_names_that_are_not_enough_are_said() -> None:
-    model = heads.Model(hidden=4, heads=2, groups=2, width=2)
+    model = head_counts.Model(hidden=4, heads=2, groups=2, width=2)
     fused, norm = "layers.0.attention.linear_qkv.weight", "layers.0.input_layernorm.weight"
     found, apart = heads.attentions([part(fused, "0", 48), part(norm, "0", 4)], model)
     assert [a.layer for a in found] == ["layers.0"] and apart == []
@@ -258,7 +258,7 @@ def test_names_that_are_not_enough_are_said() -> None:
 
 def test_rows_in_blocks_of_two_tensor_ranks() -> None:
     """Each rank of nanotron has its queries, its keys and its values behind one another."""
-    model = heads.Model(hidden=4, heads=4, groups=2, width=2)
+    model = head_counts.Model(hidden=4, heads=4, groups=2, width=2)
     fused = "model.decoder.0.pp_block.attn.qkv_proj.weight"
     norm = "model.decoder.0.pp_block.input_layernorm.weight"
     (found,), apart = heads.attentions(
@@ -278,7 +278,7 @@ def test_rows_in_blocks_of_two_tensor_ranks() -> None:
 
 def test_a_stack_of_layers_in_chunks() -> None:
     """megatron-core's names leave out the layer; a chunk holds one, or several, or some rows."""
-    model = heads.Model(hidden=4, heads=2, groups=1, width=2)
+    model = head_counts.Model(hidden=4, heads=2, groups=1, width=2)
     inside = "decoder.layers.self_attention.linear_qkv"
     norm, fused = f"{inside}.layer_norm_weight", f"{inside}.weight"
 

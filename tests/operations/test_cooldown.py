@@ -15,9 +15,9 @@ import torch
 from torch.optim import lr_scheduler as torch_lr
 
 from ckptsurgeon import Run, look, plan, surgery
-from ckptsurgeon.edits import Plan
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.cooldown import Cooldown
+from ckptsurgeon.plans import Plan
 from ckptsurgeon.recipe.file import from_data, load
 from tests.conftest import Trained
 from tests.support import megatron_engine, megatron_legacy
@@ -43,6 +43,7 @@ def closed(rate: float, to: float, shape: str, steps: int = D) -> list[float]:
         "linear": lambda done: 1 - done,
         "1-sqrt": lambda done: 1 - math.sqrt(done),
         "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+        "constant": lambda done: 1,
     }[shape]
     return [to + (rate - to) * left(k / steps) for k in range(steps + 1)]
 
@@ -154,19 +155,34 @@ def test_a_class_of_torch_that_can_hold_it_does(tmp_path: Path, name: str, shape
     take_back(root, before)
 
 
+def as_told(root: Path, words: str) -> tuple[Any, Any]:
+    """The LambdaLR that a refusal names, made and loaded as it says."""
+    match = re.search(r"make the scheduler LambdaLR\(optimizer, (lambda .*)\)(.*)    (.*)$", words)
+    assert match is not None, words
+    function = eval(match[1], {"math": math})
+    if match[3].startswith("it loads"):
+        assert (match[2], match[3]) == ("", f"it loads last_epoch {STEP}")
+        return loaded(root, lambda optimizer: torch_lr.LambdaLR(optimizer, function))
+    assert match[2] == " once the optimizer is loaded"
+    saved = torch.load(root / f"checkpoint_{STEP}" / "scheduler.bin", weights_only=False)
+    with pytest.raises(KeyError, match="lr_lambdas"):
+        torch_lr.LambdaLR(born(), function).load_state_dict(saved)
+    optimizer = born()
+    folder = root / f"checkpoint_{STEP}"
+    optimizer.load_state_dict(torch.load(folder / "optimizer.bin", weights_only=False))
+    return optimizer, torch_lr.LambdaLR(optimizer, function)
+
+
 @pytest.mark.parametrize("name", CLASSES)
-def test_the_function_that_a_refusal_names_is_the_cooldown(tmp_path: Path, name: str) -> None:
-    """Of a class that can't hold the shape; the LambdaLR loads what is in the checkpoint."""
+def test_the_scheduler_that_a_refusal_names_is_the_cooldown(tmp_path: Path, name: str) -> None:
+    """Of a class that can't hold the shape, by torch's own LambdaLR."""
     root = accelerated(tmp_path, name)
     shape = next(shape for shape in reversed(SHAPES) if shape not in HELD.get(name, ()))
     rates = [column[0] for column in stepped(*loaded(root, CLASSES[name]), 0)]
     words = refused(root, steps=D, shape=shape, to=1e-6)
-    match = re.search(r"LambdaLR\(optimizer, (lambda .*)\)    it loads last_epoch (\d+)$", words)
-    assert match and int(match[2]) == STEP
-    function = eval(match[1], {"math": math})
-    peak = max(rates) / function(STEP)
-    same([peak * function(STEP + k) for k in range(D + 1)], closed(max(rates), 1e-6, shape))
-    assert peak * function(STEP + 10 * D) == pytest.approx(1e-6, rel=1e-9)
+    found = stepped(*as_told(root, words), 3 * D)[0]
+    same(found[: D + 1], closed(max(rates), 1e-6, shape))
+    assert found[-1] == pytest.approx(1e-6, rel=1e-9)
 
 
 # --- Megatron's AnnealingLR ----------------------------------------------------------------------
@@ -334,6 +350,26 @@ def test_a_cosine_of_torch_starts_again(tmp_path: Path) -> None:
     same(stepped(*loaded(root, CLASSES["CosineAnnealingLR"]))[0], closed(2e-3, 1e-6, "cosine"))
     with pytest.raises(SurgeryError, match="keeps no warmup"):
         plan(Run.open(root), from_data({"rewarm_schedule": {**wanted, "warmup": 2}}))
+
+
+@pytest.mark.parametrize("shape", [None, "constant", "linear"])
+@pytest.mark.parametrize("name", ["LambdaLR", "CosineAnnealingLR", "StepLR"])
+def test_the_scheduler_that_a_refusal_names_starts_again(
+    tmp_path: Path, name: str, shape: str | None
+) -> None:
+    """A class whose state keeps no warm-up. The first update after a load takes the rate that the
+    groups have: a LambdaLR that loads its state sets them from the second one on."""
+    root = accelerated(tmp_path, name)
+    before = snapshot(root)
+    wanted = {"to": 3e-4, "warmup": 4, "decay": 8, "min_lr": 3e-5}
+    wanted |= {} if shape is None else {"shape": shape}
+    with pytest.raises(SurgeryError, match=r"keeps no .*warmup in its state") as error:
+        plan(Run.open(root), from_data({"rewarm_schedule": wanted}))
+    assert snapshot(root) == before
+    found = stepped(*as_told(root, error.value.next[0]), 12)[0]
+    expected = rewarmed(3e-4, 3e-5, 4, 8, shape or "cosine")
+    same(found[4:], expected[4:])
+    assert found[1:4] == pytest.approx(expected[1:4], rel=1e-12)
 
 
 def test_deepspeed_is_told_the_config_of_a_new_start(tmp_path: Path, alone: None) -> None:

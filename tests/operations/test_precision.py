@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon import Run, plan
+from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.recipe.file import from_data
@@ -265,3 +265,27 @@ def test_what_is_bf16_already_stays(trained: Trained) -> None:
 def test_a_recipe_that_cannot_be_meant_is_refused(data: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         from_data(data)
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_an_average_with_steps_of_the_old_precision_is_of_the_masters(
+    trained: Trained, zero: int
+) -> None:
+    """Those are fp32 in both; the weights get the dtype that the edited step has now."""
+    root = trained(ranks=2, zero=zero, dtype="fp16")
+    operate(root, {"precision": {"to": "bf16"}})
+    step = root / "global_step8"
+    was, first, last = snapshot(root), masters(root / "global_step4"), masters(step)
+    assert {tensor.dtype for tensor in weights(root / "global_step4").values()} == {torch.float16}
+    recipe = {"average": {"steps": ["4", "8"], "weights": ["1", "3"]}}
+    made = plan(Run.open(root), from_data(recipe))
+    surgery.apply(Run.open(root), made)
+    found = masters(step)
+    for name, master in last.items():
+        mean = ((first[name].double() + 3 * master.double()) / 4).float()
+        assert torch.equal(found[name], mean), name
+        assert not torch.equal(mean, master) or torch.equal(first[name], master)
+    check_weights(step, "bf16")
+    assert made.promise is not None
+    assert compare(made.promise, first_line(root, 2)) == []
+    take_back(root, was)

@@ -12,9 +12,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.optim.swa_utils import AveragedModel
 
-from ckptsurgeon import Run, surgery
+from ckptsurgeon import Run, report, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.surgery.export import export, preview
 from tests.conftest import Trained
 from tests.support.dcp_trainers import Trainer
 from tests.support.tiny_run import make_run
@@ -74,6 +75,23 @@ def test_a_callback_keeps_an_average(tmp_path: Path, more: Any, where: str) -> N
             surgery.plan(Run.open(root), from_data(recipe))
         assert refused.value.what.startswith(f"{where} has the weights once more")
     surgery.plan(Run.open(root), from_data({"graft": {"step": 2}}))
+    done = export(Run.open(root), 4, tmp_path / "weights")
+    assert [note for note in done.notes if where in note] == list(done.notes) != []
+    assert preview(Run.open(root), 4, tmp_path / "more").notes == done.notes
+
+
+def test_an_export_says_that_it_is_of_the_average(tmp_path: Path) -> None:
+    """Of Lightning's WeightAveraging, which puts the average where the weights usually are."""
+    root = lightning(tmp_path / "run", lambda m: {"current_model_state": average(m)})
+    done = export(Run.open(root), 4, tmp_path / "weights")
+    note = (
+        "these weights are the average that WeightAveraging saved; step=4.ckpt: "
+        "current_model_state is what it trains"
+    )
+    assert report.export(done.folder, done).splitlines()[1:] == [f"  note     {note}"]
+    assert report.export_json(done.folder, done)["notes"] == [note]
+    plain = lightning(tmp_path / "plain", lambda m: {})
+    assert export(Run.open(plain), 4, tmp_path / "trained").notes == ()
 
 
 @pytest.mark.parametrize(

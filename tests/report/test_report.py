@@ -20,15 +20,15 @@ from ckptsurgeon.edits import (
     Content,
     Edit,
     Move,
-    Plan,
-    Receipt,
     Replace,
     Rewrite,
     Span,
 )
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.report.style import number, size, value
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.export import Export
 from ckptsurgeon.surgery.fork import Fork
 from ckptsurgeon.transaction.journal import Recovery
 from tests.support.promise import PROMISE
@@ -172,8 +172,11 @@ def test_a_fork_names_the_commands_that_come_next() -> None:
 
 
 def test_an_export_counts_its_shards_and_names_the_index() -> None:
-    text = report.export(Path("w"), 28, 1200, ["model.safetensors", "index.json"])
+    files = ("model.safetensors", "index.json")
+    text = report.export(Path("w"), Export(Path("w"), files, 28, 1200))
     assert text == "wrote 28 tensors, 1.2 kB in 1 file and an index to w"
+    text = report.export(Path("w"), Export(Path("w"), (), 28, 1200, ("ema.pt is left out",)))
+    assert text == "would write 28 tensors, 1.2 kB to w\n  note     ema.pt is left out"
 
 
 def test_pointers_that_disagree_are_listed_with_their_steps(tmp_path: Path) -> None:

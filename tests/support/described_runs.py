@@ -34,17 +34,23 @@ def composer(root: Path) -> Path:
     model = torch.nn.Sequential(torch.nn.Linear(4, 2))
     for step in (2, 4, 6):
         adam, schedule = stepped_cosine(model, step)
-        weights, optimizer = get_state_dict(model, adam)
-        counts = {"batch": step, "sample": 8 * step, "token": 64 * step}
-        state = {
-            "model": weights,
-            "optimizers": {"AdamW": optimizer},
-            "schedulers": {"CosineAnnealingLR": schedule.state_dict()},
-            "timestamp": {"Timestamp": counts},
-        }
-        torch.save({"state": state, "rng": [{}]}, root / f"ep0-ba{step}-rank0.pt")
+        state = composed(step, model, adam, schedule)
+        torch.save(state, root / f"ep0-ba{step}-rank0.pt")
     (root / "latest-rank0.pt").symlink_to("ep0-ba6-rank0.pt")
     return root
+
+
+def composed(step: int, model: torch.nn.Module, adam: Any, schedule: Any) -> dict[str, Any]:
+    """What Composer saves of these."""
+    weights, optimizer = get_state_dict(model, adam)
+    counts = {"batch": step, "sample": 8 * step, "token": 64 * step}
+    state = {
+        "model": weights,
+        "optimizers": {"AdamW": optimizer},
+        "schedulers": {type(schedule).__name__: schedule.state_dict()},
+        "timestamp": {"Timestamp": counts},
+    }
+    return {"state": state, "rng": [{}]}
 
 
 def stepped(times: int) -> tuple[torch.nn.Module, Any, Any]:
@@ -62,16 +68,7 @@ def stepped(times: int) -> tuple[torch.nn.Module, Any, Any]:
 
 def composer_state(step: int) -> dict[str, Any]:
     """`State.state_dict` of mosaicml/composer 6405188 with fsdp state_dict_type sharded."""
-    model, adam, schedule = stepped(step)
-    weights, optimizer = get_state_dict(model, adam)
-    counts = {"batch": step, "sample": 8 * step, "token": 64 * step}
-    state = {
-        "model": weights,
-        "optimizers": {"AdamW": optimizer},
-        "schedulers": {"LambdaLR": schedule.state_dict()},
-        "timestamp": {"Timestamp": counts},
-    }
-    return {"state": state, "rng": [{}]}
+    return composed(step, *stepped(step))
 
 
 def composer_sharded(root: Path) -> Path:

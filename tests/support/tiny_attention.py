@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ckptsurgeon.edits import Change, Computed, Plan
+from ckptsurgeon.edits import Change, Computed
+from ckptsurgeon.plans import Plan
 
 HIDDEN, HEADS, GROUPS, WIDTH = 8, 4, 2, 2
 LLAMA = {

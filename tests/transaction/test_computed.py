@@ -267,7 +267,8 @@ def test_each_source_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def counted(descriptor: int, rooms: Any, at: int) -> int:
         nonlocal read
         done = real(descriptor, rooms, at)
-        read += done
+        source = Path(f"/proc/self/fd/{descriptor}").readlink().name in ("a", "b")
+        read += done if source else 0  # what is read back is read this way, too
         return done
 
     monkeypatch.setattr(os, "preadv", counted)

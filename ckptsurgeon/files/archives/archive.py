@@ -18,6 +18,7 @@ from ckptsurgeon import crc32
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import legacy
 from ckptsurgeon.files.archives.zip_directory import (
+    UNKNOWN,
     Directory,
     Record,
     Records,
@@ -88,12 +89,12 @@ class Archive:
             raise DamagedFile(self.where, 0, "this is not a regular file")
         self.size = self.status.st_size - self.start if length is None else length
         before = max(0, self.size - LAST)
-        last = _read_at(self.path, descriptor, self.start + before, self.size - before)
+        last = bytes_at(self.path, descriptor, self.start + before, self.size - before)
 
         def read_at(offset: int, length: int) -> bytes:
             if before <= offset <= offset + length <= self.size:
                 return last[offset - before : offset - before + length]
-            return _read_at(self.path, descriptor, self.start + offset, length)
+            return bytes_at(self.path, descriptor, self.start + offset, length)
 
         if read_at(0, min(4, self.size)) == b"PK\3\4":
             self.directory = read_directory(self.where, self.size, read_at)
@@ -112,9 +113,9 @@ class Archive:
     def read_at(self, offset: int, length: int) -> bytes:
         """Bytes of the file. Raises SurgeryError if it is not the file that was opened."""
         if self._descriptor is not None:
-            return _read_at(self.path, self._descriptor, self.start + offset, length)
+            return bytes_at(self.path, self._descriptor, self.start + offset, length)
         with self.opened() as descriptor:
-            return _read_at(self.path, descriptor, self.start + offset, length)
+            return bytes_at(self.path, descriptor, self.start + offset, length)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -242,25 +243,22 @@ class Archive:
 
     def check_storages(self, tensors: Sequence[Tensor]) -> None:
         """Raise as `storage` does for any of them."""
-        for tensor, known in zip(tensors, self._sums(tensors), strict=True):
-            size = tensor.storage_numel * ITEM_BYTES[tensor.dtype]
-            if known is None or known[0] != size or not tensor.whole:
+        for tensor, known in zip(tensors, self._sums(tensors)[0], strict=True):
+            if known != tensor.storage_numel * ITEM_BYTES[tensor.dtype] or not tensor.whole:
                 self.storage(tensor)
 
     def are_zeros(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Of each what `is_zero` says."""
         return [
-            self.is_zero(tensor)
-            if known is None or (known[1] and known[1] == crc32.of_zeros(known[0]))
-            else False
-            for tensor, known in zip(tensors, self._sums(tensors), strict=True)
+            (size == UNKNOWN or (crc != 0 and crc == crc32.of_zeros(size))) and self.is_zero(tensor)
+            for tensor, size, crc in zip(tensors, *self._sums(tensors), strict=True)
         ]
 
-    def _sums(self, tensors: Sequence[Tensor]) -> Sequence[tuple[int, int] | None]:
-        """Size and CRC of the storage of each; None where its record must be asked."""
+    def _sums(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+        """Size and CRC of the storage of each; UNKNOWN where its record must be asked."""
         if not isinstance(self.records, Records):
-            return [None] * len(tensors)
-        return self.records.sums([f"data/{tensor.storage}" for tensor in tensors])
+            return [UNKNOWN] * len(tensors), [UNKNOWN] * len(tensors)
+        return self.records.sums(tensors)
 
     def value(self, tensor: Tensor) -> int | float | bool:
         """The number in a tensor of one element, such as Adam's step."""
@@ -360,7 +358,9 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _read_at(path: Path, descriptor: int, offset: int, length: int) -> bytes:
+def bytes_at(path: Path, descriptor: int, offset: int, length: int) -> bytes:
+    """So many bytes of the open file from `offset` on. Raises DamagedFile where they are not all
+    there."""
     if offset < 0 or length < 0:
         raise DamagedFile(str(path), 0, f"{length} bytes at {offset} can't be read")
     data = os.pread(descriptor, length, offset)

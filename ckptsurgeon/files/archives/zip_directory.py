@@ -8,7 +8,7 @@ module `_shards` reads a directory of plain records; what it refuses is always j
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files import native
 from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.files.pickles.tree import Tensor
 
 Read = Callable[[int, int], bytes]
 """The bytes from an offset, of a length."""
@@ -49,6 +50,10 @@ class Record(NamedTuple):
     entry: int
 
 
+UNKNOWN = (1 << 64) - 1
+"""In place of the size and the CRC of a record that is not there."""
+
+
 class Records(Mapping[str, Record]):
     """The records in a directory of the native module, each made when it is asked for."""
 
@@ -68,10 +73,11 @@ class Records(Mapping[str, Record]):
     def __len__(self) -> int:
         return len(self._native)
 
-    def sums(self, names: list[str]) -> list[tuple[int, int] | None]:
-        """Size and CRC of each record; None where there is none."""
-        sums: list[tuple[int, int] | None] = self._native.sums(names)
-        return sums
+    def sums(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+        """The sizes and the CRCs of the records that have the elements of each; UNKNOWN where
+        there is none."""
+        sums = memoryview(self._native.sums([*tensors])).cast("Q")
+        return sums[::2].tolist(), sums[1::2].tolist()
 
     def blanks(
         self, names: list[str], sizes: list[int], crcs: list[int], start: int, hole: int

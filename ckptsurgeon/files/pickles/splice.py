@@ -10,10 +10,10 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
-from ckptsurgeon.edits import Each, Key, Value
+from ckptsurgeon.edits import Each, Key, Value, each_path
 from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.files.pickles import opcodes
 from ckptsurgeon.files.pickles.scan import Scan, scan
@@ -79,7 +79,7 @@ def splice(
             news = {kind: encode(like(scanned, at, value)) for kind, at in firsts.items()}
             numbers += [Splice(at, end, news[scanned.data[at]]) for at, end in spans]
             continue
-        for path in _each(steps):
+        for path in each_path(steps):
             holder, slot = program.find(path)
             if slot is None:
                 cuts.append(program.insertion(holder, path, value))
@@ -110,10 +110,6 @@ def _refuse_overlap(scanned: Scan, cuts: Sequence[Cut], numbers: Sequence[Splice
         twice += starts[bisect_left(starts, item.start) : bisect_left(starts, item.end)]
     if twice:
         raise SurgeryError(f"{scanned.where}: two edits overlap at byte {twice[0]}", next=DEFECT)
-
-
-def _each(steps: Steps) -> Iterator[Path]:
-    return product(*(step.keys if isinstance(step, Each) else (step,) for step in steps))
 
 
 class _Program:

@@ -6,7 +6,7 @@ Checked against torch's own reader and optimizer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -118,6 +118,16 @@ class DcpCheckpoint(DcpShards, ABC):
                 next=f"relaunch the trainer with another {self.options['lr']} for the group",
             )
         return [(self.parameters_at(place), place) for place in self.settings(key)]
+
+    def in_config(self, keys: Iterable[str]) -> SurgeryError:
+        """The refusal of parts of the schedule, with the options that decide them."""
+        keys = sorted(keys)
+        flags = sorted({self.options[key] for key in keys})
+        return SurgeryError(
+            f"{self.trainer} computes the schedule from its own config at every step, so "
+            f"{', '.join(keys)} has no place in a checkpoint",
+            next=f"relaunch the trainer with {', '.join(flags)}",
+        )
 
     def parts(self) -> list[Part]:
         """Each chunk of a tensor is a cut; the weights are their own masters."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import heads
+from ckptsurgeon.formats import head_counts, heads
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.sane import mapping
@@ -99,8 +99,8 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
     def attention(self) -> tuple[list[Attention], list[str]]:
         """By the model of the config, which the run's folder or the step's has."""
         if not self.config:
-            raise heads.unsaid(self.path.name)
-        model = heads.of_olmo_core(self.config, self.path.name)
+            raise head_counts.unsaid(self.path.name)
+        model = head_counts.of_olmo_core(self.config, self.path.name)
         return heads.attentions(self.parts(), model, chunked=True)
 
     # --- the schedule ----------------------------------------------------------------------------
@@ -138,11 +138,7 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
                 ),
             )
         if set(values) != {"lr"} or self._schedule or "lr" in self._fixed:
-            raise SurgeryError(
-                f"{self.trainer} computes the schedule from its own config at every step, so "
-                f"{', '.join(sorted(values))} has no place in a checkpoint",
-                next=f"relaunch the trainer with {flags}",
-            )
+            raise self.in_config(values)
         new, peak = float(values["lr"]), self.peak()
         if not peak:
             raise SurgeryError(

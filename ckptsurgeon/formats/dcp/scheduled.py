@@ -38,10 +38,9 @@ class ScheduledCheckpoint(DcpCheckpoint):
         if field == "scheduler":
             return [Place(file, path, self._saved_by(file, path)) for file, path in self.schedulers]
         if field == "position":
-            places = [self.at(file, (*path, "last_epoch")) for file, path in self.schedulers]
-            return [place for each in places for place in each]
+            return self.below(self.schedulers, "last_epoch")
         if field == "loss_scale":
-            return [place for file, path in self.scales for place in self.at(file, path)]
+            return self.below(self.scales)
         return super().find(field)
 
     def _saved_by(self, file: Path, path: tuple[Key, ...]) -> Any:

@@ -35,12 +35,7 @@ class TorchtitanCheckpoint(DcpCheckpoint):
         Raises SurgeryError for what only the trainer's config decides: all but lr."""
         refused = [key for key in values if key != "lr"]
         if refused:
-            flags = ", ".join(sorted({self.options[key] for key in refused}))
-            raise SurgeryError(
-                f"{self.trainer} computes the schedule from its own config at every step, so "
-                f"{', '.join(sorted(refused))} has no place in a checkpoint",
-                next=f"relaunch the trainer with {flags}",
-            )
+            raise self.in_config(refused)
         new, peak = float(values["lr"]), self.peak()
         if not peak:
             raise SurgeryError(

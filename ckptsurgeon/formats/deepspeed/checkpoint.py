@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats import heads, known_globals, strips
+from ckptsurgeon.formats import head_counts, heads, known_globals, strips
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.deepspeed import (
     flags,
@@ -128,12 +128,12 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         if "num_attention_heads" in args:
             version = self.trees[self._models[0]].get("checkpoint_version") or 0
             if self.megatron and version < 2:  # before, fused rows were in another order
-                raise heads.unknown(name, heads.OLD_ORDER)
-            return heads.attentions(self.parts(), heads.of_megatron(args, name))
+                raise head_counts.unknown(name, head_counts.OLD_ORDER)
+            return heads.attentions(self.parts(), head_counts.of_megatron(args, name))
         config = transformers_config(self.path)
         if config is None:
-            raise heads.unsaid(name, heads.CONFIG)
-        return heads.attentions(self.parts(), heads.of_hugging_face(config, name))
+            raise head_counts.unsaid(name, head_counts.CONFIG)
+        return heads.attentions(self.parts(), head_counts.of_hugging_face(config, name))
 
     def parts(self) -> list[Part]:
         """See `parts`."""

@@ -40,10 +40,9 @@ class EngineCheckpoint(DeepSpeedCheckpoint):
         """The engine's places, and of the schedulers those beside it."""
         places = [*super().find(field)]
         if field == "scheduler":
-            places += [p for file, path in self.schedulers for p in self.at(file, path)]
+            places += self.below(self.schedulers)
         if field == "position":
-            located = ((file, (*path, "last_epoch")) for file, path in self.schedulers)
-            places += [place for item in located for place in self.at(*item)]
+            places += self.below(self.schedulers, "last_epoch")
         return places
 
     def schedule(self) -> Any:

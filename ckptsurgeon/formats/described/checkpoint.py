@@ -33,8 +33,7 @@ class DescribedCheckpoint(TorchCheckpoint):
     def find(self, field: str) -> Sequence[Place]:
         """What the page names, and what a torch optimizer and scheduler keep."""
         if field in COUNTERS:
-            located = (self.counters or {}).get(field, ())
-            return [place for file, path in located for place in self.at(file, path)]
+            return self.below((self.counters or {}).get(field, ()))
         return super().find(field)
 
     def iteration(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from ckptsurgeon.edits import AnyChange, Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.formats import heads
+from ckptsurgeon.formats import head_counts
 from ckptsurgeon.formats.columns import Column
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.protocol import Checkpoint
@@ -111,7 +111,7 @@ class Copied:
 
     def attention(self) -> tuple[list[Attention], list[str]]:
         """Refused: no page says how many heads a model has."""
-        raise heads.unread(self.path.name)
+        raise head_counts.unread(self.path.name)
 
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Of every one."""

@@ -120,7 +120,8 @@ class Description:
 
     `witness` names the library whose loader has resumed an edited checkpoint in a test; without it
     every plan says that none was asked. `logs` says by the name of the run's folder where its event
-    files are. A file named as a step and `unfinished` marks what the trainer removes at a start."""
+    files are. A file named as a step and `unfinished` marks what the trainer does not resume; it is
+    inside of the step where `unfinished` begins with a slash."""
 
     name: str
     files: Mapping[FilePattern, Content]
@@ -187,7 +188,7 @@ class Description:
                 for text in page.items(data.get("last", []), "last")
             ),
             pointer=(str(pointer["file"]), str(pointer["text"])) if pointer else None,
-            unfinished=str(data.get("unfinished", "")),
+            unfinished=page.ending(data.get("unfinished", ""), contents, within),
             logs={k: str(v) for k, v in page.mapping(data.get("logs", {}), "logs").items()},
             options={key: str(text) for key, text in options.items()},
         )
@@ -225,6 +226,20 @@ class _Page:
         if not all(parts) or ".." in parts:
             raise self.wrong("files", f"has {text!r}, which is no path inside the run")
         return FilePattern(str(text), folder)
+
+    def ending(
+        self, value: Any, contents: Mapping[FilePattern, Content], within: Within | None
+    ) -> str:
+        """What follows the path of a step in that of the file which marks it."""
+        text = value if isinstance(value, str) else "/"
+        inside = text.startswith("/")
+        name = text[1:] if inside else text
+        if "/" in name or (inside and name in ("", ".", "..")):
+            raise self.wrong("unfinished", "is no ending of a name, or / and the name of a file")
+        files = [each.text for each in contents if not (within or _in_folder(each))]
+        if inside and files:
+            raise self.wrong("unfinished", f"is inside of a step, and {files[0]!r} is a file")
+        return text
 
     def number(self, value: Any) -> tuple[KeyPath, Within | None]:
         if not isinstance(value, Mapping):
@@ -286,6 +301,11 @@ class _Page:
             fields={key: self.paths(item, inside + key) for key, item in fields.items()},
             optional=optional,
         )
+
+
+def _in_folder(pattern: FilePattern) -> bool:
+    """Whether a step of `pattern` is a folder, and not a file."""
+    return pattern.folder or "{step}" in pattern.text.rpartition("/")[0]
 
 
 def _below(pattern: FilePattern, folder: FilePattern) -> bool:

@@ -117,7 +117,9 @@ class Described(DescribedSteps):
         """A step outside the run, if a link leads there; and a mark that keeps a copy of the step
         from being loaded."""
         copies = [path for path, _ in self._copies(run)]
-        marks = self._markers(copies)
+        # Inside of what a link leads to, the mark is the step's.
+        inside = self.description.unfinished.startswith("/")
+        marks = self._marks([path for path in copies if not (inside and path.is_symlink())])
         out = [Rival(step, f"{path.name} marks a copy as unfinished", (path,)) for path in marks]
         for path in copies:
             if leads_out(run, path):

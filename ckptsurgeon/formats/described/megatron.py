@@ -54,10 +54,9 @@ class DescribedMegatron(MegatronDistCheckpoint):
                 Place(file, path, get(self.trees[file], path)) for file, path in self.schedulers
             ]
         if field == "position":
-            places = [self.at(file, (*path, "last_epoch")) for file, path in self.schedulers]
-            return [place for each in places for place in each]
+            return self.below(self.schedulers, "last_epoch")
         if field in COUNTERS:
-            return [p for file, path in self.counters.get(field, ()) for p in self.at(file, path)]
+            return self.below(self.counters.get(field, ()))
         if field in ("lr", "weight_decay"):
             return self.in_groups(field, wins=True)
         return [] if field in ELSEWHERE else super().find(field)

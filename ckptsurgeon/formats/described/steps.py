@@ -143,16 +143,21 @@ class DescribedSteps(BaseFormat):
         return entries[0] if entries and entries[0].is_dir() else run
 
     def entries(self, run: Path, step: int) -> list[Path]:
-        """The folder, or the files but for copies that a restart loads; and what marks them as
-        unfinished."""
-        shards = self._found(run).get(step, [])
-        entries = {self._folder(run, path, pattern) for path, pattern, _ in shards}
-        return sorted({*entries, *self._markers(entries)})
+        """The folder, or the files but for copies that a restart loads; and what lies beside them
+        and marks them as unfinished."""
+        entries = self._own(run, step)
+        beside = {path for path in self._marks(entries) if path.parent not in entries}
+        return sorted(entries | beside)
 
-    def _markers(self, entries: Collection[Path]) -> list[Path]:
+    def _own(self, run: Path, step: int) -> set[Path]:
+        shards = self._found(run).get(step, [])
+        return {self._folder(run, path, pattern) for path, pattern, _ in shards}
+
+    def _marks(self, entries: Collection[Path]) -> list[Path]:
+        """What marks `entries` as unfinished, beside or inside of them."""
         ending = self.description.unfinished
-        beside = [path.with_name(path.name + ending) for path in entries if ending]
-        return [path for path in beside if path.is_file()]
+        marks = [Path(f"{path}{ending}") for path in entries if ending]
+        return [path for path in marks if path.exists()]
 
     def files(self, run: Path, step: int) -> list[Path]:
         """The shards, what lies beside them in a folder, and the copies of the step."""
@@ -172,7 +177,10 @@ class DescribedSteps(BaseFormat):
     def missing(self, run: Path, step: int) -> list[str]:
         """A pattern without a file, and the ranks below the world size or the highest one; and a
         mark of the trainer's own."""
-        names = [f"{path.name} says so" for path in self._markers(self.entries(run, step))]
+        names = [
+            f"end of its save ({path.relative_to(run)} marks it as unfinished)"
+            for path in self._marks(self._own(run, step))
+        ]
         for shards in self._whole(run, step).values():
             names += self._lacking(run, step, shards)
         return list(dict.fromkeys(names))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.formats import heads
+from ckptsurgeon.formats import head_counts, heads
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.huggingface import weights
 from ckptsurgeon.formats.huggingface.trainer_state import TrainerState
@@ -75,10 +75,10 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint):
         the weights."""
         config, name = transformers_config(self.path), self.path.name
         if config is None:
-            raise heads.unsaid(name, heads.CONFIG)
-        model = heads.of_hugging_face(config, name)
+            raise head_counts.unsaid(name, head_counts.CONFIG)
+        model = head_counts.of_hugging_face(config, name)
         if any(re.match(r"\w+_\d+\.", cut) for cut in weights.files(self.path)):
-            raise heads.unknown(name, "it holds several models, and config.json is of one")
+            raise head_counts.unknown(name, "it holds several models, and config.json is of one")
         return heads.repeated(self.parts(), model, name)
 
     def notes(self) -> Iterator[str]:

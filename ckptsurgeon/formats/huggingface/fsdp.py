@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
-from ckptsurgeon.formats import heads
+from ckptsurgeon.formats import head_counts, heads
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
@@ -81,10 +81,10 @@ class FsdpCheckpoint(TrainerState, ScheduledCheckpoint):
         """By transformers' `config.json` in the step or beside it."""
         config, name = transformers_config(self.path), self.path.name
         if config is None:
-            raise heads.unsaid(name, heads.CONFIG)
+            raise head_counts.unsaid(name, head_counts.CONFIG)
         if len(self.models) > 1:
-            raise heads.unknown(name, "it holds several models, and config.json is of one")
-        model = heads.of_hugging_face(config, name)
+            raise head_counts.unknown(name, "it holds several models, and config.json is of one")
+        model = head_counts.of_hugging_face(config, name)
         return heads.attentions(self.parts(), model, chunked=True)
 
     def weights(self) -> Iterator[Weight]:

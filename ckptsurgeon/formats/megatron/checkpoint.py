@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import heads, known_globals
+from ckptsurgeon.formats import head_counts, heads, known_globals
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.megatron import arguments, batch, flags, identity, parts, soundness
@@ -160,13 +160,13 @@ class MegatronCheckpoint(MegatronShards):
         them, and for expert ranks, each of which has the attention once more."""
         saved, name = self.architecture(), self.path.name
         if "num_attention_heads" not in saved:
-            raise heads.unsaid(name)
+            raise head_counts.unsaid(name)
         versions = [place.value for place in self.in_roots("checkpoint_version")]
         if any((version or 0) < 2 for version in versions):
-            raise heads.unknown(name, heads.OLD_ORDER)
+            raise head_counts.unknown(name, head_counts.OLD_ORDER)
         if not self.sharded and int(saved.get("expert_model_parallel_size") or 1) > 1:
-            raise heads.unknown(name, "each expert rank has its attention once more")
-        model = heads.of_megatron(saved, name)
+            raise head_counts.unknown(name, "each expert rank has its attention once more")
+        model = head_counts.of_megatron(saved, name)
         return heads.attentions(self.parts(), model, chunked=self.sharded)
 
     def fragments(self, name: str) -> list[Fragment]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 from ckptsurgeon.errors import SurgeryError
@@ -80,6 +80,11 @@ def candidates(state_dict: StateDict) -> tuple[Entry, ...]:
     if state_dict.beside or not (state or group):
         return ()
     return _best(state, group)
+
+
+def changing(state_dict: StateDict, known: Entry, usual: Collection[str]) -> list[str]:
+    """The keys of its states beside the `usual` ones that an update of the optimizer changes."""
+    return [key for key in state_dict.state if key not in usual and known.state[key] != CONSTANT]
 
 
 def with_groups(state_dict: StateDict, others: Sequence[StateDict]) -> StateDict:

@@ -74,10 +74,9 @@ class TorchCheckpoint(JsonBeside):
                 Place(file, path, get(self.trees[file], path)) for file, path in self.schedulers
             ]
         if field == "position":
-            places = [self.at(file, (*path, "last_epoch")) for file, path in self.schedulers]
-            return [place for each in places for place in each]
+            return self.below(self.schedulers, "last_epoch")
         if field == "loss_scale":
-            return [place for file, path in self.scales for place in self.at(file, path)]
+            return self.below(self.scales)
         return []
 
     def _in_groups(self, item: Located, name: str, wins: bool) -> Iterator[Place]:

@@ -17,7 +17,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
-from ckptsurgeon.formats import heads, json_beside
+from ckptsurgeon.formats import head_counts, heads, json_beside
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.plain import nanotron_parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
@@ -150,8 +150,8 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint):
         """By the model of the saved config."""
         config, name = _config(self.path / "config.yaml"), self.path.name
         if not mapping(config.get("model")):
-            raise heads.unsaid(name)
-        return heads.attentions(self.parts(), heads.of_nanotron(config, name))
+            raise head_counts.unsaid(name)
+        return heads.attentions(self.parts(), head_counts.of_nanotron(config, name))
 
     def fragments(self, name: str) -> list[Fragment]:
         """By `names` in each shard, which has the whole tensor of a rank."""

@@ -21,8 +21,19 @@ def share(shape: str, done: float) -> float:
     return 1.0 - math.sqrt(done) if shape == "1-sqrt" else (1.0 + math.cos(math.pi * done)) / 2.0
 
 
-def as_lambda(shape: str, start: int, steps: int, first: float, last: float) -> str:
-    """Python of what a LambdaLR multiplies its base rates by, from `first` at step `start` to
-    `last` after `steps` more, where it stays."""
-    done = f"min(1.0, max(0, t - {start}) / {steps})"
-    return f"lambda t: {last!r} + {first - last!r} * ({_FORMULAS[shape].format(done)})"
+def as_lambda(
+    shape: str, start: int, steps: int, first: float, last: float, warmup: int = 0
+) -> str:
+    """Python of what a LambdaLR multiplies its base rates by: from step `start` on from 0 to
+    `first` in `warmup` steps, and to `last` in `steps` more, where it stays. `constant` stays at
+    `first`."""
+    rise = f"min(1.0, {_since(start)} / {warmup}) * " if warmup else ""
+    if shape == "constant":
+        return f"lambda t: {rise}{first!r}"
+    done = f"min(1.0, {_since(start + warmup)} / {steps})"
+    fall = f"{last!r} + {first - last!r} * ({_FORMULAS[shape].format(done)})"
+    return f"lambda t: {rise}({fall})" if rise else f"lambda t: {fall}"
+
+
+def _since(start: int) -> str:
+    return f"max(0, t - {start})" if start else "t"

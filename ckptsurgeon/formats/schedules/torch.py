@@ -17,7 +17,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import refuse_rates
-from ckptsurgeon.formats.schedules import nemo, plateau
+from ckptsurgeon.formats.schedules import in_code, nemo, plateau
 from ckptsurgeon.formats.schedules.check import refuse_low_peak
 from ckptsurgeon.formats.values import Place, Setting
 from ckptsurgeon.promise import Caveat
@@ -144,13 +144,16 @@ def reschedule(
     name = kind(state)
     if name == plateau.NAME:
         return plateau.reschedule(checkpoint, values)
+    groups = group_rates(checkpoint, places[0])
     lacking = sorted(values.keys() - _kept(state))
     if lacking:
+        again = values.keys() >= {"lr", "decay"} and values.get("position") == 0
         raise SurgeryError(
             f"{name} keeps no {', '.join(lacking)} in its state: the trainer's own code has it",
-            next=("ckptsurgeon show    what the scheduler keeps",),
+            next=in_code.restarting(state, groups, values)
+            if again
+            else "ckptsurgeon show    what the scheduler keeps; all else is set where it is made",
         )
-    groups = group_rates(checkpoint, places[0])
     factor = 1.0
     if "lr" in values:
         top = max(peaks(state, groups), default=0.0)

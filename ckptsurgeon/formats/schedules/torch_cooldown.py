@@ -11,16 +11,14 @@ from typing import Any
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.protocol import Checkpoint
-from ckptsurgeon.formats.schedules import nemo
+from ckptsurgeon.formats.schedules import in_code, nemo
 from ckptsurgeon.formats.schedules.check import refuse_no_rate
-from ckptsurgeon.formats.schedules.shapes import as_lambda
 from ckptsurgeon.formats.schedules.torch import (
     STRATEGIES,
     New,
     group_rates,
     kind,
     one_cycle,
-    peaks,
     settings_of,
     warnings_of,
 )
@@ -46,7 +44,10 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
     if DECAYS.get(name, "") != decay.shape and not (
         name == "OneCycleLR" and decay.shape in STRATEGIES
     ):
-        raise beyond_state(state, decay, max(peaks(state, groups), default=0.0), top)
+        raise SurgeryError(
+            f"{name} can't decay {decay.shape} by what its state holds",
+            next=in_code.decaying(state, groups, decay),
+        )
     refuse_no_rate(top)
     if name == "PolynomialLR" and decay.to:
         raise SurgeryError("PolynomialLR decays to 0", next="cooldown --to 0")
@@ -77,21 +78,6 @@ def rebased(checkpoint: Checkpoint) -> list[Setting]:
     rates = [group["lr"] for group in group_rates(checkpoint, places[0])]
     groups = [{"initial_lr": rate} for rate in rates]
     return list(settings_of(checkpoint, places, New(rates, {("base_lrs",): rates}, groups)))
-
-
-def beyond_state(state: Mapping[str, Any], decay: Decay, peak: float, rate: float) -> SurgeryError:
-    """The refusal of a cooldown by a scheduler whose state has no room for it."""
-    now = int(state["last_epoch"])
-    if peak <= 0:
-        return SurgeryError(
-            f"the base rate of {kind(state)} is 0: no factor of it is a rate",
-            next="ckptsurgeon set-lr    give it a rate first",
-        )
-    function = as_lambda(decay.shape, now, decay.steps, rate / peak, decay.to / peak)
-    return SurgeryError(
-        f"{kind(state)} can't decay {decay.shape} by what its state holds",
-        next=f"make the scheduler LambdaLR(optimizer, {function})    it loads last_epoch {now}",
-    )
 
 
 def _decaying(name: str, decay: Decay, top: float) -> dict[str, Any]:

@@ -6,16 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckptsurgeon.edits import (
-    AnyChange,
-    Aside,
-    Move,
-    Receipt,
-    Relink,
-    Replace,
-    Rewrite,
-    Truncate,
-)
+from ckptsurgeon.edits import AnyChange, Aside, Move, Relink, Replace, Rewrite, Truncate
 from ckptsurgeon.edits import Content as NewBytes
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
@@ -25,6 +16,7 @@ from ckptsurgeon.look.diff.diff import Diff, logs, texts
 from ckptsurgeon.look.diff.files import compare
 from ckptsurgeon.look.diff.tensors import Tensors
 from ckptsurgeon.look.diff.versions import TORCH, Version
+from ckptsurgeon.plans import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Key
-from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.files.archives.archive import bytes_at
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats
 from ckptsurgeon.formats import Weight
 from ckptsurgeon.formats.strips import contiguous
@@ -95,24 +95,14 @@ def _elements(stack: contextlib.ExitStack, held: Held) -> Iterator[bytes]:
     if contiguous(tensor):
         end = start + tensor.numel * width
         for at in range(start, end, PART * width):
-            yield _read(archive.path, descriptor, at, min(PART * width, end - at))
+            yield bytes_at(archive.path, descriptor, at, min(PART * width, end - at))
         return
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.size, tensor.stride, strict=True))
-    kept = numpy.frombuffer(_read(archive.path, descriptor, start, span * width), f"V{width}")
+    kept = numpy.frombuffer(bytes_at(archive.path, descriptor, start, span * width), f"V{width}")
     strides = [stride * width for stride in tensor.stride]
     view = numpy.lib.stride_tricks.as_strided(kept, tensor.size, strides, writeable=False)
     for at in range(0, tensor.numel, PART):
         yield view.flat[at : at + PART].tobytes()
-
-
-def _read(path: Path, descriptor: int, at: int, length: int) -> bytes:
-    data = os.pread(descriptor, length, at)
-    while len(data) < length:
-        more = os.pread(descriptor, length - len(data), at + len(data))
-        if not more:
-            raise DamagedFile(str(path), at + len(data), "the file is cut short")
-        data += more
-    return data
 
 
 class _Total:
@@ -213,7 +203,7 @@ def _joined(weight: Weight) -> Iterator[bytes]:
                 stack.callback(os.close, descriptors[path])
             at = start
             while at < end:
-                data = _read(path, descriptors[path], at, min(size - len(held), end - at))
+                data = bytes_at(path, descriptors[path], at, min(size - len(held), end - at))
                 held += data
                 at += len(data)
                 if len(held) == size:

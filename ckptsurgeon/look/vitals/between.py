@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Change, Receipt
+from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import FLOATS
@@ -21,6 +21,7 @@ from ckptsurgeon.look.vitals.bound import FLOOR
 from ckptsurgeon.look.vitals.facts import named
 from ckptsurgeon.look.vitals.jobs import Planner, Range, Source, strips_of
 from ckptsurgeon.look.vitals.reader import BLOCK, Reader
+from ckptsurgeon.plans import Receipt
 
 LOST = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """What rounding takes of a mean that is kept in 16 bits, at most, at every update."""

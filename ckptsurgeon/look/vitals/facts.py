@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsurgeon.edits import Change, Receipt
+from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import MOMENTS, Checkpoint
@@ -15,6 +15,7 @@ from ckptsurgeon.look.vitals import bound
 from ckptsurgeon.look.vitals.jobs import ODD, Job, Range, Source, jobs
 from ckptsurgeon.look.vitals.reading import Reading
 from ckptsurgeon.look.vitals.scan import scan
+from ckptsurgeon.plans import Receipt
 from ckptsurgeon.progress import Progress
 
 SHOWN = 3

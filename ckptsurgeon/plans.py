@@ -1,0 +1,76 @@
+"""A surgery as one value: the plan before it is applied, the receipt after that.
+
+Paths are as in `edits`. Each value survives JSON and `from_json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptsurgeon.edits import AnyChange, Edit
+from ckptsurgeon.promise import Promise
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A file (or directory) as it was when the plan was made; compared right before the commit."""
+
+    file: str
+    dev: int
+    ino: int
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The changes, the edits they render to, the fingerprints they assume, and the promise.
+
+    `id` is the receipt that it will become; `edits` are in the order in which the disk gets them,
+    such that a reader of the pointers sees the state before or the state after. `step` is the saved
+    step whose files are edited, None where none are. If the trainer then goes on from another
+    state, `steps` are those that are there once the surgery is done, and `logs` the event files
+    from before it: an undo knows by them what the trainer wrote since."""
+
+    id: str
+    run: str
+    title: str
+    recipe: Mapping[str, Any]
+    changes: tuple[AnyChange, ...]
+    edits: tuple[Edit, ...]
+    assumes: tuple[Fingerprint, ...]
+    promise: Promise | None
+    before: Promise | None = None
+    warnings: tuple[str, ...] = ()
+    undoes: str | None = None
+    step: int | None = None
+    steps: tuple[int, ...] = ()
+    logs: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not self.edits
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """An applied plan, kept. `inverse` are the edits that bring back the state before, in order."""
+
+    id: str
+    title: str
+    why: str
+    when: str
+    user: str
+    host: str
+    version: str
+    recipe: Mapping[str, Any]
+    changes: tuple[AnyChange, ...]
+    inverse: tuple[Edit, ...]
+    promise: Promise | None
+    before: Promise | None = None
+    undoes: str | None = None
+    step: int | None = None
+    steps: tuple[int, ...] = ()
+    logs: tuple[str, ...] = ()
