@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ INTERRUPTED_CALLS = 100
 """A call that EINTR breaks is made again, at most this often (FUSE and old NFS mounts do it)."""
 COPY_AT_ONCE = 1 << 26
 WRITTEN_AT_ONCE = 1 << 20
+LONG = 4 << 20
+"""Bytes of a row of spans that are written past the page cache."""
 FICLONE = 0x40049409
 FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -205,30 +208,90 @@ def write_each(
     descriptor: int, path: Path, data: bytes, spans: Sequence[tuple[int, int]], gap: int
 ) -> None:
     """Write the bytes of `data`, one after the other, to the [start, end) of `spans`, which ascend.
-    Zeros of up to `gap` bytes between two are written with them, up to WRITTEN_AT_ONCE bytes in one
-    call: an edit of 10,000 tensors has 10,000 spans."""
-    room = bytearray(WRITTEN_AT_ONCE if len(spans) > 1 else 0)
-    whole = memoryview(data)
-    at = first = 0
-    while first < len(spans):
-        start, end = spans[first]
-        last = first + 1
-        while last < len(spans):
-            begin, stop = spans[last]
-            if begin - end > gap or stop - start > WRITTEN_AT_ONCE:
-                break
-            end, last = stop, last + 1
-        if last == first + 1:
-            _write_alone(descriptor, path, start, whole[at : at + end - start])
-            at += end - start
+    Zeros of up to `gap` bytes between two are written with them: an edit of 10,000 tensors has
+    10,000 spans. A long row of spans goes past the page cache, where the file system allows that:
+    its pages would cost more than all else does, and push out those of others."""
+    rest = memoryview(data)
+    room: mmap.mmap | None = None  # memory that a direct write can begin at
+    for row in _rows(spans, gap):
+        size = sum(end - start for start, end in row)
+        if len(row) == 1:
+            _write_alone(descriptor, path, row[0][0], rest[:size])
         else:
-            for begin, stop in spans[first:last]:
-                room[begin - start : stop - start] = data[at : at + stop - begin]
-                at += stop - begin
-            write_at(descriptor, path, start, memoryview(room)[: end - start])
-            for begin, stop in spans[first:last]:
-                room[begin - start : stop - start] = bytes(stop - begin)
-        first = last
+            room = room or mmap.mmap(-1, WRITTEN_AT_ONCE)
+            _write_row(descriptor, path, rest[:size], row, room)
+        rest = rest[size:]
+
+
+def _rows(spans: Sequence[tuple[int, int]], gap: int) -> Iterator[Sequence[tuple[int, int]]]:
+    """Neighbours with no more than `gap` bytes between two of them."""
+    first = 0
+    for last in range(1, len(spans) + 1):
+        if last == len(spans) or spans[last][0] - spans[last - 1][1] > gap:
+            yield spans[first:last]
+            first = last
+
+
+def _write_row(
+    descriptor: int,
+    path: Path,
+    data: memoryview,
+    spans: Sequence[tuple[int, int]],
+    room: mmap.mmap,
+) -> None:
+    direct = spans[-1][1] - spans[0][0] >= LONG
+    try:
+        for start, window in _windows(room, data, spans):
+            if len(window) < len(room):  # the first or the last
+                _past_the_cache(descriptor, False)
+            elif direct and (direct := _past_the_cache(descriptor, True)):
+                try:
+                    write_at(descriptor, path, start, window)
+                    continue
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                direct = _past_the_cache(descriptor, False)
+            write_at(descriptor, path, start, window)
+    finally:
+        _past_the_cache(descriptor, False)
+
+
+def _windows(
+    room: mmap.mmap, data: memoryview, spans: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, memoryview]]:
+    """Where to write what: the bytes of the spans and the zeros between them, in windows that end
+    at multiples of the room's size, each until the next. The room holds zeros, now and then."""
+    view = memoryview(room)
+    start, last = spans[0][0], spans[-1][1]
+    number = at = 0
+    while start < last:
+        stop = min(last, start - start % len(room) + len(room))
+        filled: list[slice] = []
+        while number < len(spans) and spans[number][0] < stop:
+            begin, end = max(spans[number][0], start), min(spans[number][1], stop)
+            filled.append(slice(begin - start, end - start))
+            view[filled[-1]] = data[at : at + end - begin]
+            at += end - begin
+            if spans[number][1] > stop:
+                break
+            number += 1
+        yield start, view[: stop - start]
+        for part in filled:
+            view[part] = bytes(part.stop - part.start)
+        start = stop
+
+
+def _past_the_cache(descriptor: int, direct: bool) -> bool:
+    """Have writes go past the page cache, or through it; whether they go past it."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    wanted = flags | os.O_DIRECT if direct else flags & ~os.O_DIRECT
+    if wanted != flags:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, wanted)
+        except OSError:  # a file system that has nothing but its cache
+            return False
+    return direct
 
 
 def _write_alone(descriptor: int, path: Path, offset: int, data: memoryview) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import errno
+import fcntl
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -157,9 +158,67 @@ def test_many_short_writes_are_few_calls(tmp_path: Path, kind: str) -> None:
     assert path.read_bytes() == expected
     if kind == "watched":
         far = sum(after[0] - before[1] > 4000 for before, after in pairwise(spans))
-        assert far < len(calls) <= far + 2 + 2 * (len(expected) >> 20) < len(spans)
-        assert max(end - start for start, end in calls) == (1 << 20) + 9
+        assert far < len(calls) <= far + 2 + (len(expected) >> 20) < len(spans)
+        assert max(end - start for start, end in calls) <= (1 << 20) + 9
         assert all(end <= start for (_, end), (start, _) in pairwise(calls))
+
+
+@pytest.mark.parametrize("refused", ["", "flag", "call", "SHORT"])
+def test_a_long_row_is_written_past_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """In whole windows, where the file system allows it; elsewhere through the cache."""
+    window = 1 << 14
+    monkeypatch.setattr(disk, "WRITTEN_AT_ONCE", window)
+    monkeypatch.setattr(disk, "LONG", 4 * window)
+    chance = random.Random(5)
+    spans, expected = [(77, 78)], bytearray(77) + b"x"
+    while len(expected) < 20 * window:
+        gap, length = chance.choice((0, 9, 900)), chance.choice((1, 300, 3 * window))
+        spans.append((len(expected) + gap, len(expected) + gap + length))
+        expected += bytes(gap) + chance.randbytes(length)
+    data = b"".join(expected[start:end] for start, end in spans)
+    if refused == "flag":
+
+        def refuse(_: int, command: int, flags: int = 0) -> int:
+            if command == fcntl.F_SETFL and flags & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "no direct I/O here")
+            return set_flags(_, command, flags)
+
+        set_flags = fcntl.fcntl
+        monkeypatch.setattr(disk.fcntl, "fcntl", refuse)
+    past: list[int] = []
+    path = tmp_path / "new"
+    with disk.created(path) as descriptor:
+
+        def watch(operation: str, name: str, details: Mapping[str, Any]) -> int | None:
+            if _flags(descriptor) & os.O_DIRECT:
+                past.append(details["offset"])
+                if refused == "call":
+                    raise OSError(errno.EINVAL, "blocks of another size")
+                if refused == "SHORT":
+                    return 700
+            return None
+
+        with hooked(watch):
+            disk.write_each(descriptor, path, data, spans, 1000)
+        assert not _flags(descriptor) & os.O_DIRECT
+    assert path.read_bytes() == expected
+    if _takes_direct_calls(path) and refused != "flag":
+        whole = range(window, len(expected) - window + 1, window)
+        assert past == [*(whole[:1] if refused else whole)]
+
+
+def _flags(descriptor: int) -> int:
+    return fcntl.fcntl(descriptor, fcntl.F_GETFL)
+
+
+def _takes_direct_calls(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
 
 
 def test_an_error_names_its_path(tmp_path: Path) -> None:

@@ -1,5 +1,10 @@
 // What Python sees of the readers in this folder, on any bytes.
 
+#include <cstdlib>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -12,6 +17,13 @@ namespace py = pybind11;
 using namespace shards::python;
 
 PYBIND11_MODULE(_shards, module) {
+#ifdef __GLIBC__
+  // A block that is freed stays for the next one: pages fresh from the kernel cost more than most of
+  // what is done with them.
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 64 << 20);
+#endif
+
   module.doc() = "Torch shards: where the values of a pickle stand, its tensors, and the records.";
   module.def("scan", &scan, py::arg("data"), py::kw_only(), py::arg("opcodes"), py::arg("depth"),
              py::arg("integer"), py::arg("name"), py::arg("key"), py::arg("long_keys"),
