@@ -222,14 +222,12 @@ def _natively(path: Path, data: bytes, status: os.stat_result) -> _Native | None
         files = [name.decode("utf-8", "surrogatepass") for name in table.files()]
     except UnicodeDecodeError:
         return None
-    if any(name.decode() in GETATTR for name in table.globals()):
-        return None
     wholes = [
         None if whole is None else _whole(whole[0].decode(), whole[1]) for whole in table.wholes()
     ]
     return _Native(
         path, names, table.firsts().tolist(), files, wholes, table.ends(),
-        frozenset(name.decode() for name in table.globals()),
+        frozenset(name.decode() for name in table.globals()) - {*GETATTR} | table.members(),
         table.file(), table.start(), table.length(), table.offset(), table.shapes(),
         table, status,
     )  # fmt: skip

@@ -316,7 +316,7 @@ class Metadata : public Stack {
 
   bool finish() const {
     const auto left = [](const Row& row) { return row.name == kNone; };
-    return stack_.size() == 1 && marks_.empty() && stack_[0].is(Kind::kRoot) &&
+    return stack_.size() == 1 && marks_.empty() && stack_[0].is(Kind::kRoot) && only_members() &&
            std::none_of(rows.begin(), rows.end(), left);
   }
 

@@ -63,6 +63,7 @@ PYBIND11_MODULE(_shards, module) {
       .def("names", &Table::names)
       .def("files", &Table::files)
       .def("globals", &Table::globals)
+      .def("members", &Table::members)
       .def("wholes", &Table::wholes)
       .def("tuple", &Table::tuple)
       .def("ends", &Table::ends)

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <set>
 #include <string>
 
 #include "numbered.hpp"
@@ -47,10 +48,11 @@ class Stack {
   Numbered<int64_t> tuples;
   std::vector<std::pair<uint32_t, uint64_t>> frames;
   std::vector<std::pair<uint32_t, uint32_t>> odd_texts;  // not plain ASCII: position, length
+  std::set<std::string> members;  // `module.Class.name` of each that is made by its name
 
  protected:
   static constexpr size_t kLeast = 1 << 20, kDeepest = 1 << 16, kOpen = 1 << 13, kAttributes = 8,
-                          kOddTexts = 1024;
+                          kOddTexts = 1024, kLongestName = 4096, kMembers = 1024;
 
   enum class Kind : uint8_t {
     kOther, kNone, kInteger, kText, kGlobal, kTuple, kBoxed, kLed, kPlainTuple, kDict, kList, kSet,
@@ -137,6 +139,7 @@ class Stack {
     Item item = kept_[asked_.rank(k)];
     item.at = static_cast<uint32_t>(i);
     item.slot = 0;
+    pushed_ += item.is(Kind::kGlobal) && is_getattr(global_name(item.a));
     item.flags |= kPut;  // it has one, and none of its own after this
     stack_.push_back(item);
     return true;
@@ -245,6 +248,9 @@ class Stack {
     } else if (stack_[first].is(Kind::kGlobal)) {
       made.kind = Kind::kLed;
       made.a = stack_[first].a;
+      const Item& last = stack_.back();
+      if (count == 2 && last.is(Kind::kText) && last.a <= kLongestName)
+        made.b = last.b << 16 | last.a;
     } else {
       made.kind = Kind::kPlainTuple;
     }
@@ -257,6 +263,7 @@ class Stack {
     uint32_t number;
     if (!globals.number(name.data(), name.size(), number)) return false;
     push(i, Kind::kGlobal).a = number;
+    pushed_ += is_getattr(name);
     return true;
   }
 
@@ -288,6 +295,25 @@ class Stack {
            name.substr(0, 7) != "torch._";
   }
 
+  static bool is_getattr(Bytes name) {
+    return name == "builtins.getattr" || name == "__builtin__.getattr";
+  }
+
+  // Some releases of Python 3.11 save a member of an enum as the attribute of its class of this name.
+  // Whatever else is done with `getattr`, Python judges.
+  bool member(const Item& words) {
+    const Bytes name(reinterpret_cast<const char*>(data_) + (words.b >> 16), words.b & 0xFFFF);
+    const auto odd = [](char letter) { return letter <= 0; };
+    if (!words.is(Kind::kLed) || words.b == 0 || std::any_of(name.begin(), name.end(), odd))
+      return false;
+    members.insert(std::string(global_name(words.a)) + "." + std::string(name));
+    ++called_;
+    return members.size() <= kMembers;
+  }
+
+  // Whether each `getattr` on the way made a member, and so none is part of a value.
+  bool only_members() const { return pushed_ == called_; }
+
   bool call(size_t i) {
     if (stack_.size() < floor() + 2) return false;
     const Item maker = stack_[stack_.size() - 2], words = stack_.back();
@@ -305,6 +331,7 @@ class Stack {
       made.a = words.a;
       return true;
     }
+    if (is_getattr(name) && (data_[i] != REDUCE || !member(words))) return false;
     made.flags |= kObject;
     if (data_[i] == NEWOBJ) {
       if (!is_object(name)) return false;
@@ -317,7 +344,7 @@ class Stack {
   size_t size_;
   Limits limits_;
   Ranks asked_, set_;
-  size_t count_ = 0, first_ = 0;
+  size_t count_ = 0, first_ = 0, pushed_ = 0, called_ = 0;
   std::vector<Item> kept_;
   std::vector<Item> stack_;
   std::vector<size_t> marks_;

@@ -32,6 +32,7 @@ class Table {
   }
   py::list files() const { return all(chunks_.found().files); }
   py::list globals() const { return all(chunks_.found().globals); }
+  const std::set<std::string>& members() const { return chunks_.found().members; }
   py::list wholes() const {
     py::list out;
     for (const uint32_t name : chunks_.order) {
