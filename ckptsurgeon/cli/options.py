@@ -111,20 +111,24 @@ class Common:
         return re.sub(r"\bckptsurgeon (?=[a-z])", lambda _: named, text)
 
     def answer(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]]) -> None:
-        """Make and print the text, or with --json the document; with -q neither."""
-        if not self.quiet:
+        """Make and print the text, or with --json the document; with -q neither. Raises OSError
+        when it does not reach stdout: a plan that nobody can see is not applied."""
+        if self.quiet:
+            return
+        try:
             print(json.dumps(document(), ensure_ascii=False) if self.as_json else text())
+            sys.stdout.flush()
+        except OSError:
+            sys.stdout = Nowhere()  # or the interpreter tries once more at its end
+            raise
 
     def report(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]]) -> None:
         """As `answer`, of what is done: a reader that has gone and a full disk do not undo it, so
         stderr is told, and the exit code is that of the act."""
         try:
             self.answer(text, document)
-            sys.stdout.flush()
         except OSError:
-            sys.stdout = Nowhere()
-            if not self.quiet:
-                print(text(), file=sys.stderr)
+            print(text(), file=sys.stderr)
 
 
 @dataclass(frozen=True)

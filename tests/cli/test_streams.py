@@ -21,7 +21,7 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", line.replace("surgeon", SURGEON) + "; exit ${PIPESTATUS[0]}"],
         cwd=REPO,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
+        env={**os.environ, "PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": ""},
         capture_output=True,
         text=True,
         timeout=600,
@@ -55,3 +55,11 @@ def test_a_plan_that_can_not_be_shown_is_not_applied(trained: Trained) -> None:
     done = shell(f"surgeon set-lr 5e-4 --yes -C {root} > /dev/full")
     assert (done.returncode, receipts(root)) == (1, [])
     assert done.stderr.startswith("error: No space left on device\nuntouched: ")
+    assert "Exception ignored" not in done.stderr
+
+
+def test_what_is_looked_at_and_can_not_be_shown_is_an_error(trained: Trained) -> None:
+    done = shell(f"surgeon status -C {trained()} > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: No space left on device\nuntouched: ")
+    assert "Exception ignored" not in done.stderr
