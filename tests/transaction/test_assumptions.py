@@ -70,7 +70,7 @@ def test_a_run_that_changed_since_the_plan_is_refused(world: Path, change: str) 
     plan = toy.rollback(world)
     CHANGES[change](world / "run")
     caught = refused(world, plan, "since the plan")
-    assert "plan again" in caught.next[0]
+    assert "it plans anew" in caught.next[0]
 
 
 @pytest.mark.parametrize("change", CHANGES)
