@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from ckptsurgeon import Run
+from ckptsurgeon.files.pickles.tree import Object, named
+from ckptsurgeon.formats.schedules.transformers import schedule
 from tests.conftest import Trained
 from tests.support import enums_by_name
 from tests.support.dcp_trainers import torchtitan
@@ -38,6 +40,17 @@ def test_a_zero_step_is_edited(trained: Trained, zero: int) -> None:
         assert all(group["betas"][1] == 0.97 for group in inner["param_groups"])
         assert all(not state["exp_avg"].any() for state in inner["state"].values())
     take_back(root, before)
+
+
+def test_a_schedule_of_the_trainer_is_known() -> None:
+    kind = named("transformers.trainer_utils", "SchedulerType")
+    by_value, by_name = (
+        schedule({"lr_scheduler_type": Object(kind, (word,)), "warmup_steps": 2}, 10)
+        for word in ("cosine", "COSINE")
+    )
+    assert by_value is not None and by_name is not None
+    assert [by_name(step) for step in range(10)] == [by_value(step) for step in range(10)]
+    assert by_name(1) == 0.5 and by_name(6) == pytest.approx(0.5)
 
 
 def test_a_step_of_torch_distributed_is_edited(tmp_path: Path) -> None:

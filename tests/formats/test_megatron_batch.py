@@ -16,7 +16,7 @@ from ckptsurgeon import surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
-from tests.support import megatron_legacy, newest_megatron
+from tests.support import enums_by_name, megatron_legacy, newest_megatron
 from tests.support.launch import REPO
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
@@ -92,6 +92,8 @@ def test_megatron_takes_the_size_from_its_command_line(tmp_path: Path) -> None:
     """No load sets it; where the saved one is compared, it is the one that was set."""
     if not newest_megatron.FOLDER.is_dir():
         pytest.skip("make test-formats installs the newest megatron-core")
+    if enums_by_name.HERE:
+        pytest.skip("Megatron can't load what it saves with this release of Python 3.11")
     root = megatron_legacy.save(tmp_path / "run", tensor=1, pipeline=1, **MODEL)
     told = ran("tests.support.megatron_args", root)
     assert told == {"None": None, "32": 32, "passed": [16], "consumed": 480}

@@ -7,6 +7,10 @@ import pickle
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
+from uuid import SafeUUID
+
+HERE = b"getattr" in pickle.dumps(SafeUUID.safe)
+"""Whether this Python does it; torch.load with weights_only refuses such a file."""
 
 
 class Pickler(pickle.Pickler):

@@ -75,12 +75,13 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
 
 
 def _name(value: Any) -> str | None:
-    """The word of an enumeration, as a pickle keeps it: a call with the word."""
+    """The word of an enumeration, as a pickle keeps it: a call with the word. Some releases of
+    Python 3.11 keep the name of the member, which is the word in capitals."""
     if isinstance(value, str):
         return value
     arguments = getattr(value, "args", None)
     word = arguments[0] if isinstance(arguments, (tuple, list)) and arguments else None
-    return word if isinstance(word, str) else None
+    return word.lower() if isinstance(word, str) else None
 
 
 def _warmup(arguments: Mapping[str, Any], total: int) -> int | None:
