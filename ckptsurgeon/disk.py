@@ -18,9 +18,11 @@ import fcntl
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+from ckptsurgeon.spans import Spans, rows, windows
 
 Hook = Callable[[str, str, Mapping[str, Any]], "int | None"]
 T = TypeVar("T")
@@ -204,86 +206,50 @@ def write_at(descriptor: int, path: Path, offset: int, data: bytes | memoryview)
         offset += count
 
 
-def write_each(
-    descriptor: int, path: Path, data: bytes, spans: Sequence[tuple[int, int]], gap: int
-) -> None:
+def write_each(descriptor: int, path: Path, data: bytes, spans: Spans, gap: int) -> None:
     """Write the bytes of `data`, one after the other, to the [start, end) of `spans`, which ascend.
     Zeros of up to `gap` bytes between two are written with them: an edit of 10,000 tensors has
     10,000 spans. A long row of spans goes past the page cache, where the file system allows that:
     its pages would cost more than all else does, and push out those of others."""
     rest = memoryview(data)
-    room: mmap.mmap | None = None  # memory that a direct write can begin at
-    for row in _rows(spans, gap):
+    room: memoryview | None = None  # of memory that a direct write can begin at
+    for row in rows(spans, gap):
         size = sum(end - start for start, end in row)
         if len(row) == 1:
             _write_alone(descriptor, path, row[0][0], rest[:size])
         else:
-            room = room or mmap.mmap(-1, WRITTEN_AT_ONCE)
+            room = room or memoryview(mmap.mmap(-1, WRITTEN_AT_ONCE))
             _write_row(descriptor, path, rest[:size], row, room)
         rest = rest[size:]
-
-
-def _rows(spans: Sequence[tuple[int, int]], gap: int) -> Iterator[Sequence[tuple[int, int]]]:
-    """Neighbours with no more than `gap` bytes between two of them."""
-    first = 0
-    for last in range(1, len(spans) + 1):
-        if last == len(spans) or spans[last][0] - spans[last - 1][1] > gap:
-            yield spans[first:last]
-            first = last
 
 
 def _write_row(
     descriptor: int,
     path: Path,
     data: memoryview,
-    spans: Sequence[tuple[int, int]],
-    room: mmap.mmap,
+    spans: Spans,
+    room: memoryview,
 ) -> None:
     direct = spans[-1][1] - spans[0][0] >= LONG
     try:
-        for start, window in _windows(room, data, spans):
+        for start, window in windows(room, data, spans):
             if len(window) < len(room):  # the first or the last
-                _past_the_cache(descriptor, False)
-            elif direct and (direct := _past_the_cache(descriptor, True)):
+                past_the_cache(descriptor, False)
+            elif direct and (direct := past_the_cache(descriptor, True)):
                 try:
                     write_at(descriptor, path, start, window)
                     continue
                 except OSError as error:
                     if error.errno != errno.EINVAL:
                         raise
-                direct = _past_the_cache(descriptor, False)
+                direct = past_the_cache(descriptor, False)
             write_at(descriptor, path, start, window)
     finally:
-        _past_the_cache(descriptor, False)
+        past_the_cache(descriptor, False)
 
 
-def _windows(
-    room: mmap.mmap, data: memoryview, spans: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, memoryview]]:
-    """Where to write what: the bytes of the spans and the zeros between them, in windows that end
-    at multiples of the room's size, each until the next. The room holds zeros, now and then."""
-    view = memoryview(room)
-    start, last = spans[0][0], spans[-1][1]
-    number = at = 0
-    while start < last:
-        stop = min(last, start - start % len(room) + len(room))
-        filled: list[slice] = []
-        while number < len(spans) and spans[number][0] < stop:
-            begin, end = max(spans[number][0], start), min(spans[number][1], stop)
-            filled.append(slice(begin - start, end - start))
-            view[filled[-1]] = data[at : at + end - begin]
-            at += end - begin
-            if spans[number][1] > stop:
-                break
-            number += 1
-        yield start, view[: stop - start]
-        for part in filled:
-            view[part] = bytes(part.stop - part.start)
-        start = stop
-
-
-def _past_the_cache(descriptor: int, direct: bool) -> bool:
-    """Have writes go past the page cache, or through it; whether they go past it."""
+def past_the_cache(descriptor: int, direct: bool) -> bool:
+    """Have reads and writes go past the page cache, or through it; whether they go past it."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     wanted = flags | os.O_DIRECT if direct else flags & ~os.O_DIRECT
     if wanted != flags:

@@ -16,6 +16,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ckptsurgeon.spans import rows
+
 
 def relative(path: Path, root: Path) -> str:
     """`path` as edits name it: POSIX, from the run's root, `..` when it lies outside."""
@@ -319,14 +321,7 @@ class Append:
     @property
     def runs(self) -> list[tuple[int, int]]:
         """What the disk gets: the spans, joined where no more than SHORT_GAP is between them."""
-        runs: list[tuple[int, int]] = []
-        first, last = self.spans[0]
-        for start, end in self.spans:
-            if start - last > SHORT_GAP:
-                runs.append((first, last))
-                first = start
-            last = end
-        return [*runs, (first, last)]
+        return [(row[0][0], row[-1][1]) for row in rows(self.spans, SHORT_GAP)]
 
     @cached_property
     def digest(self) -> str:

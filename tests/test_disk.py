@@ -18,6 +18,7 @@ import pytest
 import ckptsurgeon
 from ckptsurgeon import disk
 from tests.faults.inject import Fault, hooked
+from tests.support.direct import takes_direct_calls
 
 PACKAGE = Path(ckptsurgeon.__file__).parent
 
@@ -204,21 +205,13 @@ def test_a_long_row_is_written_past_the_page_cache(
             disk.write_each(descriptor, path, data, spans, 1000)
         assert not _flags(descriptor) & os.O_DIRECT
     assert path.read_bytes() == expected
-    if _takes_direct_calls(path) and refused != "flag":
+    if takes_direct_calls(path) and refused != "flag":
         whole = range(window, len(expected) - window + 1, window)
         assert past == [*(whole[:1] if refused else whole)]
 
 
 def _flags(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_GETFL)
-
-
-def _takes_direct_calls(path: Path) -> bool:
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
-    except OSError:
-        return False
-    return True
 
 
 def test_an_error_names_its_path(tmp_path: Path) -> None:

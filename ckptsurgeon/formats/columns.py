@@ -3,14 +3,16 @@ one is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from ckptsurgeon.edits import ZEROS, Each, Fill, Key, each_path
 from ckptsurgeon.formats.values import Place
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,14 @@ class Column:
                 step = Each(keys) if len(keys) > 1 else keys[0]
             path.append(step)
         return replace(self, path=tuple(path), values=[self.values[index] for index in kept])
+
+    def split(self, key: Callable[[Any], K]) -> Iterator[tuple[K, Column]]:
+        """Each `key` that values have, and the places of those that have it."""
+        alike: dict[K, list[int]] = {}
+        for index, known in enumerate(map(key, self.values)):
+            alike.setdefault(known, []).append(index)
+        for known, kept in alike.items():
+            yield known, self.only(kept)
 
 
 class Places(Sequence[Place]):

@@ -87,14 +87,8 @@ def _columns(checkpoint: Checkpoint, field: str) -> tuple[Column, ...]:
 
 def _from_zero(column: Column) -> Iterator[Renewal]:
     """Of floats 0.0, of the others 0."""
-    if float not in (kinds := {*map(type, column.values)}) or len(kinds) == 1:  # nearly always
-        yield Renewal("adam step", column, 0.0 if float in kinds else 0)
-        return
-    alike: dict[bool, list[int]] = {}
-    for index, value in enumerate(column.values):
-        alike.setdefault(isinstance(value, float), []).append(index)
-    for is_float, kept in alike.items():
-        yield Renewal("adam step", column.only(kept), 0.0 if is_float else 0)
+    for is_float, alike in column.split(lambda value: isinstance(value, float)):
+        yield Renewal("adam step", alike, 0.0 if is_float else 0)
 
 
 def _reasons(state_dict: StateDict, known: Entry) -> list[str]:

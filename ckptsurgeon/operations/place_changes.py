@@ -25,14 +25,8 @@ def of_column(run: Run, field: str, column: Column, new: Any) -> Iterator[Change
     """`new` in every place of the column: one change for all that have the same old value. Of what
     is no number and no text a plan says that there are values."""
     file = run.relative(column.file)
-    alike: dict[tuple[type, Value], list[int]] = {}
-    if {*map(type, column.values)} == {Tensor}:  # nearly always
-        alike[_old(column.values[0])] = [*range(len(column))]
-    else:
-        for index, value in enumerate(column.values):
-            alike.setdefault(_old(value), []).append(index)
-    for (_, old), kept in alike.items():
-        yield Change(file, field, old, new, column.only(kept).path, chunks=column.chunks)
+    for (_, old), alike in column.split(_old):
+        yield Change(file, field, old, new, alike.path, chunks=column.chunks)
 
 
 def _old(value: Any) -> tuple[type, Value]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+
+from ckptsurgeon import disk
 
 ALIGN = 4096
 """What position, size and memory of a direct read are multiples of. A device with larger blocks
@@ -114,9 +115,7 @@ class Reader:
         return position
 
     def _through_the_cache(self) -> None:
-        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
-        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-        self._direct = False
+        self._direct = disk.past_the_cache(self._descriptor, False)
 
     def _hint(self) -> None:
         """Ask for what comes next. What came before leaves the cache."""

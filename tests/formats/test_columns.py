@@ -57,6 +57,14 @@ def test_one_column_has_a_path_for_each_of_its_values() -> None:
     assert column.only([0, 1, 2]) is column
 
 
+def test_a_column_is_split_by_what_its_values_have_in_common() -> None:
+    column = Column.under(FILE, ("state",), {3: 1.0, 5: 2, 8: 3.0}, ("step",))
+    floats, (integer,) = (part for _, part in column.split(type))
+    assert [*floats] == [place for place in column if type(place.value) is float]
+    assert integer.path == ("state", 5, "step")
+    assert [*column.split(bool)] == [(True, column)]
+
+
 def test_places_are_a_sequence() -> None:
     columns = Column.under(FILE, (), {"a": 1, "b": 2}, ("x",)), Column.of(Place(FILE, (), 3))
     places = Places(columns)

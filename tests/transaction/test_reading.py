@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon.transaction import reading
 from ckptsurgeon.transaction.reading import ALIGN, LONG, Reader, Rooms
+from tests.support.direct import takes_direct_calls
 
 SIZE = 3 * LONG + 4321
 
@@ -55,9 +56,7 @@ def test_what_lacks_is_not_made_up(file: Path) -> None:
 
 def test_a_long_range_is_read_past_the_cache(file: Path) -> None:
     """Where the file system can: as here, or the test says so."""
-    try:
-        os.close(os.open(file, os.O_RDONLY | os.O_DIRECT))
-    except OSError:
+    if not takes_direct_calls(file):
         pytest.skip("the file system of the tests has no direct reads")
     (room,) = Rooms().get(1, 1 << 20)
     for size, once, direct in ((LONG, True, True), (LONG - 1, True, False), (LONG, False, False)):
@@ -80,12 +79,12 @@ def test_a_file_system_without_direct_reads(
     def preadv(descriptor: int, buffers: Any, position: int) -> int:
         nonlocal reads
         reads += 1
-        direct = reading.fcntl.fcntl(descriptor, reading.fcntl.F_GETFL) & os.O_DIRECT
+        direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
         if direct and (at == "the first read" or (at == "a later read" and reads > 2)):
             raise OSError(errno.EINVAL, "Invalid argument")
         if direct and at == "a short read" and reads == 3:
             buffers = [buffers[0][:1234]]
-            reading.fcntl.fcntl(descriptor, reading.fcntl.F_SETFL, os.O_RDONLY)
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDONLY)
         return read(descriptor, buffers, position)
 
     monkeypatch.setattr(os, "open", open_)
