@@ -62,7 +62,8 @@ class Average(Section):
     def check(self, recipe: Recipe) -> None:
         if bool(self.steps) == (self.last is not None):
             raise UsageError(
-                "an average has either `steps` or `last`", next="--last 3; in a recipe `last: 3`"
+                "an average has either `steps` or `last`",
+                next="ckptsurgeon average --last 3    in a recipe last: 3",
             )
         if self.last is not None and self.last < 2:
             raise UsageError(f"`average.last` is {self.last}", next="2 or more")

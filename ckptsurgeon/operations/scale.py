@@ -6,6 +6,7 @@ Source: Kimi K2 2507.20534, QK-Clip: W_q and W_k times the root of threshold / l
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -75,7 +76,8 @@ class Scale(Section):
                 )
             return
         if self.by is None:
-            raise UsageError("`scale.by` is missing", next="--by 0.9; in a recipe `by: 0.9`")
+            typed = f"ckptsurgeon scale {shlex.quote(self.params or 'REGEX')} --by 0.9"
+            raise UsageError("`scale.by` is missing", next=f"{typed}    in a recipe by: 0.9")
         if not self.params:
             raise UsageError("`scale.params` is missing", next="add scale.params")
         if not math.isfinite(self.by) or self.by == 0:
