@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from ckptsurgeon.cli.commands import commands, exit_codes
-from ckptsurgeon.cli.usage import from_click, in_full
+from ckptsurgeon.cli.usage import from_click, from_system, in_full
 from ckptsurgeon.cli.values import taking_plain
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.version import VERSION
@@ -51,6 +52,13 @@ class Surgeon(TyperGroup):
         except SurgeryError as error:
             error.next = tuple(in_full(hint, words) for hint in error.next)
             sys.exit(_fail(error, words))
+        except OSError as error:  # stdout takes no --help, or no --version
+            if error.errno == errno.EPIPE:
+                raise
+            from ckptsurgeon.cli.options import Nowhere
+
+            sys.stdout = Nowhere()  # or the interpreter tries once more at its end
+            sys.exit(_fail(from_system(error), words))
         except Exception as error:
             # Click's own errors; their class is public neither in Click's nor in Typer's package.
             if not hasattr(error, "format_message"):
@@ -70,7 +78,7 @@ app = typer.Typer(
 
 def _version(show: bool) -> None:
     if show:
-        print(f"ckptsurgeon {VERSION}")
+        print(f"ckptsurgeon {VERSION}", flush=True)
         raise typer.Exit
 
 

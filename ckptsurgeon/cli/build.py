@@ -12,18 +12,9 @@ import typer
 
 from ckptsurgeon.cli.commands import Command, examples, exit_codes
 from ckptsurgeon.cli.options import Cancelled, Common
+from ckptsurgeon.cli.usage import from_system
 from ckptsurgeon.cli.values import PlainCommand
 from ckptsurgeon.errors import SurgeryError
-
-REMEDIES = {
-    errno.EACCES: "run as the user who owns it, or change its rights",
-    errno.EPERM: "run as the user who owns it, or change its rights",
-    errno.EROFS: "mount it writable, then run the same command again",
-    errno.ENOSPC: "free some space, then run the same command again",
-    errno.EDQUOT: "free some space, then run the same command again",
-    errno.ENOENT: "check the path: it does not exist",
-}
-"""What helps against an error of the operating system."""
 
 
 def _carry_out(function: Callable[..., None], given: Mapping[str, Any]) -> None:
@@ -34,11 +25,7 @@ def _carry_out(function: Callable[..., None], given: Mapping[str, Any]) -> None:
     except OSError as error:
         if error.errno == errno.EPIPE:  # the reader of stdout has gone: Typer ends with 1, silently
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        remedy = REMEDIES.get(error.errno or 0, "ckptsurgeon status")
-        raise SurgeryError(
-            f"{where}{error.strerror or error}", untouched="nothing was committed", next=remedy
-        ) from None
+        raise from_system(error) from None
 
 
 def build(row: Command) -> Any:

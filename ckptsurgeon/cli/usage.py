@@ -1,17 +1,27 @@
-"""What was typed, in an error: the command that was meant, or the same one with more to it."""
+"""Errors of the command line and of the operating system: what was meant, and what helps."""
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 
 PAIR = re.compile(r"[a-z_]\w*=.+")
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
 
+REMEDIES = {
+    errno.EACCES: "run as the user who owns it, or change its rights",
+    errno.EPERM: "run as the user who owns it, or change its rights",
+    errno.EROFS: "mount it writable, then run the same command again",
+    errno.ENOSPC: "free some space, then run the same command again",
+    errno.EDQUOT: "free some space, then run the same command again",
+    errno.ENOENT: "check the path: it does not exist",
+}
+"""What helps against an error of the operating system."""
 
 AGAIN = re.compile(
     r"the same command (?:again|with (?P<new>\d+) for (?P<old>\d+)|with (?P<more>-.*?))"
@@ -28,6 +38,14 @@ def in_full(hint: str, words: Sequence[str]) -> str:
     typed = [match["new"] if word == match["old"] else word for word in words]
     typed[end:end] = shlex.split(match["more"] or "")
     return shlex.join(["ckptsurgeon", *typed]) + (match["comment"] or "")
+
+
+def from_system(error: OSError) -> SurgeryError:
+    """The error for what the operating system refused before anything was committed."""
+    where = f"{error.filename}: " if error.filename else ""
+    remedy = REMEDIES.get(error.errno or 0, "ckptsurgeon status")
+    what = f"{where}{error.strerror or error}"
+    return SurgeryError(what, untouched="nothing was committed", next=remedy)
 
 
 def from_click(error: Any, words: Sequence[str]) -> UsageError:

@@ -58,8 +58,9 @@ def test_a_plan_that_can_not_be_shown_is_not_applied(trained: Trained) -> None:
     assert "Exception ignored" not in done.stderr
 
 
-def test_what_is_looked_at_and_can_not_be_shown_is_an_error(trained: Trained) -> None:
-    done = shell(f"surgeon status -C {trained()} > /dev/full")
+@pytest.mark.parametrize("words", ["status -C {}", "--help", "status --help", "--version"])
+def test_what_is_looked_at_and_can_not_be_shown_is_an_error(trained: Trained, words: str) -> None:
+    done = shell(f"surgeon {words.format(trained())} > /dev/full")
     assert done.returncode == 1
     assert done.stderr.startswith("error: No space left on device\nuntouched: ")
     assert "Exception ignored" not in done.stderr
