@@ -104,7 +104,7 @@ def _read(path: Path) -> tuple[Receipt | None, str]:
     return _read_once(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(4096)
 def _read_once(path: Path, *status: int) -> tuple[Receipt | None, str]:
     """The receipt at `path`, or what is wrong with it; read once for each state of the file: that
     of a checkpoint of 400 shards is long."""
