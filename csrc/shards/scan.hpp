@@ -109,7 +109,6 @@ class Scan {
   std::vector<std::pair<Value, uint64_t>> frames;
   std::vector<std::pair<Value, Value>> gaps;  // end, start
   bool counted = false;                // a MEMOIZE numbers the memo by counting
-  bool odd_ids = false;                // a persistent id is something else than a tuple on the spot
 
  private:
   uint32_t u32(size_t at) const {
@@ -249,7 +248,6 @@ class Scan {
       case STACK_GLOBAL:
         if (!is_text(made(first)) || !is_text(made(operands_[node.first + 1]))) return 0;
         break;
-      case BINPERSID: odd_ids = odd_ids || op(first) != TUPLE; break;
       case FROZENSET:
         if (!keys(node.first, node.first + node.count, 1)) return 0;
         break;

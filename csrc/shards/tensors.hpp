@@ -1,5 +1,5 @@
 // Finds the tensors of a scanned pickle that `torch.save` wrote as it writes nearly all of them, so
-// that a reader gets each by one persistent id instead of thirty opcodes and four calls.
+// that a reader gets each by one opcode instead of thirty and four calls.
 
 #pragma once
 
@@ -8,6 +8,8 @@
 #include "scan.hpp"
 
 namespace shards {
+
+constexpr uint8_t kNextBuffer = 0x97;  // no scanned pickle has it
 
 // [start, end) makes a tensor and nothing that is read elsewhere: no global is named in it.
 struct Tensor {
@@ -29,8 +31,8 @@ class Tensors {
   // Call `use(tensor)` for each, ascending. The pickle must be of protocol 2 or 3.
   template <typename Use>
   void each(Use use) {
-    // What is popped, or counted by the memo, can't be left out; ids must be told apart.
-    if (!scan_.gaps.empty() || scan_.counted || scan_.odd_ids) return;
+    // What is popped, or counted by the memo, can't be left out.
+    if (!scan_.gaps.empty() || scan_.counted) return;
     Tensor tensor;
     size_t put = 0;
     for (const Node& node : scan_.nodes) {
@@ -183,24 +185,20 @@ class Tensors {
   const Node* present_ = nullptr;
 };
 
-// The pickle up to its STOP with each of the tensors that `wanted` says as the persistent id of its
-// number; `use` gets these in that order.
+// The pickle up to its STOP with NEXT_BUFFER, which takes the next of what the unpickler was given,
+// for each of the tensors that `wanted` says; `use` gets these in that order.
 template <typename Wanted, typename Use>
 std::string shortened(const Scan& scan, Wanted wanted, Use use) {
   std::string out;
   Value position = 0;
-  int32_t number = 0;
   const auto upto = [&](size_t end) {
     out.append(reinterpret_cast<const char*>(scan.bytes(position)), end - position);
   };
   Tensors(scan).each([&](const Tensor& tensor) {
     if (!wanted(tensor)) return;
     upto(tensor.start);
-    out.push_back(BININT);
-    out.append(reinterpret_cast<const char*>(&number), sizeof number);
-    out.push_back(BINPERSID);
+    out.push_back(static_cast<char>(kNextBuffer));
     position = tensor.end;
-    ++number;
     use(tensor);
   });
   upto(scan.stop);

@@ -135,9 +135,9 @@ def test_most_tensors_are_found() -> None:
     assert all(tensor in known for tensor in made)
 
 
-@pytest.mark.parametrize("odd", [b"K\x000]q\0(", b"]q\0(K\0Q", b"]\x94("])
+@pytest.mark.parametrize("odd", [b"K\x000]q\0(", b"]\x94("])
 def test_nothing_is_left_out_of_an_odd_pickle(odd: bytes) -> None:
-    """A popped value, a persistent id that is a number, a memo that counts."""
+    """A popped value, a memo that counts."""
     data = data_pkl([torch.ones(2), torch.ones(2)])
     plain, marred = scan(data), scan(data.replace(b"]q\0(", odd))
     assert len(plain.native.shortened({"FloatStorage": "float32"}, Tensor)[1]) == 1

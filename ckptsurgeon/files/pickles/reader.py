@@ -54,8 +54,8 @@ class _Getattr:
 
 
 class _Unpickler(pickle.Unpickler):
-    """`tensors` are those of the native scan: a persistent id is the number of one, or
-    else a tuple that the file holds."""
+    """`tensors` are those that the native scan has made: where each stood is a NEXT_BUFFER, which
+    `scan` lets no file have."""
 
     def __init__(self, scanned: Scan) -> None:
         data = scanned.data
@@ -63,7 +63,8 @@ class _Unpickler(pickle.Unpickler):
         if scanned.native is not None:
             data, self.tensors = scanned.native.shortened(STORAGES, Tensor)
         # Through a buffer the unpickler peeks ahead instead of asking for one byte at a time.
-        super().__init__(io.BufferedReader(io.BytesIO(data), 1 << 16), encoding="utf-8")
+        file = io.BufferedReader(io.BytesIO(data), 1 << 16)
+        super().__init__(file, encoding="utf-8", buffers=iter(self.tensors))
         self.globals: dict[tuple[str, str], Global] = {}
         self.getattr: _Getattr | None = None
         self.storages: list[Storage] = []
@@ -77,8 +78,6 @@ class _Unpickler(pickle.Unpickler):
         return self.globals[module, name]
 
     def persistent_load(self, saved: Any) -> Any:
-        if type(saved) is int:
-            return self.tensors[saved]
         if saved[0] == "module":  # a class with its source, in the legacy format
             return saved[1]
         kind, storage, key, _, numel = saved[:5]
