@@ -214,10 +214,12 @@ def write_each(descriptor: int, path: Path, data: bytes, spans: Spans, gap: int)
     rest = memoryview(data)
     room: memoryview | None = None  # of memory that a direct write can begin at
     for row in rows(spans, gap):
-        size = sum(end - start for start, end in row)
         if len(row) == 1:
-            _write_alone(descriptor, path, row[0][0], rest[:size])
+            ((start, end),) = row
+            size = end - start
+            _write_alone(descriptor, path, start, rest[:size])
         else:
+            size = sum(end - start for start, end in row)
             room = room or memoryview(mmap.mmap(-1, WRITTEN_AT_ONCE))
             _write_row(descriptor, path, rest[:size], row, room)
         rest = rest[size:]

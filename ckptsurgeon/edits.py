@@ -277,7 +277,7 @@ class Replace:
     content: Content | Link | None = None
 
 
-SHORT_GAP = 16 << 10
+SHORT_GAP = 64 << 10
 """Zeros up to this long between two writes of an Append are written with them: for a file system
 they are less work than a hole, and far less when the file is cut back."""
 

@@ -49,12 +49,28 @@ def to_json(value: Any) -> Any:
         document = {"kind": type(value).__name__, **vars(value)}
         if document.get("chunks") == 1:
             del document["chunks"]  # of the many that are one: as receipts have always had them
+        if isinstance(value, Each):
+            document["keys"] = _numbers(value.keys)
         return document
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode("ascii")}
     if isinstance(value, Mapping):
         return dict(value)
     return str(value)
+
+
+def _numbers(keys: tuple[Any, ...]) -> Any:
+    """The keys; of numbers in a row, as those of parameters nearly always are, the ends."""
+    first, last = keys[0], keys[-1]
+    if type(first) is int and type(last) is int and keys == tuple(range(first, last + 1)):
+        return {"first": first, "last": last}
+    return keys
+
+
+def _keys(document: Any) -> tuple[Any, ...]:
+    if isinstance(document, dict):
+        return tuple(range(document["first"], document["last"] + 1))
+    return tuple(document)
 
 
 def _as_it_is(document: Any) -> Any:
@@ -70,7 +86,7 @@ _READ: dict[str, Any] = {
     "recipe": _as_it_is,
     # Numbers and names, thousands of them.
     "spans": _pairs,
-    "keys": tuple,
+    "keys": _keys,
 }
 
 

@@ -4,6 +4,7 @@ what is written at once of those that do."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 Spans = Sequence[tuple[int, int]]
 
@@ -11,10 +12,12 @@ Spans = Sequence[tuple[int, int]]
 def rows(spans: Spans, gap: int) -> Iterator[Spans]:
     """Neighbours with no more than `gap` bytes between two of them."""
     first = 0
-    for last in range(1, len(spans) + 1):
-        if last == len(spans) or spans[last][0] - spans[last - 1][1] > gap:
+    for last, ((_, end), (start, _)) in enumerate(pairwise(spans), 1):
+        if start - end > gap:
             yield spans[first:last]
             first = last
+    if spans:
+        yield spans[first:]
 
 
 def windows(room: memoryview, data: memoryview, spans: Spans) -> Iterator[tuple[int, memoryview]]:

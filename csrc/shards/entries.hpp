@@ -49,8 +49,9 @@ class Entries {
   py::bytes sums(const py::list& tensors) const {
     std::vector<uint64_t> out(2 * tensors.size(), UINT64_MAX);
     std::string name = kData;
+    const py::str attribute("storage");
     for (size_t k = 0; k < tensors.size(); ++k) {
-      const py::object key = tensors[k].attr("storage");
+      const py::object key = tensors[k].attr(attribute);
       Py_ssize_t length = 0;
       const char* text = PyUnicode_AsUTF8AndSize(key.ptr(), &length);
       if (text == nullptr) throw py::error_already_set();

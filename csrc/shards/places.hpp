@@ -112,11 +112,12 @@ class Places {
     return out;
   }
 
-  // The text, and a `kind` of dtype, key, numel, offset, size and stride for each tensor, where
-  // `dtypes` has its storage.
+  // The text, and a `kind` of dtype, key, numel, offset, size, stride and whether it is whole for
+  // each tensor, where `dtypes` has its storage.
   py::tuple shortened(const py::dict& dtypes, const py::type& kind) const {
     py::list tensors;
-    const Slots<6> slots(kind, {"dtype", "storage", "storage_numel", "offset", "size", "stride"});
+    const Slots<7> slots(
+        kind, {"dtype", "storage", "storage_numel", "offset", "size", "stride", "whole"});
     std::unordered_map<shards::Bytes, py::object> known;
     std::vector<int64_t> same_size, same_stride;  // most tensors have the shape of the one before
     py::object size = py::tuple(), stride = py::tuple();
@@ -132,7 +133,7 @@ class Places {
           if (tensor.stride != same_stride) stride = tuple(same_stride = tensor.stride);
           const py::int_ numel(tensor.numel), offset(tensor.offset);
           tensors.append(slots.make({dtype(tensor.storage), str(tensor.key), numel, offset, size,
-                                     stride}));
+                                     stride, py::bool_(tensor.whole())}));
         });
     return py::make_tuple(py::bytes(text), tensors);
   }

@@ -17,6 +17,14 @@ struct Tensor {
   Bytes storage, key;  // "FloatStorage", "17"
   int64_t numel, offset;
   std::vector<int64_t> size, stride;
+
+  // It has all elements of its storage, row after row, and there are some.
+  bool whole() const {
+    __extension__ __int128 count = 1;
+    for (size_t axis = size.size(); axis-- > 0; count *= size[axis])
+      if (stride[axis] != count || size[axis] <= 0 || count > numel) return false;
+    return offset == 0 && numel > 0 && count == numel;
+  }
 };
 
 class Tensors {

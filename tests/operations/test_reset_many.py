@@ -149,7 +149,7 @@ def test_a_receipt_with_a_change_for_each_tensor_is_undone(tmp_path: Path) -> No
     single = [
         {**change, "path": ["state", key, change["path"][-1]]}
         for change in document["changes"]
-        for key in change["path"][1]["keys"]
+        for key in from_json(change["path"][1]).keys
     ]
     assert len(single) == 3 * PARAMETERS - 2
     path.write_text(json.dumps({**document, "changes": single}))
@@ -157,6 +157,15 @@ def test_a_receipt_with_a_change_for_each_tensor_is_undone(tmp_path: Path) -> No
     assert len(again.receipts()[0].changes) == len(single)
     apply(again, plan_undo(again))
     assert snapshot(made) == before
+
+
+@pytest.mark.parametrize(
+    "keys", [(0, 1, 2), (7,), (2, 1), ("a", "b"), (0, 2), (0, "a", 2), (True, 2)]
+)
+def test_keys_are_read_as_they_were_written(keys: tuple[int | str, ...]) -> None:
+    text = json.dumps(Each(keys), default=to_json)
+    assert from_json(json.loads(text)) == Each(keys)
+    assert from_json({"kind": "Each", "keys": [*keys]}) == Each(keys)  # as receipts before had them
 
 
 def test_a_path_may_stand_for_several() -> None:

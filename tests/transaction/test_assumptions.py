@@ -253,7 +253,7 @@ def test_a_write_between_two_holes_takes_a_block(small_disk: Path) -> None:
     """100 headers of 100 bytes: 10 kB of bytes, and 400 kB on the disk."""
     toy.build(small_disk)
     size = (small_disk / "run/step100/shard0").stat().st_size
-    for pitch, fits in ((1000, True), (50_000, False)):
+    for pitch, fits in ((1000, True), (100_000, False)):
         writes = [(size + pitch * number, b"x" * 100) for number in range(1, 101)]
         plan = planned(small_disk, Append.of("step100/shard0", size, writes, 0))
         if fits:

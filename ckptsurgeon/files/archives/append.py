@@ -110,10 +110,11 @@ def _sorted(
     tensors: list[Wish] = []
     for change in changes:
         found = _found(archive.tree(), file, change)
-        if change.new is not None and all(isinstance(value, Tensor) for value in found):
+        kinds = {*map(type, found)}
+        if change.new is not None and kinds == {Tensor}:
             archive.check_storages(found)
             tensors += _wishes(archive, file, change, found)
-        elif change.new is not None and any(isinstance(value, Tensor) for value in found):
+        elif change.new is not None and Tensor in kinds:
             apart = _sorted(archive, file, change.single())
             values |= apart[0]
             tensors += apart[1]
@@ -133,16 +134,18 @@ def _wishes(
 ) -> Iterable[Wish]:
     new = change.new
     if new == ZEROS:
-        return [Wish(tensor, None, change.elements) for tensor in tensors]
+        return [Wish(tensors, None, change.elements)]
     if isinstance(new, Elements):
         return [_of_bytes(file, change, new, tensor) for tensor in tensors]
     if isinstance(new, Computed):
         return [_computed(archive, file, change, new, tensor) for tensor in tensors]
     if isinstance(new, Fill) and all(ITEM_BYTES[tensor.dtype] == 1 for tensor in tensors):
-        return [Wish(tensor, bytes([new.byte])) for tensor in tensors]
+        return [Wish(tensors, bytes([new.byte]))]
     if isinstance(new, (int, float)) and all(tensor.numel == 1 for tensor in tensors):
-        numbers = {t: archive.encode(t, new) for t in {tensor.dtype for tensor in tensors}}
-        return [Wish(tensor, numbers[tensor.dtype]) for tensor in tensors]
+        alike: dict[str, list[Tensor]] = {}
+        for tensor in tensors:
+            alike.setdefault(tensor.dtype, []).append(tensor)
+        return [Wish(mine, archive.encode(dtype, new)) for dtype, mine in alike.items()]
     raise SurgeryError(f"{file}: the tensor {change.path!r} can't become {new!r}", next=DEFECT)
 
 
@@ -150,7 +153,7 @@ def _of_bytes(file: str, change: Change, new: Elements, tensor: Tensor) -> Wish:
     start, end = change.elements or (0, tensor.numel)
     if len(new.data) != (end - start) * ITEM_BYTES[tensor.dtype]:
         raise SurgeryError(f"{file}: {change.path!r} takes another number of bytes", next=DEFECT)
-    return Wish(tensor, new.data, change.elements)
+    return Wish([tensor], new.data, change.elements)
 
 
 def _computed(archive: Archive, file: str, change: Change, new: Computed, tensor: Tensor) -> Wish:
@@ -161,7 +164,7 @@ def _computed(archive: Archive, file: str, change: Change, new: Computed, tensor
         raise SurgeryError(
             f"{file}: {change.path!r} takes other numbers than were computed", next=DEFECT
         )
-    return Wish(tensor, new, (start, end))
+    return Wish([tensor], new, (start, end))
 
 
 def _found(tree: Any, file: str, change: Change) -> list[Any]:

@@ -15,7 +15,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.compact import VERSION
 from ckptsurgeon.files.archives.rewrite import ENTRY_CRC, LOCAL_CRC
-from ckptsurgeon.files.archives.storage_edit import Wish, contiguous
+from ckptsurgeon.files.archives.storage_edit import Wish, contiguous, one_by_one
 from ckptsurgeon.files.archives.zip_tail import Moved, directory_parts, end_records, local_header
 from ckptsurgeon.files.dtypes import ITEM_BYTES, STORAGES
 from ckptsurgeon.files.pickles import opcodes
@@ -30,8 +30,9 @@ CLASSES = {dtype: name for name, dtype in STORAGES.items() if name != "UntypedSt
 
 
 def changes_dtype(wish: Wish) -> bool:
-    """Whether the tensor is to hold numbers of another dtype than it does."""
-    return isinstance(wish.number, Computed) and wish.number.dtype != wish.tensor.dtype
+    """Whether a tensor is to hold numbers of another dtype than it does."""
+    new = wish.number
+    return isinstance(new, Computed) and any(t.dtype != new.dtype for t in wish.tensors)
 
 
 @dataclass
@@ -111,7 +112,7 @@ def render(archive: Archive, file: str, data: bytes, wishes: Sequence[Wish]) -> 
 
 def _storages(archive: Archive, file: str, wishes: Sequence[Wish]) -> dict[str, _Storage]:
     out: dict[str, _Storage] = {}
-    for tensor, number, elements in wishes:
+    for tensor, number, elements in one_by_one(wishes):
         assert isinstance(number, Computed)
         new = out.setdefault(tensor.storage, _Storage(number.dtype, tensor.storage_numel))
         whole = elements in (None, (0, tensor.numel))
@@ -123,7 +124,7 @@ def _storages(archive: Archive, file: str, wishes: Sequence[Wish]) -> dict[str, 
                 "only a part of it would change its dtype",
                 next="save the checkpoint again with tensors that are contiguous",
             )
-    chosen = {id(wish.tensor) for wish in wishes}
+    chosen = {id(tensor) for wish in wishes for tensor in wish.tensors}
     for path, tensor in tensors(archive.tree()):
         if tensor.storage in out and id(tensor) not in chosen and tensor.numel:
             raise SurgeryError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ckptsurgeon.edits import Computed, length
@@ -60,33 +61,40 @@ class StorageEdit:
 
 
 class Wish(NamedTuple):
-    """A tensor whose every element becomes zero (None) or `number`, or which becomes `number` as a
-    whole if that is as long, or what is computed; maybe only the `elements` [start, end), in the
-    order of its shape."""
+    """Tensors whose every element becomes zero (None) or `number`, or which each become `number` as
+    a whole if that is as long, or what is computed; maybe only the `elements` [start, end), in the
+    order of the shape."""
 
-    tensor: Tensor
+    tensors: Sequence[Tensor]
     number: bytes | Computed | None
-    elements: tuple[int, int] | None = None
+    elements: Range | None = None
 
 
 def blanks(tree: Any, wishes: Sequence[Wish]) -> tuple[dict[str, int], list[Wish]]:
     """The storages that become zeros as a whole and are one tensor's alone, with their bytes; and
     the other wishes, which `storage_edits` takes."""
-    holders = Counter(tensor.storage for tensor in all_tensors(tree))
-    out: dict[str, int] = {}
-    rest: list[Wish] = []
-    for wish in wishes:
-        tensor, number, elements = wish
+    holders = Counter(map(attrgetter("storage"), all_tensors(tree)))
+    blank: list[Tensor] = []
+    rest: list[Tensor] = []
+    for mine, number, elements in wishes:
         zero = number is None or (isinstance(number, bytes) and not any(number))
-        key = tensor.storage
-        if zero and elements is None and holders[key] == 1 and tensor.whole:
-            out[key] = tensor.storage_numel * ITEM_BYTES[tensor.dtype]
-        else:
-            rest.append(wish)
-    if twice := out.keys() & {wish.tensor.storage for wish in rest}:
-        out = {key: size for key, size in out.items() if key not in twice}
-        rest = [wish for wish in wishes if wish.tensor.storage not in out]
-    return out, rest
+        if not zero or elements is not None:
+            rest += mine
+            continue
+        alone = [tensor for tensor in mine if holders[tensor.storage] == 1 and tensor.whole]
+        blank += alone
+        if len(alone) < len(mine):
+            known = {*map(id, alone)}
+            rest += (tensor for tensor in mine if id(tensor) not in known)
+    out = {t.storage: t.storage_numel * ITEM_BYTES[t.dtype] for t in blank}
+    if not rest:
+        return out, []
+    for tensor in rest:  # also wished to be something else
+        out.pop(tensor.storage, None)
+    left = (
+        wish._replace(tensors=[t for t in wish.tensors if t.storage not in out]) for wish in wishes
+    )
+    return out, [wish for wish in left if wish.tensors]
 
 
 def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
@@ -95,7 +103,7 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
     Raises SurgeryError if a byte would also change that belongs to a tensor not in `wishes`, or if
     two wishes contradict each other."""
     out: dict[str, StorageEdit] = {}
-    for tensor, number, elements in wishes:
+    for tensor, number, elements in one_by_one(wishes):
         size = tensor.storage_numel * ITEM_BYTES[tensor.dtype]
         edit = out.setdefault(tensor.storage, StorageEdit(size))
         spans = ranges(part(tensor, *elements) if elements else tensor)
@@ -122,7 +130,7 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
             )
     if not out:
         return out
-    known = {id(wish.tensor) for wish in wishes}
+    known = {id(tensor) for wish in wishes for tensor in wish.tensors}
     for path, tensor in tensors(tree):
         if id(tensor) in known or (shared := out.get(tensor.storage)) is None:
             continue
@@ -132,6 +140,15 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
                 next="change every tensor that shares them, or none",
             )
     return out
+
+
+def one_by_one(
+    wishes: Sequence[Wish],
+) -> Iterator[tuple[Tensor, bytes | Computed | None, Range | None]]:
+    """Each tensor with what it is to become."""
+    for mine, number, elements in wishes:
+        for tensor in mine:
+            yield tensor, number, elements
 
 
 def _refuse_overlapping(key: str, edit: StorageEdit) -> None:

@@ -7,7 +7,7 @@ a `Tensor` that says where its bytes are. `reader` makes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from operator import index
@@ -61,7 +61,8 @@ class Storage:
 @dataclass(slots=True, unsafe_hash=True)
 class Tensor:
     """A tensor by where its elements are: `offset`, `size` and `stride` count elements of the
-    storage, which has `storage_numel` of them."""
+    storage, which has `storage_numel` of them. `whole` is whether it has all of them, side by side
+    in the order of its shape, and there are some. What the native module makes is the same."""
 
     dtype: str
     storage: str
@@ -69,21 +70,18 @@ class Tensor:
     offset: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
+    whole: bool = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.whole = (
+            not self.offset
+            and prod(self.size) == self.storage_numel > 0 < min(self.size, default=1)
+            and self.stride == strides(self.size)
+        )
 
     @property
     def numel(self) -> int:
         return prod(self.size)
-
-    @property
-    def whole(self) -> bool:
-        """Whether it has all elements of its storage, side by side, and there are some."""
-        if self.offset or not self.storage_numel:
-            return False
-        if len(self.size) == 1:  # nearly all: flat
-            return self.size[0] == self.storage_numel and self.stride[0] == 1
-        if not self.size:  # of one element, as Adam's step
-            return self.storage_numel == 1
-        return prod(self.size) == self.storage_numel and self.stride == strides(self.size)
 
 
 def strides(size: Sequence[int]) -> tuple[int, ...]:

@@ -119,14 +119,12 @@ class DcpCheckpoint(DcpShards, ABC):
             )
         return [(self.parameters_at(place), place) for place in self.settings(key)]
 
-    def in_config(self, keys: Iterable[str]) -> SurgeryError:
+    def in_config(self, keys: Iterable[str], flags: str) -> SurgeryError:
         """The refusal of parts of the schedule, with the options that decide them."""
-        keys = sorted(keys)
-        flags = sorted({self.options[key] for key in keys})
         return SurgeryError(
             f"{self.trainer} computes the schedule from its own config at every step, so "
-            f"{', '.join(keys)} has no place in a checkpoint",
-            next=f"relaunch the trainer with {', '.join(flags)}",
+            f"{', '.join(sorted(keys))} has no place in a checkpoint",
+            next=f"relaunch the trainer with {flags}",
         )
 
     def parts(self) -> list[Part]:

@@ -149,15 +149,15 @@ class OlmoCore(Torchtitan):
 
     name = "olmo-core"
     options: Mapping[str, str] = {
-        "clip_grad": "train_module.max_grad_norm",
-        "seed": "data_loader.seed",
-        "lr": "train_module.optim.lr",
-        "min_lr": "train_module.scheduler",
-        "warmup": "train_module.scheduler",
-        "decay": "train_module.scheduler",
-        "decay_style": "train_module.scheduler",
+        "clip_grad": "--train_module.max_grad_norm",
+        "seed": "--data_loader.seed",
+        "lr": "--train_module.optim.lr",
+        "min_lr": "--train_module.scheduler",
+        "warmup": "--train_module.scheduler",
+        "decay": "--train_module.scheduler",
+        "decay_style": "--train_module.scheduler",
     }
-    fresh_optimizer = "trainer.load_optim_state=false"
+    fresh_optimizer = "--trainer.load_optim_state=false"
     folder_name = "step{}"
     inner = "model_and_optim"
     optimizer = "optim."
@@ -212,7 +212,7 @@ class OlmoCore(Torchtitan):
 
     def advise_setting(self, key: str) -> str:
         """The config of the optimizer, where OLMoDDP keeps none."""
-        return f"relaunch the trainer with train_module.optim.{key}"
+        return f"relaunch the trainer with --train_module.optim.{key}"
 
     def advise_rewarm(
         self, state: State, kind: str, until: str, iterations: int
@@ -233,10 +233,11 @@ class OlmoCore(Torchtitan):
         """A rank without a loader's state takes the seed of its config; a batch has tokens."""
         if key == "batch_size":
             tokens = f"{value} × the sequence length"
-            return f"relaunch the trainer with data_loader.global_batch_size at {tokens}"
-        if key == "seed":
-            return f"relaunch the trainer with {self.options[key]} {value} (it has no saved loader)"
-        return super().advise(key, value)
+            return f"relaunch the trainer with --data_loader.global_batch_size at {tokens}"
+        if key not in self.options:
+            return super().advise(key, value)
+        flag = f"relaunch the trainer with {self.options[key]}={value}"
+        return f"{flag} (it has no saved loader)" if key == "seed" else flag
 
 
 def _marked(folder: Path) -> bool:

@@ -127,7 +127,7 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
         """The groups' lr, all by one factor, where the run has no scheduler.
 
         Raises SurgeryError for all else: the config decides it."""
-        flags = ", ".join(sorted({self.options[key] for key in values}))
+        flags = self.flags(values)
         if set(values) == {"lr"} and not self._module:
             raise SurgeryError(
                 f"{self.path.name} has no config.json, so whether a scheduler sets the lr at every "
@@ -138,7 +138,7 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
                 ),
             )
         if set(values) != {"lr"} or self._schedule or "lr" in self._fixed:
-            raise self.in_config(values)
+            raise self.in_config(values, flags)
         new, peak = float(values["lr"]), self.peak()
         if not peak:
             raise SurgeryError(
@@ -150,6 +150,14 @@ class OlmoCoreCheckpoint(DcpCheckpoint):
             f"{self.trainer} has no scheduler in this run: the lr of the checkpoint holds until "
             f"another surgery, and {self.options['lr']} is not read after a load"
         ]
+
+    def flags(self, values: Mapping[str, Any]) -> str:
+        """The options that decide these parts of the schedule: of its rate with the value."""
+        flags = {
+            f"{self.options[key]}={value:g}" if key == "lr" else self.options[key]
+            for key, value in values.items()
+        }
+        return ", ".join(sorted(flags))
 
     def peak(self) -> float | None:
         """The largest rate of a group; of a schedule, the rate that it is computed from."""

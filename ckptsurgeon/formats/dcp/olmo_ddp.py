@@ -117,8 +117,7 @@ class OlmoDdpCheckpoint(OlmoCoreCheckpoint):
         raise SurgeryError(
             f"{self.path.name} keeps no param groups (OLMoDDP), so {', '.join(sorted(values))} has "
             "no place in it",
-            next="relaunch the trainer with "
-            + ", ".join(sorted({self.options[key] for key in values})),
+            next=f"relaunch the trainer with {self.flags(values)}",
         )
 
     def peak(self) -> float | None:

@@ -35,7 +35,8 @@ class TorchtitanCheckpoint(DcpCheckpoint):
         Raises SurgeryError for what only the trainer's config decides: all but lr."""
         refused = [key for key in values if key != "lr"]
         if refused:
-            raise self.in_config(refused)
+            flags = sorted({self.options[key] for key in refused})
+            raise self.in_config(refused, ", ".join(flags))
         new, peak = float(values["lr"]), self.peak()
         if not peak:
             raise SurgeryError(
