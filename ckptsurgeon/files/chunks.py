@@ -145,6 +145,11 @@ class Chunks(Sequence[Item]):
         """Whether it is known to be a tensor of one element."""
         return self.whole is not None and len(self) == 1 and prod(self.whole[1]) == 1
 
+    @property
+    def is_described(self) -> bool:
+        """Whether `.metadata` says the dtype, and the shape of every chunk."""
+        return self.whole is not None and all(self._table.shape[self.rows.start : self.rows.stop])
+
     def shape(self, index: int) -> tuple[int, ...] | None:
         """Of one chunk, as `.metadata` says; None where it does not."""
         number = self._table.shape[self.rows[index]]
@@ -154,6 +159,12 @@ class Chunks(Sequence[Item]):
         """Every different shape by its number in the column; without those that are not known."""
         numbers = set(self._table.shape[self.rows.start : self.rows.stop])
         return {k: self._table.axes(k - 1) for k in numbers if k}
+
+    def offsets(self) -> Iterator[tuple[int, ...] | None]:
+        """That of each chunk, in their order."""
+        table = self._table
+        numbers = table.offset[self.rows.start : self.rows.stop]
+        return (table.axes(number - 1) if number else None for number in numbers)
 
     def choose(self, chosen: array[int], place_of: Mapping[int, int]) -> None:
         """Set `chosen` of every row to the place that `place_of` has for the number of its

@@ -100,13 +100,17 @@ class Saved:
         transformed."""
         place = item.file, item.start, item.length
         if place not in self._archives:
-            if item.transforms:
-                raise SurgeryError(
-                    f"{self.folder / item.file}: its values are stored {'+'.join(item.transforms)}",
-                    next="save again without the extension; only plain values can be edited",
-                )
-            self._archives[place] = Archive.open(self.folder / item.file, item.start, item.length)
+            self._archives[place] = self.opened(item)
         return self._archives[place]
+
+    def opened(self, item: Item) -> Archive:
+        """As `archive`, for one that is read once: a step may have millions."""
+        if item.transforms:
+            raise SurgeryError(
+                f"{self.folder / item.file}: its values are stored {'+'.join(item.transforms)}",
+                next="save again without the extension; only plain values can be edited",
+            )
+        return Archive.open(self.folder / item.file, item.start, item.length)
 
     def value(self, name: str) -> Any:
         """The tree of a value; of a tensor a `Whole`, or the list of its chunks where `.metadata`

@@ -8,12 +8,8 @@ from typing import Any
 
 from ckptsurgeon.edits import ABSENT, AnyChange, Aside, Change, Key, Rewrite
 from ckptsurgeon.edits import Content as NewBytes
-from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.look.diff.leaves import same
-from ckptsurgeon.look.diff.versions import Content, Version
-
-Held = tuple[Archive, Tensor]
+from ckptsurgeon.look.diff.versions import Content, Held, InChunks, Version
 
 
 @dataclass
@@ -22,8 +18,8 @@ class Twin:
 
     file: str
     path: tuple[Key, ...]
-    one: Held
-    other: Held
+    one: Held | InChunks
+    other: Held | InChunks
 
 
 @dataclass
@@ -68,15 +64,16 @@ def _compare(out: Difference, name: str, one: Content, other: Content) -> None:
     held, its = one.tensors, other.tensors
     for path in dict.fromkeys([*held, *its]):
         mine, theirs = held.get(path), its.get(path)
-        if mine is not None and theirs is not None and same(mine[1], theirs[1]):
+        one_kind, other_kind = _kind(mine), _kind(theirs)
+        if mine is not None and theirs is not None and one_kind == other_kind:
             out.twins.append(Twin(name, path, mine, theirs))
         else:
-            out.reshaped.append((name, path, _kind(mine), _kind(theirs)))
+            out.reshaped.append((name, path, one_kind, other_kind))
 
 
-def _kind(held: Held | None) -> str | None:
+def _kind(held: Held | InChunks | None) -> str | None:
     """Element type and shape."""
-    return None if held is None else f"{held[1].dtype} {list(held[1].size)}"
+    return None if held is None else f"{held.dtype} {list(held.size)}"
 
 
 def field_of(path: tuple[Key, ...], file: str) -> str:

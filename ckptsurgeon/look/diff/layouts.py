@@ -5,6 +5,7 @@ The arguments, which hold the sizes of the cut among much else, are compared by 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,14 +26,21 @@ ARGUMENTS = "args"
 
 
 def cut(files: Mapping[str, Version]) -> frozenset[Any]:
-    """How a step is cut: the names of its shards, and where chunks lie in their tensors."""
+    """How a step is cut: the names of its shards, and where chunks lie in their tensors (of
+    millions, by a digest)."""
     names: set[Any] = {name for name, version in files.items() if version.path.suffix in TORCH}
     for name, version in files.items():
         if version.path.name == METADATA:
             items = Saved.open(version.path.parent).items
-            chunks = ((fqn, item.offset) for fqn, found in items.items() for item in found)
-            names |= {(name, *chunk) for chunk in chunks}
+            names |= {(name, fqn, _digest(found.offsets())) for fqn, found in items.items()}
     return frozenset(names)
+
+
+def _digest(offsets: Iterable[tuple[int, ...] | None]) -> bytes:
+    digest = hashlib.sha256()
+    for offset in offsets:
+        digest.update(repr(offset).encode())
+    return digest.digest()
 
 
 def meaning(one: Checkpoint, other: Checkpoint) -> list[AnyChange]:

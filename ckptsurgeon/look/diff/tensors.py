@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Key
-from ckptsurgeon.files.archives.archive import bytes_at
+from ckptsurgeon.files.archives.archive import Archive, bytes_at
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats
+from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Weight
 from ckptsurgeon.formats.strips import contiguous
-from ckptsurgeon.look.diff.files import Difference, Held, Twin
+from ckptsurgeon.look.diff.files import Difference, Twin
 from ckptsurgeon.progress import Progress
 
 PART = 1 << 18
@@ -73,21 +74,20 @@ def of_twins(
 
 
 def _twin(twin: Twin) -> Changed | None:
-    (_, tensor), total = twin.one, _Total()
-    with contextlib.ExitStack() as stack:
-        one, other = (_elements(stack, held) for held in (twin.one, twin.other))
-        for mine, its in zip(one, other, strict=True):
-            total.add(mine, its, tensor.dtype, twin.one[0].byte_order())
+    total = _Total()
+    for one, other in zip(twin.one.pieces(), twin.other.pieces(), strict=True):
+        with contextlib.ExitStack() as stack:
+            for mine, its in zip(_elements(stack, *one), _elements(stack, *other), strict=True):
+                total.add(mine, its, twin.one.dtype, one[0].byte_order())
     name = ".".join(str(key) for key in twin.path)
     return total.changed(name, twin.file, twin.path)
 
 
-def _elements(stack: contextlib.ExitStack, held: Held) -> Iterator[bytes]:
+def _elements(stack: contextlib.ExitStack, archive: Archive, tensor: Tensor) -> Iterator[bytes]:
     """The elements of a tensor in the order of its shape, PART at a time. Those of a view whose
     elements do not lie side by side are read together."""
     import numpy
 
-    archive, tensor = held
     record = archive.storage(tensor)
     descriptor = stack.enter_context(archive.opened())
     width = ITEM_BYTES[tensor.dtype]
