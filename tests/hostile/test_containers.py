@@ -98,6 +98,7 @@ def also_a_tar(whole: bytes) -> bytes:
     return bytes(head) + members + b"." + rest
 
 
+@pytest.mark.filterwarnings("ignore:Python 3.14 will, by default, filter:DeprecationWarning")
 def test_a_legacy_file_that_torch_takes_for_a_tar_archive_is_refused(trained: Trained) -> None:
     """torch asks `tarfile` first: it would unpickle what the surgeon has never looked at."""
     root = trained()
