@@ -5,6 +5,7 @@ write, and load what was edited."""
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from ckptsurgeon.look.diff.surgery import of_receipt
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.surgery.export import export
 from ckptsurgeon.surgery.fork import fork
-from tests.support import deepspeed_engine
+from tests.support import deepspeed_engine, megatron_dist, nemo_files
 from tests.support.described_runs import (
     FLAT,
     automodel,
@@ -403,6 +404,44 @@ def moments_of(state: dict[str, Any]) -> State:
         name: {key: state[f"state.{name}.{key}"] for key in ("exp_avg", "exp_avg_sq")}
         for name in ("0.weight", "0.bias")
     }
+
+
+@pytest.mark.parametrize("file", [True, False])
+def test_a_nemo_run_with_its_common_state_in_a_file_or_among_the_values(
+    tmp_path: Path, file: bool
+) -> None:
+    """What megatron-core itself takes of the edited step, `test_nemo.py` asks."""
+    root = nemo_files.make(tmp_path / "run", file=file)
+    assert any(root.glob("*/weights/common.pt")) is file
+    before = snapshot(root)
+    run = Run.open(root)
+    assert (run.format.name, run.steps(), run.latest()) == ("nemo", [20, 30], 30)
+    assert run.format.idle_paths(root, 30) == []
+    recipe = {"rollback": {"to": 20}, "set": {"lr": 3e-5, "beta2": 0.9}, "reset": ["moments"]}
+    plan = operate(root, recipe)
+    assert plan.promise is not None and plan.promise.betas == (0.9, 0.9)
+    assert (plan.promise.step, plan.promise.adam_step) == (21, 0)
+    (last,) = root.glob("*-last")
+    for folder in (last, *root.glob("*step=20*")):
+        if file:
+            state = torch.load(folder / "weights" / "common.pt", weights_only=True)
+        else:
+            wanted: dict[str, Any] = {megatron_dist.COMMON: io.BytesIO()}
+            dcp.load(wanted, checkpoint_id=folder / "weights", no_dist=True)
+            (state,) = wanted[megatron_dist.COMMON]
+        assert state["lr_schedulers"][0]["_last_lr"] == [plan.promise.lr] * 2
+        assert state["PreTrainingDataModule"] == {"consumed_samples": 320}
+    assert (Run.open(root).steps(), Run.open(root).latest()) == ([20], 20)
+    take_back(root, before)
+
+
+def test_a_folder_without_a_common_state_is_named(tmp_path: Path) -> None:
+    root = nemo_files.make(tmp_path / "run")
+    for common in root.glob("*/weights/common.pt"):
+        common.unlink()
+    run = Run.open(root)
+    assert run.steps() == []
+    assert "holds no common state of Megatron-core" in run.format.nameless(root)
 
 
 def test_a_half_saved_folder_hides_no_other(made: Make) -> None:

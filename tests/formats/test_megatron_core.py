@@ -25,6 +25,7 @@ from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from tests.support import newest_megatron
 from tests.support.launch import REPO, run_module
+from tests.support.newest_megatron import by
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -73,13 +74,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return make
-
-
-def by(library: str) -> list[str]:
-    """The arguments by which the program takes this megatron-core."""
-    if library == "newest" and not NEWEST.is_dir():
-        pytest.skip("make test-formats installs the newest megatron-core")
-    return ["--newest"] if library == "newest" else []
 
 
 @pytest.mark.witness(

@@ -21,11 +21,13 @@ from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.support.launch import REPO
+from tests.support.newest_megatron import by
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
 pytestmark = pytest.mark.formats
 pytest.importorskip("megatron.core")
+LIBRARIES = ["installed", "newest"]
 EDITS: dict[str, Any] = {
     "rollback": {"to": 4},
     "set": {
@@ -69,8 +71,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def root(tmp_path: Path, saved: Callable[..., Path]) -> Path:
-    return Path(shutil.copytree(saved(), tmp_path / "log" / "checkpoints"))
+def copied(tmp_path: Path, saved: Callable[..., Path]) -> Callable[..., Path]:
+    return lambda *flags: Path(shutil.copytree(saved(*flags), tmp_path / "log" / "checkpoints"))
+
+
+@pytest.fixture
+def root(copied: Callable[..., Path]) -> Path:
+    return copied()
 
 
 def cosine(step: int, peak: float, floor: float, warmup: int = 2, end: int = 40) -> float:
@@ -81,7 +88,14 @@ def cosine(step: int, peak: float, floor: float, warmup: int = 2, end: int = 40)
 @pytest.mark.witness(
     "NeMo 2", "set betas", "set eps", "set weight_decay", "reset moments", by="megatron-core"
 )
-def test_what_is_set_is_what_the_next_updates_use(root: Path) -> None:
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_is_set_is_what_the_next_updates_use(
+    copied: Callable[..., Path], library: str
+) -> None:
+    """The newest keeps what is not sharded among the values."""
+    flags = by(library)
+    root = copied(*flags)
+    assert any(root.glob("*/weights/common.pt")) is (library == "installed")
     before = snapshot(root)
     run = Run.open(root)
     assert (run.format.name, run.steps(), run.latest()) == ("nemo", [2, 4, 6], 6)
@@ -89,7 +103,7 @@ def test_what_is_set_is_what_the_next_updates_use(root: Path) -> None:
     plan = operate(root, EDITS)
     assert plan.promise is not None and plan.promise.consumed_samples == 32
     assert "known by its description alone" in "\n".join(plan.warnings)
-    told = loaded(root)
+    told = loaded(root, *flags)
     assert told["step"] == 4 and told["consumed_samples"] == {"consumed_samples": 32}
     assert told["betas"] == [[0.8, 0.99]] * 2 and told["eps"] == [1e-7] * 2
     assert told["weight_decay"] == [0.05, 0.0] and told["adam_step"] == [0, 0]
@@ -98,15 +112,19 @@ def test_what_is_set_is_what_the_next_updates_use(root: Path) -> None:
     wanted = [cosine(step, 5e-4, 5e-5) for step in (4, 5, 6)]
     assert told["used"] == pytest.approx(wanted, rel=1e-12)
     take_back(root, before)
-    assert loaded(root)["used"][0] == pytest.approx(cosine(6, 1e-3, 1e-4))
+    assert loaded(root, *flags)["used"][0] == pytest.approx(cosine(6, 1e-3, 1e-4))
 
 
-@pytest.mark.parametrize("flags", [("--sharding", "dp_reshardable"), ("--constant", "8")])
+@pytest.mark.parametrize(
+    "sharding, constant", [("dp_reshardable", "0"), ("fully_reshardable", "8")]
+)
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_other_layouts_and_the_schedule_that_holds_its_floor(
-    tmp_path: Path, saved: Callable[..., Path], flags: tuple[str, ...]
+    copied: Callable[..., Path], library: str, sharding: str, constant: str
 ) -> None:
-    """Of dp_reshardable the param groups are values of their own."""
-    root = Path(shutil.copytree(saved(*flags), tmp_path / "run"))
+    """Of dp_reshardable, NeMo's default from 2.5 on, the param groups are values of their own."""
+    flags = ("--sharding", sharding, "--constant", constant, *by(library))
+    root = copied(*flags)
     before = snapshot(root)
     rates = loaded(root, *flags)["used"]
     operate(root, {"set": {"lr": 5e-4, "min_lr": 5e-5, "beta1": 0.8}, "reset": ["moments"]})
@@ -117,11 +135,11 @@ def test_other_layouts_and_the_schedule_that_holds_its_floor(
 
 
 def test_moments_that_are_gathered_in_one_value_are_refused(
-    tmp_path: Path, saved: Callable[..., Path]
+    copied: Callable[..., Path],
 ) -> None:
     """`ckpt_parallel_save_optim=False`: a reset would begin Adam's step anew and nothing else."""
     flags = ("--sharding", "dp_zero_gather_scatter")
-    root = Path(shutil.copytree(saved(*flags), tmp_path / "run"))
+    root = copied(*flags)
     before = snapshot(root)
     for recipe in ({"reset": ["moments"]}, {"average": {"last": 2, "moments": "average"}},
                    {"reset": ["moments"], "moments": {"only": "exp_avg"}}):  # fmt: skip
@@ -134,15 +152,19 @@ def test_moments_that_are_gathered_in_one_value_are_refused(
     assert told["used"][0] == pytest.approx(cosine(6, 5e-4, 1e-4))
 
 
-def test_the_schedule_is_moved_and_cooled_down(root: Path) -> None:
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_schedule_is_moved_and_cooled_down(copied: Callable[..., Path], library: str) -> None:
+    flags = by(library)
+    root = copied(*flags)
     before = snapshot(root)
     operate(root, {"set": {"warmup": 3, "decay": 20}})
     now = [cosine(step, 1e-3, 1e-4, 3, 20) for step in (6, 7, 8)]
-    assert loaded(root)["used"] == pytest.approx(now, rel=1e-12)
+    assert loaded(root, *flags)["used"] == pytest.approx(now, rel=1e-12)
     take_back(root, before)
-    rate = loaded(root)["used"][0]
+    rate = loaded(root, *flags)["used"][0]
     operate(root, {"cooldown": {"steps": 5, "shape": "cosine", "to": 0.0}})
-    assert loaded(root)["used"] == pytest.approx([cosine(n, rate, 0, 0, 5) for n in (0, 1, 2)])
+    used = loaded(root, *flags)["used"]
+    assert used == pytest.approx([cosine(n, rate, 0, 0, 5) for n in (0, 1, 2)])
     take_back(root, before)
     with pytest.raises(SurgeryError, match="CosineAnnealing can't decay linear") as refused:
         surgery.plan(Run.open(root), from_data({"cooldown": {"steps": 5, "shape": "linear"}}))

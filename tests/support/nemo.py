@@ -1,5 +1,5 @@
 """Runs of NeMo 2 by its sources, trained, saved and loaded by the real megatron-core on a CPU:
-`save ROOT` and `load ROOT`.
+`save ROOT` and `load ROOT`, with `--newest` by the newest one.
 
 As `MegatronStrategy.save_checkpoint` and `setup_megatron_optimizer` of NVIDIA/NeMo 2381f42 (v2.4.0)
 around what Lightning's `dump_checkpoint` makes. NeMo does not install beside a present torch.
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tests.support import apex_adam, megatron_real
+from tests.support import apex_adam, megatron_real, newest_megatron
 from tests.support.cpu_rank import cpu_rank
 from tests.support.megatron_real import BATCH
 
@@ -120,7 +120,9 @@ def save(root: Path, args: argparse.Namespace) -> None:
         name = NAME.format(1 / step, step, BATCH * step)
         for folder in (name, f"{name}-last") if step == max(args.steps) else (name,):
             (root / folder / "weights").mkdir(parents=True)
-            dist_checkpointing.save(dict(checkpoint), str(root / folder / "weights"))
+            content = {"distrib_optim_sharding_type": args.sharding}
+            weights = str(root / folder / "weights")
+            dist_checkpointing.save(dict(checkpoint), weights, content_metadata=content)
             (root / folder / "context").mkdir()
             (root / folder / "context" / "model.yaml").write_text("_target_: model\n")
 
@@ -158,7 +160,10 @@ def main() -> None:
     parser.add_argument("--sharding", default="fully_reshardable")
     parser.add_argument("--constant", type=int, default=0)
     parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--newest", action="store_true")
     args = parser.parse_args()
+    if args.newest:
+        newest_megatron.put_first()
     args.steps = [2, 4, 6]
     args.use_distributed_optimizer, args.fp16, args.gpt, args.mup_width = True, False, False, None
     args.seed, args.lr, args.min_lr, args.weight_decay = 1234, 1e-3, 1e-4, 0.1

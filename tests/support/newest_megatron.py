@@ -9,6 +9,7 @@ import sys
 import typing
 from pathlib import Path
 
+import pytest
 import typing_extensions
 
 
@@ -19,6 +20,13 @@ def beside(name: str) -> Path:
 
 
 FOLDER = beside("newest-megatron")
+
+
+def by(library: str) -> list[str]:
+    """The arguments by which a program takes the "newest" megatron-core, or the "installed" one."""
+    if library == "newest" and not FOLDER.is_dir():
+        pytest.skip("make test-formats installs the newest megatron-core")
+    return ["--newest"] if library == "newest" else []
 
 
 def put_first() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,8 @@ class Content:
 
 @dataclass(frozen=True)
 class Within:
-    """Where the number of a step is that is a `folder`: under a key path in a `file` inside."""
+    """Where the number of a step is that is a `folder`: under a key path in a `file` inside, or in
+    the common state of a folder there that Megatron-core's loader reads."""
 
     folder: FilePattern
     file: FilePattern
@@ -161,7 +162,7 @@ class Description:
         files = page.mapping(data["files"], "files")
         read = [(text, page.content(item, text)) for text, item in files.items()]
         contents = {page.pattern(text, folder=bool(item.loader)): item for text, item in read}
-        number, within = page.number(data["number"]) if "number" in data else ((), None)
+        number, within = page.number(data["number"], contents) if "number" in data else ((), None)
         page.loaders(contents, within)
         unnumbered = [each.text for each in contents if "{step}" not in each.text]
         if numbered and unnumbered and not number:
@@ -241,14 +242,19 @@ class _Page:
             raise self.wrong("unfinished", f"is inside of a step, and {files[0]!r} is a file")
         return text
 
-    def number(self, value: Any) -> tuple[KeyPath, Within | None]:
+    def number(
+        self, value: Any, contents: Mapping[FilePattern, Content]
+    ) -> tuple[KeyPath, Within | None]:
         if not isinstance(value, Mapping):
             return self.path(value, "number"), None
         data = self.mapping(value, "number")
         if set(data) != {"folder", "file", "keys"}:
             raise self.wrong("number", "is a list of keys, or has `folder`, `file` and `keys`")
-        within = Within(self.pattern(data["folder"], folder=True), self.pattern(data["file"]))
-        return self.path(data["keys"], "number.keys"), within
+        folder = self.pattern(data["folder"], folder=True)
+        file = self.pattern(data["file"])
+        loaded = [each.text for each, item in contents.items() if item.loader == "megatron"]
+        file = replace(file, folder=f"{folder.text}/{file.text}" in loaded)
+        return self.path(data["keys"], "number.keys"), Within(folder, file)
 
     def loaders(self, contents: Mapping[FilePattern, Content], within: Within | None) -> None:
         """Refuse what can't be read together."""

@@ -18,7 +18,7 @@ from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
 from ckptsurgeon.formats.layout import leads_out, outside
-from ckptsurgeon.formats.megatron.dist import COMMON
+from ckptsurgeon.formats.megatron.dist import common_state
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.step_folders import files_below
@@ -210,8 +210,10 @@ def _contents(
 def _leads(file: Path, trees: Mapping[Path, Any], content: Content, path: KeyPath) -> bool:
     if content.loader == "dcp":
         return bool(beginnings(Saved.open(file), path, rest=r"(\..+)?"))
+    if content.loader == "megatron":
+        return bool(list(expanded(common_state(file), path)))
     if content.loader:
-        models = sorted(file.glob(COMMON if content.loader == "megatron" else "*_model_states.pt"))
+        models = sorted(file.glob("*_model_states.pt"))
         return any(list(expanded(Archive.open(model).tree(), path)) for model in models)
     return bool(list(expanded(trees[file], path)))
 

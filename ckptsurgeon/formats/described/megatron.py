@@ -38,7 +38,10 @@ ELSEWHERE = (
 class DescribedMegatron(MegatronDistCheckpoint):
     """`schedulers` and `savers` are (file, key path) in the common state, `counters` by name."""
 
-    by_name: ClassVar[str] = "save the step once in a sharding of Megatron-core that names them"
+    by_name: ClassVar[str] = (
+        "save the step once fully reshardable: in NeMo 2.6 and newer by "
+        "MegatronStrategy(ckpt_optim_fully_reshardable=True)"
+    )
 
     description: Description = field(kw_only=True)
     schedulers: tuple[Located, ...] = ()

@@ -11,11 +11,11 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
-from ckptsurgeon.formats.described.description import ANY, Content, Description
+from ckptsurgeon.formats.described.description import ANY, Content, Description, KeyPath
 from ckptsurgeon.formats.described.engine import DescribedEngine
 from ckptsurgeon.formats.described.megatron import DescribedMegatron
 from ckptsurgeon.formats.described.sharded import DescribedSharded, beginnings, optimizers
-from ckptsurgeon.formats.megatron.dist import COMMON
+from ckptsurgeon.formats.megatron.dist import COMMON, common_root
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.values import Located
 
@@ -140,18 +140,21 @@ def _megatron(
     """What the trainer keeps of its own is in the common state."""
     saved = Saved.open(folder)
     common = folder / COMMON
-    inside = {common: content} if common.is_file() and common not in without else {}
-    trees, archives = read_shards(inside)
+    beside = [common] if common.is_file() and common not in without else []
+    trees, archives = read_shards(beside)
+    trees[saved.path] = Values(saved)
+    roots = common_root(archives, saved)
+    inside, base = {file: content for file, _ in roots}, next((keys for _, keys in roots), ())
     return DescribedMegatron(
         path,
         step,
-        {**trees, saved.path: Values(saved)},
+        trees,
         archives,
         saved=saved,
         description=page,
-        schedulers=tuple(_located(trees, inside, "schedulers")),
-        counters=_counters(trees, inside),
-        savers=tuple(_located(trees, inside, "savers")),
+        schedulers=tuple(_located(trees, inside, "schedulers", base)),
+        counters=_counters(trees, inside, base),
+        savers=tuple(_located(trees, inside, "savers", base)),
     )
 
 
@@ -165,20 +168,22 @@ def _leads_nowhere(inside: Mapping[Path, Content]) -> SurgeryError:
 
 
 def _located(
-    trees: Mapping[Path, Any], inside: Mapping[Path, Content], key: str
+    trees: Mapping[Path, Any], inside: Mapping[Path, Content], key: str, base: KeyPath = ()
 ) -> Iterator[Located]:
+    """Where the paths lead, each after `base`."""
     for file, content in inside.items():
         for path in getattr(content, key):
-            yield from ((file, full) for full in expanded(trees[file], path))
+            yield from ((file, full) for full in expanded(trees[file], (*base, *path)))
 
 
 def _counters(
-    trees: Mapping[Path, Any], inside: Mapping[Path, Content]
+    trees: Mapping[Path, Any], inside: Mapping[Path, Content], base: KeyPath = ()
 ) -> dict[str, tuple[Located, ...]]:
-    """By name."""
+    """By name, each path after `base`."""
     out: dict[str, tuple[Located, ...]] = {}
     for file, content in inside.items():
         for name, paths in content.fields.items():
-            found = ((file, full) for path in paths for full in expanded(trees[file], path))
+            full = (each for keys in paths for each in expanded(trees[file], (*base, *keys)))
+            found = ((file, path) for path in full)
             out[name] = (*out.get(name, ()), *found)
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
@@ -14,7 +15,7 @@ from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import expanded
 from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
 from ckptsurgeon.formats.layout import BaseFormat, leads_inside
-from ckptsurgeon.formats.megatron.dist import CONFIG
+from ckptsurgeon.formats.megatron.dist import CONFIG, common_file, common_state
 from ckptsurgeon.formats.sane import is_count
 from ckptsurgeon.formats.step_folders import files_below
 
@@ -49,16 +50,20 @@ class DescribedSteps(BaseFormat):
 
     def nameless(self, run: Path) -> str:
         """Why a file that could be a step by its name is none, in a sentence; "" without such."""
+        page = self.description
         for path, content in self._candidates(run):
-            if self.description.number and not content.loader and path.is_file():
-                return _lacking_step(path, (*content.has, self.description.number))
+            if page.number and not content.loader and path.is_file():
+                return _lacking_step(path, (*content.has, page.number))
+        for folder, _ in page.within.folder.matches(run) if page.within else ():
+            for path, _ in page.within.file.matches(folder) if page.within else ():
+                return _lacking_step(path, (page.number,))
         return ""
 
     def _number(self, path: Path, content: Content) -> int | None:
         """The step in a file, or 0 where its name has it; None for another trainer's file, and for
         one that can't be read."""
         try:
-            status = path.stat()
+            status = _holding(path).stat()
         except OSError:
             return None
         key = (self.name, str(path), status.st_ino, status.st_size, status.st_mtime_ns)
@@ -232,9 +237,19 @@ def _unloaded(folder: Path, loader: str) -> list[str]:
     return Engine(folder).missing(folder, 0) if loader else []
 
 
+def _holding(path: Path) -> Path:
+    """The file by which a change of what `_tree` reads is told."""
+    return common_file(path) if path.is_dir() else path
+
+
+def _tree(path: Path) -> Any:
+    """Of a torch file; of a folder, the common state of Megatron-core."""
+    return common_state(path) if path.is_dir() else Archive.open(path).tree()
+
+
 def _read_number(path: Path, content: Content, number: KeyPath) -> int | None:
     try:
-        tree = Archive.open(path).tree()
+        tree = _tree(path)
         if any(not list(expanded(tree, needed)) for needed in content.has):
             return None
         step = get(tree, number) if number else 0
@@ -246,8 +261,10 @@ def _read_number(path: Path, content: Content, number: KeyPath) -> int | None:
 
 def _lacking_step(path: Path, needed: Sequence[KeyPath]) -> str:
     try:
-        tree = Archive.open(path).tree()
+        tree = _tree(path)
         lacking = [keys for keys in needed if not list(expanded(tree, keys))]
+    except KeyError:
+        return f"{path} holds no common state of Megatron-core, so its step is not known"
     except (SurgeryError, OSError) as error:
         return f"{error}, so its step is not known"
     names = dict.fromkeys(".".join(map(str, keys)) for keys in lacking)

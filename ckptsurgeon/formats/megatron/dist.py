@@ -1,6 +1,6 @@
 """One saved step of a Megatron-LM run in the torch_dist format.
 
-What is not sharded is in `common.pt`, or in newer versions in the value `common_state/shard_0_1` of
+What is not sharded is in `common.pt`, or from 0.19 on in the value `common_state/shard_0_1` of
 `.metadata`. Unless the optimizer is saved fully reshardable, its param groups are values too, one
 for each data-parallel group (each in a list of one). Source: `megatron/core/dist_checkpointing/`.
 """
@@ -11,12 +11,13 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import integrity
-from ckptsurgeon.files.dcp import Saved, Values
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.dcp import METADATA, Saved, Values
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.megatron import parts
@@ -24,12 +25,14 @@ from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.strips import MASTERS
-from ckptsurgeon.formats.values import MOMENTS, Part, Place, StateDict, Strip
+from ckptsurgeon.formats.values import MOMENTS, Located, Part, Place, StateDict, Strip
 
 CONFIG = "metadata.json"
 """Written last: a folder without it is not complete."""
 COMMON = "common.pt"
 STATE = "common_state/shard_0_1"
+VALUE: tuple[Key, ...] = (STATE, 0)
+"""What is not sharded, in a list of one, as a value among the others."""
 GROUPS = re.compile(r"(?:\w+\.)?optimizer\.distributed\.dp_group_idx_\d+\.optimizer/shard_\S+")
 
 GATHERED = re.compile(r"(?:\w+\.)?optimizer\.distributed\.dp_group_idx_\d+\.param_state/shard_\S+")
@@ -49,13 +52,9 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
     by_name: ClassVar[str] = "save the step once with --dist-ckpt-optim-fully-reshardable"
     """How the trainer saves its optimizer by the names of its parameters."""
 
-    def find_roots(self) -> Iterator[tuple[Path, tuple[Key, ...]]]:
-        """`common.pt` if it is there, as the loader prefers it."""
-        common = [path for path in self.archives if path.name == COMMON]
-        if common:
-            yield common[0], ()
-        elif STATE in self.saved.items:
-            yield self.saved.path, (STATE, 0)
+    def find_roots(self) -> Iterator[Located]:
+        """Where the common state is."""
+        yield from common_root(self.archives, self.saved)
 
     def find_optimizers(self) -> Iterator[Optimizer]:
         """Those in the common state, and those that are values of their own."""
@@ -159,6 +158,28 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
         places = self.in_roots("content_metadata", "distrib_optim_sharding_type")
         kind = f" · {places[0].value}" if places and isinstance(places[0].value, str) else ""
         return f"megatron-lm · torch_dist{kind} · {len(self.saved.items)} values"
+
+
+def common_root(archives: Collection[Path], saved: Saved) -> list[Located]:
+    """`common.pt` if it is there, as the loader prefers it; else the value, if that is there."""
+    if common := [path for path in archives if path.name == COMMON]:
+        return [(common[0], ())]
+    return [(saved.path, VALUE)] if STATE in saved.items else []
+
+
+def common_file(folder: Path) -> Path:
+    """The file that has, or leads to, the common state of `folder`."""
+    common = folder / COMMON
+    return common if common.is_file() else folder / METADATA
+
+
+def common_state(folder: Path) -> Any:
+    """What is not sharded of what lies in `folder`. Raises KeyError where there is no such, and as
+    `Archive.open` and `Saved.open` do."""
+    file = common_file(folder)
+    if file.name == COMMON:
+        return Archive.open(file).tree()
+    return get(Values(Saved.open(folder)), VALUE)
 
 
 def _stretch(part: Part, weights: Mapping[str, Part]) -> Part | None:
