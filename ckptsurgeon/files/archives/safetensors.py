@@ -21,6 +21,7 @@ from ckptsurgeon.files.dtypes import ITEM_BYTES, SAFETENSORS
 from ckptsurgeon.files.pickles.tree import Tensor, strides
 
 LENGTH = 8
+SHARDING = "DCP_SHARDING_INFO"
 MAX_HEADER = 100_000_000
 """The longest header that the safetensors library reads."""
 DTYPES = {name: dtype for dtype, name in SAFETENSORS.items()} | {
@@ -30,7 +31,10 @@ DTYPES = {name: dtype for dtype, name in SAFETENSORS.items()} | {
 
 
 class SafetensorsFile(Archive):
-    """A whole file whose header agrees with its size. There are no CRCs."""
+    """A whole file whose header agrees with its size. There are no CRCs. `offsets` are where each
+    tensor begins in the one that it is cut from, if torch's writer cut it."""
+
+    offsets: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def open(cls, path: Path, start: int = 0, length: int | None = None) -> SafetensorsFile:
@@ -59,6 +63,7 @@ class SafetensorsFile(Archive):
             document = json.loads(data)
             entries = {str(k): v for k, v in document.items() if k != "__metadata__"}
             found = {name: _entry(name, entry) for name, entry in entries.items()}
+            offsets = _offsets(document.get("__metadata__") or {})
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             what = f"the header is none of safetensors ({type(error).__name__}: {error})"
             raise DamagedFile(self.where, LENGTH, what[:200]) from None
@@ -70,8 +75,14 @@ class SafetensorsFile(Archive):
             at += size
         if at != self.size:
             raise DamagedFile(self.where, self.size, f"the tensors end at byte {at}")
-        self.records = records
+        self.records, self.offsets = records, offsets
         self._tree = {name: tensor for name, (tensor, _, _) in found.items()}
+
+
+def _offsets(metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """By `_write_item` of torch's `distributed/checkpoint/filesystem.py`."""
+    cut = json.loads(metadata.get(SHARDING, "{}"))
+    return {str(name): tuple(map(int, info["saved_offsets"])) for name, info in cut.items()}
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> tuple[Tensor, int, int]:

@@ -27,12 +27,12 @@ class Chunk(NamedTuple):
     size: tuple[int, ...]
 
 
-def weights(saved: Saved, inside: str = "") -> Iterator[Weight]:
+def weights(saved: Saved, inside: str | None = None) -> Iterator[Weight]:
     """Every weight, in the order of `.metadata`: what begins with `inside`, where it is given.
     Raises SurgeryError for chunks that are cut along more than two axes, or do not cover their
     tensor."""
     for name, items in saved.items.items():
-        foreign = not name.startswith(inside) if inside else STATE.match(name)
+        foreign = STATE.match(name) if inside is None else not name.startswith(inside)
         if not items.is_tensor or foreign:
             continue
         chunks, dtype = [], ""
@@ -54,7 +54,7 @@ def weights(saved: Saved, inside: str = "") -> Iterator[Weight]:
             for axis in range(len(chunks[0].size))
         )
         spans = tuple(_spans(name, shape, chunks, ITEM_BYTES[dtype]))
-        yield Weight(name.removeprefix(inside or "model."), dtype, shape, spans)
+        yield Weight(name.removeprefix("model." if inside is None else inside), dtype, shape, spans)
 
 
 def _spans(

@@ -83,7 +83,10 @@ class Content:
     `state_dict()` of an optimizer returned, and so on. `has` must be there. With a `loader` the
     pattern is of folders: of torch.distributed.checkpoint, where a key path is what the names of
     values begin with; of a DeepSpeed engine or of Megatron-core's torch_dist, which know their own
-    optimizer: a key path leads into the model files of the one, the common state of the other."""
+    optimizer: a key path leads into the model files of the one, the common state of the other.
+
+    After the folder of an optimizer another one may have `weights` alone, all where a key path is
+    empty: as values, or in safetensors that torch's writer cut into shards."""
 
     loader: str = ""
     has: tuple[KeyPath, ...] = ()
@@ -94,6 +97,11 @@ class Content:
     savers: tuple[KeyPath, ...] = ()
     fields: Mapping[str, tuple[KeyPath, ...]] = field(default_factory=dict)
     optional: bool = False
+
+    @property
+    def only_weights(self) -> bool:
+        """Whether it is a folder of weights and nothing else."""
+        return self.loader == "dcp" and bool(self.weights) and self.paths() == [*self.weights]
 
     def paths(self) -> list[KeyPath]:
         """All that lead to something that is edited or read."""
@@ -259,10 +267,14 @@ class _Page:
     def loaders(self, contents: Mapping[FilePattern, Content], within: Within | None) -> None:
         """Refuse what can't be read together."""
         loaded = [(each, item) for each, item in contents.items() if item.loader]
-        if len(loaded) > 1:
-            raise self.wrong("files", "has two patterns with a `loader`: one is known of a step")
-        for each, item in loaded:
-            if item.has or item.optional:
+        for each, item in loaded[1:]:
+            if loaded[0][1].loader != "dcp" or not item.only_weights:
+                raise self.wrong(
+                    f"files.{each.text}",
+                    "is a second one with a `loader`: after one of dcp it takes `weights` alone",
+                )
+        for i, (each, item) in enumerate(loaded):
+            if item.has or (item.optional and not i):
                 raise self.wrong(f"files.{each.text}", "has a `loader`, and so no has or optional")
             if item.loader == "deepspeed" and item.paths() != [*item.schedulers, *item.savers]:
                 raise self.wrong(

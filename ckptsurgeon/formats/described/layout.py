@@ -15,7 +15,7 @@ from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expand
 from ckptsurgeon.formats.described.copied import Copied
 from ckptsurgeon.formats.described.description import Content, FilePattern, KeyPath
 from ckptsurgeon.formats.described.reading import opened
-from ckptsurgeon.formats.described.sharded import beginnings
+from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
 from ckptsurgeon.formats.layout import leads_out, outside
 from ckptsurgeon.formats.megatron.dist import common_state
@@ -208,8 +208,12 @@ def _contents(
 
 
 def _leads(file: Path, trees: Mapping[Path, Any], content: Content, path: KeyPath) -> bool:
+    if content.loader == "dcp" and not path:
+        return begun(file)
+    if content.loader == "dcp" and content.only_weights:
+        return bool(weights_of(file, [path]))
     if content.loader == "dcp":
-        return bool(beginnings(Saved.open(file), path, rest=r"(\..+)?"))
+        return bool(beginnings(Saved.open(file).items, path, rest=r"(\..+)?"))
     if content.loader == "megatron":
         return bool(list(expanded(common_state(file), path)))
     if content.loader:

@@ -14,7 +14,12 @@ from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expand
 from ckptsurgeon.formats.described.description import ANY, Content, Description, KeyPath
 from ckptsurgeon.formats.described.engine import DescribedEngine
 from ckptsurgeon.formats.described.megatron import DescribedMegatron
-from ckptsurgeon.formats.described.sharded import DescribedSharded, beginnings, optimizers
+from ckptsurgeon.formats.described.sharded import (
+    DescribedSharded,
+    beginnings,
+    optimizers,
+    weights_of,
+)
 from ckptsurgeon.formats.megatron.dist import COMMON, common_root
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.values import Located
@@ -36,7 +41,8 @@ def opened(
     inside = {p: c for p, c in named.items() if not c.loader}
     for folder, content in shards.items():
         if content.loader == "dcp" and content.paths():
-            return _sharded(page, path, step, folder, content, inside)
+            models = {p: c for p, c in named.items() if c.only_weights and p != folder}
+            return _sharded(page, path, step, folder, content, inside, models)
         if content.loader == "deepspeed":
             return _engine(page, path, step, folder, content, without)
         if content.loader == "megatron":
@@ -78,22 +84,31 @@ def _sharded(
     folder: Path,
     content: Content,
     beside: Mapping[Path, Content],
+    models: Mapping[Path, Content],
 ) -> DescribedSharded:
+    """`models` are the folders of weights alone."""
     saved = Saved.open(folder)
     trees, archives = read_shards(beside)
     located = {key: tuple(_located(trees, beside, key)) for key in KEYS}
-    within = [name for keys in content.schedulers for name in beginnings(saved, keys)]
+    within = [name for keys in content.schedulers for name in beginnings(saved.items, keys)]
     counters = {name: list(places) for name, places in _counters(trees, beside).items()}
     for name, paths in content.fields.items():
-        named = [value for keys in paths for value in beginnings(saved, keys, rest="")]
+        named = [value for keys in paths for value in beginnings(saved.items, keys, rest="")]
         counters[name] = [*counters.get(name, ()), *((saved.path, (value,)) for value in named)]
     first, *others = optimizers(saved, content.optimizers)
+    own = (name for keys in content.weights for name in beginnings(saved.items, keys))
+    weights: list[tuple[Saved | Path, str]] = [(saved, f"{name}.") for name in own]
+    weights += (each for model, item in models.items() for each in weights_of(model, item.weights))
+    folders = {
+        each.path: each for each, _ in weights if isinstance(each, Saved) and each is not saved
+    }
     return DescribedSharded(
         path=path,
         step=step,
-        trees={**trees, saved.path: Values(saved)},
+        trees={**trees, **{each.path: Values(each) for each in (saved, *folders.values())}},
         archives=archives,
         saved=saved,
+        models=tuple(folders.values()),
         trainer=page.name,
         prefix=first,
         further=tuple((saved, prefix) for prefix in others),
@@ -103,7 +118,7 @@ def _sharded(
         description=page,
         counted_at={name: tuple(places) for name, places in counters.items()},
         savers=located["savers"],
-        weights_in=tuple(n for keys in content.weights for n in beginnings(saved, keys)),
+        weights_in=tuple(weights),
     )
 
 

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.dcp import Saved
+from ckptsurgeon.files.archives.safetensors import SafetensorsFile
+from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.described import savers
 from ckptsurgeon.formats.described.description import COUNTERS, Description, KeyPath
-from ckptsurgeon.formats.values import Located, Place, Setting, Weight
+from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
+from ckptsurgeon.formats.values import COUNTING, Located, Part, Place, Setting, Weight
+
+SHARDS = "shard-*.safetensors"
+"""What torch's writer calls safetensors that hold what a rank has of each tensor."""
 
 
 @dataclass
-class DescribedSharded(ScheduledCheckpoint):
-    """`counted_at` are (file, key path) of each counter, `weights_in` how the names of weights
-    begin, `savers` (file, key path)."""
+class DescribedSharded(SafetensorsBeside, ScheduledCheckpoint):
+    """`counted_at` are (file, key path) of each counter, `savers` (file, key path). `weights_in`
+    say how the names of weights begin in the folder, in one of `models`, or in a file of SHARDS."""
 
     description: Description | None = None
     counted_at: Mapping[str, tuple[Located, ...]] | None = None
-    weights_in: tuple[str, ...] = ()
+    weights_in: tuple[tuple[Saved | Path, str], ...] = ()
     savers: tuple[Located, ...] = ()
 
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(COUNTERS, ())
@@ -55,32 +60,74 @@ class DescribedSharded(ScheduledCheckpoint):
 
     def named_weights(self) -> Iterator[tuple[Saved, str, str]]:
         """Where the page says: they go by their names without what it says there."""
-        for inside in self.weights_in:
-            for name in self.saved.items:
-                if name.startswith(f"{inside}."):
-                    yield self.saved, name, name.removeprefix(f"{inside}.")
+        for saved, inside in self.weights_in:
+            for name in saved.items if isinstance(saved, Saved) else ():
+                if name.startswith(inside):
+                    yield saved, name, name.removeprefix(inside)
+
+    def parts(self) -> list[Part]:
+        """Also of safetensors, cut as torch's writer says."""
+        out = super().parts()
+        for file, inside in self.weights_in:
+            if isinstance(file, Saved):
+                continue
+            tensors, archive = self.tensors(file), self.archives[file]
+            offsets = archive.offsets if isinstance(archive, SafetensorsFile) else {}
+            for name, place in tensors.items():
+                if name.startswith(inside) and place.value.dtype not in COUNTING:
+                    cut = ".".join(map(str, offsets.get(name, ())))
+                    out.append(Part.whole(name.removeprefix(inside), cut, "weights", place))
+        return out
 
     def weights(self) -> Iterator[Weight]:
-        """Where the page says. Raises SurgeryError where it names none."""
+        """Where the page says. Raises SurgeryError where it names none, and for shards of
+        safetensors."""
         if not self.weights_in:
             raise SurgeryError(
                 f"how the weights of {self.path.name} are named is not in its description",
                 next="use the trainer's own conversion tool",
             )
-        for inside in self.weights_in:
-            yield from weights.weights(self.saved, f"{inside}.")
+        for saved, inside in self.weights_in:
+            if not isinstance(saved, Saved):
+                raise SurgeryError(
+                    f"the weights of {self.path.name} are in shards of safetensors, such as "
+                    f"{saved.name}",
+                    next="join them with the trainer's own consolidation tool",
+                )
+            yield from weights.weights(saved, inside)
 
 
-def beginnings(saved: Saved, path: KeyPath, rest: str = r"\..+") -> list[str]:
-    """How the names begin that `path` leads to, `*` in a key filled in: `rest` must follow."""
+def beginnings(names: Iterable[str], path: KeyPath, rest: str = r"\..+") -> list[str]:
+    """How the `names` begin that `path` leads to, `*` in a key filled in: `rest` must follow."""
     keys = [re.escape(str(key)).replace(r"\*", "[^.]*") for key in path]
     pattern = re.compile("(" + r"\.".join(keys) + ")" + rest)
-    found = (pattern.fullmatch(name) for name in saved.items)
+    found = (pattern.fullmatch(name) for name in names)
     return list(dict.fromkeys(match[1] for match in found if match))
+
+
+def begun(folder: Path) -> bool:
+    """Whether weights were saved into `folder`, to their end or not."""
+    return (folder / METADATA).is_file() or any(
+        any(folder.glob(names)) for names in (SHARDS, "*.distcp")
+    )
+
+
+def weights_of(folder: Path, paths: Iterable[KeyPath]) -> list[tuple[Saved | Path, str]]:
+    """Where the weights in `folder` are, and how their names begin there. A load that finds both
+    forms takes safetensors."""
+    sources: list[Saved | Path] = [*sorted(folder.glob(SHARDS))] or [Saved.open(folder)]
+    return [(each, inside) for each in sources for keys in paths for inside in _insides(each, keys)]
+
+
+def _insides(source: Saved | Path, keys: KeyPath) -> list[str]:
+    if not keys:
+        return [""]
+    names = source.items if isinstance(source, Saved) else SafetensorsFile.open(source).tree()
+    return [f"{name}." for name in beginnings(names, keys)]
 
 
 def optimizers(saved: Saved, paths: tuple[KeyPath, ...]) -> list[str]:
     """How the names of each optimizer begin; what a page names, where none is there."""
     rest = r"\.(?:state|param_groups)\..+"
-    found = [name for path in paths for name in beginnings(saved, path, rest)]
+    found = [name for path in paths for name in beginnings(saved.items, path, rest)]
     return [f"{name}." for name in found or [".".join(map(str, paths[0] if paths else ()))]]

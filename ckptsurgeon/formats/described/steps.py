@@ -14,6 +14,7 @@ from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import expanded
 from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
+from ckptsurgeon.formats.described.sharded import SHARDS, begun
 from ckptsurgeon.formats.layout import BaseFormat, leads_inside
 from ckptsurgeon.formats.megatron.dist import CONFIG, common_file, common_state
 from ckptsurgeon.formats.sane import is_count
@@ -93,6 +94,8 @@ class DescribedSteps(BaseFormat):
             for path, numbers in pattern.matches(run):
                 if path in copies or leads_inside(run, path):
                     continue
+                if content.loader and content.optional and not begun(path):
+                    continue
                 step = numbers.get("step")
                 if step is None:
                     step = self._number(path, content)
@@ -111,7 +114,8 @@ class DescribedSteps(BaseFormat):
             out += [
                 (path, pattern, numbers)
                 for path, numbers in inner
-                if not content.loader or _is_loaded(path, content.loader)
+                if not content.loader
+                or (begun(path) if content.optional else _is_loaded(path, content.loader))
             ]
         return out
 
@@ -209,7 +213,7 @@ class DescribedSteps(BaseFormat):
                 names.append(pattern.text.replace("{step}", str(step)))
             for path, _ in mine:
                 below = path.relative_to(run).as_posix()
-                names += [f"{below}/{name}" for name in _unloaded(path, content.loader)]
+                names += [f"{below}/{name}" for name in _unloaded(path, content)]
             ranks = {numbers["rank"] for _, numbers in mine if "rank" in numbers}
             if not ranks:
                 continue
@@ -229,8 +233,11 @@ def _is_loaded(folder: Path, loader: str) -> bool:
     return any(folder.glob("*_model_states.pt"))
 
 
-def _unloaded(folder: Path, loader: str) -> list[str]:
+def _unloaded(folder: Path, content: Content) -> list[str]:
     """What the loader would miss in the folder."""
+    loader = content.loader
+    if content.only_weights and any(folder.glob(SHARDS)):
+        return []
     if loader in ("dcp", "megatron"):
         configs = [] if loader == "dcp" or (folder / CONFIG).is_file() else [CONFIG]
         return [*configs, *absent(folder)]
