@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tests.support.launch import run_module
 from tests.support.library_source import FOLDER
 from tests.support.new_numbers import State, cases, same
 from tests.support.snapshot import snapshot
-from tests.support.surgeries import take_back
+from tests.support.surgeries import operate, take_back
 
 pytestmark = pytest.mark.formats
 if not (FOLDER / "nemo_automodel").is_dir():
@@ -39,10 +40,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
-def loaded(root: Path, ranks: int, *flags: str) -> State:
-    out = root.parent / "held.pt"
+def told(root: Path, ranks: int, *flags: str) -> dict[str, Any]:
+    out = root.parent / "told.pt"
     run_module(PROGRAM, "load", root, out, *flags, ranks=ranks)
-    held: State = torch.load(out)
+    found: dict[str, Any] = torch.load(out)
+    return found
+
+
+def loaded(root: Path, ranks: int, *flags: str) -> State:
+    held: State = told(root, ranks, *flags)["held"]
     return held
 
 
@@ -66,12 +72,31 @@ def test_new_numbers_are_what_its_loader_takes(
     run = Run.open(root)
     assert (run.format.name, run.steps(), run.latest()) == ("automodel", [2, 4, 6], 6)
     assert run.format.idle_paths(root, 6) == []
+    shards = len(list((root / "epoch_0_step_6" / "model").glob("shard-*.safetensors")))
+    assert shards == (ranks if form == "safetensors" else 0)
     for name in ("average-all", "scale-all", "graft"):
         recipe, expected = CASES[name]
         surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
         assert look.verify(Run.open(root), level=4).findings == ()
         same(loaded(root, ranks, *flags), expected(first, last), last)
         take_back(root, before)
+
+
+def test_settings_and_a_reset_are_what_its_loader_takes(
+    tmp_path: Path, saved: Callable[..., Path]
+) -> None:
+    root = Path(shutil.copytree(saved(1), tmp_path / "run", symlinks=True))
+    before, last = snapshot(root), told(root, 1)
+    recipe = {"rollback": {"to": 4}, "set": {"beta2": 0.97, "eps": 1e-6}, "reset": ["moments"]}
+    plan = operate(root, recipe)
+    assert plan.promise is not None
+    found = told(root, 1)
+    (group,), (was,) = found["groups"], last["groups"]
+    assert (group["betas"], group["eps"]) == ((0.9, 0.97), 1e-6) == (plan.promise.betas, 1e-6)
+    assert group["weight_decay"] == was["weight_decay"] and group["lr"] == plan.promise.lr
+    assert found["adam_steps"] == {0} and last["adam_steps"] == {6}
+    assert not any(state["exp_avg"].any() for state in found["held"].values())
+    take_back(root, before)
 
 
 def test_weights_that_were_consolidated_too_are_refused_by_name(

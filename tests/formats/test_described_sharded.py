@@ -9,12 +9,15 @@ import io
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
@@ -381,8 +384,74 @@ def test_new_numbers_of_verl(made: Make, sharded: bool) -> None:
     assert not Run.open(root).complete(6)
 
 
-def test_automodels_weights_are_in_files_that_are_not_edited(made: Make) -> None:
+FORMS = pytest.mark.parametrize("form", ["torch_save", "safetensors"])
+
+
+def weights_of(root: Path, step: int) -> dict[str, torch.Tensor]:
+    """What a load takes: of both forms in one folder safetensors."""
+    folder = root / f"epoch_0_step_{step}" / "model"
+    weights = {**stepped(0)[0].state_dict()}
+    safe = any(folder.glob("*.safetensors"))
+    reader = HuggingFaceStorageReader(str(folder)) if safe else dcp.FileSystemReader(folder)
+    dcp.load(weights, storage_reader=reader, no_dist=True)
+    return weights
+
+
+@FORMS
+def test_weights_of_automodel_are_edited_where_they_are(made: Make, form: str) -> None:
+    """Its own Checkpointer loads the same (`test_automodel.py`)."""
+    root = made(partial(automodel, form=form))
+    before = snapshot(root)
+    assert Run.open(root).format.idle_paths(root, 6) == []
+    first, last = (weights_of(root, step) for step in (4, 6))
+    cases: dict[str, tuple[dict[str, Any], Callable[[str], torch.Tensor]]] = {
+        "average": ({"steps": ["4", "6"]}, lambda k: ((first[k].double() + last[k]) / 2).float()),
+        "scale": ({"params": "bias", "by": 0.5}, lambda k: last[k] * (0.5 if "bias" in k else 1)),
+    }
+    for name, (section, expected) in cases.items():
+        recipe = from_data({name: section})
+        surgery.apply(Run.open(root), surgery.plan(Run.open(root), recipe))
+        assert look.verify(Run.open(root), level=4).findings == ()
+        found = weights_of(root, 6)
+        assert all(torch.equal(found[key], expected(key)) for key in last)
+        assert not torch.equal(found["0.bias"], last["0.bias"])
+        take_back(root, before)
+
+
+@FORMS
+def test_weights_of_automodel_that_are_there_twice_are_refused(made: Make, form: str) -> None:
+    """`consolidated/` is what it exports of the last step."""
+    root = made(partial(automodel, form=form))
+    folder = root / "epoch_0_step_6" / "model" / "consolidated"
+    folder.mkdir()
+    save_file(stepped(6)[0].state_dict(), folder / "model-00001-of-00001.safetensors")
+    before = snapshot(root)
+    with pytest.raises(SurgeryError, match=r"consolidated/model-00001.* once more") as refused:
+        surgery.plan(Run.open(root), from_data({"average": {"last": 2}}))
+    assert "out of the run if no load needs it" in refused.value.next[0]
+    assert snapshot(root) == before
+
+
+def test_export_and_a_half_saved_model_of_automodel(made: Make, tmp_path: Path) -> None:
+    root = made(partial(automodel, form="torch_save"))
+    export(Run.open(root), 6, tmp_path / "out")
+    (file,) = (tmp_path / "out").glob("*.safetensors")
+    assert torch.equal(load_file(file)["0.weight"], weights_of(root, 6)["0.weight"])
+    (root / "epoch_0_step_6" / "model" / ".metadata").unlink()
+    assert not Run.open(root).complete(6) and Run.open(root).complete(4)
+    shutil.rmtree(root)
+    root.mkdir()
+    automodel(root, form="safetensors")
+    with pytest.raises(SurgeryError, match="in shards of safetensors"):
+        export(Run.open(root), 6, tmp_path / "out2")
+
+
+def test_automodels_adapters_are_in_files_that_are_not_edited(made: Make) -> None:
     root = made(automodel)
+    for folder in root.glob("epoch_*"):
+        (folder / "model").mkdir(exist_ok=True)
+        adapter = {"base_model.model.lora_A.weight": torch.ones(2, 4)}
+        save_file(adapter, folder / "model" / "adapter_model.safetensors")
     for recipe in ({"average": {"last": 2}}, {"scale": {"params": "weight", "by": 0.9}}):
         with pytest.raises(SurgeryError, match=r"weights of .* are in files that are not edited"):
             surgery.plan(Run.open(root), from_data(recipe))

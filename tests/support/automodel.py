@@ -1,5 +1,5 @@
 """Runs of NeMo Automodel, saved and loaded by its own Checkpointer on a CPU: `save ROOT` and
-`load ROOT OUT`, which writes what every parameter has after a load; on several ranks with FSDP2.
+`load ROOT OUT`, which writes what model and optimizer have then; on several ranks with FSDP2.
 
 `make test-formats` installs the library without its dependencies: its checkpoint component and its
 scheduler need none but torch and transformers. The model is one of transformers', of tiny size."""
@@ -92,8 +92,14 @@ def load(root: Path, out: Path, args: argparse.Namespace, ranks: int) -> None:
         }
         for name, parameter in model.named_parameters()
     }
+    settings = ("betas", "eps", "lr", "weight_decay")
+    told = {
+        "held": held,
+        "groups": [{key: group[key] for key in settings} for group in adam.param_groups],
+        "adam_steps": {int(_whole(state["step"])) for state in adam.state.values()},
+    }
     if not dist.is_initialized() or dist.get_rank() == 0:
-        torch.save(held, out)
+        torch.save(told, out)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -89,10 +90,17 @@ def automodel_state(step: int) -> dict[str, Any]:
     return {"optim": get_optimizer_state_dict(model, adam, options=FLAT), "sched": schedule}
 
 
-def automodel(root: Path) -> Path:
+def automodel(root: Path, form: str = "") -> Path:
+    """With the weights in the `form` of model_save_format, or without `model/`."""
     for step in (2, 4, 6):
         folder = root / f"epoch_0_step_{step}"
         dcp.save(automodel_state(step), checkpoint_id=folder / "optim", no_dist=True)
+        if form:
+            path = folder / "model"
+            safe = HuggingFaceStorageWriter(str(path), save_distributed=True)
+            writer = safe if form == "safetensors" else dcp.FileSystemWriter(path)
+            weights = {**stepped(step)[0].state_dict()}
+            dcp.save(weights, storage_writer=writer, no_dist=True)
         torch.save({"step": step, "epoch": 0}, folder / "step_scheduler.pt")
     (root / "LATEST").symlink_to("epoch_0_step_6")
     return root

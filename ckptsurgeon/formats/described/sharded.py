@@ -61,9 +61,9 @@ class DescribedSharded(SafetensorsBeside, ScheduledCheckpoint):
     def named_weights(self) -> Iterator[tuple[Saved, str, str]]:
         """Where the page says: they go by their names without what it says there."""
         for saved, inside in self.weights_in:
-            for name in saved.items if isinstance(saved, Saved) else ():
-                if name.startswith(inside):
-                    yield saved, name, name.removeprefix(inside)
+            if isinstance(saved, Saved):
+                mine = (name for name in saved.items if name.startswith(inside))
+                yield from ((saved, name, name.removeprefix(inside)) for name in mine)
 
     def parts(self) -> list[Part]:
         """Also of safetensors, cut as torch's writer says."""
