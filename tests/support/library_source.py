@@ -1,9 +1,9 @@
 """Functions of libraries that do not import here, compiled from the library's own source.
 
-`make test-formats` installs Megatron-Bridge, Composer, verl and NeMo Automodel without what they
-depend on; of the last one the checkpoint component imports (`automodel.py`). What they decide by
-themselves, such as which checkpoint is removed, needs none of it: the text of the function is the
-library's, and the names that it uses are the real ones."""
+`make test-formats` installs Megatron-Bridge, Composer, verl, NeMo and NeMo Automodel without what
+they depend on; of the last one the checkpoint component imports (`automodel.py`). What they decide
+by themselves, such as which checkpoint is removed, needs none of it: the text of the function is
+the library's, and the names that it uses are the real ones."""
 
 from __future__ import annotations
 import __future__

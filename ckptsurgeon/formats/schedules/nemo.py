@@ -1,7 +1,10 @@
-"""NeMo's CosineAnnealing, a scheduler of torch's kind: warm-up, cosine, and a floor that is held.
+"""NeMo's schedulers of torch's kind: CosineAnnealing, and WarmupPolicy with four of its children.
 
-With `constant_steps` its rates are those of the first base rate, whatever group they are for.
-Source: `nemo/core/optim/lr_scheduler.py` of NVIDIA/NeMo 2381f42 (v2.4.0; 2.0 to 2.5 compute alike).
+CosineAnnealing is warm-up, cosine, and a floor that is held; with `constant_steps` its rates are
+those of the first base rate, whatever group they are for. The other five save the same keys. With a
+`min_lr` of 0 each of them gives base_lrs times what the step alone gives, so all of them make the
+same of another lr, and which one it is need not be known.
+Source: `nemo/core/optim/lr_scheduler.py` of NVIDIA/NeMo 2381f42 (v2.4.0; 2.0 to 2.7 compute alike).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ KEPT = frozenset({"lr", "min_lr", "warmup", "decay", "position"})
 SHARED = frozenset({"max_steps", "warmup_steps", "min_lr"})
 """What the states of WarmupPolicy, SquareAnnealing, SquareRootAnnealing, WarmupAnnealing and
 InverseSquareRootAnnealing have: none says which of them it is."""
+ALIKE = "WarmupPolicy or alike"
 State = Mapping[str, Any]
 
 
@@ -66,7 +70,7 @@ def recomputed(
 
     Raises SurgeryError for a state whose last rates this is not the formula of, UsageError for a
     peak or an end that NeMo refuses."""
-    _refuse_foreign(state)
+    _refuse_foreign(state, NAME, [rates(state)])
     new = {
         **state,
         "base_lrs": [float(rate) * factor for rate in state["base_lrs"]],
@@ -92,7 +96,7 @@ def recomputed(
 
 def decaying(state: State, decay: Decay, base: Sequence[float]) -> dict[str, Any]:
     """What makes it go from `base` at its position to `decay.to` along half a cosine."""
-    _refuse_foreign(state)
+    _refuse_foreign(state, NAME, [rates(state)])
     now = state["last_epoch"]
     return {
         "warmup_steps": now, "constant_steps": 0, "decay_steps": decay.steps,
@@ -100,15 +104,38 @@ def decaying(state: State, decay: Decay, base: Sequence[float]) -> dict[str, Any
     }  # fmt: skip
 
 
-def _refuse_foreign(state: State) -> None:
+def is_alike(state: State) -> bool:
+    """Whether it may be any of the five, and all of them make the same of another lr."""
+    return not state["min_lr"]
+
+
+def refuse_other_kinds(state: State) -> None:
+    """Raise SurgeryError for a state whose last rates none of the five gives."""
+    step, end, warmup = state["last_epoch"], state["max_steps"], state["warmup_steps"]
+    base = [float(rate) for rate in state["base_lrs"]]
+    if warmup > 0 and step <= warmup:
+        shares = [(step + 1) / (warmup + 1)]
+    elif end is not None and step > end:
+        shares = [0.0]
+    else:
+        shares = [1.0, math.sqrt((warmup + 1) / (step + 1))]
+        if end is not None:
+            done = (step - warmup) / ((end - warmup) or 1)
+            shares += [(1 - done) ** 2, math.sqrt(1 - step / (end or 1)), 1 - done]
+    given = [[rate * share for rate in base] for share in shares]
+    first = [[base[0] * share] * len(base) for share in shares]  # as WarmupAnnealing does
+    _refuse_foreign(state, f"{ALIKE} of NeMo", [*given, *first])
+
+
+def _refuse_foreign(state: State, name: str, given: Sequence[Sequence[float]]) -> None:
     saved = [float(rate) for rate in state["_last_lr"]]
-    mine = rates(state)
-    if any(
-        not math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-15)
-        for a, b in zip(saved, mine, strict=True)
-    ):
-        raise SurgeryError(
-            f"the scheduler's last rate is {saved[0]!r}, and {NAME} at step "
-            f"{state['last_epoch']} gives {mine[0]!r}: what it makes of another lr is unknown",
-            next="set lr where the trainer makes its scheduler",
-        )
+    for mine in given:
+        pairs = zip(saved, mine, strict=True)
+        if all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-15) for a, b in pairs):
+            return
+    raise SurgeryError(
+        f"the scheduler's last rate is {saved[0]!r}, and {name} at step {state['last_epoch']} "
+        f"gives {' or '.join(dict.fromkeys(repr(mine[0]) for mine in given))}: what it makes of "
+        "another lr is unknown",
+        next="set lr where the trainer makes its scheduler",
+    )

@@ -23,7 +23,10 @@ def reschedule(
         if schedule is not None:
             why = "no scheduler of torch saves such keys"
             if isinstance(schedule, Mapping) and schedule.keys() - torch.COMMON == nemo.SHARED:
-                why = "WarmupPolicy, WarmupAnnealing and three more of NeMo's save the same keys"
+                why = (
+                    "WarmupPolicy, WarmupAnnealing and three more of NeMo's save the same keys, "
+                    "and above a min_lr of 0 they differ"
+                )
             raise SurgeryError(
                 f"what the saved scheduler makes of an lr is not known here: {why}",
                 next="set lr where the trainer makes its scheduler",

@@ -58,6 +58,7 @@ KEPT: Mapping[str, frozenset[str]] = {
     "OneCycleLR": frozenset({"lr", "min_lr", "warmup", "decay", "decay_style", "position"}),
     "CyclicLR": frozenset({"lr"}),
     nemo.NAME: nemo.KEPT,
+    nemo.ALIKE: frozenset({"lr"}),
 }
 """Recipe keys that a state can express; all others `lr` and `position`."""
 NAMES = {
@@ -95,6 +96,8 @@ def kind(schedule: Any) -> str:
     if "lr_lambdas" in schedule:
         return "LambdaLR"
     own = schedule.keys() - COMMON - MOMENTUM
+    if own == nemo.SHARED:
+        return nemo.ALIKE if nemo.is_alike(schedule) else ""
     return next((name for name, keys in KINDS.items() if keys == own), "")
 
 
@@ -148,6 +151,14 @@ def reschedule(
     lacking = sorted(values.keys() - _kept(state))
     if lacking:
         again = values.keys() >= {"lr", "decay"} and values.get("position") == 0
+        if name == nemo.ALIKE:
+            raise SurgeryError(
+                f"{', '.join(lacking)}: what the saved scheduler makes of it is not known here, as "
+                "WarmupPolicy, WarmupAnnealing and three more of NeMo's save the same keys",
+                next=in_code.restarting(state, groups, values)
+                if again
+                else "set it where the trainer makes its scheduler; lr alone can be set here",
+            )
         raise SurgeryError(
             f"{name} keeps no {', '.join(lacking)} in its state: the trainer's own code has it",
             next=in_code.restarting(state, groups, values)
@@ -194,6 +205,8 @@ def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, An
     if kind(state) == nemo.NAME:
         rates, changed = nemo.recomputed(state, factor, values)
         return New(rates, {**changed, **_moved(state, values)})
+    if kind(state) == nemo.ALIKE:
+        nemo.refuse_other_kinds(state)
     base = [float(rate) * factor for rate in state["base_lrs"]]
     floor = float(values.get("min_lr", state.get("eta_min", 0.0)))
     changed = {("base_lrs",): base, **_moved(state, values)}
