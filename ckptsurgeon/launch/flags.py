@@ -17,13 +17,16 @@ def launch_flags(run: Run) -> list[str]:
     checkpoint = run.checkpoint(run.latest())
     flags = run.format.launch_flags(run.root, checkpoint)
     if not flags:
+        start = "start its trainer as before; then ckptsurgeon verify --log FILE reads its output"
+        if run.launchable:
+            start = "ckptsurgeon relaunch    starts it by the command of this run"
         raise SurgeryError(
             f"this trainer ({checkpoint.state().dialect}) takes no values from flags that are "
             "known here",
             next=(
-                "ckptsurgeon relaunch       if it is the bundled one",
-                "ckptsurgeon show           what its checkpoint keeps; a plan says which keys of "
-                "its config must follow",
+                start,
+                "ckptsurgeon show    what its checkpoint keeps; a plan says which keys of its "
+                "config must follow",
             ),
         )
     return flags
