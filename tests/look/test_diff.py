@@ -180,6 +180,23 @@ def test_a_surgery_is_seen_as_it_was_when_others_came_after_it(trained: Trained)
     assert of_receipt(run, "2", tensors=True).tensors is not None
 
 
+def test_a_pointer_that_the_trainer_set_since_is_told_as_the_surgery_left_it(
+    trained: Trained,
+) -> None:
+    root = trained()
+    operate(root, rollback={"to": 4})
+    told = of_receipt(Run.open(root), "1").changes
+    for name, text in (("latest", "global_step10"), ("latest_checkpointed_iteration.txt", "10")):
+        assert (root / name).exists()
+        (root / name).write_text(text)
+    (root / "global_step4").rename(root / "global_step10")  # as a save and a clean-up leave it
+    assert of_receipt(Run.open(root), "1").changes == told
+    pointers = [c for c in told if isinstance(c, Change) and c.field == "latest"]
+    assert [(c.old, c.new) for c in pointers] == [
+        ("global_step8", "global_step4"), ("8", "4"),
+    ]  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_a_surgery_on_values_that_are_files_of_their_own(tmp_path: Path) -> None:

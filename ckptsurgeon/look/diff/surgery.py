@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckptsurgeon.edits import AnyChange, Aside, Move, Relink, Replace, Rewrite, Truncate
+from ckptsurgeon.edits import AnyChange, Aside, Change, Move, Relink, Replace, Rewrite, Truncate
 from ckptsurgeon.edits import Content as NewBytes
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
@@ -31,17 +31,17 @@ def of_receipt(
     jobs: int = 8,
     progress: Progress | None = None,
 ) -> Diff:
-    """What surgery `id` changed, read from the files as they were and as they are. A file that a
-    later surgery edited again is taken as it was before that. Raises UsageError for a surgery that
+    """What surgery `id` changed, read from the files as they were and as they are; of pointers and
+    links what the receipt says. A file that a later surgery edited again is taken as it was before
+    that. Raises UsageError for a surgery that
     is not in force, SurgeryError where its attic was pruned or a file is gone."""
     receipt, later = _chosen(run, id.zfill(4))
     found = _Found()
-    found.changes += [item for item in receipt.changes if isinstance(item, Relink)]
-    links = {item.file for item in found.changes}
+    told = {item.file: item for item in receipt.changes if _is_pointer(item)}
+    found.changes += told.values()
     for edit in _effective(receipt):
-        if isinstance(edit, Replace) and edit.file in links:
-            continue
-        found.edit(run, edit, later)
+        if (edit.src if isinstance(edit, Move) else edit.file) not in told:
+            found.edit(run, edit, later)
     ones = {name: one for name, (one, _) in found.shards.items()}
     others = {name: other for name, (_, other) in found.shards.items()}
     difference = compare(ones, others)
@@ -132,6 +132,14 @@ class _Found:
             self.changes.append(made)
         else:
             self.texts[name] = (None, _after(run, name, later))
+
+
+def _is_pointer(change: AnyChange) -> bool:
+    """Whether it says alone what it made of its file: of a pointer, which the trainer sets anew at
+    each save, and of a link. A pointer that stays as it is was not changed."""
+    if isinstance(change, Change):
+        return change.field == "latest" and not change.path and change.old != change.new
+    return isinstance(change, Relink) or (isinstance(change, Rewrite) and change.field == "latest")
 
 
 def _is_tree(file: str) -> bool:
