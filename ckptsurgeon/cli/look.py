@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ckptsurgeon.run.run import Run
 
 
+BESIDE = 16
+"""Columns of `status` that its labels take."""
+
+
 def status(*, common: Common) -> None:
     """Show the run: steps, pointers, values, events, last surgery.
 
@@ -37,12 +41,12 @@ def status(*, common: Common) -> None:
             problem.next = ("ckptsurgeon doctor    what is damaged, and the way back",)
         problem.next = tuple(common.here(hint) for hint in problem.next)
     common.answer(
-        lambda: common.here(report.status(run, state, problem, common.style, _loss(run))),
+        lambda: common.here(report.status(run, state, problem, common.style, _loss(run, common))),
         lambda: report.status_json(run, state, problem),
     )
 
 
-def _loss(run: Run) -> Sequence[Row]:
+def _loss(run: Run, common: Common) -> Sequence[Row]:
     """The end of the loss and what it says, on a terminal only: scripts read --json. Without NumPy,
     which takes longer to load than all of `status`."""
     if not sys.stdout.isatty():
@@ -54,7 +58,7 @@ def _loss(run: Run) -> Sequence[Row]:
         seen = glance(run)
     except (SurgeryError, OSError):  # a log that can't be read is no reason to show no status
         return ()
-    return () if seen is None else sparkline(seen, run.steps())
+    return () if seen is None else sparkline(seen, run.steps(), common.style.width - BESIDE)
 
 
 def show(

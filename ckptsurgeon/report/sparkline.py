@@ -18,29 +18,33 @@ SAVED = "╵"
 NO_NUMBER = "×"
 
 
-def sparkline(seen: Glance, saved: Sequence[int]) -> list[Row]:
-    """Rows of `status`: the loss in WIDTH columns, each the mean of its points (a column with a
-    loss that is no number is a cross), a tick under each saved step, and what can be said of it."""
+def sparkline(seen: Glance, saved: Sequence[int], room: int = WIDTH) -> list[Row]:
+    """Rows of `status`: the loss in at most WIDTH columns, each the mean of its points (a column
+    with a loss that is no number is a cross), a tick under each saved step, and what can be said of
+    it. The words stand below: beside it they would move the notes of all other rows."""
     first, last = seen.steps[0], seen.steps[-1]
+    width = min(WIDTH, room)
 
     def place(step: int) -> int:
-        return (step - first) * (WIDTH - 1) // max(1, last - first)
+        return (step - first) * (width - 1) // max(1, last - first)
 
-    columns: list[list[float]] = [[] for _ in range(WIDTH)]
+    columns: list[list[float]] = [[] for _ in range(width)]
     for step, value in zip(seen.steps, seen.values, strict=True):
         columns[place(step)].append(value)
     means = [sum(column) / len(column) if column else None for column in columns]
     finite = [mean for mean in means if mean is not None and math.isfinite(mean)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     line = "".join(_bar(mean, low, high) for mean in means)
-    ticks = [" "] * WIDTH
+    ticks = [" "] * width
     for step in saved:
         if first <= step <= last:
             ticks[place(step)] = SAVED
-    rows = [Row("loss", line, f"{seen.values[-1]:.4g} at step {last}; {low:.4g} to {high:.4g}")]
+    rows = [Row("loss", line)]
+    said = f"{seen.values[-1]:.4g} at step {last}; {low:.4g} to {high:.4g}"
     if SAVED in ticks:
-        rows.append(Row("loss", "".join(ticks), "saved steps"))
-    return [*rows, Row("advise", _verdict(seen))]
+        rows.append(Row("loss", "".join(ticks).rstrip()))
+        said += f"   {SAVED} a saved step"
+    return [*rows, Row("loss", said), Row("advise", _verdict(seen))]
 
 
 def _verdict(seen: Glance) -> str:
