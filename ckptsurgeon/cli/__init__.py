@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from ckptsurgeon.cli.commands import commands, exit_codes
-from ckptsurgeon.cli.usage import from_click, from_system, in_full
+from ckptsurgeon.cli.usage import TYPED, from_click, from_system, in_full
 from ckptsurgeon.cli.values import taking_plain
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.version import VERSION
@@ -47,6 +47,7 @@ class Surgeon(TyperGroup):
     ) -> NoReturn:
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
+        TYPED.set(tuple(words))
         try:
             status = super().main(words or ["--help"], prog_name="ckptsurgeon", **extra)
         except SurgeryError as error:

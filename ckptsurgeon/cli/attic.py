@@ -11,6 +11,7 @@ import typer
 from ckptsurgeon import report
 from ckptsurgeon.cli.carry_out import carry_out, open_for
 from ckptsurgeon.cli.options import Common, Declined, Editing
+from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.completion import saved_steps
 
@@ -81,8 +82,12 @@ def prune(
     newest = [receipt.id for receipt in run.receipts()][-keep:] if keep else []
     chosen = [item for item in attic.attics(run) if item.id not in newest]
     if common.dry_run or not chosen:
+        then = in_earnest()
+        if keep is None:
+            then = common.here("ckptsurgeon prune --keep N    the newest N stay undoable")
         common.answer(
-            lambda: report.attic(chosen, common.style), lambda: report.attic_json(chosen, False)
+            lambda: report.attic(chosen, common.style, then),
+            lambda: report.attic_json(chosen, False),
         )
         return
     if keep is None:
@@ -130,7 +135,8 @@ def unlock(*, common: Common) -> None:
         return
     document = {"schema": report.SCHEMA, "lock": str(holder)}
     if common.dry_run:
-        common.answer(lambda: f"held by {holder}", lambda: document)
+        text = f"would remove the lock of {holder}\n  apply    {in_earnest()}"
+        common.answer(lambda: text, lambda: document)
         return
     _confirm_by_name(run, f"the lock of {holder}", common)
     lock.unlock(run.root, holder)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Cancelled, Common, Declined, Editing, LogOneLiner, OneLiner
+from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.errors import UNTOUCHED, SurgeryError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
 
         refuse_launch(run)
     if common.dry_run:
-        show(run, plan, common)
+        show(run, plan, common, then=in_earnest())
         return
     if plan.empty:
         show(run, plan, common)
@@ -124,14 +125,15 @@ def _resume(run: Run) -> str:
     return "start its trainer as before; then ckptsurgeon verify --log FILE reads what it prints"
 
 
-def show(run: Run, plan: Plan, common: Common) -> None:
-    """Print a plan, and that it can't be applied now if that is so."""
+def show(run: Run, plan: Plan, common: Common, then: str = "") -> None:
+    """Print a plan, that it can't be applied now if that is so, and with `then` the command that
+    applies it."""
     if (alive := run.trainer()) is not None:
         note = f"{alive}; apply refuses until it is gone"
         plan = replace(plan, warnings=(*plan.warnings, note))
     undone = next((item for item in run.receipts() if item.id == plan.undoes), None)
     common.answer(
-        lambda: report.plan(plan, run.name, common.style, undone),
+        lambda: report.plan(plan, run.name, common.style, undone, then),
         lambda: report.plan_json(plan, run.format.name),
     )
 

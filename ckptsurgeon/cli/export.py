@@ -10,6 +10,7 @@ import typer
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Common
+from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.operations.completion import saved_steps
 
 
@@ -48,6 +49,6 @@ def export(
                 run, step, output, shard_bytes=int(shard_size * 1e9), progress=progress
             )
     common.report(
-        lambda: report.export(output, done),
+        lambda: report.export(output, done, in_earnest()),
         lambda: report.export_json(output, done),
     )

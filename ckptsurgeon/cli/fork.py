@@ -9,6 +9,7 @@ import typer
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import AllowGlobal, Common
+from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.operations.completion import saved_steps
 
@@ -66,6 +67,6 @@ def fork(
     else:
         done = fork.fork(run, at, folder, recipe, how, allow_globals=allow_global or ())
     common.report(
-        lambda: report.fork(done, how, written=not common.dry_run),
+        lambda: report.fork(done, how, written=not common.dry_run, then=in_earnest()),
         lambda: report.fork_json(done, how, written=not common.dry_run),
     )

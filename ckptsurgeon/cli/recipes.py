@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ import typer
 from ckptsurgeon import disk, report
 from ckptsurgeon.cli.carry_out import carry_out, open_for, operate, show
 from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
+from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.edits_json import from_json, to_json
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.plans import Plan
@@ -56,7 +58,13 @@ def plan(
     new_plan = surgery.plan(run, request, allow_globals=allow_global or ())
     if output is not None and not common.dry_run:
         _keep(new_plan, output)
-    show(run, new_plan, common)
+    kept = output is not None and not common.dry_run
+    words = [output] if kept else [recipe, *(overrides or ())]
+    if not kept:
+        words += [f"--why={why}"] if why is not None else []
+        words += [f"--allow-global={name}" for name in allow_global or ()]
+    then = common.here(shlex.join(["ckptsurgeon", "apply", *map(str, words)]))
+    show(run, new_plan, common, then)
     if exit_code and not new_plan.empty:
         raise typer.Exit(3)
 
@@ -137,7 +145,9 @@ def recover(*, common: Common) -> None:
         waiting = run.interrupted()
         known = run.committed()
         act = "finish or discard" if known is None else "finish" if known else "discard"
-        text = f"would {act}: {waiting}" if waiting else "nothing to recover"
+        text = "nothing to recover: no surgery was interrupted"
+        if waiting:
+            text = f"would {act}: {waiting}\n  apply    {in_earnest()}"
         common.answer(lambda: text, lambda: {"schema": report.SCHEMA, "interrupted": waiting})
         return
     done = surgery.recover(run)

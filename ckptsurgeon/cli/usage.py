@@ -6,6 +6,7 @@ import errno
 import re
 import shlex
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -27,6 +28,25 @@ AGAIN = re.compile(
     r"the same command (?:again|with (?P<new>\d+) for (?P<old>\d+)|with (?P<more>-.*?))"
     r"(?P<comment>    .*)?"
 )
+
+
+TYPED: ContextVar[tuple[str, ...]] = ContextVar("TYPED", default=())
+"""The words behind `ckptsurgeon`, as they were typed."""
+DRY = re.compile(r"-(?P<letters>[nyq]*n[nyq]*)(?P<more>.*)")
+"""-n, alone or among other letters."""
+
+
+def in_earnest() -> str:
+    """The command that was typed, without --dry-run."""
+    words = list(TYPED.get())
+    end = words.index("--") if "--" in words else len(words)
+    kept = []
+    for word in words[:end]:
+        match = DRY.fullmatch(word)
+        letters = match["letters"].replace("n", "") + match["more"] if match else ""
+        if word != "--dry-run" and (match is None or letters):
+            kept.append(f"-{letters}" if match else word)
+    return shlex.join(["ckptsurgeon", *kept, *words[end:]])
 
 
 def in_full(hint: str, words: Sequence[str]) -> str:

@@ -61,8 +61,9 @@ LABELS = {
 """Fields of a promise that people call otherwise."""
 
 
-def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> str:
-    """What is about to change, what the next step will use, what it costs.
+def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None, then: str = "") -> str:
+    """What is about to change, what the next step will use, what it costs; `then` is the command
+    that applies it.
 
     `undone` is the receipt that an undo takes back: its changes are shown the other way round."""
     if plan.empty:
@@ -84,7 +85,7 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> 
         lines += packed(label, promise(plan.promise), style)
     undo = "" if plan.undoes else ", undo kept"
     lines += hanging(f"{'  cost':<{len(label)}}", f"{cost(plan.edits)}{undo}", style)
-    return "\n".join([*lines, *_notes(plan, style)])
+    return "\n".join([*lines, *_notes(plan, style), *([f"  apply    {then}"] if then else [])])
 
 
 def _notes(plan: Plan, style: Style) -> list[str]:

@@ -37,6 +37,7 @@ def narrow(surgeon: Surgeon, *words: object, width: str, code: int = 0) -> str:
     told = surgeon(*words, COLUMNS=width, FORCE_COLOR="1")
     assert told.exit_code == code, told.stderr
     wide = [line for line in lines(told.stdout) if len(line) > int(width)]
+    wide = [line for line in wide if not line.startswith("  apply    ckptsurgeon ")]  # stays whole
     assert wide == [], wide
     assert told.stdout.strip()
     return told.stdout
