@@ -149,8 +149,9 @@ def _confirm_by_name(run: Run, what: str, common: Common) -> None:
         return
     if common.yes or common.as_json or not sys.stdin.isatty():
         yes = "" if common.yes else "--yes "
+        why = "--yes counts only beside --run" if common.yes else "nobody confirmed it for this run"
         raise SurgeryError(
-            f"{what}: this can't be undone, and nobody confirmed it for this run",
+            f"{what}: this can't be undone, and {why}",
             next=f"the same command with {yes}--run {shlex.quote(str(run.root))}",
         )
     print(

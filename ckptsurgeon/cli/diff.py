@@ -32,6 +32,12 @@ def _refuse_absent(run: Run | None, *texts: str) -> None:
         )
 
 
+def _same(hint: str, *texts: str) -> bool:
+    """Whether a step would be compared with itself."""
+    start = "the same command with"
+    return any(hint.startswith(f"{start} {a} for {b} ") for a, b in (texts, texts[::-1]))
+
+
 def _here(common: Common) -> Run | None:
     """The run that a step alone is of; two runs can be compared from anywhere."""
     try:
@@ -85,7 +91,10 @@ def diff(
     if (receipt is None) == (a is None) or (a is None) != (b is None):
         raise UsageError(
             "diff takes two steps or runs, or one receipt",
-            next=("ckptsurgeon diff A B", "ckptsurgeon diff --receipt ID"),
+            next=(
+                f"ckptsurgeon diff {'A B' if a is None or b else f'{a} latest'}",
+                "ckptsurgeon diff --receipt ID",
+            ),
         )
     quiet = common.quiet or common.as_json or not tensors
     with report.Progress(sys.stderr, quiet=quiet) as progress:
@@ -97,7 +106,11 @@ def diff(
             assert a is not None and b is not None
             here = _here(common)
             _refuse_absent(here, a, b)
-            sides = Side.parse(a, here), Side.parse(b, here)
+            try:
+                sides = Side.parse(a, here), Side.parse(b, here)
+            except UsageError as error:  # neither side is offered the other's step
+                error.next = tuple(hint for hint in error.next if not _same(hint, a, b))
+                raise
             found = compare(*sides, tensors=tensors, jobs=jobs, progress=progress)
     common.answer(lambda: report.diff(found, common.style), lambda: report.diff_json(found))
     if not found.same:

@@ -50,7 +50,7 @@ def fork(
     from ckptsurgeon.surgery import fork
 
     if hard_link and copy:
-        raise UsageError("both --hard-link and --copy were given", next="one of them")
+        raise UsageError("both --hard-link and --copy were given", next="give one of them")
     run = common.open_run()
     run.refuse_interrupted()
     at = run.latest() if step is None else step

@@ -110,7 +110,7 @@ def _check(slurm: bool, of_slurm: object, whole: bool, arguments: Sequence[str] 
     if not slurm and of_slurm:
         raise UsageError(
             "--nodes, --sbatch, --requeues and -o belong to --slurm",
-            next="ckptsurgeon relaunch --slurm …",
+            next="the same command with --slurm",
         )
     if whole and (slurm or not arguments):
         raise UsageError(

@@ -213,7 +213,7 @@ def doctor(
     from ckptsurgeon.look.vitals.vitals import examine
 
     if against is not None and not vitals:
-        raise UsageError("--against belongs to --vitals", next="--vitals --against STEP")
+        raise UsageError("--against belongs to --vitals", next="the same command with --vitals")
     run = common.open_run()
     diagnoses = [replace(item, next=common.here(item.next)) for item in diagnose(run)]
     seen = None

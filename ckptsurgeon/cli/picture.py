@@ -11,6 +11,7 @@ from ckptsurgeon.cli.advise import RunOrLogs, write
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.report import SCHEMA
+from ckptsurgeon.report.style import size
 
 
 def picture(
@@ -51,6 +52,6 @@ def picture(
     if not common.dry_run:
         write(output, made)
     common.report(
-        lambda: f"{'would write' if common.dry_run else 'wrote'} {output}   {len(made)} bytes",
+        lambda: f"{'would write' if common.dry_run else 'wrote'} {output}: {size(len(made))}",
         lambda: {"schema": SCHEMA, "file": str(output), "bytes": len(made), "x": x},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import re
 import shlex
@@ -74,6 +75,9 @@ def from_click(error: Any, words: Sequence[str]) -> UsageError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "ckptsurgeon"
     next = f"{path} --help"
+    if what.startswith("No such "):
+        next = _meant(error, words) or next
+        what = re.sub(r" \(Possible options.*|\. Did you mean.*", "", what)
     negative = [word for word in words if NEGATIVE.fullmatch(word)]
     if what.startswith("No such option") and negative:
         what = f"{negative[0]} is negative, and `{path}` takes no negative number"
@@ -87,11 +91,30 @@ def from_click(error: Any, words: Sequence[str]) -> UsageError:
         typed = [part for word in words for part in (("--set",) if word in loose else ()) + (word,)]
         what = f"{' '.join(loose)}: each KEY=VALUE takes a --set of its own" if loose else what
         next = shlex.join(["ckptsurgeon", *typed]) if loose else next
+    elif what.startswith("Got unexpected extra argument"):
+        what = f"`{path}` does not take {what.partition('(s) (')[2].rstrip(')')}"
     elif "should be a valid integer" in what:
         parameter = error.param
         argument = parameter.param_type_name == "argument"
         what = f"'{parameter.metavar if argument else parameter.opts[0]}' must be a whole number"
+    elif "Input should be" in what:
+        _, _, limit = what.partition("Input should be ")
+        what = f"'{error.param.opts[0]}' must be {limit}"
     return UsageError(what[:1].lower() + what[1:], next=next)
+
+
+def _meant(error: Any, words: Sequence[str]) -> str:
+    """The command that was typed, with the command or the option that is nearest to an unknown one;
+    nothing where none is near."""
+    what, _, listed = error.format_message().partition("Did you mean")
+    unknown = getattr(error, "option_name", what.partition("'")[2].partition("'")[0])
+    known = getattr(error, "possibilities", None) or re.findall(r"'([\w-]+)'", listed)
+    near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.7)
+    if not near:
+        return ""
+    first = next(i for i, word in enumerate(words) if word.partition("=")[0] == unknown)
+    meant = near[0] + words[first][len(unknown) :]
+    return shlex.join(["ckptsurgeon", *words[:first], meant, *words[first + 1 :]])
 
 
 def _run_of(words: Sequence[str]) -> str:

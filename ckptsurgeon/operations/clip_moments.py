@@ -49,7 +49,7 @@ class ClipMoments(Section):
         if (self.above is None) == (self.percentile is None):
             raise UsageError(
                 "clip_moments has either `above` or `percentile`",
-                next="--above 100; in a recipe `above: 100`",
+                next="ckptsurgeon clip-moments --above 100    in a recipe above: 100",
             )
         if self.above is not None and not self.above >= 1:
             raise UsageError(

@@ -155,7 +155,8 @@ def cooldown(
         span = {key: number(length.removesuffix("%"))}
     except ValueError:
         raise UsageError(
-            f"a cooldown over {length!r}", next="ckptsurgeon cooldown 400    or 10%"
+            f"LENGTH is {length!r}, not iterations or a percentage",
+            next="ckptsurgeon cooldown 400    or 10%",
         ) from None
     return {"cooldown": {**span, **given(shape=shape, to=to)}}
 

@@ -308,7 +308,7 @@ def rename_tb_events(
         pairs = dict(zip(tags[::2], tags[1::2], strict=True))
     else:
         raise UsageError(
-            "give the tags to rename as OLD NEW or --map FILE, not both",
+            "the tags to rename are given as OLD NEW or --map FILE, not both",
             next="ckptsurgeon rename-tb-events 'lm loss' 'lm-loss-training/lm loss'",
         )
     return {"tensorboard": {"rename": pairs, "regex": regex, "allow_merge": allow_merge}}

@@ -40,9 +40,9 @@ class Precision(Section):
     def check(self, recipe: Recipe) -> None:
         if self.to == "fp16":
             raise UsageError(
-                "precision does not lead to fp16: weights may overflow there, and only training "
+                "the precision can't become fp16: weights may overflow there, and only training "
                 "finds its loss scale",
-                next="precision: bf16 or fp32",
+                next="ckptsurgeon precision bf16    or fp32; in a recipe precision: bf16",
             )
         if self.to not in PRECISIONS:
             raise unknown_value(self.to, PRECISIONS, "precision.to")

@@ -177,8 +177,10 @@ def rollback(
     ckptsurgeon rollback --to 6 --set lr=3e-5 --skip 7-8 --why "loss spike at 7"
     """
     if (step is None) is (to is None):
-        what = "no step was given" if to is None else "both STEP and --to were given"
-        raise UsageError(f"rollback --to STEP: {what}", next="ckptsurgeon status    list the steps")
+        if step is not None:
+            hints = [f"ckptsurgeon rollback --to {number}" for number in dict.fromkeys((to, step))]
+            raise UsageError("both STEP and --to were given", next=hints)
+        raise UsageError("--to STEP is missing", next="ckptsurgeon status    list the steps")
     tensorboard = events.cut_branch(keep_tb, no_keep_tb)
     if no_truncate:
         tensorboard["truncate"] = False

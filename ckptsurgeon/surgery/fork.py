@@ -86,7 +86,10 @@ def refuse_taken(folder: Path) -> None:
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} already exists", next="choose a new directory")
     if not folder.parent.is_dir():
-        raise UsageError(f"{folder.parent} is not a directory", next="make it first")
+        raise UsageError(
+            f"{folder.parent} is not a directory",
+            next=f"mkdir -p {shlex.quote(str(folder.parent))}    then the same command again",
+        )
 
 
 def make_partial(folder: Path, what: str) -> Path:

@@ -74,7 +74,7 @@ def _chosen(run: Run, done: Sequence[Receipt], id: str | None) -> Receipt:
     lost = {key: why for key, why in run.damaged_receipts().items() if key not in undone}
     newest_lost = max(lost, default="")
     newest = max([newest_lost, *(receipt.id for receipt in in_force)])
-    asked = newest if id is None else id.zfill(4)
+    asked = newest if id is None else receipts.numbered(id)
     if asked in lost:
         raise _cannot(run, asked, lost)
     if not in_force and id is None:
@@ -82,7 +82,7 @@ def _chosen(run: Run, done: Sequence[Receipt], id: str | None) -> Receipt:
             "there is no surgery to undo" + (": all of them are undone" if done else ""),
             next="ckptsurgeon log",
         )
-    number = id.zfill(4) if id is not None else in_force[-1].id
+    number = receipts.numbered(id) if id is not None else in_force[-1].id
     chosen = next((receipt for receipt in in_force if receipt.id == number), None)
     if chosen is None:
         raise UsageError(_why_not(number, done), next="ckptsurgeon log")

@@ -33,6 +33,11 @@ def next_id(root: Path) -> str:
     return f"{max(map(int, _ids(root)), default=0) + 1:04d}"
 
 
+def numbered(id: str) -> str:
+    """The id that a user may write without its zeros."""
+    return id.zfill(4) if id.isdecimal() else id
+
+
 def read(root: Path, mentioning: str = "") -> list[Receipt]:
     """Every surgery that was finished and whose receipt can be read, oldest first; with
     `mentioning` only those whose text has that word."""

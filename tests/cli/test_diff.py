@@ -25,9 +25,12 @@ def test_the_command_line(surgeon: Surgeon, trained: Trained) -> None:
         (("diff", 8, 7), 2, "step 7 is not saved"),
         (("diff", 8, "nowhere"), 2, "'nowhere' is not a step"),
         (("diff", "--receipt", 1), 2, "no receipt 0001"),
+        (("diff", "--receipt", "last"), 2, "no receipt last\n"),
     ):
         refused = surgeon(*words, "-C", root)
         assert refused.exit_code == code and said in refused.stderr
+    near = surgeon("diff", 6, 7, "-C", root).stderr
+    assert "ckptsurgeon diff 6 8 " in near and "diff 6 6" not in near
     (root / "global_step6" / OPTIM).unlink()
     refused = surgeon("diff", 8, 6, "-C", root)
     assert refused.exit_code == 1 and f"missing: {OPTIM}" in refused.stderr

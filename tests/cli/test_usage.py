@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Surgeon
 
 WRONG: dict[str, tuple[list[str], str]] = {
-    "command": (["staus"], "Did you mean 'status'"),
+    "command": (["staus"], "next: ckptsurgeon status"),
     "option": (["rollback", "--tp", "3"], "--tp"),
     "missing option": (["rollback"], "--to"),
     "missing argument": (["set"], "KEY=VALUE"),
@@ -99,3 +99,32 @@ def test_a_finished_plan_takes_no_overrides(surgeon: Surgeon, tmp_path: Path) ->
     result = surgeon("apply", tmp_path / "plan.json", "set.lr=3e-5")
     assert result.exit_code == 2
     assert "finished plan" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "following"),
+    [
+        ("statsu", "no such command 'statsu'", "ckptsurgeon status"),
+        ("-C a rolback --to 5", "no such command 'rolback'", "ckptsurgeon -C a rollback --to 5"),
+        ("rollback --too=5", "no such option: --too", "ckptsurgeon rollback --to=5"),
+        ("status --foo", "no such option: --foo", "ckptsurgeon status --help"),
+        ("completion", "no such command 'completion'", "ckptsurgeon --help"),
+        ("status 50", "`ckptsurgeon status` does not take 50", "ckptsurgeon status --help"),
+        ("verify --level 5", "'--level' must be less than or equal to 4",
+         "ckptsurgeon verify --help"),
+        ("rollback 5 --to 6", "both STEP and --to were given", "ckptsurgeon rollback --to 6"),
+        ("diff 5", "two steps or runs", "ckptsurgeon diff 5 latest"),
+        ("relaunch --nodes 2", "belong to --slurm", "ckptsurgeon relaunch --nodes 2 --slurm"),
+        ("doctor --against 5", "belongs to --vitals", "ckptsurgeon doctor --against 5 --vitals"),
+        ("precision fp16", "can't become fp16", "ckptsurgeon precision bf16    "),
+        ("cooldown soon", "LENGTH is 'soon'", "ckptsurgeon cooldown 400    or 10%"),
+    ],
+)  # fmt: skip
+def test_a_slip_of_the_fingers_is_answered_by_what_was_meant(
+    surgeon: Surgeon, typed: str, said: str, following: str
+) -> None:
+    result = surgeon(*typed.split())
+    assert result.exit_code == 2
+    error, untouched, after = result.stderr.splitlines()[:3]
+    assert said in error and "?" not in error and untouched.startswith("untouched: ")
+    assert after.startswith(f"next: {following}")

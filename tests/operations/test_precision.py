@@ -254,7 +254,7 @@ def test_what_is_bf16_already_stays(trained: Trained) -> None:
     ("data", "said"),
     [
         ({"precision": {"to": "fp8"}}, "precision.to"),
-        ({"precision": {"to": "fp16"}}, "precision does not lead to fp16"),
+        ({"precision": {"to": "fp16"}}, "the precision can't become fp16"),
         ({"precision": {"to": "bf16"}, "average": {"last": 2}}, "both `precision` and `average`"),
         (
             {"precision": {"to": "bf16"}, "scale": {"params": "weight", "by": 2}},

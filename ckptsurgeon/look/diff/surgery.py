@@ -19,7 +19,7 @@ from ckptsurgeon.look.diff.versions import TORCH, Version
 from ckptsurgeon.plans import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.receipts import standing
+from ckptsurgeon.transaction.receipts import numbered, standing
 
 
 @collector_paused()
@@ -33,9 +33,9 @@ def of_receipt(
 ) -> Diff:
     """What surgery `id` changed, read from the files as they were and as they are; of pointers and
     links what the receipt says. A file that a later surgery edited again is taken as it was before
-    that. Raises UsageError for a surgery that
-    is not in force, SurgeryError where its attic was pruned or a file is gone."""
-    receipt, later = _chosen(run, id.zfill(4))
+    that. Raises UsageError for a surgery that is not in force, SurgeryError where its attic was
+    pruned or a file is gone."""
+    receipt, later = _chosen(run, numbered(id))
     found = _Found()
     told = {item.file: item for item in receipt.changes if _is_pointer(item)}
     found.changes += told.values()
@@ -79,8 +79,9 @@ def _chosen(run: Run, id: str) -> tuple[Receipt, Sequence[Receipt]]:
 
 
 def _effective(receipt: Receipt) -> list[Move | Replace | Truncate]:
-    """The inverse edits without the passing one that empties a file in between."""
-    return [edit for edit in receipt.inverse if isinstance(edit, (Move, Replace, Truncate))]
+    """The inverse edits, in the order of the surgery."""
+    edits = [edit for edit in receipt.inverse if isinstance(edit, (Move, Replace, Truncate))]
+    return edits[::-1]
 
 
 Pair = tuple[Version | None, Version | None]
