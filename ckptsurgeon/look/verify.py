@@ -103,7 +103,7 @@ def verify(
             findings.append(error.what)
     if promise is not None:
         promise = told(run.receipts(), promise)
-        findings += _broken_promise(run, promise)
+        findings += _broken_promise(run, promise, whole=not sound.findings)
     return Verification(
         step=step,
         format=run.format.name,
@@ -135,8 +135,9 @@ def _since(run: Run, checkpoint: Checkpoint, against: int | None) -> Between:
     return between.compare(checkpoint, run.checkpoint(against), receipts)
 
 
-def _broken_promise(run: Run, actual: Promise) -> list[str]:
-    """How the disk differs from the newest promise in force, if that is for the same next step."""
+def _broken_promise(run: Run, actual: Promise, whole: bool) -> list[str]:
+    """How the disk differs from the newest promise in force, if that is for the same next step. Of
+    a step that is not `whole` only values that it still has: the others are lost with a shard."""
     receipts = standing(run.receipts())
     newest = receipts[-1].id if receipts else ""
     if lost := {id: wrong for id, wrong in run.damaged_receipts().items() if id > newest}:
@@ -148,4 +149,9 @@ def _broken_promise(run: Run, actual: Promise) -> list[str]:
     promised = receipts[-1].promise if receipts else None
     if promised is None or promised.step != actual.step:
         return []
-    return [f"receipt {receipts[-1].id}: {text}" for text in differences(promised, actual)]
+    gone = [] if whole else [name for name in Promise.values() if getattr(actual, name) is None]
+    return [
+        f"receipt {receipts[-1].id}: {text}"
+        for text in differences(promised, actual)
+        if text.partition(":")[0] not in gone
+    ]

@@ -138,7 +138,8 @@ def value(field: str, item: Any) -> str:
         return ", ".join(texts) or "none"
     if isinstance(item, float):
         return f"{item:.3e}" if field in RATES else number(item)
-    text = clean(str(item))
+    bare = str(item).removesuffix("\n")  # many a pointer ends with one
+    text = bare if bare.isprintable() else clean(str(item))
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 

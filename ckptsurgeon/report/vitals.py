@@ -43,7 +43,7 @@ def _signs(seen: Vitals) -> list[str]:
     moving = [s.update_rms for s in seen.signs if s.update_rms is not None]
     if moving:
         middle = sorted(moving)[len(moving) // 2]
-        floor = "" if seen.noise is None else f", of pure noise {seen.noise:.2f}"
+        floor = "" if seen.noise is None else f"; pure noise has {seen.noise:.2f}"
         lines.append(
             f"  update RMS {min(moving):.2f} to {max(moving):.2f}, half are under {middle:.2f}"
             f"{floor}"

@@ -258,7 +258,7 @@ class Run:
         named = self.pointers()
         if not named:
             return self._resumed()
-        fix = "ckptsurgeon repair-latest    point them at the newest complete step"
+        fix = "ckptsurgeon repair-latest    make every pointer name the newest complete step"
         for file, step in named.items():
             pointer = self.root / file
             if step is None:

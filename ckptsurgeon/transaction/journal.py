@@ -29,7 +29,7 @@ from ckptsurgeon.transaction import assumptions, lock, receipts, staging
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.redo import Step, redo
 
-RECOVER = "ckptsurgeon recover    finish it or take it back"
+RECOVER = "ckptsurgeon recover    finish it or discard it"
 
 
 @dataclass(frozen=True)

@@ -184,8 +184,13 @@ def test_a_pointer_that_the_trainer_set_since_is_told_as_the_surgery_left_it(
     trained: Trained,
 ) -> None:
     root = trained()
-    operate(root, rollback={"to": 4})
+    planned, _ = operate(root, rollback={"to": 4})
     told = of_receipt(Run.open(root), "1").changes
+    notes = [
+        {c.note for c in changes if isinstance(c, Rewrite) and c.new_file}
+        for changes in (told, planned.changes)
+    ]
+    assert notes[0] == notes[1] and len(notes[0]) == 2
     for name, text in (("latest", "global_step10"), ("latest_checkpointed_iteration.txt", "10")):
         assert (root / name).exists()
         (root / name).write_text(text)

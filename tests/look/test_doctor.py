@@ -92,3 +92,13 @@ def test_newer_steps_and_stale_pointers_are_told(trained: Trained) -> None:
     (root / "latest").write_text("global_step5")
     remedies = [item.next for item in diagnose(Run.open(root))]
     assert remedies[0] == "ckptsurgeon repair-latest"
+
+
+def test_what_a_cut_shard_took_with_it_breaks_no_promise(trained: Trained) -> None:
+    root = trained()
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data({"set": {"lr": 5e-4}})))
+    (shard,) = (root / "global_step8").glob("*optim_states.pt")
+    shard.write_bytes(shard.read_bytes()[:1000])
+    (told,) = findings(root)
+    assert "the file is cut short" in told

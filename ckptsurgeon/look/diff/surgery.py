@@ -36,7 +36,7 @@ def of_receipt(
     that. Raises UsageError for a surgery that is not in force, SurgeryError where its attic was
     pruned or a file is gone."""
     receipt, later = _chosen(run, numbered(id))
-    found = _Found()
+    found = _Found(notes={c.file: c.note for c in receipt.changes if isinstance(c, Rewrite)})
     told = {item.file: item for item in receipt.changes if _is_pointer(item)}
     found.changes += told.values()
     for edit in _effective(receipt):
@@ -95,6 +95,8 @@ class _Found:
     texts: dict[str, Pair] = field(default_factory=dict)
     events: dict[str, Pair] = field(default_factory=dict)
     changes: list[AnyChange] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+    """What the receipt says of new files."""
 
     def edit(self, run: Run, edit: Move | Replace | Truncate, later: Sequence[Receipt]) -> None:
         """Add what the surgery did that `edit` takes back."""
@@ -129,8 +131,8 @@ class _Found:
         if name.endswith(".distcp"):  # holds values that `.metadata` names, and is compared there
             return
         if "tfevents" in name:
-            made = Rewrite(name, "tensorboard", NewBytes(()), "new", new_file=True)
-            self.changes.append(made)
+            note = self.notes.get(name, "new")
+            self.changes.append(Rewrite(name, "tensorboard", NewBytes(()), note, new_file=True))
         else:
             self.texts[name] = (None, _after(run, name, later))
 
