@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon.report.changes import changes
 from ckptsurgeon.report.document import SCHEMA, changes_json, plain
-from ckptsurgeon.report.plan import changes
 from ckptsurgeon.report.style import MANY, Style, clean, count, table
 
 if TYPE_CHECKING:

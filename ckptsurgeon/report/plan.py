@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.edits import (
-    ABSENT,
-    AnyChange,
     Append,
-    Aside,
-    Change,
-    Computed,
     Content,
     Edit,
     Hole,
     Move,
-    Relink,
-    Renamed,
     Replace,
-    Rewrite,
     length,
 )
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
+from ckptsurgeon.report.changes import changes
 from ckptsurgeon.report.style import (
     GREEN,
     MANY,
     RED,
-    Row,
     Style,
-    arrow,
     clean,
     count,
     hanging,
-    names,
     packed,
     size,
     table,
@@ -90,156 +77,6 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None, the
 
 def _notes(plan: Plan, style: Style) -> list[str]:
     return [line for text in plan.warnings for line in hanging("  note  ", clean(text), style)]
-
-
-def changes(
-    items: Sequence[AnyChange], *, back: bool = False, sides: tuple[str, str] | None = None
-) -> list[Row]:
-    """Rows of changes; equal changes of one field are one row, which counts its places, and so are
-    equal changes of many parameters.
-
-    With `back`, the rows of taking them back; with `sides`, those of what differs between the two,
-    where a file that one of them lacks was moved by nobody."""
-    rows = []
-    labels = _labels(items)
-    for label in dict.fromkeys(labels):
-        mine = [item for item, own in zip(items, labels, strict=True) if own == label]
-        rows += _changed(label, [item for item in mine if isinstance(item, Change)], back)
-        rows += _relinked(label, [item for item in mine if isinstance(item, Relink)], back)
-        files = [item for item in mine if not isinstance(item, (Change, Relink))]
-        if sides is not None:
-            rows += _alone(label, files, sides)
-            files = [item for item in files if isinstance(item, Rewrite) and not item.new_file]
-            rows += _rewritten(label, files, back) if files else []
-        elif label == "checkpoint":
-            rows += _asides([item.file for item in files], back)
-        elif files:
-            rows += _rewritten(label, files, back)
-    return rows
-
-
-def _labels(items: Sequence[AnyChange]) -> list[str]:
-    """The field of each change, without its parameter where there are many of its kind."""
-    kinds = {item.field: item.field.partition(" of ")[0] for item in items}
-    many = {kind for kind, number in Counter(kinds.values()).items() if number > MANY}
-    return [kinds[item.field] if kinds[item.field] in many else item.field for item in items]
-
-
-def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
-    groups: dict[tuple[str, str, str], list[Change]] = {}
-    for item in items:
-        # A key of torch.distributed.checkpoint has the whole way in it, and the parameter's name.
-        name = PurePosixPath(item.file).name
-        if item.path:
-            name = str(next(item.paths())[-1]).rpartition(".")[2]
-        wanted = repr(item.new)
-        if isinstance(item.new, Computed):  # of each tensor from others, told in the same words
-            name, wanted = "", item.new.told
-        if isinstance(item.new, Renamed) and not item.path:  # each file has a name of its own
-            groups.setdefault(("", "", ""), []).append(item)
-            continue
-        groups.setdefault((name, repr(item.old), wanted), []).append(item)
-    several = len({name for name, _, _ in groups}) > 1
-    rows = []
-    for (name, _, _), group in groups.items():
-        ends = (group[0].old, group[0].new)
-        old, new = reversed(ends) if back else ends
-        sign, text = "~", arrow(label, old, new)
-        if old in (None, ABSENT, [], (), "") and new not in (None, ABSENT):
-            sign, text = "+", value(label, new)
-        files = len({item.file for item in group})
-        if isinstance(group[0].new, Renamed) and not group[0].path:
-            note = "" if files == 1 else f"and so {count(files - 1, 'other file')}"
-        elif group[0].path:
-            places = sum(item.places for item in group)
-            note = f"{count(places, 'place')} in {count(files, 'shard')}"
-            chunks = sum(item.places * item.chunks for item in group)
-            note += f", {count(chunks, 'chunk')}" if chunks > places else ""
-            note += f" ({clean(name)})" if several else ""
-        elif files > 1:
-            note = f"{count(files, 'file')} called {clean(name)}"
-        else:
-            note = "" if group[0].file == label else clean(group[0].file)
-        rows.append(Row(label, text, note, sign))
-    return rows
-
-
-def _relinked(label: str, items: Sequence[Relink], back: bool) -> list[Row]:
-    """A row for each link; of many, the first with their number."""
-    rows = []
-    for item in items[: 1 if len(items) > MANY else MANY]:
-        old, new = (item.new, item.old) if back else (item.old, item.new)
-        note = f"the link {clean(item.file)}"
-        if len(items) > MANY:
-            note = f"{count(len(items), 'link')}, the first {clean(item.file)}"
-        rows.append(Row(label, arrow(label, old, new), note, "~"))
-    return rows
-
-
-def _asides(files: Sequence[str], back: bool) -> list[Row]:
-    where = "from the attic" if back else "to the attic"
-    return [Row("checkpoints", _steps(files), where, "<" if back else ">")] if files else []
-
-
-def _steps(files: Sequence[str]) -> str:
-    return names([re.sub(r"^\D+(?=\d+$)", "", PurePosixPath(file).name) for file in files])
-
-
-def _alone(label: str, items: Sequence[AnyChange], sides: tuple[str, str]) -> list[Row]:
-    """The files that one of the sides has."""
-    rows = []
-    mine = [item.file for item in items if isinstance(item, Aside)]
-    its = [item.file for item in items if isinstance(item, Rewrite) and item.new_file]
-    for sign, side, files in (("-", sides[0], mine), ("+", sides[1], its)):
-        if files and label == "checkpoint":
-            rows.append(Row("checkpoints", _steps(files), f"only in {side}", sign))
-        elif files:
-            name = "events" if label == "tensorboard" else label
-            rows.append(Row(name, names(files), f"only in {side}", sign))
-    return rows
-
-
-def _rewritten(label: str, items: Sequence[AnyChange], back: bool) -> list[Row]:
-    groups: dict[tuple[str, str], list[str]] = {}
-    for item in items:
-        sign, where, note = _about(item, back)
-        groups.setdefault((sign, where), []).append(note)
-    parts = []
-    for (sign, where), notes in groups.items():
-        files = f"{count(len(notes), 'file')}{where}"
-        if len(set(notes)) == 1:
-            parts.append((sign, files + notes[0]))
-        elif where:
-            parts.append((sign, files + _summed(notes)))
-        elif len(notes) <= MANY:
-            parts += [(sign, f"1 file{note}") for note in notes]
-        else:
-            parts.append((sign, f"{files}, the first{notes[0]}"))
-    label = "events" if label == "tensorboard" else label
-    line = ", ".join([parts[0][1], *(f"{sign} {text}" for sign, text in parts[1:])])
-    if len(line) <= 64:
-        return [Row(label, line, sign=parts[0][0])]
-    return [Row(label, text, sign=sign) for sign, text in parts]
-
-
-def _summed(notes: Sequence[str]) -> str:
-    """The notes of several files that say the same of different numbers of events, as one."""
-    said = [re.fullmatch(r"(.*?)(\d+) events", note) for note in notes]
-    words = {match[1] for match in said if match}
-    if len(words) == 1 and all(said):
-        return f"{words.pop()}{sum(int(match[2]) for match in said if match)} events"
-    return f", the first{notes[0]}"
-
-
-def _about(item: AnyChange, back: bool) -> tuple[str, str, str]:
-    """Sign of an event file's change, the folder that it is made in, and what is said about it."""
-    if isinstance(item, Rewrite) and item.new_file:
-        if back:
-            return ">", "", " to the attic"
-        return "+", f" in {clean(str(PurePosixPath(item.file).parent))}/", f": {clean(item.note)}"
-    if isinstance(item, Rewrite):
-        return "~", "", " as before" if back else f": {clean(item.note)}"
-    return ("<", "", " from the attic") if back else (">", "", " to the attic")
 
 
 def promise(promise: Promise) -> list[str]:

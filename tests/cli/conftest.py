@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,12 @@ def surgeon() -> Surgeon:
         return runner.invoke(app, [str(word) for word in words], input=input)
 
     return invoke
+
+
+def hints(text: str) -> list[list[str]]:
+    """The commands in an output, each without what is said about it after four spaces."""
+    found = (line.partition("ckptsurgeon ")[2] for line in text.splitlines())
+    return [shlex.split(command.split("    ")[0]) for command in found if command]
 
 
 def on_terminal(answer: str, *words: object) -> tuple[int, str]:

@@ -224,7 +224,7 @@ def test_the_moments_of_a_number_are_reset(tmp_path: Path, params: str | None) -
 
 
 def test_the_plan_counts_the_chunks(root: Path) -> None:
-    from ckptsurgeon.report.plan import changes
+    from ckptsurgeon.report.changes import changes
 
     plan = surgery.plan(Run.open(root), from_data(RECIPE))
     notes = {row.label: row.note for row in changes(plan.changes)}

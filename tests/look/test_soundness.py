@@ -23,7 +23,6 @@ from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.soundness import CRC, MEANING, NAMES, VALUES, Shard, inspect
 from ckptsurgeon.recipe.file import from_data
-from ckptsurgeon.report.run import FINDINGS
 from tests.conftest import Trained
 from tests.support.snapshot import snapshot
 from tests.support.torch_files import load_shard, same, shards
@@ -413,17 +412,3 @@ def test_the_command_says_level_and_exits_4(trained: Trained) -> None:
     assert "damaged: step 8: 2 files, deepspeed, level 3, 1 finding\n" in bad.stdout
     document = json.loads(typed("--level", "3", "--json").stdout)
     assert (document["sound"], document["level"], document["no_crc"]) == (False, 3, 0)
-
-
-def test_of_many_findings_the_first_are_shown(tmp_path: Path) -> None:
-    chunked.make(tmp_path, 4, 20)
-    for command, lines in (("verify", 1), ("doctor", 2)):
-        words = [sys.executable, "-m", "ckptsurgeon", command, "-C", str(tmp_path)]
-        done = subprocess.run(words, capture_output=True, text=True)
-        document = json.loads(subprocess.run([*words, "--json"], capture_output=True).stdout)
-        every = document["findings"]
-        assert len(every) == 144
-        assert f", {len(every)} findings\n" in done.stdout
-        assert done.stdout.count("no pickle") == FINDINGS
-        assert f"  and {len(every) - FINDINGS} more: --json has all\n" in done.stdout
-        assert len(done.stdout.splitlines()) < FINDINGS * lines + 5

@@ -136,7 +136,7 @@ def test_a_scale_is_torchs(trained: Trained, layout: str, moments: str) -> None:
 
 
 def test_a_plan_says_it_in_a_line_for_each_kind(trained: Trained) -> None:
-    from ckptsurgeon.report.plan import changes
+    from ckptsurgeon.report.changes import changes
 
     root = trained(zero=1, dtype="bf16")
     recipe = {"average": {"last": 2, "moments": "average"}}

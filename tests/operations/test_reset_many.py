@@ -16,8 +16,8 @@ from ckptsurgeon.edits import Append, Change, Each
 from ckptsurgeon.edits_json import from_json, to_json
 from ckptsurgeon.files import native
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.report.changes import changes
 from ckptsurgeon.report.document import changes_json
-from ckptsurgeon.report.plan import changes
 from ckptsurgeon.transaction import journal
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import GROUP, make_run
