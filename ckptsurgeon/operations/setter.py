@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.run.run import Run
 
 SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style", "position")
+OF_ADAM = ("beta1", "beta2", "eps", "weight_decay")
+"""What a key may have been meant to be that no param group holds."""
 LEAP = 10.0
 """A peak that grows by at least this factor gets a warning."""
 
@@ -100,12 +103,16 @@ class Setter(PlaceChanges):
             self.put(key, place, value)
         if not places:
             promise = self.checkpoint.state().promise
-            names = ", ".join(name for name, _ in promise.settings or ())
+            names = [name for name, _ in promise.settings or ()]
+            held = f"they hold: {', '.join(names)}" if names else "the checkpoint keeps"
+            near = difflib.get_close_matches(key, [*OF_ADAM, *names], n=2, cutoff=0.7)
+            meant = " or ".join(f"`set.{name}`" for name in sorted(near))
             raise SurgeryError(
                 f"the param groups of {promise.optimizer or 'the optimizer'} hold no {key}",
-                next=f"ckptsurgeon show    what they hold: {names}"
-                if names
-                else "ckptsurgeon show    what the checkpoint keeps",
+                next=(
+                    *([f"did you mean {meant}?"] if near else []),
+                    f"ckptsurgeon show    what {held}",
+                ),
             )
 
     def flagged(self, key: str, value: float) -> None:

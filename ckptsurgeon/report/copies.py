@@ -40,7 +40,7 @@ def export_json(folder: Path, done: Export) -> dict[str, Any]:
 
 
 def fork(done: Fork, how: str, *, written: bool, then: str = "") -> str:
-    """What the branch holds, and the two commands that come next; with --dry-run what it would
+    """What the fork holds, and the two commands that come next; with --dry-run what it would
     hold, and the command (`then`) that makes it."""
     what = f"step {done.step}, {count(done.files, 'file')}, {size(done.size)} by {how}"
     if not written:

@@ -108,6 +108,9 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SurgeryError, match="the param groups of SGD hold no alpha") as refused:
         surgery.plan(run, from_data({"set": {"alpha": 0.9}}))
     assert "dampening, momentum" in str(refused.value.next)
+    with pytest.raises(SurgeryError, match="the param groups of SGD hold no beta") as refused:
+        surgery.plan(run, from_data({"set": {"beta": 0.9}}))
+    assert refused.value.next[0] == "did you mean `set.beta1` or `set.beta2`?"
     with pytest.raises(SurgeryError, match="nesterov is False here"):
         surgery.plan(run, from_data({"set": {"nesterov": 1}}))
     with pytest.raises(UsageError, match=r"unknown key `set\.momentun`") as unknown:
