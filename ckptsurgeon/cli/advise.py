@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,8 +145,11 @@ def advise(
         write(output, recipe_file(chosen, told).encode())
         written = str(output)
     name = run.name if run is not None else ", ".join(path.name for path in told.curves.sources)
+    save = "ckptsurgeon advise -o recipe.yaml"
+    if output is not None:
+        save = f"ckptsurgeon advise -o {shlex.quote(str(output))}"
     common.answer(
-        lambda: common.here(advice(told, proposals, name, common.style, written)),
+        lambda: common.here(advice(told, proposals, name, common.style, written, save)),
         lambda: advice_json(told, proposals, None if run is None else str(run.root)),
     )
 

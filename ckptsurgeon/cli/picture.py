@@ -9,6 +9,7 @@ import typer
 
 from ckptsurgeon.cli.advise import RunOrLogs, write
 from ckptsurgeon.cli.options import Common
+from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.report import SCHEMA
 from ckptsurgeon.report.style import size
@@ -52,6 +53,10 @@ def picture(
     if not common.dry_run:
         write(output, made)
     common.report(
-        lambda: f"{'would write' if common.dry_run else 'wrote'} {output}: {size(len(made))}",
+        lambda: (
+            f"would write {output}: {size(len(made))}\n  apply    {in_earnest()}"
+            if common.dry_run
+            else f"wrote {output}: {size(len(made))}"
+        ),
         lambda: {"schema": SCHEMA, "file": str(output), "bytes": len(made), "x": x},
     )

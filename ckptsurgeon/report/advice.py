@@ -65,13 +65,21 @@ def verdict(advice: Advice) -> str:
 
 
 def advice(
-    told: Advice, proposals: Sequence[Proposal], name: str, style: Style, written: str = ""
+    told: Advice,
+    proposals: Sequence[Proposal],
+    name: str,
+    style: Style,
+    written: str,
+    save: str,
 ) -> str:
     """The verdict, what moved first, where to go back to, and what others did; `written` is the
-    file that has the first recipe."""
+    file that has the first recipe, and `save` the command that writes one."""
     colors = {"healthy": GREEN, "recovered": GREEN, "diverged": RED}
-    line = verdict(told)
-    lines = [f"{clean(name)}   {style.paint(line, colors.get(told.verdict, YELLOW))}"]
+    start, color = f"{clean(name)}   ", colors.get(told.verdict, YELLOW)
+    lines = [
+        line[: len(start)] + style.paint(line[len(start) :], color)
+        for line in hanging(start, verdict(told), style)
+    ]
     spike = told.spike
     if spike is not None:
         lines += ["", *table(_evidence(spike, told), style)]
@@ -87,7 +95,7 @@ def advice(
         lines += ["", "  no step that was saved before it is known here"]
     if proposals:
         lines += ["", "  what others did", *_proposals(proposals, style)]
-        next = "ckptsurgeon advise -o recipe.yaml    the first as a recipe"
+        next = f"{save}    the first as a recipe"
         if written:
             next = f"ckptsurgeon plan {shlex.quote(written)}    what it would change"
         if any(item.recipe is not None for item in proposals):

@@ -49,6 +49,7 @@ def test_a_run_fits_into_the_terminal(surgeon: Surgeon, here: Path, width: str) 
     narrow(surgeon, "rollback", "4", *cut, "--reset", "moments", "--dry-run", width=width)
     narrow(surgeon, "status", width=width)
     narrow(surgeon, "show", width=width)
+    narrow(surgeon, "advise", width=width)
     assert surgeon("rollback", "4", *cut, "--why", WHY, "--yes").exit_code == 0
     assert surgeon("set", "beta2=0.99", "--yes").exit_code == 0
     narrow(surgeon, "status", width=width)
