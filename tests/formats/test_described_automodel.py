@@ -246,14 +246,14 @@ def test_automodels_adapters_are_in_files_that_are_not_edited(made: Make) -> Non
     for recipe in ({"average": {"last": 2}}, {"scale": {"params": "weight", "by": 0.9}}):
         with pytest.raises(SurgeryError, match=r"weights of .* are in files that are not edited"):
             surgery.plan(Run.open(root), from_data(recipe))
-    for recipe in (VERL["graft"], VERL["clip"]):
+    for recipe in (GRAFT, CLIP):
         before = snapshot(root)
         surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
         held = [automodel_state(step)["optim"] for step in (4, 6)]
         saved = {"optim": automodel_state(6)["optim"]}
         dcp.load(saved, checkpoint_id=root / "epoch_0_step_6" / "optim", no_dist=True)
         first, last, found = (moments_of(state) for state in (*held, saved["optim"]))
-        expected = clipped(last) if recipe is VERL["clip"] else grafted(first, last)
+        expected = clipped(last) if recipe is CLIP else grafted(first, last)
         same(found, expected, last)
         take_back(root, before)
 
