@@ -110,9 +110,10 @@ def _meant(error: Any, words: Sequence[str]) -> str:
     unknown = getattr(error, "option_name", what.partition("'")[2].partition("'")[0])
     known = getattr(error, "possibilities", None) or re.findall(r"'([\w-]+)'", listed)
     near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.7)
-    if not near:
+    places = [i for i, word in enumerate(words) if word.partition("=")[0] == unknown]
+    if not near or not places:
         return ""
-    first = next(i for i, word in enumerate(words) if word.partition("=")[0] == unknown)
+    first = places[0]
     meant = near[0] + words[first][len(unknown) :]
     return shlex.join(["ckptsurgeon", *words[:first], meant, *words[first + 1 :]])
 
