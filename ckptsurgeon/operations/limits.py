@@ -23,6 +23,8 @@ FROM_0 = (
 
 def broken_limit(key: str, value: float) -> str | None:
     """The limit that `value` breaks, as the user reads it; None if it can be meant."""
+    if not math.isfinite(value):  # 1e309x
+        return f"{key} is a finite number"
     if key in BELOW_1 and not 0 <= value < 1:
         return f"0 <= {key} < 1"
     if key in ABOVE_0 and value <= 0:

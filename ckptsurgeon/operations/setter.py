@@ -16,6 +16,8 @@ OF_ADAM = ("beta1", "beta2", "eps", "weight_decay")
 """What a key may have been meant to be that no param group holds."""
 LEAP = 10.0
 """A peak that grows by at least this factor gets a warning."""
+FALL = 1000.0
+"""A peak that shrinks by at least this factor gets one, too."""
 
 
 def short(value: object) -> str:
@@ -139,14 +141,13 @@ class Setter(PlaceChanges):
             self.put(field, place, new)
 
     def warn_leap(self, lr: float) -> None:
-        """3e5 where 3e-5 was meant is a rate like any other, to a format."""
+        """3e5 where 3e-5 was meant, or 3e-5x, is a rate like any other, to a format."""
         state = self.checkpoint.state()
-        peak = (state.schedule or {}).get("max_lr", state.peak_lr)
-        if peak and lr >= LEAP * float(peak):
-            self.warnings.append(
-                f"the peak rises to {lr / float(peak):,.0f} times what it was: {float(peak):.3e} → "
-                f"{lr:.3e}"
-            )
+        peak = float((state.schedule or {}).get("max_lr", state.peak_lr) or 0.0)
+        if not peak or peak / FALL < lr < LEAP * peak:
+            return
+        share = f"rises to {lr / peak:,.0f}" if lr > peak else f"falls to {lr / peak:.3g}"
+        self.warnings.append(f"the peak {share} times what it was: {peak:.3e} → {lr:.3e}")
 
     def _places(self, name: str, advice: str) -> Sequence[Place]:
         places = self.checkpoint.locate(name)

@@ -213,7 +213,16 @@ def test_a_rate_that_leaps_is_pointed_out(surgeon: Surgeon, trained: Trained) ->
     refused = surgeon("set-lr", "300001x", "--dry-run", "-C", root)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "next: lr is at most 100\n" in refused.stderr
+    endless = surgeon("set-lr", "1e309x", "--dry-run", "-C", root)
+    assert (endless.exit_code, endless.stdout) == (2, "")
+    assert "next: lr is a finite number\n" in endless.stderr
     assert "times what it was" not in surgeon("set-lr", "9e-3", "--dry-run", "-C", root).stdout
+
+
+def test_a_share_that_was_meant_as_a_rate_is_pointed_out(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    told = surgeon("set-lr", "3e-5x", "--min-lr", "0", "--dry-run", "-C", root).stdout
+    assert "the peak falls to 3e-05 times what it was: 1.000e-03 → 3.000e-08" in told
 
 
 def test_what_is_so_already_has_no_note(surgeon: Surgeon, trained: Trained) -> None:
