@@ -17,6 +17,7 @@ from ckptsurgeon.errors import SurgeryError
 MAX_BYTES = 64 << 20
 SPACE = re.compile(r"[ \t\n\r]*")
 DECODER = json.JSONDecoder()
+SOUND = "ckptsurgeon doctor    which step is sound"
 
 
 def read(path: Path) -> Any:
@@ -31,14 +32,14 @@ def text(path: Path) -> str:
     if len(data) > MAX_BYTES:
         raise SurgeryError(
             f"{path} has more than {MAX_BYTES} bytes",
-            next="restore the file, or let the trainer write it anew",
+            next=SOUND,
         )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise SurgeryError(
             f"{path} is not JSON: {error}",
-            next="restore the file, or let the trainer write it anew",
+            next=SOUND,
         ) from None
 
 
@@ -49,7 +50,7 @@ def parsed(path: Path, text: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise SurgeryError(
             f"{path} is not JSON: {str(error)[:200]}",
-            next="restore the file, or let the trainer write it anew",
+            next=SOUND,
         ) from None
 
 

@@ -14,6 +14,7 @@ import pytest
 from ckptsurgeon.cli.usage import in_full
 from tests.cli.conftest import Surgeon, hints
 from tests.conftest import Trained
+from tests.formats.matrix import hugging_face
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import make_run
 
@@ -262,6 +263,22 @@ def test_a_damaged_latest_step_leads_from_status_to_the_way_back(
     (back,) = hints(surgeon(*doctor).stdout)
     assert surgeon(*back, "--yes").exit_code == 0
     assert surgeon("doctor", "-C", root).exit_code == 0
+
+
+def test_a_half_written_trainer_state_leads_to_the_way_back(
+    surgeon: Surgeon, tmp_path: Path
+) -> None:
+    """The Trainer writes it last."""
+    hugging_face(tmp_path)
+    state = tmp_path / "checkpoint-4" / "trainer_state.json"
+    state.write_text(state.read_text()[:9])
+    for words in (["status"], ["set-lr", "1e-4", "--yes"]):
+        result = surgeon(*words, "-C", tmp_path)
+        (doctor,) = hints(result.stdout + result.stderr)
+        assert doctor[2:] == ["doctor"]
+    (back,) = hints(surgeon(*doctor).stdout)
+    assert surgeon(*back, "--yes").exit_code == 0
+    assert "at step 2 " in surgeon("status", "-C", tmp_path).stdout
 
 
 def test_status_tells_damage_from_links_and_from_missing_files(
