@@ -178,6 +178,31 @@ def test_two_optimizers_in_one_file(tmp_path: Path) -> None:
         operate(tmp_path, set={"lr": 1e-4})
 
 
+def test_a_rate_that_two_schedulers_make_is_not_set_by_one_of_them(
+    root: Path, tmp_path: Path
+) -> None:
+    """Lightning takes a warm-up by steps and a decay by epochs: the groups have their product."""
+    adam = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=PEAK)
+    both = [
+        torch.optim.lr_scheduler.LinearLR(adam, 0.5, total_iters=4),
+        torch.optim.lr_scheduler.ExponentialLR(adam, 0.5),
+    ]
+    for schedule in both:
+        adam.step()
+        schedule.step()
+    for file in (root / "checkpoints").glob("*.ckpt"):
+        document = torch.load(file, weights_only=False)
+        document["lr_schedulers"] = [schedule.state_dict() for schedule in both]
+        torch.save(document, file)
+    before = snapshot(root)
+    folder = root / "checkpoints"
+    for recipe in ({"set": {"lr": "0.5x"}}, {"set": {"position": 3}}, {"cooldown": {"steps": 4}}):
+        with pytest.raises(SurgeryError, match="several schedulers share one optimizer"):
+            operate(folder, **recipe)
+    assert snapshot(root) == before
+    assert operate(folder, set={"beta2": 0.9}).betas == (0.9, 0.9)
+
+
 def test_slurm_requeue_does_not_lead_back(root: Path, tmp_path: Path) -> None:
     """Lightning loads the highest hpc_ckpt_<n> before any other; see `_hpc_resume_path`."""
     from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector

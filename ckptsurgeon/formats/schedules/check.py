@@ -1,9 +1,17 @@
-"""What no schedule can be: a peak below its floor, a decay that is over with the warm-up."""
+"""What no schedule can be: a peak below its floor, a decay that is over with the warm-up, two for
+one optimizer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats.values import Decay
+from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.values import Decay, Place
+
+CALLS = frozenset({"_step_count", "_is_initial", "verbose", "_get_lr_called_within_step"})
+"""Keys of torch's schedulers that say nothing of the schedule: copies may differ in them."""
 
 ASSERTED = ", and the trainer asserts max_lr >= min_lr on resume"
 """What both of Megatron's schedulers make of a low peak."""
@@ -34,6 +42,26 @@ def refuse_several(checkpoint: str, optimizers: int) -> None:
             f"{checkpoint} holds {optimizers} optimizers, and a recipe has one lr",
             next="ckptsurgeon show    their rates; set lr where the trainer makes them",
         )
+
+
+def one_scheduler(checkpoint: Checkpoint) -> Sequence[Place]:
+    """Every place of the scheduler. Raises SurgeryError where there are several for one optimizer,
+    as Lightning takes them: each goes on from what the others made of the rate."""
+    places = checkpoint.locate("scheduler")
+    if any(_apart(place.value, places[0].value) for place in places):
+        raise SurgeryError(
+            "several schedulers share one optimizer: what they make of a rate together is not "
+            "known here",
+            next="set lr where the trainer makes its schedulers",
+        )
+    return places
+
+
+def _apart(a: Any, b: Any) -> bool:
+    """Whether two states are of two schedulers, not copies of one."""
+    if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
+        return a is not b
+    return any(a.get(key) != b.get(key) for key in (a.keys() | b.keys()) - CALLS)
 
 
 def refuse_early_decay(decay: float, warmup: float, unit: str = "samples") -> None:

@@ -18,7 +18,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import refuse_rates
 from ckptsurgeon.formats.schedules import in_code, nemo, plateau
-from ckptsurgeon.formats.schedules.check import refuse_low_peak
+from ckptsurgeon.formats.schedules.check import one_scheduler, refuse_low_peak
 from ckptsurgeon.formats.values import Place, Setting
 from ckptsurgeon.promise import Caveat
 
@@ -142,7 +142,7 @@ def reschedule(
 
     Needs `locate("scheduler")`, the whole state in each file that has it. See
     `Checkpoint.reschedule`."""
-    places = checkpoint.locate("scheduler")
+    places = one_scheduler(checkpoint)
     state = places[0].value
     name = kind(state)
     if name == plateau.NAME:

@@ -12,7 +12,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.schedules import in_code, nemo
-from ckptsurgeon.formats.schedules.check import refuse_no_rate
+from ckptsurgeon.formats.schedules.check import one_scheduler, refuse_no_rate
 from ckptsurgeon.formats.schedules.torch import (
     STRATEGIES,
     New,
@@ -36,7 +36,7 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
     NeMo's class, from where it stands. `decay.steps` are the scheduler's.
 
     Raises SurgeryError for a class that can't, with the LambdaLR that can."""
-    places = checkpoint.locate("scheduler")
+    places = one_scheduler(checkpoint)
     state = places[0].value
     name, groups = kind(state), group_rates(checkpoint, places[0])
     rates = [group["lr"] for group in groups]
@@ -74,7 +74,7 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
 
 def rebased(checkpoint: Checkpoint) -> list[Setting]:
     """A LambdaLR whose base rates are the rates of the next step: nothing where they are."""
-    places = checkpoint.locate("scheduler")
+    places = one_scheduler(checkpoint)
     rates = [group["lr"] for group in group_rates(checkpoint, places[0])]
     groups = [{"initial_lr": rate} for rate in rates]
     return list(settings_of(checkpoint, places, New(rates, {("base_lrs",): rates}, groups)))
