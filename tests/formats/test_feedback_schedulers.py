@@ -1,4 +1,4 @@
-"""torch's schedulers that follow a metric or a cycle: the lr that is set is used, and goes on."""
+"""Schedulers that follow a metric or a cycle: the lr that is set is used, and goes on."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ class Trainer:
         for weight in self.weights:
             weight.grad = torch.ones(3)
         self.optimizer.step()
-        self.schedule.step(
-            *([1.0] if isinstance(self.schedule, torch_lr.ReduceLROnPlateau) else [])
-        )
+        self.schedule.step(*([1.0] if hasattr(self.schedule, "num_bad_epochs") else []))
         return used
 
 
@@ -127,3 +125,51 @@ def test_a_cycle_is_scaled_as_a_whole(tmp_path: Path) -> None:
     trainer = resumed(root, cyclic)
     trainer.update()
     assert trainer.optimizer.param_groups[0]["betas"][0] != 0.7
+
+
+def test_a_rate_below_the_floor_of_a_plateau_is_never_said_to_fall(tmp_path: Path) -> None:
+    root = saved(tmp_path, plateau)
+    made = operate(root, {"set": {"lr": 1e-8}})
+    assert "ReduceLROnPlateau never lowers this rate: it is not above its floor of 1e-07" in (
+        made.warnings
+    )
+    trainer = resumed(root, plateau)
+    assert [trainer.update() for _ in range(9)] == [[1e-8, 5e-9]] * 9
+
+
+def test_a_pause_after_a_fall_counts_before_the_next_one(tmp_path: Path) -> None:
+    def pausing(optimizer: torch.optim.Optimizer) -> Any:
+        return torch_lr.ReduceLROnPlateau(optimizer, factor=0.1, patience=1, cooldown=3)
+
+    root = saved(tmp_path, pausing)
+    made = operate(root, {"set": {"lr": 4e-4}})
+    (note,) = [text for text in made.warnings if text.startswith("ReduceLROnPlateau keeps")]
+    left = int(note.partition(" more bad")[0].split()[-1])
+    trainer = resumed(root, pausing)
+    assert [trainer.update()[0] for _ in range(left)] == [4e-4] * left
+    assert trainer.update()[0] == pytest.approx(4e-5)
+
+
+@pytest.mark.formats
+def test_a_schedule_that_also_raises_the_rate_is_called_by_its_name(tmp_path: Path) -> None:
+    from transformers.optimization import GreedyLR
+
+    def greedy(optimizer: torch.optim.Optimizer) -> Any:
+        return GreedyLR(optimizer, factor=0.5, patience=6, min_lr=1e-5)
+
+    root = saved(tmp_path, greedy)
+    before = snapshot(root)
+    assert look.inspect(Run.open(root)).scheduler.startswith("GreedyLR, 3 bad of 6 allowed")
+    made = operate(root, {"set": {"lr": 4e-4}})
+    (note,) = [text for text in made.warnings if text.startswith("GreedyLR")]
+    assert "after 4 more bad evaluations in a row it multiplies the rate by 0.5" in note
+    assert "where the metric keeps improving it divides it by 0.5, up to 1" in note
+    trainer = resumed(root, greedy)
+    assert trainer.rates() == [4e-4, 2e-4]
+    assert [trainer.update()[0] for _ in range(5)] == [4e-4] * 4 + [2e-4]
+    for metric in range(8):
+        trainer.schedule.step(-metric)
+    assert trainer.rates() == [4e-4, 2e-4]
+    take_back(root, before)
+    with pytest.raises(SurgeryError, match="GreedyLR has no decay"):
+        plan(Run.open(root), from_data({"set": {"lr": 1e-4, "decay": 9}}))

@@ -44,9 +44,9 @@ def rebatch(
         return settings, []
     for place in checkpoint.locate("scheduler"):
         name = torch.kind(place.value)
-        if name not in ("LambdaLR", plateau.NAME):
+        if name not in ("LambdaLR", *plateau.NAMES):
             raise SurgeryError(
-                f"{name} keeps counts of steps that another batch size would shift",
+                f"{name or 'a scheduler of no known class'} keeps counts of steps that another batch size would shift",
                 next="set them where the script makes its scheduler, or train with one of the "
                 "Trainer's own (--lr_scheduler_type)",
             )

@@ -86,11 +86,11 @@ def kind(schedule: Any) -> str:
         return ""
     if "_schedulers" in schedule:
         inner = [kind(item) for item in schedule["_schedulers"]]
-        cyclic = {"OneCycleLR", "CyclicLR", plateau.NAME} & set(inner)
+        cyclic = {"OneCycleLR", "CyclicLR", *plateau.NAMES} & set(inner)
         plain = "_milestones" in schedule and all(inner) and not cyclic
         return "SequentialLR" if plain else ""
-    if plateau.is_plateau(schedule):
-        return plateau.NAME
+    if name := plateau.called(schedule):
+        return name
     if not {"base_lrs", "last_epoch"} <= schedule.keys():
         return ""
     if "lr_lambdas" in schedule:
@@ -108,7 +108,7 @@ def is_torch(schedule: Any) -> bool:
 
 def words(schedule: Mapping[str, Any]) -> str:
     """The schedule as a person would say it."""
-    if kind(schedule) == plateau.NAME:
+    if kind(schedule) in plateau.NAMES:
         return plateau.words(schedule)
     text = f"{kind(schedule)}, step {schedule['last_epoch']}"
     end = schedule.get("T_max", schedule.get("total_steps", schedule.get("max_steps")))
@@ -145,7 +145,7 @@ def reschedule(
     places = one_scheduler(checkpoint)
     state = places[0].value
     name = kind(state)
-    if name == plateau.NAME:
+    if name in plateau.NAMES:
         return plateau.reschedule(checkpoint, values)
     groups = group_rates(checkpoint, places[0])
     lacking = sorted(values.keys() - _kept(state))
@@ -356,7 +356,7 @@ def _kept(state: Mapping[str, Any]) -> frozenset[str]:
 def peaks(state: Mapping[str, Any], groups: Sequence[Mapping[str, float]]) -> list[float]:
     if kind(state) == "OneCycleLR":
         return [group["max_lr"] for group in groups]
-    if kind(state) == plateau.NAME:
+    if kind(state) in plateau.NAMES:
         return [group["lr"] for group in groups]
     if kind(state) == "CyclicLR":
         return [float(rate) for rate in state["max_lrs"]]
