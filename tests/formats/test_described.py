@@ -58,6 +58,35 @@ def operate(run: Run, **recipe: Any) -> Any:
     return plan.promise
 
 
+def test_a_rate_that_a_scheduler_elsewhere_makes_is_promised_for_one_step(tmp_path: Path) -> None:
+    """torch's LambdaLR goes on from its own base_lrs, which this format does not read."""
+
+    def pair() -> tuple[Any, Any, Any]:
+        weight = torch.nn.Parameter(torch.ones(2))
+        adam = torch.optim.AdamW([weight], lr=1e-3)
+        return weight, adam, torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 0.9**step)
+
+    weight, adam, schedule = pair()
+    weight.grad = torch.ones(2)
+    adam.step()
+    schedule.step()
+    file = tmp_path / "state_1.pt"
+    torch.save({"optimizer": adam.state_dict(), "schedule": schedule.state_dict()}, file)
+    format = "torch:state_{step}.pt=optimizer"
+    assert look.inspect(Run.open(tmp_path, format)).scheduler == "an unknown schedule"
+    promise = operate(Run.open(tmp_path, format), set={"lr": 5e-4})
+    assert "makes the rate from the second update on" in promise.one_step["lr"]
+    weight, adam, schedule = pair()
+    kept = torch.load(file, weights_only=False)
+    adam.load_state_dict(kept["optimizer"])
+    schedule.load_state_dict(kept["schedule"])
+    assert adam.param_groups[0]["lr"] == promise.lr == 5e-4
+    weight.grad = torch.ones(2)
+    adam.step()
+    schedule.step()
+    assert adam.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.9**2)
+
+
 def test_a_composer_run_goes_back_is_edited_and_is_undone(tmp_path: Path) -> None:
     root = composer(tmp_path / "run")
     before = snapshot(root)

@@ -132,7 +132,8 @@ class ScheduledCheckpoint(DcpCheckpoint):
         schedule = self.schedule()
         if torch.is_torch(schedule):
             return torch.words(schedule)
-        return "an unknown schedule" if schedule is not None else ""
+        seen = schedule is not None or saved.is_unseen(self, schedule)
+        return "an unknown schedule" if seen else ""
 
     def notes(self) -> list[str]:
         """Also what a scheduler does beside the rate."""

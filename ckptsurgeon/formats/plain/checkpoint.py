@@ -33,6 +33,7 @@ from ckptsurgeon.formats.values import (
     StateDict,
 )
 
+UNKNOWN = "an unknown schedule"
 GROUPS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 """Fields of the param groups."""
 
@@ -237,8 +238,9 @@ class TorchCheckpoint(JsonBeside):
             peak = torch.peak(self) if one and self.locate("lr") else None
             return torch.words(schedule), peak
         if schedule is None:
-            return "", max(self.rates(), default=None) if one else None
-        return "an unknown schedule", None
+            peak = max(self.rates(), default=None) if one else None
+            return UNKNOWN if saved.is_unseen(self, schedule) else "", peak
+        return UNKNOWN, None
 
     def read_state(self) -> State:
         """The lr is that of the first param group."""

@@ -10,6 +10,13 @@ from ckptsurgeon.formats.checkpoint import BaseCheckpoint
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, nemo, torch
 from ckptsurgeon.formats.values import Located, Place, Setting
+from ckptsurgeon.promise import Caveat
+
+UNSEEN = Caveat(
+    "a scheduler of torch left initial_lr in the param groups, and its state is not among what is "
+    "read here: the trainer's scheduler makes the rate from the second update on",
+    "lr",
+)
 
 
 def reschedule(
@@ -31,7 +38,14 @@ def reschedule(
                 f"what the saved scheduler makes of an lr is not known here: {why}",
                 next="set lr where the trainer makes its scheduler",
             )
-        return annealing.reschedule(checkpoint, values)
+        settings, notes = annealing.reschedule(checkpoint, values)
+        return settings, [*notes, *([UNSEEN] if is_unseen(checkpoint, schedule) else [])]
+
+
+def is_unseen(checkpoint: BaseCheckpoint, schedule: Any) -> bool:
+    """Whether a scheduler of torch made the rates, and its state is not in what is read here: it
+    left `initial_lr` in the groups."""
+    return schedule is None and bool(checkpoint.locate("initial_lr"))
 
 
 def scaler_start(checkpoint: BaseCheckpoint, scales: Iterable[Located]) -> list[tuple[Place, Any]]:
