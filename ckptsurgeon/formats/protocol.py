@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -225,6 +225,10 @@ class Checkpoint(Protocol):
 
     def globals(self) -> Mapping[str, frozenset[str]]:
         """By shard, every `module.name` that its trainer would import to load it."""
+        ...
+
+    def rounded(self, changes: Iterable[AnyChange], root: Path) -> list[AnyChange]:
+        """The same with each number as its place can hold it."""
         ...
 
     def after(self, changes: Sequence[AnyChange], root: Path) -> Checkpoint:

@@ -23,7 +23,7 @@ from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import append, compact
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import contiguous
-from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, element, number
 from ckptsurgeon.files.pickles.tree import Tensor, get, get_each
 from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.patched import New, patched
@@ -147,6 +147,28 @@ class Trees:
     def globals(self) -> dict[str, frozenset[str]]:
         """By shard, every `module.name` that a load imports."""
         return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.archives}
+
+    def rounded(self, changes: Iterable[AnyChange], root: Path) -> list[AnyChange]:
+        """The same with each number as the tensor holds it that it goes into: a rate for which
+        torch.compile made a float32."""
+        return [self._rounded(change, root) for change in changes]
+
+    def _rounded(self, change: AnyChange, root: Path) -> AnyChange:
+        if not isinstance(change, Change) or not isinstance(change.new, float):
+            return change
+        tree = self.trees.get(root / change.file)
+        if tree is None:
+            return change
+        try:
+            leaf = get(tree, next(change.paths()))
+        except KeyError:
+            return change
+        if not isinstance(leaf, Tensor) or leaf.dtype not in FLOATS:
+            return change
+        try:
+            return replace(change, new=number(element(change.new, leaf.dtype, "<"), leaf.dtype, "<"))
+        except ValueError:  # too large for it, which the edit refuses by its name
+            return change
 
     def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
         """The trees with `changes` laid over them."""

@@ -47,7 +47,8 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     by_section: list[tuple[str, list[AnyChange]]] = []
     given = to_data(recipe)
     for section in sections:
-        new_changes, sentences = section.changes(run, recipe, checkpoint)
+        wanted, sentences = section.changes(run, recipe, checkpoint)
+        new_changes = checkpoint.rounded(wanted, run.root)
         key = next((key for key in keys(type(section)) if key in given), "")
         by_section.append((key, new_changes))
         changes += [change for change in new_changes if not _idle(change)]

@@ -13,6 +13,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data
 from tests.support import deepspeed_engine
 from tests.support.deepspeed_engine import PEAK, Options, make, process_group, resume, schedulers
+from tests.support.snapshot import snapshot
 
 MORE = 8
 
@@ -243,3 +244,30 @@ def test_the_position_of_a_scheduler_in_a_file_of_its_own(tmp_path: Path) -> Non
         scheduler.step()
     assert rates[0][0] == promised
     assert rates == [pytest.approx(step) for step in born("CosineAnnealingLR", 15)[11:]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_rate_in_a_tensor_is_promised_as_the_tensor_holds_it(tmp_path: Path, dtype: str) -> None:
+    """As torch.compile and CUDA graphs want it: 3e-4 is no number of float32."""
+    import torch
+
+    def adam() -> Any:
+        rate = torch.tensor(PEAK, dtype=getattr(torch, dtype))
+        return torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=rate)
+
+    optimizer = adam()
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
+    optimizer.step()
+    file = tmp_path / "state_1.pt"
+    torch.save({"optimizer": optimizer.state_dict()}, file)
+    before = snapshot(tmp_path)
+    run = Run.open(tmp_path, "torch:state_{step}.pt=optimizer")
+    made = plan(run, from_data({"set": {"lr": 3e-4}}))
+    assert surgery.apply(run, made)
+    assert plan(run, from_data(dict(made.recipe))).empty
+    optimizer = adam()
+    optimizer.load_state_dict(torch.load(file)["optimizer"])
+    assert made.promise is not None
+    assert optimizer.param_groups[0]["lr"].item() == made.promise.lr == pytest.approx(3e-4)
+    surgery.apply(run, surgery.plan_undo(run))
+    assert snapshot(tmp_path) == before

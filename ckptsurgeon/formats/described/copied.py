@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,6 +231,12 @@ class Copied:
     def globals(self) -> Mapping[str, frozenset[str]]:
         """Of every one."""
         return {file: names for one in self.each for file, names in one.globals().items()}
+
+    def rounded(self, changes: Iterable[AnyChange], root: Path) -> list[AnyChange]:
+        """By that one whose file it is."""
+        for one in self.each:
+            changes = one.rounded(changes, root)
+        return list(changes)
 
     def after(self, changes: Sequence[AnyChange], root: Path) -> Copied:
         """Every one with its own."""
