@@ -24,6 +24,12 @@ STORAGES = {
     "ComplexDoubleStorage": "complex128", "UntypedStorage": "uint8",
 }  # fmt: skip
 
+NUMPY = {
+    "f8": "float64", "f4": "float32", "f2": "float16", "i8": "int64", "i4": "int32", "i2": "int16",
+    "i1": "int8", "u1": "uint8", "b1": "bool",
+}  # fmt: skip
+"""numpy's name → torch's."""
+
 FLOATS = tuple(ITEM)
 """What `floats` can read. A bfloat16 is the upper half of a float32."""
 

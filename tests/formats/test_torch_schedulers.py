@@ -271,3 +271,43 @@ def test_a_rate_in_a_tensor_is_promised_as_the_tensor_holds_it(tmp_path: Path, d
     assert optimizer.param_groups[0]["lr"].item() == made.promise.lr == pytest.approx(3e-4)
     surgery.apply(run, surgery.plan_undo(run))
     assert snapshot(tmp_path) == before
+
+
+def test_a_rate_that_numpy_computed_is_a_number(tmp_path: Path) -> None:
+    """A lambda with numpy's cosine leaves numpy's numbers in the groups and in the scheduler."""
+    import numpy as np
+    import torch
+
+    def pair() -> tuple[Any, Any]:
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=PEAK)
+        falls = lambda step: 0.5 * (1 + np.cos(np.pi * step / 20))  # noqa: E731
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, falls)
+
+    def rates(optimizer: Any, schedule: Any) -> list[float]:
+        used = []
+        for _ in range(3):
+            used.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
+            optimizer.step()
+            schedule.step()
+        return used
+
+    optimizer, schedule = pair()
+    rates(optimizer, schedule)
+    assert isinstance(optimizer.param_groups[0]["lr"], np.float64)
+    folder = tmp_path / "checkpoint-3"
+    folder.mkdir()
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    torch.save(schedule.state_dict(), folder / "scheduler.pt")
+    (folder / "trainer_state.json").write_text('{"global_step": 3}')
+    wanted = [rate / 2 for rate in rates(optimizer, schedule)]
+    before = snapshot(tmp_path)
+    promised = edited(tmp_path, lr="0.5x")
+    optimizer, schedule = pair()
+    optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=False))
+    schedule.load_state_dict(torch.load(folder / "scheduler.pt", weights_only=False))
+    used = rates(optimizer, schedule)
+    assert used[0] == promised
+    assert used == pytest.approx(wanted)
+    surgery.apply(Run.open(tmp_path), surgery.plan_undo(Run.open(tmp_path)))
+    assert snapshot(tmp_path) == before

@@ -14,7 +14,7 @@ from operator import index
 from typing import Any
 
 from ckptsurgeon.edits import Each, Key
-from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.dtypes import ITEM_BYTES, NUMPY, number
 
 
 class Global(type):
@@ -204,7 +204,25 @@ def _make_subclass(cls: Global, make: Global, kind: Global, args: Any, state: An
     return made
 
 
+def _make_scalar(cls: Global, dtype: Any, data: Any = None) -> Any:
+    """A number of numpy, as a schedule that is written with its cosine leaves it: the number, where
+    the dtype is that of one."""
+    kind, order = (*dtype.args[:1], *dtype.state[1:2]) if _is_dtype(dtype) else ("", "")
+    if isinstance(data, Object) and data.args[1:] == ("latin1",):  # protocol 2 has no bytes
+        data = data.args[0].encode("latin1")
+    if kind not in NUMPY or not isinstance(data, bytes):
+        return Object(cls, (dtype, data))
+    return number(data, NUMPY[kind], ">" if order == ">" else "<")
+
+
+def _is_dtype(value: Any) -> bool:
+    made = isinstance(value, Object) and value.cls.name == "dtype"
+    return made and bool(value.args) and isinstance(value.state, tuple)
+
+
 _MAKERS = {
+    ("numpy._core.multiarray", "scalar"): _make_scalar,
+    ("numpy.core.multiarray", "scalar"): _make_scalar,
     ("collections", "OrderedDict"): _make_dict,
     ("torch", "Size"): _make_tuple,
     ("torch._utils", "_rebuild_tensor"): _make_tensor,
