@@ -70,6 +70,8 @@ class Cooldown(Section):
                 next=f"ckptsurgeon cooldown {max(1, done // 10)}    or 10%",
             )
         lr = state.promise.lr
+        if lr == 0:  # of the first param group, which may be a frozen one
+            lr = max((float(p.value) for p in checkpoint.locate("lr") if p.value), default=0.0)
         if lr is not None and self.to >= lr and not _open_window(state):
             lower = f"ckptsurgeon cooldown {steps} --to {lr / 10:g}"
             again = "ckptsurgeon set-lr 3e-4 --restart --warmup 500 --decay 20000    a new schedule"
@@ -116,12 +118,18 @@ def refuse_both(recipe: Recipe, key: str) -> None:
 def samples_to(run: Run, recipe: Recipe, state: State, steps: int) -> int | None:
     """The samples that the next `steps` trained iterations take; None where the checkpoint counts
     no samples. Skipped iterations are not counted."""
-    if state.batch_size is None or state.promise.consumed_samples is None:
-        return None
     settings, skips = recipe[Hyperparameters], recipe[Skip]
+    if state.batch_size is None or state.promise.consumed_samples is None:
+        if settings.batch_size is not None:
+            raise UsageError(
+                "the trainer counts steps, and `set.batch_size` counts them anew",
+                next="apply a recipe with `set: {batch_size}` alone, and then the other one",
+            )
+        return None
     first = skips.consumed_after(run, settings, state)
-    begin = replace(state, step=settings.iteration_after(state))
-    return samples_of(steps, begin, first, skips.ranges_after(state.promise.skip or ()))
+    return samples_of(
+        steps, settings.beginning(state), first, skips.ranges_after(state.promise.skip or ())
+    )
 
 
 # --- commands ------------------------------------------------------------------------------------

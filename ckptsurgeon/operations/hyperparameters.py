@@ -13,6 +13,7 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
+from ckptsurgeon.formats.rampup import resized
 from ckptsurgeon.operations.batch import batch_changes, ramp_of
 from ckptsurgeon.operations.counters import COUNTERS, counter_changes
 from ckptsurgeon.operations.limits import broken_limit
@@ -111,6 +112,14 @@ class Hyperparameters(Section):
     def iteration_after(self, state: State) -> int:
         """The last iteration that counts as done after the surgery."""
         return state.step if self.iteration is None else self.iteration
+
+    def beginning(self, state: State) -> State:
+        """The state from which the next iteration goes on: its number and its batch size are those
+        after the surgery."""
+        ramp = ramp_of(self.rampup, self.batch_size)
+        return dataclasses.replace(
+            resized(state, self.batch_size, ramp), step=self.iteration_after(state)
+        )
 
     def title(self, run: Run, step: int) -> list[str]:
         pairs = " ".join(f"{key}={short(value)}" for key, value in self.given().items())

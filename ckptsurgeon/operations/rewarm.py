@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -58,7 +58,7 @@ class Rewarm(Section):
             raise _kept_nowhere(run, checkpoint.path.name, state, self)
         settings, skips = recipe[Hyperparameters], recipe[Skip]
         start = int(state.schedule["num_steps"]) if settings.position is None else settings.position
-        begin = replace(state, step=settings.iteration_after(state))
+        begin = settings.beginning(state)
         first = skips.consumed_after(run, settings, state)
         passed = skips.ranges_after(state.promise.skip or ())
         end = start + samples_of(self.iterations, begin, first, passed)

@@ -15,11 +15,13 @@ import torch
 from torch.optim import lr_scheduler as torch_lr
 
 from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.cooldown import Cooldown
 from ckptsurgeon.plans import Plan
 from ckptsurgeon.recipe.file import from_data, load
 from tests.conftest import Trained
+from tests.formats.matrix import hugging_face
 from tests.support import megatron_engine, megatron_legacy
 from tests.support.cooled import (
     CLASSES,
@@ -96,6 +98,38 @@ def test_a_class_of_torch_that_can_hold_it_does(tmp_path: Path, name: str, shape
         share = rate / max(rates) if name == "LinearLR" else 1.0
         same(column, closed(rate, to * share, shape))
     take_back(root, before)
+
+
+def test_a_frozen_first_group_does_not_hide_the_rate_of_the_others(tmp_path: Path) -> None:
+    root = accelerated(tmp_path, "LinearLR")
+    folder = root / f"checkpoint_{STEP}"
+    optimizer = torch.load(folder / "optimizer.bin", weights_only=False)
+    scheduler = torch.load(folder / "scheduler.bin", weights_only=False)
+    optimizer["param_groups"][0] |= {"lr": 0.0, "initial_lr": 0.0}
+    scheduler["base_lrs"][0] = scheduler["_last_lr"][0] = 0.0
+    torch.save(optimizer, folder / "optimizer.bin")
+    torch.save(scheduler, folder / "scheduler.bin")
+    rate = optimizer["param_groups"][1]["lr"]
+    cooled(root, steps=D)
+    frozen, other = stepped(*loaded(root, CLASSES["LinearLR"]))
+    assert frozen == [0.0] * (D + 1)
+    same(other, closed(rate, 0.0, "linear"))
+
+
+def test_a_cooldown_takes_the_batches_that_the_same_recipe_sets(tmp_path: Path) -> None:
+    root = megatron_legacy.save(tmp_path / "megatron")
+    recipe = {"set": {"batch_size": 2 * megatron_legacy.BATCH}, "cooldown": {"steps": D}}
+    made = plan(Run.open(root), from_data(recipe))
+    ends = {c.new for c in made.changes if isinstance(c, Change) and c.field == "decay"}
+    assert ends == {30 * megatron_legacy.BATCH + D * 2 * megatron_legacy.BATCH}
+    surgery.apply(Run.open(root), made)
+    assert plan(Run.open(root), from_data(recipe)).empty
+    hugging_face(tmp_path / "transformers")
+    with pytest.raises(UsageError, match=r"`set\.batch_size` counts them anew"):
+        plan(
+            Run.open(tmp_path / "transformers"),
+            from_data({"set": {"batch_size": 4}, "cooldown": {"steps": 2}}),
+        )
 
 
 def as_told(root: Path, words: str) -> tuple[Any, Any]:
