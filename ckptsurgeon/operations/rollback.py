@@ -80,6 +80,11 @@ class Repair(Section):
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         changes, warnings = _repoint(run, recipe, checkpoint)
         over = [str(newer) for newer in run.steps() if newer > checkpoint.step]
+        if over and not run.format.pointers(run.root, checkpoint.step):
+            raise SurgeryError(
+                "its trainer keeps no pointer, and resumes the highest step",
+                next=f"ckptsurgeon rollback --to {checkpoint.step}    moves the later ones away",
+            )
         if self.to is None and over:
             warnings.append(f"newer steps are incomplete or damaged: {', '.join(over)}")
         return changes, warnings

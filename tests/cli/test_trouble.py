@@ -15,6 +15,7 @@ from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.run.run import Run
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
+from tests.formats.matrix import hugging_face
 from tests.support.snapshot import snapshot
 
 
@@ -50,6 +51,18 @@ def test_status_works_with_a_broken_latest_and_repair_mends_it(
     assert (root / "latest").read_text() == "global_step8"
     assert snapshot(root).keys() == before.keys()
     assert surgeon("verify", "-C", root).exit_code == 0
+
+
+def test_no_pointer_is_said_to_be_set_where_the_trainer_keeps_none(
+    surgeon: Surgeon, tmp_path: Path
+) -> None:
+    """The Hugging Face Trainer resumes the highest step."""
+    hugging_face(tmp_path)
+    assert surgeon("repair-latest", "--yes", "-C", tmp_path).stdout.startswith("nothing to do")
+    refused = surgeon("repair-latest", "--to", "2", "--yes", "-C", tmp_path)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "its trainer keeps no pointer, and resumes the highest step" in refused.stderr
+    assert "rollback --to 2    moves the later ones away" in refused.stderr
 
 
 def test_a_step_that_is_not_there_names_the_nearest(surgeon: Surgeon, trained: Trained) -> None:
