@@ -166,7 +166,9 @@ class Trees:
         if not isinstance(leaf, Tensor) or leaf.dtype not in FLOATS:
             return change
         try:
-            return replace(change, new=number(element(change.new, leaf.dtype, "<"), leaf.dtype, "<"))
+            return replace(
+                change, new=number(element(change.new, leaf.dtype, "<"), leaf.dtype, "<")
+            )
         except ValueError:  # too large for it, which the edit refuses by its name
             return change
 

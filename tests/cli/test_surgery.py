@@ -219,7 +219,9 @@ def test_a_rate_that_leaps_is_pointed_out(surgeon: Surgeon, trained: Trained) ->
     assert "times what it was" not in surgeon("set-lr", "9e-3", "--dry-run", "-C", root).stdout
 
 
-def test_a_share_that_was_meant_as_a_rate_is_pointed_out(surgeon: Surgeon, trained: Trained) -> None:
+def test_a_share_that_was_meant_as_a_rate_is_pointed_out(
+    surgeon: Surgeon, trained: Trained
+) -> None:
     root = trained()
     told = surgeon("set-lr", "3e-5x", "--min-lr", "0", "--dry-run", "-C", root).stdout
     assert "the peak falls to 3e-05 times what it was: 1.000e-03 → 3.000e-08" in told

@@ -46,7 +46,8 @@ def rebatch(
         name = torch.kind(place.value)
         if name not in ("LambdaLR", *plateau.NAMES):
             raise SurgeryError(
-                f"{name or 'a scheduler of no known class'} keeps counts of steps that another batch size would shift",
+                f"{name or 'a scheduler of no known class'} keeps counts of steps that another "
+                "batch size would shift",
                 next="set them where the script makes its scheduler, or train with one of the "
                 "Trainer's own (--lr_scheduler_type)",
             )

@@ -45,7 +45,8 @@ def reschedule(
     places = checkpoint.locate("scheduler")
     if lacking := sorted(values.keys() - {"lr", "min_lr"}):
         raise SurgeryError(
-            f"{called(places[0].value)} has no {', '.join(lacking)}: a metric decides when its rate falls",
+            f"{called(places[0].value)} has no {', '.join(lacking)}: a metric decides when its "
+            "rate falls",
             next="ckptsurgeon set-lr LR --min-lr LR    the rate now, and the least it falls to",
         )
     peak = values.get("lr", max((place.value for place in checkpoint.locate("lr")), default=0.0))
@@ -67,7 +68,7 @@ def reschedule(
 
 
 def _later(state: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """What becomes of the rate. A new floor holds for every group; of old ones the lowest counts."""
+    """What becomes of the rate. A new floor is of every group; of old ones the lowest counts."""
     name, factor = called(state), state["factor"]
     floor = values.get("min_lr", min(state["min_lrs"]))
     left = int(state["patience"]) - int(state["num_bad_epochs"]) + 1
