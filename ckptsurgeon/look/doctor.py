@@ -91,7 +91,7 @@ def _way_back(run: Run, step: int) -> str:
     for older in reversed([other for other in run.steps() if other < step]):
         if run.complete(older) and not look.verify(run, older).findings:
             return f"ckptsurgeon rollback --to {older}    the newest sound step before it"
-    return "restore its files from a copy: no older step is sound"
+    return "restore its files from a copy: no older step here is sound"
 
 
 def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Diagnosis]:

@@ -78,10 +78,13 @@ class Scale(Section):
         if self.by is None:
             typed = f"ckptsurgeon scale {shlex.quote(self.params or 'REGEX')} --by 0.9"
             raise UsageError("`scale.by` is missing", next=f"{typed}    in a recipe by: 0.9")
-        if not self.params:
-            raise UsageError("`scale.params` is missing", next="add scale.params")
         if not math.isfinite(self.by) or self.by == 0:
             raise UsageError(f"`scale.by` is {self.by}", next="a number other than 0, such as 0.9")
+        if not self.params:
+            raise UsageError(
+                "`scale.params` is missing",
+                next=f"ckptsurgeon scale REGEX --by {self.by:g}    in a recipe params: REGEX",
+            )
 
     def title(self, run: Run, step: int) -> list[str]:
         more = "" if self.moments == "keep" else f", {self.moments} moments"

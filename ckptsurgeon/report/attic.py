@@ -17,7 +17,7 @@ def attic(attics: Sequence[Attic], style: Style, then: str = "") -> str:
     them."""
     if not attics:
         return "nothing to prune: no surgery keeps files"
-    rows = [Row(k.id, size(k.bytes), f"{count(k.files, 'file')}   {k.title}", ">") for k in attics]
+    rows = [Row(k.id, size(k.bytes), f"{count(k.files, 'file')}   {k.title}", "-") for k in attics]
     return "\n".join([*table(rows, style), *([f"  apply    {then}"] if then else [])])
 
 

@@ -209,7 +209,7 @@ def _places(field: str, places: Sequence[Place]) -> list[Row]:
 def verification(
     result: Verification, style: Style, word: Word | None = None, *, remedy: str = ""
 ) -> str:
-    """Sound, or every finding; the level it was read to, and what no CRC could prove. With `word`
+    """Sound, or every finding, of the step or of the run around it; the level it was read to, and what no CRC could prove. With `word`
     also what the trainer said. Findings end with the `remedy`."""
     head = (
         f"step {result.step}: {count(result.files, 'file')}, {result.format}, level {result.level}"
@@ -217,7 +217,7 @@ def verification(
     if not result.findings:
         lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(result.promise, style)]
     else:
-        label = style.paint("damaged:", RED)
+        label = style.paint("not sound:", RED)
         lines = [f"{label} {head}, {count(len(result.findings), 'finding')}"]
         lines += [f"  {clean(finding)}" for finding in result.findings[:FINDINGS]]
         lines += _hidden(len(result.findings))

@@ -409,6 +409,6 @@ def test_the_command_says_level_and_exits_4(trained: Trained) -> None:
     assert typed().returncode == 0
     bad = typed("--level", "3")
     assert bad.returncode == 4
-    assert "damaged: step 8: 2 files, deepspeed, level 3, 1 finding\n" in bad.stdout
+    assert "not sound: step 8: 2 files, deepspeed, level 3, 1 finding\n" in bad.stdout
     document = json.loads(typed("--level", "3", "--json").stdout)
     assert (document["sound"], document["level"], document["no_crc"]) == (False, 3, 0)
