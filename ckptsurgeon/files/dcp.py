@@ -17,7 +17,7 @@ from typing import Any
 
 from ckptsurgeon.edits import ZEROS, Change, Content, Key, Piece, Span
 from ckptsurgeon.errors import DamagedFile, SurgeryError
-from ckptsurgeon.files import chunks
+from ckptsurgeon.files import dcp_metadata
 from ckptsurgeon.files.archives import append, rewrite
 from ckptsurgeon.files.archives import zeros as torch_blank
 from ckptsurgeon.files.archives.archive import Archive
@@ -91,7 +91,7 @@ class Saved:
         can't be opened."""
         path = folder / METADATA if file is None else file
         try:
-            return cls(folder, chunks.read(path))
+            return cls(folder, dcp_metadata.read(path))
         except FileNotFoundError:
             raise DamagedFile(str(path), 0, "it is missing: the save was not finished") from None
 

@@ -209,8 +209,9 @@ def _places(field: str, places: Sequence[Place]) -> list[Row]:
 def verification(
     result: Verification, style: Style, word: Word | None = None, *, remedy: str = ""
 ) -> str:
-    """Sound, or every finding, of the step or of the run around it; the level it was read to, and what no CRC could prove. With `word`
-    also what the trainer said. Findings end with the `remedy`."""
+    """Sound, or every finding, of the step or of the run around it; the level it was read to, and
+    what no CRC could prove. With `word` also what the trainer said. Findings end with the
+    `remedy`."""
     head = (
         f"step {result.step}: {count(result.files, 'file')}, {result.format}, level {result.level}"
     )

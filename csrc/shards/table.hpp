@@ -1,4 +1,5 @@
-// What Python asks of the chunks of a `.metadata`: the native half of ckptsurgeon/files/chunks.py.
+// What Python asks of the chunks of a `.metadata`: the native half of
+// ckptsurgeon/files/dcp_metadata.py.
 
 #pragma once
 

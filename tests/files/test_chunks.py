@@ -6,6 +6,7 @@ import pickle
 import random
 import time
 import warnings
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from bench import chunked
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import DamagedFile, SurgeryError
-from ckptsurgeon.files import chunks, native
+from ckptsurgeon.files import dcp_metadata, native
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.chunks import Table
 from ckptsurgeon.files.dcp import Saved
@@ -74,11 +75,15 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def natively(path: Path) -> Table | None:
-    return chunks._natively(path, path.read_bytes(), path.stat())
+    return dcp_metadata._natively(path, path.read_bytes(), path.stat())
+
+
+def as_any_pickle(path: Path) -> Table:
+    return dcp_metadata._generally(path, path.read_bytes())
 
 
 def generally(path: Path) -> Any:
-    return outcome(lambda: told(chunks._generally(path, path.read_bytes())))
+    return outcome(lambda: told(as_any_pickle(path)))
 
 
 @needs_native
@@ -132,7 +137,7 @@ def test_what_the_native_reader_accepts_the_general_one_reads_alike(
     assert accepted > MUTATIONS / 20
 
 
-@pytest.mark.parametrize("by", [natively, lambda path: chunks._generally(path, path.read_bytes())])
+@pytest.mark.parametrize("by", [natively, as_any_pickle])
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_torch_reads_the_rows_where_they_were_moved(
     tmp_path: Path, by: Callable[[Path], Table | None], protocol: int
@@ -143,7 +148,7 @@ def test_torch_reads_the_rows_where_they_were_moved(
     if table is None:
         pytest.skip("the native module is not built")
     chance = random.Random(protocol)
-    chosen = chunks.array("I", (chance.choice((0, 0, 1, 2)) for _ in table.file))
+    chosen = array("I", (chance.choice((0, 0, 1, 2)) for _ in table.file))
     places = [(7, 9), (1 << 40, 70_000)]
     before: Metadata = pickle.loads(path.read_bytes())
     data = path.read_bytes()
@@ -252,17 +257,17 @@ def test_a_long_pickle_is_read_where_it_is_plain(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = metadata(root)
-    monkeypatch.setattr(chunks, "MAX_BYTES", 1000)
-    assert len(chunks.read(path).names) == 3 * TENSORS + 12 * TENSORS + 1
+    monkeypatch.setattr(dcp_metadata, "MAX_BYTES", 1000)
+    assert len(dcp_metadata.read(path).names) == 3 * TENSORS + 12 * TENSORS + 1
     path.write_bytes(path.read_bytes().replace(b"fqn", b"FQN"))
     with pytest.raises(SurgeryError, match="more than 1000, and is not of the plain form"):
-        chunks.read(path)
+        dcp_metadata.read(path)
     monkeypatch.setattr(native, "shards", None)
     with pytest.raises(SurgeryError, match="more than 1000"):
-        chunks.read(path)
-    monkeypatch.setattr(chunks, "MOST", 2000)
+        dcp_metadata.read(path)
+    monkeypatch.setattr(dcp_metadata, "MOST", 2000)
     with pytest.raises(SurgeryError, match="more than 2000"):
-        chunks.read(path)
+        dcp_metadata.read(path)
 
 
 INDEX = b"cm\nI\n)\x81}(X\x03\x00\x00\x00fqnX\x01\x00\x00\x00aub"
@@ -292,7 +297,11 @@ def test_a_hostile_pickle_is_refused_in_proportion(hostile: bytes) -> None:
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     data = b"\x80\x04" + hostile + b"."
-    limits = {"depth": chunks.MAX_DEPTH, "integer": chunks.MAX_INTEGER, "name": chunks.MAX_NAME}
+    limits = {
+        "depth": dcp_metadata.MAX_DEPTH,
+        "integer": dcp_metadata.MAX_INTEGER,
+        "name": dcp_metadata.MAX_NAME,
+    }
     assert native.shards.chunks(data, **limits) is None
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
     assert grown < 16 * len(data) + (32 << 20)
