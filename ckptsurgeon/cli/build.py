@@ -12,6 +12,7 @@ import typer
 
 from ckptsurgeon.cli.commands import Command, examples, exit_codes
 from ckptsurgeon.cli.options import Cancelled, Common
+from ckptsurgeon.cli.parameter_types import parameter_types
 from ckptsurgeon.cli.usage import from_system
 from ckptsurgeon.cli.values import PlainCommand
 from ckptsurgeon.errors import SurgeryError
@@ -54,7 +55,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     A STEP may be the name of its folder, or `latest`; `function` gets its number. Ctrl-C inside
     `function` becomes Cancelled, what the disk refuses a SurgeryError, and an error's commands get
     the -C that they need."""
-    hints = get_type_hints(function, include_extras=True)
+    hints = parameter_types(function)
     steps = [name for name, hint in hints.items() if _is_step(hint)]
     hints |= {name: _typed(hints[name]) for name in steps}
     bundles: dict[str, type[Any]] = {}

@@ -6,10 +6,11 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Cancelled, Common, Declined, Editing, LogOneLiner, OneLiner
+from ckptsurgeon.cli.parameter_types import parameter_types
 from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.errors import UNTOUCHED, SurgeryError
 
@@ -35,7 +36,7 @@ def one_liner(operation: Operation, name: str) -> Callable[..., None]:
     common = inspect.Parameter("common", inspect.Parameter.KEYWORD_ONLY, annotation=bundle)
     edit.__doc__ = request.__doc__
     edit.__name__ = request.__name__
-    edit.__annotations__ = {**get_type_hints(request, include_extras=True), "common": bundle}
+    edit.__annotations__ = {**parameter_types(request), "common": bundle}
     edit.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*signature.parameters.values(), common]
     )

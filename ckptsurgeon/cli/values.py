@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from typer.core import TyperCommand
+
+from ckptsurgeon.cli.parameter_types import parameter_types
 
 
 class PlainCommand(TyperCommand):
@@ -25,7 +27,7 @@ def taking_plain(function: Any, parameters: Sequence[Any]) -> list[Any]:
     """The parameters of `function`. They take what needs no conversion: nothing, a default, a
     text, a path, a whole number. Every other value goes Typer's way, which also says what is
     wrong with it."""
-    hints = get_type_hints(function, include_extras=True)
+    hints = parameter_types(function)
     for parameter in parameters:
         if "process_value" not in vars(parameter):
             parameter.process_value = _process(parameter, hints.get(parameter.name))
