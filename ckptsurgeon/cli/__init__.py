@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,8 +53,6 @@ class Surgeon(TyperGroup):
             error.next = tuple(in_full(hint, words) for hint in error.next)
             sys.exit(_fail(error, words))
         except OSError as error:  # stdout takes no --help, or no --version
-            if error.errno == errno.EPIPE:
-                raise
             from ckptsurgeon.cli.options import Nowhere
 
             sys.stdout = Nowhere()  # or the interpreter tries once more at its end

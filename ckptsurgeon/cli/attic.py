@@ -85,8 +85,9 @@ def prune(
         then = in_earnest()
         if keep is None:
             then = common.here("ckptsurgeon prune --keep N    the newest N stay undoable")
+        text = report.attic(chosen, common.style)
         common.answer(
-            lambda: report.attic(chosen, common.style, then),
+            lambda: report.with_apply(text, then) if chosen else text,
             lambda: report.attic_json(chosen, False),
         )
         return
@@ -135,7 +136,7 @@ def unlock(*, common: Common) -> None:
         return
     document = {"schema": report.SCHEMA, "lock": str(holder)}
     if common.dry_run:
-        text = f"would remove the lock of {holder}\n  apply    {in_earnest()}"
+        text = report.with_apply(f"would remove the lock of {holder}", in_earnest())
         common.answer(lambda: text, lambda: document)
         return
     _confirm_by_name(run, f"the lock of {holder}", common)

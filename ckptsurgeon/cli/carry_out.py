@@ -133,10 +133,12 @@ def show(run: Run, plan: Plan, common: Common, then: str = "") -> None:
         note = f"{alive}; apply refuses until it is gone"
         plan = replace(plan, warnings=(*plan.warnings, note))
     undone = next((item for item in run.receipts() if item.id == plan.undoes), None)
-    common.answer(
-        lambda: report.plan(plan, run.name, common.style, undone, then),
-        lambda: report.plan_json(plan, run.format.name),
-    )
+
+    def text() -> str:
+        shown = report.plan(plan, run.name, common.style, undone)
+        return report.with_apply(shown, then) if then and not plan.empty else shown
+
+    common.answer(text, lambda: report.plan_json(plan, run.format.name))
 
 
 def _stopped(run: Run, plan: Plan) -> SurgeryError:

@@ -48,7 +48,8 @@ def export(
             done = export.export(
                 run, step, output, shard_bytes=int(shard_size * 1e9), progress=progress
             )
+    text = report.export(output, done)
     common.report(
-        lambda: report.export(output, done, in_earnest()),
+        lambda: report.with_apply(text, in_earnest()) if common.dry_run else text,
         lambda: report.export_json(output, done),
     )

@@ -66,7 +66,8 @@ def fork(
         done = fork.Fork(folder, at, len(files), total, None)
     else:
         done = fork.fork(run, at, folder, recipe, how, allow_globals=allow_global or ())
+    text = report.fork(done, how, written=not common.dry_run)
     common.report(
-        lambda: report.fork(done, how, written=not common.dry_run, then=in_earnest()),
+        lambda: report.with_apply(text, in_earnest()) if common.dry_run else text,
         lambda: report.fork_json(done, how, written=not common.dry_run),
     )

@@ -12,7 +12,7 @@ from ckptsurgeon.cli.options import Common
 from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.report import SCHEMA
-from ckptsurgeon.report.style import size
+from ckptsurgeon.report.style import size, with_apply
 
 
 def picture(
@@ -54,7 +54,7 @@ def picture(
         write(output, made)
     common.report(
         lambda: (
-            f"would write {output}: {size(len(made))}\n  apply    {in_earnest()}"
+            with_apply(f"would write {output}: {size(len(made))}", in_earnest())
             if common.dry_run
             else f"wrote {output}: {size(len(made))}"
         ),

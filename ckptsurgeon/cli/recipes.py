@@ -58,12 +58,12 @@ def plan(
     new_plan = surgery.plan(run, request, allow_globals=allow_global or ())
     if output is not None and not common.dry_run:
         _keep(new_plan, output)
-    kept = output is not None and not common.dry_run
-    words = [output] if kept else [recipe, *(overrides or ())]
-    if not kept:
+        words = [str(output)]
+    else:
+        words = [str(recipe), *(overrides or ())]
         words += [f"--why={why}"] if why is not None else []
         words += [f"--allow-global={name}" for name in allow_global or ()]
-    then = common.here(shlex.join(["ckptsurgeon", "apply", *map(str, words)]))
+    then = common.here(shlex.join(["ckptsurgeon", "apply", *words]))
     show(run, new_plan, common, then)
     if exit_code and not new_plan.empty:
         raise typer.Exit(3)
@@ -147,7 +147,7 @@ def recover(*, common: Common) -> None:
         act = "finish or discard" if known is None else "finish" if known else "discard"
         text = "nothing to recover: no surgery was interrupted"
         if waiting:
-            text = f"would {act}: {waiting}\n  apply    {in_earnest()}"
+            text = report.with_apply(f"would {act}: {waiting}", in_earnest())
         common.answer(lambda: text, lambda: {"schema": report.SCHEMA, "interrupted": waiting})
         return
     done = surgery.recover(run)

@@ -56,8 +56,24 @@ class Whole(Tensor):
     def __iter__(self) -> Iterator[Any]:
         return (self[chunk] for chunk in range(len(self)))
 
+    def pieces(self) -> Iterator[tuple[Archive, Tensor]]:
+        """Each chunk in turn with its archive, which is kept by nobody. Raises DamagedFile for one
+        that is not what `.metadata` says."""
+        for chunk, item in enumerate(self.items):
+            archive = self.saved.opened(item)
+            tensor, size = archive.tree(), self.items.shape(chunk)
+            if not is_chunk(tensor, self.dtype, size):
+                what = f"{self.items.name}: it is not the {self.dtype} {size} of .metadata"
+                raise DamagedFile(str(archive.path), item.start, what)
+            yield archive, tensor
+
 
 Sequence.register(Whole)
+
+
+def is_chunk(tree: Any, dtype: str, size: tuple[int, ...] | None) -> bool:
+    """Whether `tree` is a tensor of this dtype and size, as `.metadata` says."""
+    return isinstance(tree, Tensor) and (tree.dtype, tree.size) == (dtype, size)
 
 
 @dataclass
@@ -203,8 +219,7 @@ class Saved:
                 items.whole is not None
                 and torch_blank.is_possible(items.whole[0])
                 and all(
-                    isinstance(tensor := self.archive(items[chunk]).tree(), Tensor)
-                    and (tensor.dtype, tensor.size) == (items.whole[0], items.shape(chunk))
+                    is_chunk(self.archive(items[chunk]).tree(), items.whole[0], items.shape(chunk))
                     for chunk in {0, len(items) - 1}
                 )
             )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
@@ -149,9 +149,7 @@ def _broken_promise(run: Run, actual: Promise, whole: bool) -> list[str]:
     promised = receipts[-1].promise if receipts else None
     if promised is None or promised.step != actual.step:
         return []
-    gone = [] if whole else [name for name in Promise.values() if getattr(actual, name) is None]
-    return [
-        f"receipt {receipts[-1].id}: {text}"
-        for text in differences(promised, actual)
-        if text.partition(":")[0] not in gone
-    ]
+    if not whole:
+        gone: dict[str, Any] = {n: None for n in Promise.values() if getattr(actual, n) is None}
+        promised = replace(promised, **gone)
+    return [f"receipt {receipts[-1].id}: {text}" for text in differences(promised, actual)]

@@ -21,7 +21,7 @@ from ckptsurgeon.report.format_check import format_check, format_check_json
 from ckptsurgeon.report.plan import done, error, log, plan, recipe, recovery
 from ckptsurgeon.report.progress import Progress
 from ckptsurgeon.report.run import checkpoint, diagnoses, status, verification
-from ckptsurgeon.report.style import Style, count
+from ckptsurgeon.report.style import Style, count, with_apply
 
 __all__ = [
     "SCHEMA",
@@ -58,4 +58,5 @@ __all__ = [
     "status_json",
     "verification",
     "verification_json",
+    "with_apply",
 ]

@@ -12,13 +12,12 @@ if TYPE_CHECKING:
     from ckptsurgeon.run.attic import Attic
 
 
-def attic(attics: Sequence[Attic], style: Style, then: str = "") -> str:
-    """One line for each surgery whose attic would go, and with `then` the command that removes
-    them."""
+def attic(attics: Sequence[Attic], style: Style) -> str:
+    """One line for each surgery whose attic would go."""
     if not attics:
         return "nothing to prune: no surgery keeps files"
     rows = [Row(k.id, size(k.bytes), f"{count(k.files, 'file')}   {k.title}", "-") for k in attics]
-    return "\n".join([*table(rows, style), *([f"  apply    {then}"] if then else [])])
+    return "\n".join(table(rows, style))
 
 
 def attic_json(attics: Sequence[Attic], removed: bool) -> dict[str, Any]:

@@ -15,16 +15,14 @@ if TYPE_CHECKING:
     from ckptsurgeon.surgery.fork import Fork
 
 
-def export(folder: Path, done: Export, then: str = "") -> str:
-    """One line, and one for each note; `files` is empty with --dry-run, and `then` the command that
-    writes them."""
+def export(folder: Path, done: Export) -> str:
+    """One line, and one for each note; `files` is empty with --dry-run."""
     what = f"{count(done.tensors, 'tensor')}, {size(done.size)}"
-    notes = [f"  note     {clean(note)}" for note in done.notes]
-    if not done.files:
-        line = f"would write {what} to {clean(str(folder))}"
-        return "\n".join([line, *notes, *([f"  apply    {then}"] if then else [])])
-    shards = count(len(done.files) - 1, "file")
-    return "\n".join([f"wrote {what} in {shards} and an index to {clean(str(folder))}", *notes])
+    line = f"would write {what} to {clean(str(folder))}"
+    if done.files:
+        shards = count(len(done.files) - 1, "file")
+        line = f"wrote {what} in {shards} and an index to {clean(str(folder))}"
+    return "\n".join([line, *(f"  note     {clean(note)}" for note in done.notes)])
 
 
 def export_json(folder: Path, done: Export) -> dict[str, Any]:
@@ -39,14 +37,14 @@ def export_json(folder: Path, done: Export) -> dict[str, Any]:
     }
 
 
-def fork(done: Fork, how: str, *, written: bool, then: str = "") -> str:
+def fork(done: Fork, how: str, *, written: bool) -> str:
     """What the fork holds, and the two commands that come next; with --dry-run what it would
-    hold, and the command (`then`) that makes it."""
+    hold."""
     what = f"step {done.step}, {count(done.files, 'file')}, {size(done.size)} by {how}"
     if not written:
         unsure = ", if the file system can (else: --hard-link or --copy)"
         what += unsure if how == "reflink" else ""
-        return f"would make {clean(str(done.folder))}: {what}\n  apply    {then}"
+        return f"would make {clean(str(done.folder))}: {what}"
     lines = [f"made {clean(str(done.folder))}: {what}"]
     if done.receipt is not None:
         lines.append(f"  receipt  {done.receipt.id} {done.receipt.title}")

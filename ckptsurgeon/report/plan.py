@@ -48,9 +48,8 @@ LABELS = {
 """Fields of a promise that people call otherwise."""
 
 
-def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None, then: str = "") -> str:
-    """What is about to change, what the next step will use, what it costs; `then` is the command
-    that applies it.
+def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> str:
+    """What is about to change, what the next step will use, what it costs.
 
     `undone` is the receipt that an undo takes back: its changes are shown the other way round."""
     if plan.empty:
@@ -72,7 +71,7 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None, the
         lines += packed(label, promise(plan.promise), style)
     undo = "" if plan.undoes else ", undo kept"
     lines += hanging(f"{'  cost':<{len(label)}}", f"{cost(plan.edits)}{undo}", style)
-    return "\n".join([*lines, *_notes(plan, style), *([f"  apply    {then}"] if then else [])])
+    return "\n".join([*lines, *_notes(plan, style)])
 
 
 def _notes(plan: Plan, style: Style) -> list[str]:

@@ -101,6 +101,11 @@ def hanging(start: str, text: str, style: Style) -> list[str]:
     return [f"{' ' * len(start) if i else start}{line}" for i, line in enumerate(lines)]
 
 
+def with_apply(text: str, command: str) -> str:
+    """What a dry run would do, and below it the command that does it."""
+    return f"{text}\n  apply    {command}"
+
+
 def packed(label: str, items: Sequence[str], style: Style) -> list[str]:
     """`label`, then as many items a line as fit, the rest below the first item."""
     lines = _packed(items, style.width - len(label))

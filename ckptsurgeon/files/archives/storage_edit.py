@@ -78,14 +78,9 @@ def blanks(tree: Any, wishes: Sequence[Wish]) -> tuple[dict[str, int], list[Wish
     rest: list[Tensor] = []
     for mine, number, elements in wishes:
         zero = number is None or (isinstance(number, bytes) and not any(number))
-        if not zero or elements is not None:
-            rest += mine
-            continue
-        alone = [tensor for tensor in mine if holders[tensor.storage] == 1 and tensor.whole]
-        blank += alone
-        if len(alone) < len(mine):
-            known = {*map(id, alone)}
-            rest += (tensor for tensor in mine if id(tensor) not in known)
+        for tensor in mine:
+            alone = holders[tensor.storage] == 1 and tensor.whole
+            (blank if zero and elements is None and alone else rest).append(tensor)
     out = {t.storage: t.storage_numel * ITEM_BYTES[t.dtype] for t in blank}
     if not rest:
         return out, []

@@ -9,7 +9,7 @@ from typing import Any
 from ckptsurgeon.edits import ABSENT, AnyChange, Aside, Change, Key, Rewrite
 from ckptsurgeon.edits import Content as NewBytes
 from ckptsurgeon.look.diff.leaves import same
-from ckptsurgeon.look.diff.versions import Content, Held, InChunks, Version
+from ckptsurgeon.look.diff.versions import Content, Held, Version
 
 
 @dataclass
@@ -18,8 +18,8 @@ class Twin:
 
     file: str
     path: tuple[Key, ...]
-    one: Held | InChunks
-    other: Held | InChunks
+    one: Held
+    other: Held
 
 
 @dataclass
@@ -64,16 +64,15 @@ def _compare(out: Difference, name: str, one: Content, other: Content) -> None:
     held, its = one.tensors, other.tensors
     for path in dict.fromkeys([*held, *its]):
         mine, theirs = held.get(path), its.get(path)
-        one_kind, other_kind = _kind(mine), _kind(theirs)
-        if mine is not None and theirs is not None and one_kind == other_kind:
+        if mine is not None and theirs is not None and same(mine.tensor, theirs.tensor):
             out.twins.append(Twin(name, path, mine, theirs))
         else:
-            out.reshaped.append((name, path, one_kind, other_kind))
+            out.reshaped.append((name, path, _kind(mine), _kind(theirs)))
 
 
-def _kind(held: Held | InChunks | None) -> str | None:
+def _kind(held: Held | None) -> str | None:
     """Element type and shape."""
-    return None if held is None else f"{held.dtype} {list(held.size)}"
+    return None if held is None else f"{held.tensor.dtype} {list(held.tensor.size)}"
 
 
 def field_of(path: tuple[Key, ...], file: str) -> str:

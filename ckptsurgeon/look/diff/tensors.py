@@ -78,7 +78,7 @@ def _twin(twin: Twin) -> Changed | None:
     for one, other in zip(twin.one.pieces(), twin.other.pieces(), strict=True):
         with contextlib.ExitStack() as stack:
             for mine, its in zip(_elements(stack, *one), _elements(stack, *other), strict=True):
-                total.add(mine, its, twin.one.dtype, one[0].byte_order())
+                total.add(mine, its, one[1].dtype, one[0].byte_order())
     name = ".".join(str(key) for key in twin.path)
     return total.changed(name, twin.file, twin.path)
 

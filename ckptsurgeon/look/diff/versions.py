@@ -11,8 +11,7 @@ from typing import Any
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.files.chunks import Chunks
-from ckptsurgeon.files.dcp import METADATA, Saved
+from ckptsurgeon.files.dcp import METADATA, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.look.diff.leaves import Leaves, leaves
 
@@ -62,37 +61,18 @@ class Version:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of this dtype and size, in one archive."""
+    """A tensor and its archive; one in chunks (`Whole`) has an archive for each of them."""
 
-    dtype: str
-    size: tuple[int, ...]
-    archive: Archive
     tensor: Tensor
+    archive: Archive | None = None
 
     def pieces(self) -> Iterator[tuple[Archive, Tensor]]:
-        """Itself: all elements in the order of its shape."""
+        """All elements in the order of its shape, or chunk by chunk."""
+        if isinstance(self.tensor, Whole):
+            yield from self.tensor.pieces()
+            return
+        assert self.archive is not None
         yield self.archive, self.tensor
-
-
-@dataclass(frozen=True)
-class InChunks:
-    """A tensor of this dtype and size by what `.metadata` says: none of its chunks is opened before
-    its elements are asked for."""
-
-    dtype: str
-    size: tuple[int, ...]
-    saved: Saved
-    items: Chunks
-
-    def pieces(self) -> Iterator[tuple[Archive, Tensor]]:
-        """Each chunk in turn. Raises DamagedFile for one that is not what `.metadata` says."""
-        for number, item in enumerate(self.items):
-            archive = self.saved.opened(item)
-            tensor, size = archive.tree(), self.items.shape(number)
-            if not isinstance(tensor, Tensor) or (tensor.dtype, tensor.size) != (self.dtype, size):
-                what = f"{self.items.name}: it is not the {self.dtype} {size} of .metadata"
-                raise DamagedFile(str(archive.path), item.start, what)
-            yield archive, tensor
 
 
 @dataclass
@@ -100,15 +80,11 @@ class Content:
     """The leaves of one file, without its tensors, and the tensors."""
 
     leaves: Leaves
-    tensors: dict[tuple[Key, ...], Held | InChunks] = field(default_factory=dict)
+    tensors: dict[tuple[Key, ...], Held] = field(default_factory=dict)
 
 
 def _sorted(found: Leaves, archive: Archive) -> Content:
-    held: dict[tuple[Key, ...], Held | InChunks] = {
-        path: Held(leaf.dtype, leaf.size, archive, leaf)
-        for path, leaf in found.items()
-        if isinstance(leaf, Tensor)
-    }
+    held = {p: Held(leaf, archive) for p, leaf in found.items() if isinstance(leaf, Tensor)}
     return Content({p: leaf for p, leaf in found.items() if p not in held}, held)
 
 
@@ -116,10 +92,10 @@ def _of_dcp(saved: Saved) -> Content:
     """Values by their name and path, tensors by name; by name and chunk where `.metadata` does not
     say what they are."""
     values: Leaves = {}
-    tensors: dict[tuple[Key, ...], Held | InChunks] = {}
+    tensors: dict[tuple[Key, ...], Held] = {}
     for name, items in saved.items.items():
-        if items.whole is not None and items.is_described and not items.is_number:
-            tensors[name,] = InChunks(*items.whole, saved, items)
+        if items.is_tensor and items.is_described and not items.is_number:
+            tensors[name,] = Held(saved.value(name))
             continue
         for number, item in enumerate(items):
             archive = saved.archive(item)
