@@ -41,7 +41,6 @@ from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.distributed")
-EDITS = {"beta2": 0.97, "eps": 1e-6, "weight_decay": 0.3}
 GRAFT: dict[str, Any] = {"graft": {"step": 4}}
 CLIP: dict[str, Any] = {"clip_moments": {"above": 2}}
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler as torch_lr
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.edits import Change
@@ -29,14 +24,15 @@ from tests.support.cooled import (
     STEP,
     D,
     accelerated,
-    born,
+    as_told,
     closed,
+    copied,
     loaded,
     same,
     stepped,
 )
 from tests.support.dcp_trainers import olmo, resumed_titan, torchtitan
-from tests.support.deepspeed_engine import make, process_group
+from tests.support.deepspeed_engine import make
 from tests.support.deepspeed_schedulers import options
 from tests.support.fairseq_files import make_run as fairseq
 from tests.support.launch import REPO
@@ -132,24 +128,6 @@ def test_a_cooldown_takes_the_batches_that_the_same_recipe_sets(tmp_path: Path) 
         )
 
 
-def as_told(root: Path, words: str) -> tuple[Any, Any]:
-    """The LambdaLR that a refusal names, made and loaded as it says."""
-    match = re.search(r"make the scheduler LambdaLR\(optimizer, (lambda .*)\)(.*)    (.*)$", words)
-    assert match is not None, words
-    function = eval(match[1], {"math": math})
-    if match[3].startswith("it loads"):
-        assert (match[2], match[3]) == ("", f"it loads last_epoch {STEP}")
-        return loaded(root, lambda optimizer: torch_lr.LambdaLR(optimizer, function))
-    assert match[2] == " once the optimizer is loaded"
-    saved = torch.load(root / f"checkpoint_{STEP}" / "scheduler.bin", weights_only=False)
-    with pytest.raises(KeyError, match="lr_lambdas"):
-        torch_lr.LambdaLR(born(), function).load_state_dict(saved)
-    optimizer = born()
-    folder = root / f"checkpoint_{STEP}"
-    optimizer.load_state_dict(torch.load(folder / "optimizer.bin", weights_only=False))
-    return optimizer, torch_lr.LambdaLR(optimizer, function)
-
-
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_scheduler_that_a_refusal_names_is_the_cooldown(tmp_path: Path, name: str) -> None:
     """Of a class that can't hold the shape, by torch's own LambdaLR."""
@@ -163,14 +141,6 @@ def test_the_scheduler_that_a_refusal_names_is_the_cooldown(tmp_path: Path, name
 
 
 # --- Megatron's AnnealingLR ----------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def annealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("annealed") / "run"
-    with megatron_engine.megatron():
-        megatron_engine.make(root, steps=14)
-    return root
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
@@ -233,12 +203,6 @@ def test_the_recipe_of_the_paper_is_planned(tmp_path: Path) -> None:
 # --- DeepSpeed -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    with process_group():
-        yield
-
-
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
 @pytest.mark.parametrize("name", ["WarmupLR", "WarmupCosineLR"])
 def test_the_config_that_deepspeed_needs_is_told(
@@ -291,88 +255,6 @@ def test_others_are_told_what_to_write(tmp_path: Path) -> None:
     fairseq(tmp_path / "fairseq")
     words = refused(tmp_path / "fairseq", steps=2)
     assert "--lr-scheduler polynomial_decay --power 1 --lr " in words
-
-
-# --- a schedule that starts again ----------------------------------------------------------------
-
-
-def rewarmed(peak: float, floor: float, warmup: int, decay: int, shape: str) -> list[float]:
-    """Linear from 0, then the shape: the rates of every update of the new schedule and one more."""
-    up = [peak * k / warmup for k in range(warmup)]
-    return [*up, *(rate for rate in closed(peak, floor, shape, decay))]
-
-
-@pytest.mark.witness("Megatron-DeepSpeed", "set-lr --restart", by="deepspeed")
-@pytest.mark.parametrize("shape", ["linear", "cosine"])
-def test_annealing_lr_starts_again(annealed: Path, tmp_path: Path, shape: str) -> None:
-    """From any position: the second pre-training of 2308.04014."""
-    root = copied(annealed, tmp_path)
-    before = snapshot(root)
-    wanted = {"to": 3e-4, "warmup": 4, "decay": 8, "min_lr": 3e-5, "shape": shape}
-    made = plan(Run.open(root), from_data({"rewarm_schedule": wanted}))
-    surgery.apply(Run.open(root), made)
-    assert plan(Run.open(root), from_data(dict(made.recipe))).empty
-    with megatron_engine.megatron():
-        held = megatron_engine.resume(root, 13, use_checkpoint_lr_scheduler=True)
-    found, expected = held["rates"], rewarmed(3e-4, 3e-5, 4, 8, shape)
-    assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) <= 1e-12 * 3e-4
-    assert made.promise is not None and made.promise.lr == 0.0 == found[0]
-    take_back(root, before)
-
-
-def test_a_cosine_of_torch_starts_again(tmp_path: Path) -> None:
-    root = accelerated(tmp_path, "CosineAnnealingLR")
-    wanted = {"to": 2e-3, "warmup": 0, "decay": D, "min_lr": 1e-6}
-    surgery.apply(Run.open(root), plan(Run.open(root), from_data({"rewarm_schedule": wanted})))
-    same(stepped(*loaded(root, CLASSES["CosineAnnealingLR"]))[0], closed(2e-3, 1e-6, "cosine"))
-    with pytest.raises(SurgeryError, match="keeps no warmup"):
-        plan(Run.open(root), from_data({"rewarm_schedule": {**wanted, "warmup": 2}}))
-
-
-@pytest.mark.parametrize("shape", [None, "constant", "linear"])
-@pytest.mark.parametrize("name", ["LambdaLR", "CosineAnnealingLR", "StepLR"])
-def test_the_scheduler_that_a_refusal_names_starts_again(
-    tmp_path: Path, name: str, shape: str | None
-) -> None:
-    """A class whose state keeps no warm-up. The first update after a load takes the rate that the
-    groups have: a LambdaLR that loads its state sets them from the second one on."""
-    root = accelerated(tmp_path, name)
-    before = snapshot(root)
-    wanted = {"to": 3e-4, "warmup": 4, "decay": 8, "min_lr": 3e-5}
-    wanted |= {} if shape is None else {"shape": shape}
-    with pytest.raises(SurgeryError, match=r"keeps no .*warmup in its state") as error:
-        plan(Run.open(root), from_data({"rewarm_schedule": wanted}))
-    assert snapshot(root) == before
-    found = stepped(*as_told(root, error.value.next[0]), 12)[0]
-    expected = rewarmed(3e-4, 3e-5, 4, 8, shape or "cosine")
-    same(found[4:], expected[4:])
-    assert found[1:4] == pytest.approx(expected[1:4], rel=1e-12)
-
-
-def test_deepspeed_is_told_the_config_of_a_new_start(tmp_path: Path, alone: None) -> None:
-    make(tmp_path, options("WarmupDecayLR"), 6)
-    wanted = {"to": 2e-3, "warmup": 3, "decay": 7}
-    made = plan(Run.open(tmp_path), from_data({"rewarm_schedule": wanted}))
-    (warning,) = made.warnings
-    assert '"warmup_max_lr": 0.002, "total_num_steps": 10, "warmup_num_steps": 3' in warning
-
-
-def test_without_a_position_nothing_starts_again(tmp_path: Path) -> None:
-    fairseq(tmp_path / "run")
-    with pytest.raises(SurgeryError, match="no position of a scheduler that could start again"):
-        plan(
-            Run.open(tmp_path / "run"),
-            from_data({"rewarm_schedule": {"to": 1e-4, "warmup": 1, "decay": 2}}),
-        )
-
-
-def test_set_lr_restart_is_this_section() -> None:
-    from ckptsurgeon.operations.hyperparameters import set_lr
-
-    data = set_lr("3e-4", warmup="500", decay="20000", restart=True)
-    assert data == {"rewarm_schedule": {"to": 3e-4, "warmup": 500, "decay": 20000}}
-    with pytest.raises(UsageError, match="needs its peak, warm-up and decay"):
-        set_lr("3e-4", restart=True)
 
 
 # --- the section ---------------------------------------------------------------------------------
@@ -438,8 +320,3 @@ def test_two_words_on_one_schedule_are_refused() -> None:
     with pytest.raises(UsageError, match="both `cooldown` and `set` decide lr"):
         from_data({"cooldown": {"steps": 4}, "set": {"lr": 1e-4}})
     assert from_data({"cooldown": {"steps": 4}, "set": {"beta2": 0.99}}).get(Cooldown)
-
-
-def copied(source: Path, folder: Path) -> Path:
-    shutil.copytree(source, folder / "run")
-    return folder / "run"

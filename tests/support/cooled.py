@@ -1,12 +1,16 @@
-"""The closed form of a cooldown, and what Accelerate saves of a scheduler of torch."""
+"""The closed form of a cooldown, what Accelerate saves of a scheduler of torch, and the one that a
+refusal names."""
 
 from __future__ import annotations
 
 import math
+import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.optim import lr_scheduler as torch_lr
 
@@ -79,3 +83,27 @@ def stepped(optimizer: Any, scheduler: Any, steps: int = D) -> list[list[float]]
         optimizer.step()
         scheduler.step()
     return [list(column) for column in zip(*rates, strict=True)]
+
+
+def as_told(root: Path, words: str) -> tuple[Any, Any]:
+    """The LambdaLR that a refusal names, made and loaded as it says."""
+    match = re.search(r"make the scheduler LambdaLR\(optimizer, (lambda .*)\)(.*)    (.*)$", words)
+    assert match is not None, words
+    function = eval(match[1], {"math": math})
+    if match[3].startswith("it loads"):
+        assert (match[2], match[3]) == ("", f"it loads last_epoch {STEP}")
+        return loaded(root, lambda optimizer: torch_lr.LambdaLR(optimizer, function))
+    assert match[2] == " once the optimizer is loaded"
+    saved = torch.load(root / f"checkpoint_{STEP}" / "scheduler.bin", weights_only=False)
+    with pytest.raises(KeyError, match="lr_lambdas"):
+        torch_lr.LambdaLR(born(), function).load_state_dict(saved)
+    optimizer = born()
+    folder = root / f"checkpoint_{STEP}"
+    optimizer.load_state_dict(torch.load(folder / "optimizer.bin", weights_only=False))
+    return optimizer, torch_lr.LambdaLR(optimizer, function)
+
+
+def copied(source: Path, folder: Path) -> Path:
+    """A run like `source` in `folder`."""
+    shutil.copytree(source, folder / "run")
+    return folder / "run"
