@@ -4,8 +4,11 @@
 namespace ckptsurgeon {
 namespace {
 
-// Elements between two prefetches; the sums of the lanes are added once for each.
+// Elements between two prefetches.
 constexpr int64_t kRun = 256;
+// Sums kept side by side. One vector of them would wait for its own last addition: in the L1 cache
+// that is two thirds of the speed, which is below the bandwidth of some hosts.
+constexpr int64_t kLanes = 16;
 // The hardware prefetches to the end of a page. What lies this far ahead is asked for by hand.
 constexpr int64_t kAheadBytes = 16384;
 constexpr int64_t kLineBytes = 64;
@@ -14,19 +17,20 @@ CKPT_INLINE bool nonfinite(float x) {
   return (bits_of<uint32_t>(x) & 0x7fffffffu) >= 0x7f800000u;
 }
 
+// The squares of `n` elements, a multiple of kLanes, are added to `lanes`.
 template <typename G>
-CKPT_INLINE double sum_squares(const G* __restrict g, int64_t n) {
-  double sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) {
-    const double x = to_float(g[i]);
-    sum += x * x;
+CKPT_INLINE void add_squares(const G* __restrict g, int64_t n, double* __restrict lanes) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+#pragma omp simd
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const double x = to_float(g[i + lane]);
+      lanes[lane] += x * x;
+    }
   }
-  return sum;
 }
 
 // Two at a time, which are one word: half the loads.
-CKPT_INLINE double sum_squares(const Bf16* __restrict g, int64_t n) {
+CKPT_INLINE void add_squares(const Bf16* __restrict g, int64_t n, double* __restrict lanes) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n / 2; ++i) {
@@ -37,25 +41,28 @@ CKPT_INLINE double sum_squares(const Bf16* __restrict g, int64_t n) {
     sum += low * low;
     sum += high * high;
   }
-  if (n % 2 != 0) {
-    const double last = to_float(g[n - 1]);
-    sum += last * last;
-  }
-  return sum;
+  lanes[0] += sum;
 }
 
 template <typename G>
 CKPT_INLINE void sum_row(const G* __restrict g, int64_t n, double* out) {
-  double sum = 0;
+  double lanes[kLanes] = {};
   int64_t done = 0;
   for (; done + kRun <= n; done += kRun) {
     const char* const ahead = reinterpret_cast<const char*>(g + done) + kAheadBytes;
     for (int64_t at = 0; at < kRun * static_cast<int64_t>(sizeof(G)); at += kLineBytes) {
       __builtin_prefetch(ahead + at);
     }
-    sum += sum_squares(g + done, kRun);
+    add_squares(g + done, kRun, lanes);
   }
-  sum += sum_squares(g + done, n - done);
+  const int64_t whole = (n - done) / kLanes * kLanes;
+  add_squares(g + done, whole, lanes);
+  for (done += whole; done < n; ++done) {
+    const double last = to_float(g[done]);
+    lanes[0] += last * last;
+  }
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
   int64_t bad = 0;
   // The square of a finite float is far below the largest double: only inf and nan spoil the sum.
   if (!std::isfinite(sum)) {
