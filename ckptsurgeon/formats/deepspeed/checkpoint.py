@@ -159,7 +159,7 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
                 f"step {other.step} has {what}, and step {self.step} has none",
                 next="move the copy out of the run, and convert the step again afterwards",
             )
-        folder = universal.folder(self.path.parent, self.step)
+        folder = universal.folder(self.folder.parent, self.step)
         kept = [path for path in self.trees if path.is_relative_to(folder) in wanted]
         if len(kept) == len(self.trees):
             return self
@@ -256,8 +256,8 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         for item in self._optimizers:
             if item.universal and item.base:
                 yield from universal.DEFECTS
-        named = (text(self.path.parent / universal.POINTER) or "").strip()
-        if named and named != universal.folder(self.path.parent, self.step).name:
+        named = (text(self.folder.parent / universal.POINTER) or "").strip()
+        if named and named != universal.folder(self.folder.parent, self.step).name:
             yield (
                 f"{universal.POINTER} names {named[:60]!r}, not this step: a relaunch "
                 "with load_universal (--universal-checkpoint) starts there"

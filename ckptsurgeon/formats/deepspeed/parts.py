@@ -149,7 +149,7 @@ def _tensor_ranks(checkpoint: DeepSpeedShards) -> int:
 
 def _weights(checkpoint: DeepSpeedShards, tensor: int) -> Iterator[Part]:
     """In the layer files of a pipeline, else in the model files; a cut is a tensor rank."""
-    layers = [path for path in sorted(checkpoint.path.iterdir()) if LAYER.fullmatch(path.name)]
+    layers = [path for path in sorted(checkpoint.folder.iterdir()) if LAYER.fullmatch(path.name)]
     checkpoint.read(layers)
     for path in layers:
         match = LAYER.fullmatch(path.name)
@@ -217,14 +217,14 @@ def _partitions(checkpoint: DeepSpeedShards, item: Optimizer) -> Iterator[tuple[
 
 
 def _expert_files(checkpoint: DeepSpeedShards) -> list[Path]:
-    paths = sorted(checkpoint.path.iterdir())
+    paths = sorted(checkpoint.folder.iterdir())
     return [path for path in paths if EXPERT.fullmatch(path.name)]
 
 
 def _experts_are_known(checkpoint: DeepSpeedShards) -> bool:
     """Whether param groups say over how many ranks theirs are spread, and these follow each other
     (`deepspeed/utils/groups.py`); a pipeline keeps its layers under other names."""
-    layers = any(LAYER.fullmatch(path.name) for path in checkpoint.path.iterdir())
+    layers = any(LAYER.fullmatch(path.name) for path in checkpoint.folder.iterdir())
     apart = checkpoint.config().get("use_data_before_expert_parallelism")
     if layers or apart or checkpoint.stage() == 3:
         return False

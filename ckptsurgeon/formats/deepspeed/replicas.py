@@ -47,7 +47,7 @@ def replicas(checkpoint: DeepSpeedShards) -> list[Replica]:
 
 
 def _weights(checkpoint: DeepSpeedShards, tensor: int) -> Iterator[tuple[tuple[Any, ...], Copy]]:
-    layers = [path for path in sorted(checkpoint.path.iterdir()) if LAYER.fullmatch(path.name)]
+    layers = [path for path in sorted(checkpoint.folder.iterdir()) if LAYER.fullmatch(path.name)]
     checkpoint.read(layers)
     for path in layers:
         layer = path.name.partition("-")[0]

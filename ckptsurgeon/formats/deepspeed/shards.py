@@ -71,6 +71,12 @@ class DeepSpeedShards(BaseCheckpoint):
 
     # --- what there is ---------------------------------------------------------------------------
 
+    @property
+    def folder(self) -> Path:
+        """Where the engine saved its files: `path`, or a folder in it that another trainer gave it;
+        the universal copy in a run of such copies alone."""
+        return self._models[0].parent
+
     def models(self) -> dict[Path, Any]:
         """The trees of the model files."""
         return {path: self.trees[path] for path in self._models}

@@ -41,7 +41,7 @@ def weights(checkpoint: DeepSpeedShards) -> Iterator[Weight]:
         yield from _partitioned(checkpoint)
         return
     layers: dict[str, list[Path]] = {}
-    for path in sorted(checkpoint.path.iterdir()):
+    for path in sorted(checkpoint.folder.iterdir()):
         if match := LAYER.fullmatch(path.name):
             layers.setdefault(match[1], []).append(path)
     for layer, paths in sorted(layers.items()):
@@ -49,11 +49,11 @@ def weights(checkpoint: DeepSpeedShards) -> Iterator[Weight]:
         yield from _joined(f"{layer}.", archives, [archive.tree() for archive in archives])
     if not layers:
         # Those of a universal copy beside them are the same once more.
-        models = {p: t for p, t in checkpoint.models().items() if p.parent == checkpoint.path}
+        models = {p: t for p, t in checkpoint.models().items() if p.parent == checkpoint.folder}
         trees = [tree["module"] for tree in models.values()]
         yield from _joined("", [checkpoint.archives[path] for path in models], trees)
-    for expert in experts(path.name for path in checkpoint.path.iterdir()):
-        archives = [Archive.open(checkpoint.path / name) for name in expert]
+    for expert in experts(path.name for path in checkpoint.folder.iterdir()):
+        archives = [Archive.open(checkpoint.folder / name) for name in expert]
         yield from _joined("", archives, [archive.tree() for archive in archives])
 
 
