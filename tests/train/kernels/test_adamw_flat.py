@@ -57,13 +57,14 @@ def test_a_nonfinite_gradient_is_seen_in_the_statistics(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_zeros_and_the_update_are_counted_apart(backend: str, dtype: torch.dtype) -> None:
-    """A first step moves each weight that has a gradient by 1, before rate and decay."""
+    """A first step moves each weight that has a gradient by 1, before rate and decay. 4,096 of them
+    are added as floats, on four lanes at least; one more or less would be four times the bound."""
     device = skip_without(backend)
     p, g = torch.ones(LENGTH, device=device), torch.ones(LENGTH, device=device, dtype=dtype)
     g[3:4099:8], g[5] = 0.0, -0.0
     zeros = int((g == 0).sum())
     ((stats,),) = call("adamw_flat_", backend, arguments(p, g, lr=7e-5))
-    assert stats.tolist()[4:] == [pytest.approx(LENGTH - zeros, rel=1e-6), zeros]
+    assert stats.tolist()[4:] == [pytest.approx(LENGTH - zeros, rel=4096 / 4 * 2**-24), zeros]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
