@@ -57,9 +57,11 @@ class EngineCheckpoint(DeepSpeedCheckpoint):
         beside it once more: that copy would stay as it was."""
         copies = [p for p in self.path.iterdir() if p.suffix == ".safetensors" or p.name in BINS]
         if copies:
+            step, name = self.path.name, copies[0].name
             raise SurgeryError(
-                f"{copies[0].name} repeats the weights of the engine, and would keep the old ones",
-                next=f"move {copies[0].name} out of the step, and export it anew afterwards",
+                f"{step}/{name} repeats the weights of the engine, and would keep the old ones",
+                next=f"move it out of {step}, and out of each other step that the command reads; "
+                f"export {step} anew afterwards",
             )
         return super().parts()
 

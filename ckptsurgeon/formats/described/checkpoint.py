@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.pickles.tree import Tensor, get, strides
+from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.described import savers
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
+from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.values import Decay, Located, Place, Setting, State, Weight
 
@@ -101,25 +101,9 @@ class DescribedCheckpoint(TorchCheckpoint):
                 "of a tensor is in which",
                 next="use the trainer's own conversion tool",
             )
-        for file, path in self.weights_at:
-            if file != first:
-                continue
-            for name, tensor in get(self.trees[file], path).items():
-                if isinstance(tensor, Tensor):
-                    yield _weight(self, file, str(name), tensor)
-
-
-def _weight(checkpoint: DescribedCheckpoint, file: Any, name: str, tensor: Tensor) -> Weight:
-    if tensor.stride != strides(tensor.size):
-        raise SurgeryError(
-            f"{name} is not saved row after row, so it can't be joined",
-            next="join them with the converter of the trainer",
-        )
-    archive = checkpoint.archives[file]
-    archive.storage(tensor)
-    item = ITEM_BYTES[tensor.dtype]
-    start = archive.payload(f"data/{tensor.storage}") + tensor.offset * item
-    return Weight(name, tensor.dtype, tensor.size, ((file, start, start + tensor.numel * item),))
+        for item in self.weights_at:
+            if item[0] == first:
+                yield from parts.consolidated(self, parts.in_tree(self, item))
 
 
 def expanded(tree: Any, path: KeyPath) -> Iterator[KeyPath]:

@@ -6,12 +6,12 @@ The optimizer is loaded first, then the scheduler (`transformers/trainer.py`,
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import head_counts, heads
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.huggingface import weights
@@ -22,7 +22,7 @@ from ckptsurgeon.formats.plain.checkpoint import GROUPS, TorchCheckpoint
 from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.schedules import torch, transformers
 from ckptsurgeon.formats.schedules.check import refuse_several
-from ckptsurgeon.formats.values import Decay, Part, Place, Setting
+from ckptsurgeon.formats.values import Decay, Part, Place, Setting, Weight
 
 
 def batches(checkpoint: JsonBeside, file: Path) -> list[Place]:
@@ -64,11 +64,28 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint):
         """Of every file that has the weights: a load takes one of them, and they stay alike."""
         for cut, files in weights.files(self.path).items():
             for file in files:
-                if file.name.endswith(weights.SAFE):
-                    yield from parts.weights(self.tensors(file).items(), cut)
-                else:
-                    self.read([file])
-                    yield from parts.weights(parts.in_tree(self, (file, ())), cut)
+                yield from parts.weights(self._tensors(file), cut)
+
+    def weights(self) -> Iterator[Weight]:
+        """Of the files that a load takes: of an adapter its own alone. Raises SurgeryError for
+        several models, whose weights may have the same names, and where there are none."""
+        found = weights.files(self.path)
+        if weights.models(found) > 1:
+            raise SurgeryError(
+                f"{self.path.name} holds {weights.models(found)} models, and one export holds one",
+                next="load the step in the script, and save the model that you want",
+            )
+        if not found:
+            yield from super().weights()
+            return
+        for file in next(iter(found.values())):
+            yield from parts.consolidated(self, self._tensors(file))
+
+    def _tensors(self, file: Path) -> Iterable[tuple[str, Place]]:
+        if file.name.endswith(weights.SAFE):
+            return self.tensors(file).items()
+        self.read([file])
+        return parts.in_tree(self, (file, ()))
 
     def attention(self) -> tuple[list[Attention], list[str]]:
         """By transformers' `config.json` in the step or beside it. Every set of files has all of
@@ -77,7 +94,7 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint):
         if config is None:
             raise head_counts.unsaid(name, head_counts.CONFIG)
         model = head_counts.of_hugging_face(config, name)
-        if any(re.match(r"\w+_\d+\.", cut) for cut in weights.files(self.path)):
+        if weights.models(weights.files(self.path)) > 1:
             raise head_counts.unknown(name, "it holds several models, and config.json is of one")
         return heads.repeated(self.parts(), model, name)
 

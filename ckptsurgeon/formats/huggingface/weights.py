@@ -7,6 +7,7 @@ Names: `transformers/trainer.py` (`_load_from_checkpoint`), `accelerate/checkpoi
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
@@ -39,6 +40,12 @@ def files(folder: Path) -> dict[str, list[Path]]:
             )
     ordered = sorted(found, key=_preferred)
     return {name if i else "0": found[name] for i, name in enumerate(ordered)}
+
+
+def models(found: Mapping[str, Sequence[Path]]) -> int:
+    """Of how many models these sets are: Accelerate numbers those after the first."""
+    numbers = (re.search(r"_(\d+)\.", paths[0].name) for paths in found.values() if paths)
+    return len({match[1] if match else "0" for match in numbers})
 
 
 def _preferred(name: str) -> tuple[int, bool, str]:

@@ -12,10 +12,10 @@ from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import Object, Tensor, get
+from ckptsurgeon.files.pickles.tree import Object, Tensor, get, strides
 from ckptsurgeon.formats import optimizer_state
 from ckptsurgeon.formats.checkpoint import BaseCheckpoint
-from ckptsurgeon.formats.values import COUNTING, MOMENTS, NUMBER, Located, Part, Place
+from ckptsurgeon.formats.values import COUNTING, MOMENTS, NUMBER, Located, Part, Place, Weight
 
 
 def named(state_dict: Mapping[Any, Any]) -> dict[Key, str]:
@@ -47,6 +47,23 @@ def in_tree(checkpoint: BaseCheckpoint, item: Located) -> Iterator[tuple[str, Pl
     file, path = item
     for name, value in get(checkpoint.trees[file], path).items():
         yield str(name), Place(file, (*path, name), value)
+
+
+def consolidated(
+    checkpoint: BaseCheckpoint, places: Iterable[tuple[str, Place]]
+) -> Iterator[Weight]:
+    """Every tensor, whole in one file. Raises SurgeryError where its rows don't lie in order."""
+    for name, place in places:
+        tensor = place.value
+        if not isinstance(tensor, Tensor):
+            continue
+        if tensor.stride != strides(tensor.size):
+            raise SurgeryError(
+                f"{name} is not saved row after row, so it can't be joined",
+                next="join them with the converter of the trainer",
+            )
+        span = checkpoint.span(place, 0, tensor.numel)
+        yield Weight(name, tensor.dtype, tensor.size, (span,))
 
 
 def moments(
