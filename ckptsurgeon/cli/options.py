@@ -96,9 +96,13 @@ class Common:
 
     @property
     def where(self) -> Path | None:
-        """What -C must name so that a command of the same run can be typed here, if anything."""
-        named = self.run_dir
-        return None if named is None or named.resolve() == Path.cwd() else named
+        """What -C must name so that a command of the same run can be typed here, if anything. A
+        step's folder may have left the run since it was named, or since somebody stands in it."""
+        from ckptsurgeon.run.moved import nearest
+
+        there = nearest(self.run_dir or Path())
+        stands = there == Path() or there.resolve() == Path().resolve()
+        return None if stands else there
 
     def here(self, text: str) -> str:
         """`text` with -C and --format in each of its commands, where they are needed: a hint is

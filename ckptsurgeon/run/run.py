@@ -12,24 +12,17 @@ from typing import Any
 
 from ckptsurgeon.edits import Move, relative
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
-from ckptsurgeon.files import plain_yaml
-from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import Checkpoint, Format, State
-from ckptsurgeon.formats.detect import SIGNS, detect, is_run, named, nameless
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.plans import Fingerprint, Receipt
-from ckptsurgeon.run import writers
+from ckptsurgeon.run import moved, search, writers
 from ckptsurgeon.run.log_folders import LogFolders
 from ckptsurgeon.transaction import journal, lock, receipts
 from ckptsurgeon.transaction.home import HOME
 
-SETTINGS = "ckptsurgeon.yaml"
-"""What the user says about a run: its name, its log folders, how its trainer is started."""
 LINE = 80
 """Characters of a pointer that are told."""
-WIDTH = 100
-"""Folders that are looked into for a run below one that is none."""
 CONFIG = "train.yaml"
 """The config that the bundled trainer leaves in its run."""
 
@@ -50,33 +43,20 @@ class Run:
         """The run at `start` or in the nearest folder above it, as git finds a repository. With
         `format` (see `detect.named`), or a `format` in the settings, the nearest one that this
         recognizes."""
+        moved.refuse_moved(start)
         here = start.resolve()
         if not here.is_dir():
             raise UsageError(f"{start} is not a directory", next="ckptsurgeon -C RUN status")
-        for folder in (here, *here.parents):
-            file = folder / SETTINGS
-            settings = _settings(file) if file.is_file() else {}
-            given = format or _own(settings, folder)
-            found = _recognized(folder, given) if given else detect(folder)
-            if found is not None:
-                return cls(folder, found, settings)
-            if not format and (folder / HOME / "receipts").is_dir():
-                return cls(folder, Logs(), {})
-        if sentence := nameless(here, format):
-            raise UsageError(
-                sentence, next="--format FILE    a page with the key path of its step: `number`"
-            )
-        if format:
-            raise UsageError(
-                f"no file in {here} or above matches {format}",
-                next="--format FORMAT    with paths from the run's folder",
-            )
-        below = _below(here)
-        raise UsageError(
-            f"no training run in {here} or above ({SIGNS})",
-            next=[f"ckptsurgeon -C {folder} status" for folder in below[:3]]
-            or "ckptsurgeon -C RUN status    RUN is the folder that holds the checkpoints",
-        )
+        run = cls.around(here, format)
+        if run is None:
+            search.refuse_none(here, format)
+        return run
+
+    @classmethod
+    def around(cls, folder: Path, format: str = "") -> Run | None:
+        """The run that `folder` lies in, or is; None outside of all."""
+        found = search.nearest(folder.resolve(), format)
+        return None if found is None else cls(*found)
 
     @classmethod
     def of_logs(cls, folders: Sequence[Path]) -> Run:
@@ -87,6 +67,7 @@ class Run:
                 raise UsageError(
                     f"{folder} is not a directory", next="--tb DIR, with *tfevents* files in it"
                 )
+            moved.refuse_moved(path)
         run = cls(paths[0], Logs(), {"tensorboard": [str(path) for path in paths]})
         if not run.logs.folders():
             raise UsageError(
@@ -154,9 +135,11 @@ class Run:
         the path to it."""
         if name == "latest":
             return self.latest()
+        typed = name.rstrip("/")  # Tab adds one
+        real = Path(name).resolve() if "/" in name or name in (".", "..") else None
         for step in self.steps():
             for path in (self.directory(step), *self.entries(step)):
-                if name == path.name or ("/" in name and Path(name).resolve() == path.resolve()):
+                if typed == path.name or real == path.resolve():
                     return step
         last = self.steps()[-1:]
         raise UsageError(
@@ -344,41 +327,6 @@ class Run:
     def writers(self) -> list[str]:
         """Evidence of trainers that are alive and write to this run, see `run.writers`."""
         return writers.evidence(self.root, self.format, self.logs.files(), self.pointers())
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    data = plain_yaml.read(file)
-    known = ("name", "tensorboard", "relaunch", "format")
-    for key in data:
-        if key not in known:
-            raise unknown_key(key, known, str(file))
-    return data
-
-
-def _own(settings: Mapping[str, Any], folder: Path) -> str:
-    """The format that the settings name; a page lies beside them."""
-    format = str(settings.get("format", ""))
-    return str(folder / format) if format.endswith((".yaml", ".yml")) else format
-
-
-def _recognized(folder: Path, format: str) -> Format | None:
-    page = named(format)
-    return page if page.recognizes(folder) else None
-
-
-def _below(folder: Path) -> list[Path]:
-    """The nearest runs at most three levels deeper, where Lightning's is, among the first folders
-    there."""
-    level = [folder]
-    for _ in range(3):
-        try:
-            inner = [p for above in level for p in above.iterdir() if p.is_dir() and p.name != HOME]
-        except OSError:
-            return []
-        level = sorted(inner)[:WIDTH]
-        if found := [path for path in level if is_run(path)]:
-            return found
-    return []
 
 
 def _held(pointer: Path) -> str:

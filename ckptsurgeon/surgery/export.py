@@ -20,7 +20,7 @@ from ckptsurgeon.formats.second_copies import TRAINED
 from ckptsurgeon.operations.computed_changes import named_copies
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.surgery.fork import make_partial, refuse_taken
+from ckptsurgeon.surgery.fork import make_partial, refuse_place
 
 SHARD_BYTES = 5_000_000_000
 """Of one file, unless a single tensor is larger."""
@@ -50,9 +50,10 @@ def export(
     """Write the weights of `step` to the new directory `folder`, which exists only once they are
     all there and durable. The run is only read.
 
-    Raises UsageError if the directory exists, SurgeryError if the weights can't be consolidated."""
+    Raises UsageError if the directory exists or would lie in a run, SurgeryError if the weights
+    can't be consolidated."""
     folder = folder.parent.resolve() / folder.name
-    refuse_taken(folder)
+    refuse_place(run, folder)
     checkpoint = run.checkpoint(step)
     weights = list(checkpoint.weights())
     files = _distributed(weights, shard_bytes)
@@ -74,7 +75,7 @@ def export(
 
 def preview(run: Run, step: int, folder: Path) -> Export:
     """What `export` would write, as far as that is known without it."""
-    refuse_taken(folder)
+    refuse_place(run, folder)
     checkpoint = run.checkpoint(step)
     sizes = [_size(weight) for weight in checkpoint.weights()]
     return Export(folder, (), len(sizes), sum(sizes), _left_out(run, checkpoint))

@@ -19,7 +19,9 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.section import Recipe
 from ckptsurgeon.plans import Receipt
 from ckptsurgeon.recipe.file import to_data
-from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
+from ckptsurgeon.run.run import CONFIG, Run
+from ckptsurgeon.run.search import SETTINGS
+from ckptsurgeon.transaction.home import HOME
 
 LAUNCH = (SETTINGS, CONFIG)
 """Files beside the checkpoints that say how the run is started; the branch gets copies."""
@@ -72,12 +74,16 @@ def fork(
 
 
 def refuse_place(run: Run, folder: Path) -> None:
-    """Raise when `folder` can't become a fork of `run`."""
+    """Raise when `folder` can't be made to hold a fork or an export of `run`: its name is taken, or
+    it would lie in a run, which would take what is written there for its own."""
     refuse_taken(folder)
-    if (folder.parent.resolve() / folder.name).is_relative_to(run.root):
+    parent = folder.parent.resolve()
+    around = run if parent.is_relative_to(run.root) else Run.around(parent)
+    if around is not None or HOME in (folder.name, *parent.parts):
+        what = "what ckptsurgeon keeps" if around is None else f"the run {around.root}"
         raise UsageError(
-            f"{folder} lies inside the run, which would take the logs of the fork for its own",
-            next=f"name a directory outside of {run.root}",
+            f"{folder} lies inside {what}, and no command writes into a run that it does not edit",
+            next=f"name a directory outside of {run.root if around is None else around.root}",
         )
 
 

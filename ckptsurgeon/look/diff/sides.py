@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ckptsurgeon.formats.detect import is_run
 from ckptsurgeon.look.diff.versions import TORCH, Version
-from ckptsurgeon.run.run import CONFIG, SETTINGS, Run
+from ckptsurgeon.run.run import CONFIG, Run
+from ckptsurgeon.run.search import SETTINGS
 
 NUMBER = re.compile(r"\d{1,18}")
 

@@ -1,0 +1,93 @@
+"""Which folder is the run that a path lies in, as git finds a repository. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.files import plain_yaml
+from ckptsurgeon.files.plain_yaml import unknown_key
+from ckptsurgeon.formats import Format
+from ckptsurgeon.formats.detect import SIGNS, detect, is_run, named, nameless
+from ckptsurgeon.formats.logs import Logs
+from ckptsurgeon.transaction.home import HOME
+
+SETTINGS = "ckptsurgeon.yaml"
+"""What the user says about a run: its name, its log folders, how its trainer is started."""
+WIDTH = 100
+"""Folders that are looked into for a run below one that is none."""
+
+
+def nearest(here: Path, format: str = "") -> tuple[Path, Format, Mapping[str, Any]] | None:
+    """The root, the format and the settings of the run at `here` or in the nearest folder above.
+
+    With `format` (see `detect.named`), or a `format` in the settings, the nearest one that this
+    recognizes. Nothing at or under `.ckptsurgeon` is a run."""
+    for folder in (here, *here.parents):
+        if HOME in folder.parts:
+            continue
+        file = folder / SETTINGS
+        settings = _settings(file) if file.is_file() else {}
+        given = format or _own(settings, folder)
+        found = _recognized(folder, given) if given else detect(folder)
+        if found is not None:
+            return folder, found, settings
+        if not format and (folder / HOME / "receipts").is_dir():
+            return folder, Logs(), {}
+    return None
+
+
+def refuse_none(here: Path, format: str) -> NoReturn:
+    """Raise UsageError for `here`, which no run is around, and name the runs below it."""
+    if sentence := nameless(here, format):
+        raise UsageError(
+            sentence, next="--format FILE    a page with the key path of its step: `number`"
+        )
+    if format:
+        raise UsageError(
+            f"no file in {here} or above matches {format}",
+            next="--format FORMAT    with paths from the run's folder",
+        )
+    below = _below(here)
+    raise UsageError(
+        f"no training run in {here} or above ({SIGNS})",
+        next=[f"ckptsurgeon -C {folder} status" for folder in below[:3]]
+        or "ckptsurgeon -C RUN status    RUN is the folder that holds the checkpoints",
+    )
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    data = plain_yaml.read(file)
+    known = ("name", "tensorboard", "relaunch", "format")
+    for key in data:
+        if key not in known:
+            raise unknown_key(key, known, str(file))
+    return data
+
+
+def _own(settings: Mapping[str, Any], folder: Path) -> str:
+    """The format that the settings name; a page lies beside them."""
+    format = str(settings.get("format", ""))
+    return str(folder / format) if format.endswith((".yaml", ".yml")) else format
+
+
+def _recognized(folder: Path, format: str) -> Format | None:
+    page = named(format)
+    return page if page.recognizes(folder) else None
+
+
+def _below(folder: Path) -> list[Path]:
+    """The nearest runs at most three levels deeper, where Lightning's is, among the first folders
+    there."""
+    level = [folder]
+    for _ in range(3):
+        try:
+            inner = [p for above in level for p in above.iterdir() if p.is_dir() and p.name != HOME]
+        except OSError:
+            return []
+        level = sorted(inner)[:WIDTH]
+        if found := [path for path in level if is_run(path)]:
+            return found
+    return []
