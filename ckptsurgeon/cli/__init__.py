@@ -76,8 +76,21 @@ app = typer.Typer(
 
 def _version(show: bool) -> None:
     if show:
-        print(f"ckptsurgeon {VERSION}", flush=True)
+        print(f"ckptsurgeon {VERSION}   {_readers()}", flush=True)
         raise typer.Exit
+
+
+def _readers() -> str:
+    """Which readers of shards and event files this installation uses."""
+    from ckptsurgeon.files.native import shards
+    from ckptsurgeon.logs.tensorboard.event_file import native
+
+    compiled = [
+        name for name, it in (("shards", shards), ("event files", native)) if it is not None
+    ]
+    if len(compiled) == 2:
+        return "compiled readers"
+    return f"compiled reader of {compiled[0]} only" if compiled else "readers in Python: slower"
 
 
 @app.callback(epilog=exit_codes((0, 1, 2, 3, 4, 5, 130)))
