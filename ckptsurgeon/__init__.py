@@ -1,9 +1,8 @@
 """Hyperparameter surgery on sharded checkpoints: one transaction, undoable.
 
-from pathlib import Path
 from ckptsurgeon import Hyperparameters, Recipe, Run, apply, plan
 
-run = Run.open(Path())
+run = Run.open(".")
 receipt = apply(run, plan(run, Recipe(Hyperparameters(lr=3e-5), why="loss spike")))
 """
 
@@ -16,6 +15,7 @@ from ckptsurgeon.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
+    from ckptsurgeon.edits import Aside, Change, Relink, Rewrite
     from ckptsurgeon.look.verify import inspect, verify
     from ckptsurgeon.operations.average import Average
     from ckptsurgeon.operations.clip_moments import ClipMoments
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.surgery.undo import plan_undo
 
 _HOMES = {
+    "Change": "edits", "Aside": "edits", "Rewrite": "edits", "Relink": "edits",
     "Plan": "plans", "Promise": "promise", "Receipt": "plans",
     "Recipe": "operations.section", "from_data": "recipe.file", "load": "recipe.file",
     "Average": "operations.average", "ClipMoments": "operations.clip_moments",
@@ -65,7 +66,9 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
+    "Aside",
     "Average",
+    "Change",
     "ClipMoments",
     "Cooldown",
     "Graft",
@@ -78,11 +81,13 @@ __all__ = [
     "Receipt",
     "Recipe",
     "Relaunch",
+    "Relink",
     "Repair",
     "Replicas",
     "Reset",
     "Rewarm",
     "RewarmSchedule",
+    "Rewrite",
     "Rollback",
     "Run",
     "Scale",
@@ -107,3 +112,8 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(f"ckptsurgeon.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names too, loaded or not: what an editor completes."""
+    return sorted({*globals(), *__all__})

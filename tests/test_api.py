@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,14 +16,20 @@ from tests.support.launch import REPO
 from tests.support.tiny_run import make_run
 
 
+def blocks() -> list[str]:
+    """The examples of the page."""
+    page = (REPO / "docs" / "api.md").read_text("utf-8")
+    found = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(found) > 5
+    return found
+
+
 def test_the_page_runs_from_top_to_bottom(
     trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(trained())
-    blocks = re.findall(r"```python\n(.*?)```", (REPO / "docs" / "api.md").read_text("utf-8"), re.S)
-    assert len(blocks) > 5
     names: dict[str, object] = {}
-    for block in blocks:
+    for block in blocks():
         exec(block, names)
     assert "run [2, 4, 6, 8] 8\n" in capsys.readouterr().out
 
@@ -44,3 +52,17 @@ def test_every_public_name_is_there() -> None:
 
 def test_every_section_of_a_recipe_is_public() -> None:
     assert [kind.__name__ for kind in kinds() if kind.__name__ not in ckptsurgeon.__all__] == []
+
+
+def test_the_names_are_seen_before_they_are_loaded() -> None:
+    code = "import ckptsurgeon; print(set(ckptsurgeon.__all__) <= set(dir(ckptsurgeon)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_the_page_type_checks_as_a_callers_code(tmp_path: Path) -> None:
+    caller = tmp_path / "caller.py"
+    caller.write_text("\n".join(blocks()))
+    words = [sys.executable, "-m", "mypy", "--strict", str(caller)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=REPO)
+    assert done.stdout.startswith("Success"), done.stdout + done.stderr

@@ -91,7 +91,8 @@ def unknown_key(
     hint = f"the keys are: {', '.join(known)}{RARE if rare else ''}"
     if meant is not None:
         hint = f"did you mean `{words[meant]}`?"
-    return UsageError(f"{where}: unknown key `{key}`", next=hint)
+    inside = f"{where}: " if where else ""
+    return UsageError(f"{inside}unknown key `{key}`", next=hint)
 
 
 def parse(text: str, where: str) -> dict[str, Any]:

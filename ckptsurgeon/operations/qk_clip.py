@@ -12,22 +12,25 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.heads import Rows
 from ckptsurgeon.formats.logits import SIGMAS, Logits, logits
 from ckptsurgeon.formats.stretches import Kinds, Parameter
+from ckptsurgeon.operations.fields import Fields
 
 SLACK = 1e-3
 """A share by which rounding leaves a scaled head above the threshold: it is not scaled again."""
 
 
 @dataclass(frozen=True)
-class QkClip:
+class QkClip(Fields):
     """Heads whose largest logit is estimated above `threshold`, as `sigmas` times its root mean
     square by the weights."""
+
+    key: ClassVar[str] = "scale.qk_clip"
 
     threshold: float
     sigmas: float = SIGMAS

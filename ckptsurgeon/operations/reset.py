@@ -18,6 +18,7 @@ from ckptsurgeon.formats.moments import ALL, ALSO, NUMBERED
 from ckptsurgeon.formats.optimizers.entry import ANEW
 from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.renew import renewed
+from ckptsurgeon.operations.fields import Fields
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.place_changes import of_column
 from ckptsurgeon.operations.rewarm import Hold, Ramp, Rewarm, window
@@ -36,8 +37,10 @@ STATES = ("moments", "loss_scale")
 
 
 @dataclass(frozen=True)
-class Moments:
+class Moments(Fields):
     """What narrows a reset of the moments: `only` exp_avg, `params` whose names match."""
+
+    key: ClassVar[str] = "moments"
 
     only: str | None = None
     params: str | None = None

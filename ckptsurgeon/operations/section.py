@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.operations.fields import Fields, converted
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, State
@@ -25,23 +26,17 @@ MAX_COUNT = (1 << 63) - 1
 S = TypeVar("S", bound="Section")
 
 
-class Section:
+class Section(Fields):
     """What one operation takes from a recipe: a frozen dataclass, and the operation itself.
 
-    Each hook below has a default that does nothing. `key` names the mapping that holds the fields;
-    without it the fields are keys of the recipe itself."""
+    Each hook below has a default that does nothing."""
 
-    key: ClassVar[str] = ""
     standing: ClassVar[bool] = False
     """Whether a recipe without this section means one with its defaults."""
     on_logs: ClassVar[bool] = False
     """Whether it works on a log folder without checkpoints."""
     leaves_newer: ClassVar[bool] = False
     """Whether the steps after `target` leave the run."""
-    synonyms: ClassVar[Mapping[str, str]] = {}
-    """What other programs call one of its keys."""
-    rest: ClassVar[tuple[str, frozenset[str]]] = ("", frozenset())
-    """A field, of text or number by key, that takes what is given under these further keys."""
 
     def check(self, recipe: Recipe) -> None:
         """Raise UsageError for values that can't be meant, alone or beside the other sections."""
@@ -87,9 +82,12 @@ class Recipe:
     given, and raises UsageError."""
 
     def __init__(self, *sections: Section, name: str = "", why: str = "") -> None:
+        for section in sections:
+            if not isinstance(section, Section):
+                raise UsageError(f"{section!r} is no section of a recipe", next="docs/api.md")
         self.given: dict[type[Section], Section] = {type(item): item for item in sections}
-        self.name = name
-        self.why = why
+        self.name: str = converted(str, name, "name")
+        self.why: str = converted(str, why, "why")
         if len(self.given) < len(sections):
             raise UsageError("a recipe has one section of each kind", next="merge them")
         for section in sections:

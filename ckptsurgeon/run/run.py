@@ -39,12 +39,12 @@ class Run:
     settings: Mapping[str, Any]
 
     @classmethod
-    def open(cls, start: Path, format: str = "") -> Run:
+    def open(cls, start: str | os.PathLike[str], format: str = "") -> Run:
         """The run at `start` or in the nearest folder above it, as git finds a repository. With
         `format` (see `detect.named`), or a `format` in the settings, the nearest one that this
         recognizes."""
-        moved.refuse_moved(start)
-        here = start.resolve()
+        moved.refuse_moved(Path(start))
+        here = Path(start).resolve()
         if not here.is_dir():
             raise UsageError(f"{start} is not a directory", next="ckptsurgeon -C RUN status")
         run = cls.around(here, format)

@@ -1,0 +1,168 @@
+"""The fields of a section: one conversion of what Python, a recipe or a flag gives for them.
+
+Whoever builds a section gets the same values for the same spelling, or UsageError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from numbers import Real
+from typing import Any, ClassVar, TypeVar
+
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.files.plain_yaml import unknown_key
+
+F = TypeVar("F", bound="Fields")
+
+
+class Fields:
+    """A dataclass whose fields hold what their types say, however they were given.
+
+    `key` is the path of its mapping in a recipe; without it the fields are keys of the recipe
+    itself."""
+
+    key: ClassVar[str] = ""
+    synonyms: ClassVar[Mapping[str, str]] = {}
+    """What other programs call one of its keys."""
+    rest: ClassVar[tuple[str, frozenset[str]]] = ("", frozenset())
+    """A field, of text or number by key, that takes what is given under these further keys."""
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, hint in _hints(kind).items():
+            value = getattr(self, name)
+            if name == self.rest[0]:
+                new: Any = _further(kind, value, "")
+            else:
+                new = converted(hint, value, full_key(kind, name))
+            object.__setattr__(self, name, new)  # the dataclass is frozen
+
+    @classmethod
+    def build(cls: type[F], data: Any, where: str = "") -> F:
+        """From plain data by the keys of a recipe. Raises UsageError, which names `where`."""
+        if not isinstance(data, Mapping):
+            raise UsageError(
+                f"{_in(where)}`{cls.key}` must be a mapping, not {data!r}",
+                next=f"its keys are: {', '.join(names(cls))}",
+            )
+        field, further = cls.rest
+        kind: Any = cls
+        own, values = [name for name in names(cls) if name != field], dict[str, Any]()
+        rest = {key: value for key, value in data.items() if key in further and key not in own}
+        for key, value in data.items():
+            if key in own:
+                values[key] = converted(_hints(kind)[key], value, full_key(cls, key), where)
+            elif key not in rest:
+                raise _unknown(cls, key, where)
+        if rest:
+            values[field] = _further(cls, rest, where)
+        for item in dataclasses.fields(cls):  # type: ignore[arg-type]
+            required = item.default is item.default_factory is dataclasses.MISSING
+            if required and item.name not in values:
+                name = full_key(cls, item.name)
+                raise UsageError(f"{_in(where)}`{name}` is missing", next=f"add {name}")
+        return cls(**values)
+
+
+def names(kind: type[Fields]) -> list[str]:
+    """The fields."""
+    return [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+
+
+def full_key(kind: type[Fields], name: str) -> str:
+    """A field as a recipe has it: `set.lr`."""
+    return f"{kind.key}.{name}" if kind.key else name
+
+
+def converted(hint: Any, value: Any, key: str, where: str = "") -> Any:
+    """`value` as the type `hint` has it: a number that is written out is that number. Raises
+    UsageError, which names the `key` and `where` it was given, for what can't be meant."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        if len(options) == 1:
+            return converted(options[0], value, key, where)
+        return _number(value, key, where)
+    if isinstance(hint, type) and issubclass(hint, Fields):
+        return value if isinstance(value, hint) else hint.build(value, where)
+    if hint is float:
+        return _number(value, key, where, relative=False)
+    if typing.get_origin(hint) is list:
+        items = list(value) if isinstance(value, (list, tuple)) else [value]
+        if any(not isinstance(item, (str, int)) or isinstance(item, bool) for item in items):
+            raise _wrong(key, value, "a list of texts", where)
+        return [str(item) for item in items]
+    if typing.get_origin(hint) is dict:
+        if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
+            raise _wrong(key, value, "a mapping of text to text", where)
+        return {str(k): v for k, v in value.items()}
+    if hint is int and _is_number(value) and value == value // 1:
+        return int(value)  # 1e6 samples is how people write it
+    if hint is str and _is_number(value):
+        return str(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        words = {int: "a whole number", str: "a text", bool: "true or false"}
+        raise _wrong(key, value, words[hint], where)
+    return value
+
+
+def _further(kind: type[Fields], given: Any, where: str) -> dict[str, float | str]:
+    """The further keys of `rest`."""
+    field, further = kind.rest
+    if not isinstance(given, Mapping):
+        raise _wrong(full_key(kind, field), given, "a mapping of keys to numbers", where)
+    for key in given:
+        if key not in further or key in names(kind):
+            raise _unknown(kind, key, where)
+    return {key: _number(value, full_key(kind, key), where) for key, value in given.items()}
+
+
+def _number(value: Any, key: str, where: str, relative: bool = True) -> float | str:
+    if _is_number(value):
+        try:
+            number = float(value)
+        except OverflowError:  # of an int with hundreds of digits
+            number = math.inf
+        if not math.isfinite(number):
+            raise _wrong(key, value, "a finite number", where)
+        return number
+    if isinstance(value, str):
+        body = value[:-1] if value.endswith("x") and relative else value
+        if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", body, re.ASCII):
+            return value if body != value else _number(float(value), key, where)
+    write = "a number such as 3e-5, or a scale such as 0.5x" if relative else "a number"
+    raise _wrong(key, value, write, where)
+
+
+def _wrong(key: str, value: Any, write: str, where: str) -> UsageError:
+    return UsageError(f"{_in(where)}`{key}` is {value!r}", next=f"write {write}")
+
+
+def _unknown(kind: type[Fields], key: Any, where: str) -> UsageError:
+    field, further = kind.rest
+    known = [full_key(kind, name) for name in names(kind) if name != field]
+    rare = [full_key(kind, name) for name in sorted(further)]
+    return unknown_key(full_key(kind, str(key)), known, where, kind.synonyms, rare)
+
+
+def _in(where: str) -> str:
+    return f"{where}: " if where else ""
+
+
+def _is_number(value: Any) -> bool:
+    """Also numpy's."""
+    return isinstance(value, Real) and value is not True and value is not False
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Of its fields alone, in their order."""
+    hints = typing.get_type_hints(kind)
+    return {name: hints[name] for name in names(kind)}
