@@ -12,6 +12,9 @@ from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import lock
 from ckptsurgeon.transaction.home import HOME
 
+KEPT_EVENTS = "tf-events"
+"""What the name of an event file has in it in an attic."""
+
 
 @dataclass(frozen=True)
 class Attic:
@@ -27,16 +30,23 @@ class Attic:
 
 def attics(run: Run) -> list[Attic]:
     """The attic of every surgery that has something in it, oldest first."""
-    homes = [run.root / HOME, *(folder / HOME for folder in run.logs.roots())]
     out = []
     for receipt in run.receipts():
-        folders = [home / "attic" / receipt.id for home in dict.fromkeys(homes)]
-        files = [file for folder in folders for file in _files(folder)]
+        folders = [home / "attic" / receipt.id for home in _homes(run)]
+        files = [file for folder in folders for file in _files(run, folder)]
         if files:
             size = sum(os.lstat(file).st_blocks * 512 for file in files)
             existing = tuple(folder for folder in folders if folder.is_dir())
             out.append(Attic(receipt.id, receipt.title, len(files), size, existing))
     return out
+
+
+def _homes(run: Run) -> list[Path]:
+    """Where attics of this run may be. A log folder that has receipts is a run of its own, and what
+    it keeps is its own."""
+    beside = [folder / HOME for folder in run.logs.roots()]
+    own = [home for home in beside if not (home / "receipts").is_dir()]
+    return list(dict.fromkeys([run.root / HOME, *own]))
 
 
 def prune(run: Run, chosen: Sequence[Attic]) -> None:
@@ -51,10 +61,11 @@ def prune(run: Run, chosen: Sequence[Attic]) -> None:
                 disk.write_new(marker, b"")
                 disk.fsync_directory(marker.parent)
             for folder in item.folders:
-                for file in list(_files(folder)):
+                for file in list(_files(run, folder)):
                     disk.remove_file(file)
                 for inner, _, _ in list(os.walk(folder, topdown=False)):
-                    disk.remove_directory(Path(inner))
+                    if not any(Path(inner).iterdir()):
+                        disk.remove_directory(Path(inner))
                 disk.fsync_directory(folder.parent)
 
 
@@ -63,9 +74,12 @@ def pruned(id: str) -> str:
     return f"{HOME}/receipts/{id}/pruned"
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Everything but real folders, so links to folders too."""
+def _files(run: Run, folder: Path) -> Iterator[Path]:
+    """Everything but real folders, so links to folders too; outside of the run event files alone,
+    as surgeries keep nothing else there."""
+    outside = not folder.is_relative_to(run.root)
     for inner, folders, names in os.walk(folder):
         links = [name for name in folders if (Path(inner) / name).is_symlink()]
         for name in sorted([*names, *links]):
-            yield Path(inner) / name
+            if not outside or KEPT_EVENTS in name:
+                yield Path(inner) / name

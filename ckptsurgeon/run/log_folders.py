@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Move, relative
+from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Format
+from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.plans import Receipt
 from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.home import HOME
 
+ABOVE = 2
+"""So far above the run a log folder may be that holds it: further up are the logs of others."""
 NOTE = ".ckptsurgeon"
 """How the names of event files end that hold a note about a surgery."""
 
@@ -30,10 +34,26 @@ class LogFolders:
 
     def roots(self) -> list[Path]:
         """Where they are looked for: the folders of the settings, links among them resolved, or
-        the root."""
+        the root. Raises UsageError for one that holds the run and much else."""
         named = self.settings.get("tensorboard", list(self.format.log_folders(self.root)))
         names = named if isinstance(named, list) else [named]
-        return [Path(os.path.realpath(self.root / str(item))) for item in names]
+        return [self._real(str(item)) for item in names]
+
+    def named(self) -> list[Path] | None:
+        """The same, as far as they bound what is edited; None for logs without checkpoints that no
+        settings name, where what was done to others with them stands in the receipts alone."""
+        bare = "tensorboard" not in self.settings and isinstance(self.format, Logs)
+        return None if bare else self.roots()
+
+    def _real(self, name: str) -> Path:
+        folder = Path(os.path.realpath(self.root / name))
+        if folder in self.root.parents[ABOVE:] or folder == Path("/"):
+            raise UsageError(
+                f"{self.root}: {name!r} can't be its log folder: {folder} holds the run, and the "
+                "logs of other runs as well",
+                next="name the folder of its own event files in `tensorboard:` of ckptsurgeon.yaml",
+            )
+        return folder
 
     def folders(self) -> list[Path]:
         """Folders with event files. One that a surgery made to keep a cut branch is not among

@@ -22,7 +22,7 @@ def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = No
     VerificationFailed (finished, and the disk does not hold what was promised)."""
     _refuse_other_run(run, plan)
     run.refuse_busy()
-    receipt = journal.commit(run.root, plan, jobs=jobs, progress=progress)
+    receipt = journal.commit(run.root, plan, logs=run.logs.named(), jobs=jobs, progress=progress)
     if plan.promise is not None:
         _hold(run, receipt, plan.promise)
     return receipt
@@ -32,7 +32,7 @@ def refuse_stale(run: Run, plan: Plan) -> None:
     """Raise when a kept plan can't be applied any more, whoever is alive in the run. Reads only."""
     _refuse_other_run(run, plan)
     run.refuse_interrupted()
-    journal.refuse_stale(run.root, plan)
+    journal.refuse_stale(run.root, plan, run.logs.named())
 
 
 def _refuse_other_run(run: Run, plan: Plan) -> None:
@@ -60,4 +60,4 @@ def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
 @collector_paused()
 def recover(run: Run) -> Recovery:
     """Finish a surgery that was cut off after its commit point, or take back one cut off before."""
-    return journal.recover(run.root)
+    return journal.recover(run.root, logs=run.logs.named())

@@ -70,7 +70,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         )
     if changes:
         changes += [c for s in sections for c in s.record(run, recipe, step, title)]
-    edits = render(run, checkpoint, changes, id)
+    edits = render(run, checkpoint, changes, id, seen)
     assumed = dict.fromkeys([*touched(edits), *seen] if edits else [])
     return Plan(
         id=id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -23,17 +23,22 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.surgery.linked import refuse_linked
+from ckptsurgeon.transaction.names import refuse_foreign
 
 
 def render(
-    run: Run, checkpoint: Checkpoint | None, changes: Sequence[AnyChange], id: str
+    run: Run,
+    checkpoint: Checkpoint | None,
+    changes: Sequence[AnyChange],
+    id: str,
+    assumed: Collection[str] = (),
 ) -> list[Edit]:
     """The edits of surgery `id`: shards, event files, pointers, and last the checkpoints that
     leave. So the pointers name a step whose shards are done, and only then do others go.
     Changes of shards come from the operations on `checkpoint`; there are none without it.
 
-    Raises SurgeryError for an edit of what lies behind a symbolic link."""
+    Raises SurgeryError for an edit of what lies outside of the run or behind a symbolic link;
+    numbers may come from elsewhere, out of the files in `assumed`."""
     shards: dict[str, list[Change]] = {}
     logs: list[Edit] = []
     pointers: list[Edit] = []
@@ -68,7 +73,7 @@ def render(
         *_shards(run, {**copied, **beside}, id),
     ]
     edits = [*shards_first, *logs, *relinked(run, links, id), *pointers, *asides]
-    refuse_linked(run.root, edits)
+    refuse_foreign(run.root, run.logs.named(), edits, "the plan", assumed)
     return edits
 
 

@@ -25,10 +25,10 @@ from ckptsurgeon.operations import rollback
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.surgery.linked import refuse_linked
 from ckptsurgeon.surgery.render import loud, relinked, replaced, rewrite, touched
 from ckptsurgeon.transaction import assumptions, receipts
 from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.names import refuse_foreign
 
 
 def plan_undo(run: Run, id: str | None = None) -> Plan:
@@ -39,6 +39,7 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     stays, and only the files that it changed are brought back."""
     run.refuse_interrupted()
     receipt = _chosen(run, run.receipts(), id)
+    refuse_foreign(run.root, run.logs.named(), receipt.inverse, f"receipt {receipt.id}")
     _refuse_lost(run, receipt)
     new = receipts.next_id(run.root)
     since = _since(run, receipt, new)
@@ -47,7 +48,7 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     first, last = _replaced(run, linked, new)
     changes, pointers = _pointers(run, receipt, new)
     edits = [*first, *since, *inverse, *last, *pointers]
-    refuse_linked(run.root, edits)
+    refuse_foreign(run.root, run.logs.named(), edits, f"receipt {receipt.id}")
     return Plan(
         id=new,
         run=str(run.root),

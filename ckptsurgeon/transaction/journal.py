@@ -16,7 +16,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import assumptions, lock, receipts, staging
 from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.names import refuse_foreign, refuse_foreign_staging
 from ckptsurgeon.transaction.redo import Step, redo
 
 RECOVER = "ckptsurgeon recover    finish it or discard it"
@@ -89,8 +90,16 @@ def refuse_waiting(root: Path) -> None:
 # --- commit --------------------------------------------------------------------------------------
 
 
-def commit(root: Path, plan: Plan, *, jobs: int = 8, progress: Progress | None = None) -> Receipt:
-    """Apply `plan` and return its receipt.
+def commit(
+    root: Path,
+    plan: Plan,
+    *,
+    logs: Sequence[Path] | None = (),
+    jobs: int = 8,
+    progress: Progress | None = None,
+) -> Receipt:
+    """Apply `plan` and return its receipt. `logs` are the real paths of the run's log folders, in
+    which it may edit event files (`refuse_foreign`).
 
     Raises SurgeryError or KeyboardInterrupt when nothing was changed and no trace is left, and
     InterruptedSurgery when `recover` must go on. `progress(phase, done, total)` counts files."""
@@ -100,7 +109,7 @@ def commit(root: Path, plan: Plan, *, jobs: int = 8, progress: Progress | None =
             # Under the lock: a surgery that is alive is named as such.
             with lock.hold(root, plan.title):
                 refuse_waiting(root)
-        listings = refuse_stale(root, plan)
+        listings = refuse_stale(root, plan, logs)
         assumptions.check_edits(root, plan.edits)
         assumptions.check_space(root, plan.edits, HOME)
         with lock.hold(root, plan.title):
@@ -156,8 +165,10 @@ def _finished(root: Path, entry: Entry) -> bool:
     return (root / receipts.receipt_file(entry.id)).exists()
 
 
-def refuse_stale(root: Path, plan: Plan) -> assumptions.Listings:
-    """Raise when another surgery was done since the plan was made, or a file of it was changed."""
+def refuse_stale(root: Path, plan: Plan, logs: Sequence[Path] | None = ()) -> assumptions.Listings:
+    """Raise when the plan edits what is not the run's, when another surgery was done since it was
+    made, or a file of it was changed."""
+    refuse_foreign(root, logs, plan.edits, "the plan", [expected.file for expected in plan.assumes])
     _refuse_other_id(root, plan)
     return assumptions.check_files(root, plan.assumes)
 
@@ -197,8 +208,9 @@ def _waiting(title: str, error: BaseException) -> InterruptedSurgery:
 # --- recover -------------------------------------------------------------------------------------
 
 
-def recover(root: Path, *, jobs: int = 8) -> Recovery:
+def recover(root: Path, *, logs: Sequence[Path] | None = (), jobs: int = 8) -> Recovery:
     """Finish a surgery that was cut off after its commit point; take back one cut off before.
+    `logs` are as for `commit`.
 
     Does nothing, without a write, when there is nothing to do. Raises InterruptedSurgery when it
     is cut off itself: then it can be called again."""
@@ -208,7 +220,7 @@ def recover(root: Path, *, jobs: int = 8) -> Recovery:
     title = interrupted(root) or "recover"
     try:
         with lock.hold(root, f"recover: {title}"):
-            return _recover(root, jobs)
+            return _recover(root, logs, jobs)
     except (OSError, KeyboardInterrupt) as error:
         raise _waiting(title, error) from error
 
@@ -221,11 +233,12 @@ def _traces(home: Path) -> bool:
     return not names or any(name.startswith(("journal", "lock")) for name in names)
 
 
-def _recover(root: Path, jobs: int) -> Recovery:
+def _recover(root: Path, logs: Sequence[Path] | None, jobs: int) -> Recovery:
     entry = _read(root)
     if entry is None:
         staging.remove(root, [f"{HOME}/journal.new"], [])
         return Recovery("nothing")
+    _refuse_foreign(root, logs, entry)
     # A record that is seen is not yet one that survives a power cut.
     disk.fsync_directory(root / HOME)
     if not entry.committed:
@@ -233,6 +246,17 @@ def _recover(root: Path, jobs: int) -> Recovery:
         return Recovery("discarded", entry.title)
     _finish(root, entry, jobs, silent)
     return Recovery("finished", entry.title, entry.id)
+
+
+def _refuse_foreign(root: Path, logs: Sequence[Path] | None, entry: Entry) -> None:
+    """Raise InterruptedSurgery when the journal names what no surgery of this run would."""
+    try:
+        refuse_foreign(root, logs, entry.steps, "the journal")
+        refuse_foreign_staging(root, logs, entry.id, entry.files, entry.directories)
+    except SurgeryError as error:
+        raise InterruptedSurgery(
+            error.what, untouched="nothing was touched by this command", next=error.next
+        ) from None
 
 
 def _discard(root: Path, entry: Entry) -> None:

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ from ckptsurgeon.transaction.home import HOME
 ATTEMPTS = 200
 PAUSE_S = 0.002
 """How often, and how far apart, to look again while others take, break or release the lock."""
+
+TOKEN = re.compile(r"[0-9a-f]{16}")
+"""How the token of a record is written."""
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
@@ -279,7 +283,9 @@ def _read(path: Path) -> Holder | None:
     An incomplete record is looked at again: without hard links it is not written in one step."""
     for _ in range(10):
         try:
-            return Holder(**json.loads(path.read_bytes()))
+            record = Holder(**json.loads(path.read_bytes()))
+            # It becomes part of a file name.
+            return record if TOKEN.fullmatch(record.token) else _UNREADABLE
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):

@@ -20,6 +20,7 @@ from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import inverse
+from ckptsurgeon.transaction.names import ID
 from ckptsurgeon.version import VERSION
 
 ASIDE = "receipt.damaged"
@@ -121,9 +122,11 @@ def _read_once(path: Path, *status: int) -> tuple[Receipt | None, str]:
         return None, f"is damaged: {where}"
     except (ValueError, KeyError, TypeError) as error:
         return None, f"is damaged: {type(error).__name__}: {error}"
-    if isinstance(receipt, Receipt):
-        return receipt, ""
-    return None, "is damaged: it is not a receipt"
+    if not isinstance(receipt, Receipt):
+        return None, "is damaged: it is not a receipt"
+    if receipt.id != path.parent.name:
+        return None, f"is damaged: it calls itself that of surgery {receipt.id!r}"
+    return receipt, ""
 
 
 def _ids(root: Path) -> list[str]:
@@ -131,7 +134,7 @@ def _ids(root: Path) -> list[str]:
     folder = root / HOME / "receipts"
     if not folder.is_dir():
         return []
-    return sorted(item.name for item in folder.iterdir() if item.name.isdigit())
+    return sorted(item.name for item in folder.iterdir() if ID.fullmatch(item.name))
 
 
 # --- write ---------------------------------------------------------------------------------------

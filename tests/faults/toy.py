@@ -47,7 +47,7 @@ def build(world: Path) -> None:
     _put(run / "iteration.txt", b"200")
     (run / "last").symlink_to("step200")
     logs.mkdir()
-    _put(logs / "events", b"".join(b"%04d;" % number for number in range(60)))
+    _put(logs / "tfevents", b"".join(b"%04d;" % number for number in range(60)))
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -72,6 +72,11 @@ def _lr(path: Path) -> bytes:
 # --- the plans -----------------------------------------------------------------------------------
 
 
+def logs(world: Path) -> list[Path]:
+    """Its log folders, which lie outside the run."""
+    return [world.resolve() / "logs"]
+
+
 def rollback(world: Path) -> Plan:
     """Back to step 100 with a new lr: every kind of edit, the logs outside the run."""
     id = "0001"
@@ -83,14 +88,14 @@ def rollback(world: Path) -> Plan:
             *_set_lr(world, 100, id),
             Move(
                 f"{events}/staging/{id}/cut",
-                "../logs/cut",
-                Content((Span("../logs/events", 100, 300),), TIME + 1),
+                "../logs/tfevents.cut",
+                Content((Span("../logs/tfevents", 100, 300),), TIME + 1),
             ),
             Replace(
-                "../logs/events",
+                "../logs/tfevents",
                 f"{events}/staging/{id}/events",
                 f"{events}/attic/{id}/events",
-                Content((Span("../logs/events", 0, 100), b"end"), TIME + 1),
+                Content((Span("../logs/tfevents", 0, 100), b"end"), TIME + 1),
             ),
             Replace("latest", f"{staged}/latest", f"{attic}/latest", Content((b"step100",))),
             Replace(
@@ -233,19 +238,19 @@ def _lrs(folder: Path) -> set[bytes]:
 
 
 def act_rollback(world: Path) -> None:
-    journal.commit(world / "run", rollback(world), jobs=1)
+    journal.commit(world / "run", rollback(world), logs=logs(world), jobs=1)
 
 
 def act_set_lr(world: Path) -> None:
-    journal.commit(world / "run", set_lr(world), jobs=1)
+    journal.commit(world / "run", set_lr(world), logs=logs(world), jobs=1)
 
 
 def act_undo(world: Path) -> None:
-    journal.commit(world / "run", undo(world), jobs=1)
+    journal.commit(world / "run", undo(world), logs=logs(world), jobs=1)
 
 
 def recover(world: Path) -> None:
-    journal.recover(world / "run", jobs=1)
+    journal.recover(world / "run", logs=logs(world), jobs=1)
 
 
 def build_rolled_back(world: Path) -> None:
@@ -266,11 +271,11 @@ def build_linked(world: Path) -> None:
 
 
 def act_replace_all(world: Path) -> None:
-    journal.commit(world / "run", replace_all(world), jobs=1)
+    journal.commit(world / "run", replace_all(world), logs=logs(world), jobs=1)
 
 
 def act_in_threads(world: Path) -> None:
-    journal.commit(world / "run", rollback(world), jobs=4)
+    journal.commit(world / "run", rollback(world), logs=logs(world), jobs=4)
 
 
 def build_saved_again(world: Path) -> None:
@@ -282,7 +287,7 @@ def build_saved_again(world: Path) -> None:
 
 
 def act_undo_saved_again(world: Path) -> None:
-    journal.commit(world / "run", undo_saved_again(world), jobs=1)
+    journal.commit(world / "run", undo_saved_again(world), logs=logs(world), jobs=1)
 
 
 ROLLBACK = Scenario("rollback", build, act_rollback, recover, read)

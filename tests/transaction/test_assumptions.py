@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,11 @@ def world() -> Iterator[Path]:
         yield place
 
 
-def refused(world: Path, plan: Plan, why: str) -> SurgeryError:
+def refused(world: Path, plan: Plan, why: str, logs: Sequence[Path] | None = None) -> SurgeryError:
     """The plan is refused with these words, and nothing is changed."""
     before, time = snapshot(world, own=True), (world / "run").stat().st_mtime_ns
     with pytest.raises(SurgeryError, match=why) as caught:
-        journal.commit(world / "run", plan)
+        journal.commit(world / "run", plan, logs=toy.logs(world) if logs is None else logs)
     assert caught.value.exit_code == 1
     assert snapshot(world, own=True) == before
     assert (world / "run").stat().st_mtime_ns == time
@@ -83,7 +83,7 @@ def test_a_change_at_any_call_before_the_commit_is_noticed(world: Path, change: 
         restore(saved, world)
         plan = toy.rollback(world)
         with hooked(_at(at, lambda: CHANGES[change](world / "run"))), pytest.raises(SurgeryError):
-            journal.commit(world / "run", plan)
+            journal.commit(world / "run", plan, logs=toy.logs(world))
         found = snapshot(world, own=True)
         restore(saved, world)
         CHANGES[change](world / "run")
@@ -118,8 +118,8 @@ def test_a_refused_plan_can_be_applied_once_the_cause_is_gone(world: Path) -> No
     """Our own lock and staging, come and gone, do not make the plan stale."""
     plan = toy.rollback(world)
     with hooked(_at(40, _full)), pytest.raises(SurgeryError, match="No space left"):
-        journal.commit(world / "run", plan, jobs=1)
-    journal.commit(world / "run", plan)
+        journal.commit(world / "run", plan, logs=toy.logs(world), jobs=1)
+    journal.commit(world / "run", plan, logs=toy.logs(world))
 
 
 def _full() -> None:
@@ -166,7 +166,10 @@ def test_an_append_to_a_file_of_another_size_is_refused(world: Path) -> None:
         ),
         ((replacement("gone"),), "gone does not exist"),
         ((replacement("latest"), replacement("iteration.txt")), "two edits of one plan"),
-        ((Replace("latest", f"{HOME}/none", f"{HOME}/kept"),), "none does not exist"),
+        (
+            (Replace("latest", f"{HOME}/attic/0001/none", f"{HOME}/attic/0002/kept"),),
+            "none does not exist",
+        ),
         ((replacement("latest", Content((Span("latest", 0, 99),))),), "and the plan reads 0 to 99"),
         ((replacement("step100"),), "not a regular file"),
     ],
@@ -217,7 +220,7 @@ def test_a_folder_that_this_user_may_not_move_is_found_before_the_commit(world: 
     def as_another_user() -> None:
         os.setuid(65534)
         plan = planned(world, Move("step200", f"{HOME}/attic/0001/step200"))
-        journal.commit(world / "run", plan, jobs=1)
+        journal.commit(world / "run", plan, logs=toy.logs(world), jobs=1)
 
     ended = outcome(as_another_user, Fault("KILL", 10**6))
     assert ended.code == 1, ended.told
@@ -270,8 +273,9 @@ def test_a_plan_that_needs_too_many_files_is_refused(small_disk: Path) -> None:
 
 
 def test_another_file_system_is_refused_for_a_rename(world: Path, small_disk: Path) -> None:
-    target = os.path.relpath(small_disk / "latest", world / "run")
-    refused(world, planned(world, Move("latest", target)), "different file systems")
+    target = os.path.relpath(small_disk / "tfevents", world / "run")
+    plan = planned(world, Move("latest", target))
+    refused(world, plan, "different file systems", [small_disk.resolve()])
 
 
 def test_another_mount_of_one_file_system_is_refused_for_a_rename(small_disk: Path) -> None:
@@ -281,7 +285,7 @@ def test_another_mount_of_one_file_system_is_refused_for_a_rename(small_disk: Pa
     other.mkdir()
     subprocess.run(["mount", "--bind", str(small_disk / "logs"), str(other)], check=True)
     try:
-        plan = planned(small_disk, Move("bound/events", f"{HOME}/attic/0001/events"))
+        plan = planned(small_disk, Move("bound/tfevents", f"{HOME}/attic/0001/events"))
         refused(small_disk, plan, "different file systems")
     finally:
         subprocess.run(["umount", str(other)], check=True)
@@ -302,7 +306,7 @@ def test_a_disk_that_fills_up_meanwhile_is_taken_back(small_disk: Path) -> None:
                     return
 
     with hooked(_at(45, fill)), pytest.raises(SurgeryError, match="No space left") as caught:
-        journal.commit(run, toy.rollback(small_disk), jobs=1)
+        journal.commit(run, toy.rollback(small_disk), logs=toy.logs(small_disk), jobs=1)
     assert caught.value.exit_code == 1
     (small_disk / "filler").unlink()
     assert snapshot(small_disk, own=True) == before

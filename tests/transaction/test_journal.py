@@ -58,7 +58,7 @@ def call(name: str) -> int:
 def test_commit_does_every_edit(world: Path) -> None:
     run = world / "run"
     old = {str(p.relative_to(world)): p.read_bytes() for p in world.rglob("*") if p.is_file()}
-    journal.commit(run, toy.rollback(world))
+    journal.commit(run, toy.rollback(world), logs=toy.logs(world))
     assert toy.read(world) is None
     assert (run / "latest").read_text() == "step100"
     assert not (run / "step200").exists()
@@ -67,8 +67,8 @@ def test_commit_does_every_edit(world: Path) -> None:
         before = old[f"run/step100/shard{number}"]
         assert (run / f"step100/shard{number}").read_bytes().startswith(before)
     assert (run / "step100/shard3.backup").read_bytes() == old["run/step100/shard3"]
-    assert (world / "logs/events").stat().st_mtime_ns == toy.TIME + 1
-    assert (world / "logs/cut").read_bytes() == old["logs/events"][100:300]
+    assert (world / "logs/tfevents").stat().st_mtime_ns == toy.TIME + 1
+    assert (world / "logs/tfevents.cut").read_bytes() == old["logs/tfevents"][100:300]
 
 
 def test_many_threads_do_what_one_does(
@@ -76,21 +76,23 @@ def test_many_threads_do_what_one_does(
 ) -> None:
     other = tmp_path_factory.mktemp("other")
     toy.build(other)
-    journal.commit(world / "run", toy.rollback(world), jobs=8)
-    journal.commit(other / "run", toy.rollback(other), jobs=1)
+    journal.commit(world / "run", toy.rollback(world), logs=toy.logs(world), jobs=8)
+    journal.commit(other / "run", toy.rollback(other), logs=toy.logs(other), jobs=1)
     assert differs(snapshot(world, own=True), snapshot(other, own=True), times=False) is None
 
 
 def test_a_new_file_has_the_rights_of_the_old_one(world: Path) -> None:
     (world / "run/latest").chmod(0o664)
-    journal.commit(world / "run", toy.rollback(world))
+    journal.commit(world / "run", toy.rollback(world), logs=toy.logs(world))
     assert (world / "run/latest").stat().st_mode & 0o777 == 0o664
 
 
 def test_progress_counts_up_to_all(world: Path) -> None:
     said: list[tuple[str, int, int]] = []
     plan = toy.rollback(world)
-    journal.commit(world / "run", plan, progress=lambda *what: said.append(what))
+    journal.commit(
+        world / "run", plan, logs=toy.logs(world), progress=lambda *what: said.append(what)
+    )
     phases = {phase for phase, _, _ in said}
     for phase in phases:
         done = [(done, total) for which, done, total in said if which == phase]
@@ -104,7 +106,7 @@ def test_progress_counts_up_to_all(world: Path) -> None:
 def test_a_receipt_says_who_what_when(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "somebody-else")
     monkeypatch.setenv("SECRET_TOKEN", "do-not-keep")
-    receipt = journal.commit(world / "run", toy.rollback(world))
+    receipt = journal.commit(world / "run", toy.rollback(world), logs=toy.logs(world))
     assert receipts.read(world / "run") == [receipt]
     assert (receipt.id, receipt.why, receipt.host) == ("0001", "a test", os.uname().nodename)
     assert receipt.when.endswith("+00:00")
@@ -117,7 +119,7 @@ def test_a_receipt_says_who_what_when(world: Path, monkeypatch: pytest.MonkeyPat
 
 def test_nothing_is_left_inside_a_checkpoint(world: Path) -> None:
     before = set(snapshot(world / "run/step100", own=True))
-    journal.commit(world / "run", toy.rollback(world))
+    journal.commit(world / "run", toy.rollback(world), logs=toy.logs(world))
     assert set(snapshot(world / "run/step100", own=True)) == before
 
 
@@ -127,8 +129,8 @@ def test_nothing_is_left_inside_a_checkpoint(world: Path) -> None:
 def test_undo_is_bit_identical_with_times(world: Path) -> None:
     before = visible(world)
     inodes = {name: (world / name).lstat().st_ino for name in before}
-    journal.commit(world / "run", toy.rollback(world))
-    journal.commit(world / "run", toy.undo(world))
+    journal.commit(world / "run", toy.rollback(world), logs=toy.logs(world))
+    journal.commit(world / "run", toy.undo(world), logs=toy.logs(world))
     assert visible(world) == before
     assert {name: (world / name).lstat().st_ino for name in before} == inodes
     assert [receipt.undoes for receipt in receipts.read(world / "run")] == [None, "0001"]
@@ -137,10 +139,10 @@ def test_undo_is_bit_identical_with_times(world: Path) -> None:
 def test_a_surgery_after_an_undo_does_the_same_again(world: Path) -> None:
     journal.commit(world / "run", toy.set_lr(world))
     after = visible(world)
-    journal.commit(world / "run", toy.undo(world))
+    journal.commit(world / "run", toy.undo(world), logs=toy.logs(world))
     plan = dataclasses.replace(toy.set_lr(world), id="0003")
     edits = tuple(_renumber(edit) for edit in plan.edits)
-    journal.commit(world / "run", dataclasses.replace(plan, edits=edits))
+    journal.commit(world / "run", dataclasses.replace(plan, edits=edits), logs=toy.logs(world))
     assert differs(visible(world), after, times=False) is None
 
 
@@ -159,14 +161,14 @@ def test_undo_refuses_a_tail_that_is_not_ours(world: Path) -> None:
     shard.write_bytes(data)
     before = snapshot(world, own=True)
     with pytest.raises(SurgeryError, match=r"shard1.*not those that this surgery wrote"):
-        journal.commit(world / "run", toy.undo(world))
+        journal.commit(world / "run", toy.undo(world), logs=toy.logs(world))
     assert snapshot(world, own=True) == before
 
 
 def test_an_undo_that_truncates_has_no_inverse(world: Path) -> None:
     """The bytes that it cuts off are not kept: it is undone by its recipe."""
     journal.commit(world / "run", toy.set_lr(world))
-    assert journal.commit(world / "run", toy.undo(world)).inverse == ()
+    assert journal.commit(world / "run", toy.undo(world), logs=toy.logs(world)).inverse == ()
 
 
 # --- interrupted ---------------------------------------------------------------------------------
@@ -181,7 +183,9 @@ def test_an_interrupted_surgery_blocks_the_next(world: Path) -> None:
     assert "ckptsurgeon recover" in caught.value.next[0]
     found = {name: what for name, what in snapshot(world, own=True).items() if "/lock" not in name}
     assert found == {name: what for name, what in before.items() if "/lock" not in name}
-    assert journal.recover(world / "run") == journal.Recovery("finished", "surgery 0001", "0001")
+    assert journal.recover(world / "run", logs=toy.logs(world)) == journal.Recovery(
+        "finished", "surgery 0001", "0001"
+    )
     assert journal.interrupted(world / "run") is None
     assert len(receipts.read(world / "run")) == 1
 
@@ -190,19 +194,21 @@ def test_a_staged_surgery_is_discarded(world: Path) -> None:
     before = snapshot(world, own=True)
     cut_off(world, call("create latest"))
     assert journal.interrupted(world / "run") == "surgery 0001"
-    assert journal.recover(world / "run") == journal.Recovery("discarded", "surgery 0001")
+    assert journal.recover(world / "run", logs=toy.logs(world)) == journal.Recovery(
+        "discarded", "surgery 0001"
+    )
     assert snapshot(world, own=True) == {
         **before,
         **{n: w for n, w in snapshot(world, own=True).items() if "other" in n},
     }
-    journal.commit(world / "run", toy.rollback(world))
+    journal.commit(world / "run", toy.rollback(world), logs=toy.logs(world))
 
 
 def test_recover_without_a_surgery_writes_nothing(world: Path) -> None:
-    assert count_calls(lambda: journal.recover(world / "run")) == []
-    journal.commit(world / "run", toy.rollback(world))
-    assert count_calls(lambda: journal.recover(world / "run")) == []
-    assert journal.recover(world / "run") == journal.Recovery("nothing")
+    assert count_calls(lambda: journal.recover(world / "run", logs=toy.logs(world))) == []
+    journal.commit(world / "run", toy.rollback(world), logs=toy.logs(world))
+    assert count_calls(lambda: journal.recover(world / "run", logs=toy.logs(world))) == []
+    assert journal.recover(world / "run", logs=toy.logs(world)) == journal.Recovery("nothing")
 
 
 def test_recover_refuses_a_shard_that_was_saved_again(world: Path) -> None:
@@ -212,7 +218,7 @@ def test_recover_refuses_a_shard_that_was_saved_again(world: Path) -> None:
     new = bytes(len(shard.read_bytes()))
     shard.write_bytes(new)
     with pytest.raises(InterruptedSurgery, match=r"shard0.*another file"):
-        journal.recover(world / "run")
+        journal.recover(world / "run", logs=toy.logs(world))
     assert shard.read_bytes() == new
 
 
@@ -223,7 +229,7 @@ def test_a_damaged_journal_is_not_acted_on(world: Path) -> None:
     before = visible(world)
     assert "damaged" in str(journal.interrupted(world / "run"))
     with pytest.raises(InterruptedSurgery, match="damaged"):
-        journal.recover(world / "run")
+        journal.recover(world / "run", logs=toy.logs(world))
     assert visible(world) == before
 
 
@@ -232,11 +238,11 @@ def test_damaged_staged_bytes_are_not_written(world: Path) -> None:
     path = world / "run/.ckptsurgeon/staging/0001.tails"
     path.write_bytes(bytes(len(path.read_bytes())))
     with pytest.raises(InterruptedSurgery, match="staged bytes of step100/shard0 are damaged"):
-        journal.recover(world / "run")
+        journal.recover(world / "run", logs=toy.logs(world))
 
 
 def test_a_damaged_receipt_is_named(world: Path) -> None:
-    journal.commit(world / "run", toy.rollback(world))
+    journal.commit(world / "run", toy.rollback(world), logs=toy.logs(world))
     path = world / "run/.ckptsurgeon/receipts/0001/receipt.json"
     path.write_text(path.read_text()[:-20])
     with pytest.raises(SurgeryError, match=r"receipt\.json is damaged: byte \d+ of \d+"):
@@ -275,8 +281,8 @@ def test_another_users_files_get_their_bytes_back_and_keep_their_times(world: Pa
     before = visible(world)
     with hooked(of_another_user):
         journal.commit(world / "run", toy.set_lr(world))
-        journal.commit(world / "run", toy.undo(world))
-        assert journal.recover(world / "run").outcome == "nothing"
+        journal.commit(world / "run", toy.undo(world), logs=toy.logs(world))
+        assert journal.recover(world / "run", logs=toy.logs(world)).outcome == "nothing"
     assert differs(visible(world), before, times=False) is None
 
 
@@ -346,9 +352,9 @@ def test_a_new_directory_is_made_and_removed_again(world: Path) -> None:
     move = Move("latest", f"{HOME}/attic/0001/deep/down/latest")
     plan = dataclasses.replace(toy.rollback(world), edits=(move,), assumes=())
     before = visible(world)
-    receipt = journal.commit(world / "run", plan)
+    receipt = journal.commit(world / "run", plan, logs=toy.logs(world))
     undo = dataclasses.replace(plan, id="0002", edits=receipt.inverse)
-    journal.commit(world / "run", undo)
+    journal.commit(world / "run", undo, logs=toy.logs(world))
     assert visible(world) == before
     assert not (world / "run/.ckptsurgeon/attic").exists()
 
@@ -356,5 +362,5 @@ def test_a_new_directory_is_made_and_removed_again(world: Path) -> None:
 def test_an_empty_plan_leaves_a_receipt_only(world: Path) -> None:
     before = visible(world)
     plan: Plan = dataclasses.replace(toy.rollback(world), edits=())
-    journal.commit(world / "run", plan)
+    journal.commit(world / "run", plan, logs=toy.logs(world))
     assert visible(world) == before

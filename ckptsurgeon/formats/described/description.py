@@ -15,6 +15,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
+from ckptsurgeon.transaction.home import HOME
 
 KeyPath = tuple[Key, ...]
 ANY = "*"
@@ -183,6 +184,8 @@ class Description:
             raise page.wrong("pointer", "has `file` and `text`, with {step} in its text")
         if pointer and "{step}" not in str(pointer["text"]):
             raise page.wrong("pointer.text", "has no {step}")
+        if pointer:
+            page.pattern(pointer["file"], "pointer.file")
         options = page.mapping(data.get("options", {}), "options")
         page.known(options, OPTIONS, "options.")
         return cls(
@@ -230,10 +233,10 @@ class _Page:
             raise self.wrong(key, "is not a list")
         return value
 
-    def pattern(self, text: Any, *, folder: bool = False) -> FilePattern:
+    def pattern(self, text: Any, key: str = "files", *, folder: bool = False) -> FilePattern:
         parts = str(text).split("/")
-        if not all(parts) or ".." in parts:
-            raise self.wrong("files", f"has {text!r}, which is no path inside the run")
+        if not all(parts) or ".." in parts or HOME in parts or "\0" in str(text):
+            raise self.wrong(key, f"has {text!r}, which is no path inside the run")
         return FilePattern(str(text), folder)
 
     def ending(
