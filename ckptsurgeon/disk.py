@@ -28,6 +28,8 @@ Hook = Callable[[str, str, Mapping[str, Any]], "int | None"]
 T = TypeVar("T")
 
 hook: Hook | None = None
+changes = 0
+"""How many calls were made so far: what was listed before the last one may no longer be true."""
 
 INTERRUPTED_CALLS = 100
 """A call that EINTR breaks is made again, at most this often (FUSE and old NFS mounts do it)."""
@@ -44,6 +46,8 @@ _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno
 
 def _act(operation: str, path: Path, call: Callable[[int | None], T], **details: Any) -> T:
     """Make one mutating call, numbered by the hook. `call` gets the hook's answer."""
+    global changes
+    changes += 1
     for attempt in range(INTERRUPTED_CALLS):
         try:
             return call(None if hook is None else hook(operation, str(path), details))

@@ -146,6 +146,8 @@ def unlock(*, common: Common) -> None:
 
 def _confirm_by_name(run: Run, what: str, common: Common) -> None:
     """--yes counts only beside -C, so that a command typed in the wrong folder removes nothing."""
+    from ckptsurgeon.formats.one_look import look_again
+
     if common.yes and common.run_dir is not None:
         return
     if common.yes or common.as_json or not sys.stdin.isatty():
@@ -159,5 +161,7 @@ def _confirm_by_name(run: Run, what: str, common: Common) -> None:
         f"{what}: to remove for good, type the run's name ({run.name}): ", end="", file=sys.stderr
     )
     sys.stderr.flush()
-    if sys.stdin.readline().strip() != run.name:
+    answer = sys.stdin.readline()
+    look_again()
+    if answer.strip() != run.name:
         raise Declined(f"{what}: declined", next=())

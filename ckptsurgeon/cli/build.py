@@ -80,12 +80,15 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         ]
 
     def invoke(**given: Any) -> None:
+        from ckptsurgeon.formats.one_look import one_look
+
         for name, bundle in bundles.items():
             given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
         common = next(given[name] for name, kind in bundles.items() if issubclass(kind, Common))
         try:
-            given |= {name: common.step(given[name]) for name in steps}
-            _carry_out(function, given)
+            with one_look():
+                given |= {name: common.step(given[name]) for name in steps}
+                _carry_out(function, given)
         except SurgeryError as error:
             error.next = tuple(common.here(hint) for hint in error.next)
             raise

@@ -153,6 +153,8 @@ def _stopped(run: Run, plan: Plan) -> SurgeryError:
 
 
 def _confirm(plan: Plan, common: Common) -> None:
+    from ckptsurgeon.formats.one_look import look_again
+
     if common.yes:
         return
     if common.as_json or not sys.stdin.isatty():
@@ -168,6 +170,7 @@ def _confirm(plan: Plan, common: Common) -> None:
     question = f"{plan.title}: apply? [y/N] " if common.quiet else "apply? [y/N] "
     print(question, end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
+    look_again()
     if not answer.endswith("\n"):
         print(file=sys.stderr)  # Ctrl-D leaves the cursor behind the question
     if answer.strip().lower() not in ("y", "yes"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.one_look import once
 
 NUMBERED = re.compile(r"(?P<name>.*?)(?P<number>\d{1,18})")
 
@@ -28,12 +29,13 @@ class StepFolders(BaseFormat, ABC):
         """The folder that holds the steps' folders: the run's own root."""
         return run
 
+    @once
     def _found(self, run: Path) -> dict[int, list[Path]]:
         folders: dict[int, list[Path]] = {}
         above = self.steps_in(run)
-        for name in listed(above):
+        for name in folders_in(above) if listed(above) else ():
             match = NUMBERED.fullmatch(name)
-            if match and (above / name).is_dir() and self.is_step(above / name):
+            if match and self.is_step(above / name):
                 folders.setdefault(int(match["number"]), []).append(above / name)
         return folders
 
@@ -54,7 +56,7 @@ class StepFolders(BaseFormat, ABC):
 
     def entries(self, run: Path, step: int) -> list[Path]:
         """Every folder of that number."""
-        return self._found(run).get(step, [])
+        return list(self._found(run).get(step, []))
 
     def files(self, run: Path, step: int) -> list[Path]:
         """All that lies in the folder and below it."""
@@ -66,6 +68,15 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(Path(here, name) for here, _, names in os.walk(folder) for name in names)
 
 
+@once
+def folders_in(folder: Path) -> list[str]:
+    """The names of the folders in it, and of links to folders, ascending; files beside them are not
+    looked at. Raises OSError."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+
+
+@once
 def listed(folder: Path) -> list[str]:
     """What is in the folder; nothing if it may not be read, as some beside a run may not."""
     try:

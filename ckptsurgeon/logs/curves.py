@@ -7,6 +7,7 @@ lines training went back where the step does.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -228,10 +229,9 @@ def of_rows(rows: Iterable[Row], source: Path) -> Curves:
     kept: list[Row] = []
     left: list[Branch] = []
     for stretch in stretches:
-        first = stretch[0][0]
-        gone = [row for row in kept if row[0] >= first]
-        left += [_of(gone)] if gone else []
-        kept = [row for row in kept if row[0] < first] + stretch
+        start = bisect_left(kept, stretch[0][0], key=lambda row: row[0])
+        left += [_of(kept[start:])] if start < len(kept) else []
+        kept[start:] = stretch
     return Curves(_of(kept), tuple(left), sources=(source,))
 
 

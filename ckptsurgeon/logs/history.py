@@ -8,9 +8,9 @@ each the step up to which it is part of the history.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs.marks import Marks
@@ -140,15 +140,14 @@ def _bounds(history: History) -> dict[tuple[str, int], int]:
 def _walk(order: list[Segment], point: int, marks: Marks, branch: Collection[str]) -> History:
     """From the segment that holds `point` back to the first one."""
     history = History(order, [], [])
-    head = _head(order, point, marks, branch, history)
+    earlier = _Earlier(order, branch)
+    head = _head(earlier, point, marks, history)
     bound = point
     while head is not None:
         history.chain.append((head, bound))
         bound = head.lo - 1
-        earlier = order[: _place(order, head)]
-        head = _holder(
-            earlier, bound, head.interval, f"{head.name} (from {head.lo})", branch, history
-        )
+        what = f"{head.name} (from {head.lo})"
+        head = _holder(earlier, earlier.place(head), bound, head.interval, what, history)
     if not history.chain and order:
         history.warnings.append(
             f"{order[0].name} has only events after step {point}: all of it is cut"
@@ -156,20 +155,36 @@ def _walk(order: list[Segment], point: int, marks: Marks, branch: Collection[str
     return history
 
 
-def _place(order: Sequence[Segment], segment: Segment) -> int:
-    return next(i for i, other in enumerate(order) if other is segment)
+class _Earlier:
+    """The segments in their order, and which of them are before one. Thousands of restarts are
+    walked back in as many looks, not in the square of them."""
+
+    def __init__(self, order: Sequence[Segment], branch: Collection[str]) -> None:
+        self.order = order
+        self.places = {id(segment): i for i, segment in enumerate(order)}
+        self.furthest = list(accumulate((segment.hi for segment in order), max))
+        self.named = [segment for segment in order if segment.name in branch] if branch else []
+
+    def place(self, segment: Segment) -> int:
+        return self.places[id(segment)]
+
+    def below(self, end: int, point: int, reached: int) -> Iterator[Segment]:
+        """Backwards, those before place `end` that begin up to `point`, as long as one of them may
+        have got to `reached`, but always the newest."""
+        newest = True
+        for i in range(end - 1, -1, -1):
+            if not newest and self.furthest[i] < reached:
+                return
+            if self.order[i].lo <= point:
+                yield self.order[i]
+                newest = False
 
 
-def _head(
-    order: list[Segment],
-    point: int,
-    marks: Marks,
-    branch: Collection[str],
-    history: History,
-) -> Segment | None:
+def _head(earlier: _Earlier, point: int, marks: Marks, history: History) -> Segment | None:
     """The segment whose pass through `point` is the checkpoint's."""
+    order = earlier.order
     holders = [s for s in order if s.lo <= point <= s.hi]
-    named = [s for s in holders if s.name in branch]
+    named = [s for s in earlier.named if s.lo <= point <= s.hi]
     if named:
         _check_counters(named[-1], point, marks)
         return named[-1]
@@ -181,7 +196,7 @@ def _head(
             same = [s for s, x in zip(chosen, logged, strict=True) if x in (None, int(value))]
             chosen = same or chosen
     if marks.saved_at is not None:
-        chosen, reached = _by_time(order, chosen, point, marks.saved_at)
+        chosen, reached = _by_time(earlier, chosen, point, marks.saved_at)
         if reached is not None:
             history.warnings.append(
                 f"{reached.name}: its last event is at step {reached.hi}; "
@@ -189,7 +204,7 @@ def _head(
             )
             return reached
     elif chosen:
-        later = order[_place(order, chosen[-1]) + 1 :]
+        later = order[earlier.place(chosen[-1]) + 1 :]
         chosen = chosen + [s for s in later if s.lo <= point and _could_reach(s, point)]
         if len(chosen) > 1:
             raise refused(f"{len(chosen)} branches may hold step {point}", map(_branch, chosen))
@@ -198,27 +213,28 @@ def _head(
         return chosen[-1]
     if not any(s.lo <= point for s in order):
         return None
-    return _holder(order, point, 1, f"step {point}", branch, history)
+    return _holder(earlier, len(order), point, 1, f"step {point}", history)
 
 
 def _by_time(
-    order: Sequence[Segment], chosen: list[Segment], point: int, saved_at: float
+    earlier: _Earlier, chosen: list[Segment], point: int, saved_at: float
 ) -> tuple[list[Segment], Segment | None]:
     """The candidates whose event `point` precedes the save; and, if there is one, the segment that
     ran when the checkpoint was saved but lost its events on the way to `point`."""
     late = {id(s): s.reached(point) + s.shift - saved_at for s in chosen}
     before = [s for s in chosen if late[id(s)] <= OVERLAP]
     perhaps = [s for s in chosen if OVERLAP < late[id(s)] <= (FLUSH if s.shift else NEAR)]
-    if before and perhaps and _place(order, perhaps[-1]) > _place(order, before[-1]):
+    place = earlier.place
+    if before and perhaps and place(perhaps[-1]) > place(before[-1]):
         raise refused(
             f"step {point} was saved at {_day(saved_at)}, which two branches fit",
             map(_branch, (before[-1], perhaps[-1])),
         )
-    started = [s for s in order if s.first + s.shift <= saved_at]
+    started = [s for s in earlier.order if s.first + s.shift <= saved_at]
     last = started[-1] if started else None
     if (
         last is not None
-        and (not before or _place(order, last) > _place(order, before[-1]))
+        and (not before or place(last) > place(before[-1]))
         and last.lo <= point
         and last.hi < point
         and saved_at - last.last - last.shift < FLUSH
@@ -259,41 +275,52 @@ def _check_counters(head: Segment, point: int, marks: Marks) -> None:
 
 
 def _holder(
-    earlier: Sequence[Segment],
+    earlier: _Earlier,
+    end: int,
     point: int,
     interval: int,
     what: str,
-    branch: Collection[str],
     history: History,
 ) -> Segment | None:
-    """The segment from which one was resumed that goes on after `point`: the newest that was at
-    `point` before. None: the history starts there."""
-    below = [s for s in earlier if s.lo <= point]
-    if not below:
-        return None
-    newest = below[-1]
+    """The segment from which one was resumed that goes on after `point`, of those before place
+    `end`: the newest that was at `point` before. None: the history starts there."""
     reached = point + 1 - interval
+    newest = next(earlier.below(end, point, reached), None)
+    if newest is None:
+        return None
+    named = [s for s in earlier.named if earlier.place(s) < end and s.lo <= point]
+    if newest.hi < reached and any(s is newest for s in named):
+        return newest
+    if holding := [s for s in named if s.hi >= reached]:
+        return holding[-1]
     if newest.hi >= reached:
-        named = [s for s in below if s.name in branch and s.hi >= reached]
-        return named[-1] if named else newest
-    holders = [s for s in below if s.hi >= reached]
-    named = [s for s in (*holders, newest) if s.name in branch]
-    if named:
-        return named[-1]
-    furthest = holders[-1] if holders else max(reversed(below), key=lambda s: s.hi)
+        return newest
+    holder = next((s for s in earlier.below(end, point, reached) if s.hi >= reached), None)
+    furthest = holder or _furthest(earlier, end, point, newest)
     if _could_reach(newest, point) and furthest is not newest and furthest.hi > newest.hi:
         raise refused(
             f"{what} was resumed at {point}, and it is not known from which file",
             map(_branch, (furthest, newest)),
         )
-    if not holders:
-        end = max(s.hi for s in history.order)
+    if holder is None:
+        last = earlier.furthest[-1]
         history.warnings.append(
-            f"the logs end at step {end}: nothing in them is after step {point}"
-            if end < point
+            f"the logs end at step {last}: nothing in them is after step {point}"
+            if last < point
             else f"no events from {furthest.hi + 1} to {point} before {what}: "
             "iterations that were skipped, or events that a killed job lost"
         )
+    return furthest
+
+
+def _furthest(earlier: _Earlier, end: int, point: int, newest: Segment) -> Segment:
+    """Of those before place `end` that begin up to `point`, the newest of those that got
+    furthest."""
+    furthest = newest
+    while further := next(
+        (s for s in earlier.below(end, point, furthest.hi + 1) if s.hi > furthest.hi), None
+    ):
+        furthest = further
     return furthest
 
 

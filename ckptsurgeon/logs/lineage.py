@@ -117,9 +117,10 @@ def newest(files: Sequence[Index], tag: str, per_step: int = 1) -> Marks:
 def _training(group: Sequence[int], known: Sequence[Events], history: History) -> Training:
     training = Training([], {}, {})
     bounds = {id(segment): bound for segment, bound in history.chain}
+    numbers = {id(known[i]): i for i in group}
     for segment in history.order:
-        i = next(i for i in group if known[i] is segment.events)
-        if i not in training.order:
+        i = numbers[id(segment.events)]
+        if i not in training.behind:
             training.order.append(i)
             training.behind[i] = segment.shift
         first = max(segment.lo, bounds.get(id(segment), segment.lo - 1) + 1)
@@ -139,16 +140,16 @@ def _groups(known: Sequence[Events]) -> list[list[int]]:
             for name, axis in zip(events.index.names, events.axes, strict=True)
             if axis in TRAINING
         }
-        members = [i]
-        apart = []
-        for other in groups:
-            if series & other[0]:
-                series |= other[0]
-                members += other[1]
-            else:
-                apart.append(other)
-        groups = [*apart, (series, sorted(members))]
-    return [members for _, members in sorted(groups, key=lambda group: group[1])]
+        alike = [group for group in groups if not series.isdisjoint(group[0])]
+        whole: tuple[set[Series], list[int]] = alike[0] if alike else (set(), [])
+        for other in alike[1:]:
+            whole[0].update(other[0])
+            whole[1].extend(other[1])
+        whole[0].update(series)
+        whole[1].append(i)
+        groups = [group for group in groups if group not in alike[1:]]
+        groups += [] if alike else [whole]
+    return sorted(sorted(members) for _, members in groups)
 
 
 def _clock(members: Sequence[Events]) -> tuple[str | None, list[Series]]:
@@ -198,11 +199,11 @@ def _without_clock(events: Events, clock: str, result: Lineage) -> None:
 def _cut(result: Lineage, known: Sequence[Events], history: History, marks: Marks | None) -> None:
     caps: dict[Series, int] = {}
     guessed: dict[str, None] = {}
+    numbers = {id(events): i for i, events in enumerate(known)}
     for number, (segment, bound) in enumerate(history.chain):
         counters = marks.counters() if marks and number == 0 else {}
         flags, tags = keep(segment, bound, caps, counters)
-        i = next(i for i, events in enumerate(known) if events is segment.events)
-        result.flags[i][segment.start : segment.stop] = flags
+        result.flags[numbers[id(segment.events)]][segment.start : segment.stop] = flags
         if not flags.all():
             guessed.update(dict.fromkeys(tags))
         for name, x in segment.firsts.items():

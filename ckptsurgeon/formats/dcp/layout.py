@@ -23,7 +23,7 @@ from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
 from ckptsurgeon.formats.layout import BaseFormat
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.shard_files import opened, read_shards
-from ckptsurgeon.formats.step_folders import files_below
+from ckptsurgeon.formats.step_folders import files_below, folders_in
 from ckptsurgeon.formats.values import Rival, State
 
 CONFIG = "config.json"
@@ -56,7 +56,7 @@ class Torchtitan(BaseFormat):
     def steps(self, run: Path) -> list[int]:
         """The N of every step's folder, ascending."""
         pattern = re.compile(self.folder_name.format(r"(\d{1,18})"))
-        matches = (pattern.fullmatch(item.name) for item in run.iterdir() if item.is_dir())
+        matches = (pattern.fullmatch(name) for name in folders_in(run))
         return sorted(int(match[1]) for match in matches if match)
 
     def directory(self, run: Path, step: int) -> Path:

@@ -25,6 +25,7 @@ from ckptsurgeon.formats.megatron.options import OPTIONS
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import MAX_RANKS, is_count, problem, understood
 from ckptsurgeon.formats.shard_files import KEPT_SCANS, read_shards
+from ckptsurgeon.formats.step_folders import folders_in
 from ckptsurgeon.formats.values import Hazard, State
 
 STEP = re.compile(r"global_step(\d+)")
@@ -55,9 +56,8 @@ class DeepSpeed(BaseFormat):
 
     def steps(self, run: Path) -> list[int]:
         """The N of every `global_step<N>` folder or universal copy, ascending."""
-        folders = [item.name for item in run.iterdir() if item.is_dir()]
         kinds = (STEP, universal.FOLDER)
-        matches = (kind.fullmatch(name) for name in folders for kind in kinds)
+        matches = (kind.fullmatch(name) for name in folders_in(run) for kind in kinds)
         return sorted({int(match[1]) for match in matches if match})
 
     def directory(self, run: Path, step: int) -> Path:

@@ -19,6 +19,7 @@ from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
 from ckptsurgeon.formats.layout import leads_out, outside
 from ckptsurgeon.formats.megatron.dist import common_state
+from ckptsurgeon.formats.one_look import once
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.step_folders import files_below
@@ -87,6 +88,7 @@ class Described(DescribedSteps):
             return {}
         return {copy / file.relative_to(folder): file for file in files_below(folder)}
 
+    @once
     def pointed(self, pointer: Path) -> int | None:
         """The step in the text, or in the copy."""
         page = self.description

@@ -17,6 +17,7 @@ from ckptsurgeon.formats.described.description import Content, Description, File
 from ckptsurgeon.formats.described.sharded import SHARDS, begun
 from ckptsurgeon.formats.layout import BaseFormat, leads_inside
 from ckptsurgeon.formats.megatron.dist import CONFIG, common_file, common_state
+from ckptsurgeon.formats.one_look import once
 from ckptsurgeon.formats.sane import is_count
 from ckptsurgeon.formats.step_folders import files_below
 
@@ -78,6 +79,7 @@ class DescribedSteps(BaseFormat):
         matches = within.file.matches(folder) if within else []
         return self._number(matches[0][0], Content()) if matches else None
 
+    @once
     def _found(self, run: Path) -> dict[int, list[Shard]]:
         """The shards of each step; copies of a step are not among them."""
         copies = {path for path, _ in self._copies(run)}
@@ -125,6 +127,7 @@ class DescribedSteps(BaseFormat):
             return pattern.above(run, path, within.folder.text.count("/") + 1)
         return pattern.entry(run, path)
 
+    @once
     def _copies(self, run: Path) -> list[tuple[Path, Mapping[str, int]]]:
         found = [each for pattern in self.description.last for each in pattern.matches(run)]
         return list({path: (path, numbers) for path, numbers in found}.values())

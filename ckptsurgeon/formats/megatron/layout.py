@@ -27,7 +27,7 @@ from ckptsurgeon.formats.megatron.tiers import OTHER, STEP, TRACKER
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.shard_files import opened, read_shards
-from ckptsurgeon.formats.step_folders import files_below, listed
+from ckptsurgeon.formats.step_folders import files_below, folders_in, listed
 from ckptsurgeon.formats.values import Hazard, Rival
 from ckptsurgeon.transaction.home import HOME
 
@@ -69,7 +69,7 @@ class Megatron(BaseFormat):
         numbers = []
         for folder in (run, run / OTHER):
             if folder.is_dir():
-                names = (STEP.fullmatch(item.name) for item in folder.iterdir() if item.is_dir())
+                names = (STEP.fullmatch(name) for name in folders_in(folder))
                 numbers += [int(match[1]) for match in names if match]
         return sorted(set(numbers))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats.layout import BaseFormat, leads_out, outside
+from ckptsurgeon.formats.one_look import once
 from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
 from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count, problem, understood
@@ -212,6 +213,7 @@ def _world(shards: list[Path]) -> tuple[int, int]:
     return data + 1, model + 1
 
 
+@once
 def _stems(run: Path) -> dict[str, list[Path]]:
     """The flat files by what their names begin with."""
     stems: dict[str, list[Path]] = {}
@@ -228,6 +230,7 @@ def _sorted(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     return [path for _, path in order]
 
 
+@once
 def _flat(run: Path) -> dict[int, list[str]]:
     """The stems of each number of updates."""
     by_step: dict[int, list[str]] = {}

@@ -1,0 +1,181 @@
+"""A step, receipt, event file or stray file costs as much in a run of many as in one of few."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon.logs.tensorboard.crc32c import masked
+from ckptsurgeon.plans import Receipt
+from ckptsurgeon.transaction.receipts import contents, records
+from tests.support.counted import counted, linear
+from tests.support.tiny_run import GROUP, LAMBDA_LR, make_run, write_torch_file
+
+SIZES = (12, 24, 96)
+ADAM = {"state": {0: {"step": 1.0}}, "param_groups": [{**GROUP, "params": [0]}]}
+
+
+def hugging_face(root: Path, steps: int) -> None:
+    make_run(root, range(1, steps + 1))
+
+
+def accelerate(root: Path, steps: int) -> None:
+    for step in range(1, steps + 1):
+        folder = root / f"checkpoint_{step}"
+        folder.mkdir(parents=True)
+        write_torch_file(folder / "optimizer.bin", ADAM)
+        write_torch_file(folder / "scheduler.bin", LAMBDA_LR)
+        (folder / "random_states_0.pkl").touch()
+
+
+def deepspeed(root: Path, steps: int) -> None:
+    model = {"dp_world_size": 1, "mp_world_size": 1, "optimizer": ADAM, "module": {}}
+    for step in range(1, steps + 1):
+        folder = root / f"global_step{step}"
+        folder.mkdir(parents=True)
+        write_torch_file(folder / "mp_rank_00_model_states.pt", {**model, "global_steps": step})
+    (root / "latest").write_text(f"global_step{steps}")
+
+
+def lightning(root: Path, steps: int) -> None:
+    root.mkdir()
+    for step in range(1, steps + 1):
+        saved = {
+            "pytorch-lightning_version": "2.6", "global_step": step, "epoch": 0, "loops": {},
+            "state_dict": {}, "optimizer_states": [ADAM], "lr_schedulers": [],
+        }  # fmt: skip
+        write_torch_file(root / f"epoch=0-step={step}.ckpt", saved)
+    os.link(root / f"epoch=0-step={steps}.ckpt", root / "last.ckpt")
+
+
+def fairseq(root: Path, steps: int) -> None:
+    root.mkdir()
+    for step in range(1, steps + 1):
+        saved = {"optimizer_history": [{"num_updates": step}], "last_optimizer_state": ADAM}
+        write_torch_file(root / f"checkpoint_1_{step}.pt", saved)
+
+
+def torch_files(root: Path, steps: int) -> None:
+    for step in range(1, steps + 1):
+        (root / f"step_{step}").mkdir(parents=True)
+        write_torch_file(root / f"step_{step}" / "optimizer.pt", ADAM)
+
+
+TORCH = ("--format", "torch:step_{step}/optimizer.pt=")
+STEPS: dict[str, tuple[Callable[[Path, int], None], tuple[str, ...]]] = {
+    "hugging-face": (hugging_face, ()),
+    "accelerate": (accelerate, ()),
+    "deepspeed": (deepspeed, ()),
+    "lightning": (lightning, ()),
+    "fairseq": (fairseq, ()),
+    "torch": (torch_files, TORCH),
+}
+LOOKS = (
+    ("status",),
+    ("status", "--json"),
+    ("verify",),
+    ("doctor",),
+    ("advise",),
+    ("log",),
+    ("rollback", "--to", "2", "-n"),
+)
+
+
+@pytest.mark.parametrize("format", STEPS)
+def test_a_step_costs_the_same_in_a_run_of_many(format: str, tmp_path: Path) -> None:
+    make, more = STEPS[format]
+    for size in SIZES:
+        make(tmp_path / str(size), size)
+    _grows(tmp_path, more)
+
+
+def receipts(root: Path, many: int) -> None:
+    make_run(root, (2, 4))
+    for number in range(1, many + 1):
+        receipt = Receipt(
+            id=f"{number:04d}", title="set lr", why="", when="2026-01-01T00:00:00+00:00", user="a",
+            host="b", version="1", recipe={}, changes=(), inverse=(), promise=None,
+        )  # fmt: skip
+        documents = contents(receipt)
+        for staged, final in records(receipt.id).items():
+            (root / final).parent.mkdir(parents=True, exist_ok=True)
+            (root / final).write_bytes(documents[staged])
+
+
+def event_files(root: Path, many: int) -> None:
+    """Of restarts that each lost the last of ten steps."""
+    make_run(root, (2, 4))
+    (root / "runs").mkdir()
+    for number in range(many):
+        began = 1e9 + number
+        records = [_double(began) + b"\x1a\x0dbrain.Event:2"]
+        records += [_loss(10 * number + step, began + step / 100) for step in range(9)]
+        name = f"events.out.tfevents.{1_000_000_000 + number}.elsewhere.1.0"
+        (root / "runs" / name).write_bytes(b"".join(map(_record, records)))
+
+
+def files_beside(root: Path, many: int) -> None:
+    make_run(root, (2, 4))
+    for number in range(many):
+        (root / f"slurm-{number}.out").touch()
+
+
+def folders_beside(root: Path, many: int) -> None:
+    make_run(root, (2, 4))
+    for number in range(many):
+        (root / f"outputs-{number}").mkdir()
+
+
+def files_within(root: Path, many: int) -> None:
+    make_run(root, (2, 4))
+    for number in range(many):
+        (root / "checkpoint-4" / f"notes-{number}.txt").touch()
+
+
+@pytest.mark.parametrize(
+    "make", [receipts, event_files, files_beside, folders_beside, files_within]
+)
+def test_so_does_whatever_else_is_in_a_run(
+    make: Callable[[Path, int], None], tmp_path: Path
+) -> None:
+    for size in SIZES:
+        make(tmp_path / str(size), size)
+    _grows(tmp_path, ())
+
+
+def test_a_file_beside_the_steps_is_listed_and_not_looked_at(tmp_path: Path) -> None:
+    for size in SIZES:
+        files_beside(tmp_path / str(size), size)
+    costs = {size: counted("status", "-C", tmp_path / str(size))[0] for size in SIZES}
+    assert costs[96].system - costs[12].system < 84
+
+
+def _grows(folder: Path, more: tuple[str, ...]) -> None:
+    forks = (("fork", folder / "forked", "--hard-link", "-n"), ("prune", "--keep", "1", "-n"))
+    for words in (*LOOKS, *forks):
+        costs = {}
+        for size in (SIZES[0], *SIZES):  # what the first one imports is not counted
+            costs[size], result = counted(*words, "-C", folder / str(size), *more)
+            assert result.exit_code in (0, 4) or words[0] == "advise", result.output  # without logs
+        linear(costs)
+
+
+def _record(data: bytes) -> bytes:
+    head = struct.pack("<Q", len(data))
+    sums = struct.pack("<I", masked(head)), struct.pack("<I", masked(data))
+    return head + sums[0] + data + sums[1]
+
+
+def _double(wall: float) -> bytes:
+    return b"\x09" + struct.pack("<d", wall)
+
+
+def _loss(step: int, wall: float) -> bytes:
+    value = b"\x0a\x04loss\x15" + struct.pack("<f", 1.0)
+    summary = b"\x0a" + bytes([len(value)]) + value
+    number = bytes([step & 127 | 128, step >> 7])
+    return _double(wall) + b"\x10" + number + b"\x2a" + bytes([len(summary)]) + summary
