@@ -126,14 +126,15 @@ def ckptsurgeon(
 
 def main() -> None:
     """The console script."""
+    from ckptsurgeon.cli.options import Errors, Nowhere
+
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this, as a daemon may do
-            from ckptsurgeon.cli.options import Nowhere
-
             setattr(sys, name, Nowhere())
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # an ASCII terminal gets ? for →, and no traceback
+    sys.stderr = Errors(sys.stderr)
     app()
 
 

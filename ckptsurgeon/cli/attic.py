@@ -86,7 +86,8 @@ def prune(
         if keep is None:
             then = common.here("ckptsurgeon prune --keep N    the newest N stay undoable")
         text = report.attic(chosen, common.style)
-        common.answer(
+        say = common.answer if chosen else common.report
+        say(
             lambda: report.with_apply(text, then) if chosen else text,
             lambda: report.attic_json(chosen, False),
         )
@@ -102,7 +103,8 @@ def prune(
             ),
         )
     if not common.as_json:
-        common.answer(lambda: report.attic(chosen, common.style), dict)
+        with common.preview("prune"):
+            common.answer(lambda: report.attic(chosen, common.style), dict)
     _confirm_by_name(run, report.count(len(chosen), "attic"), common)
     try:
         attic.prune(run, chosen)

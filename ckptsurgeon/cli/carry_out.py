@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -91,10 +92,12 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
         show(run, plan, common, then=in_earnest())
         return
     if plan.empty:
-        show(run, plan, common)
+        with contextlib.suppress(BrokenPipeError):  # there is nothing to do, read or not
+            show(run, plan, common)
     else:
         if not common.as_json:
-            show(run, plan, common)
+            with common.preview(plan.title):
+                show(run, plan, common)
         _confirm(plan, common)
         with report.Progress(sys.stderr, quiet=common.quiet) as progress:
             try:
