@@ -4,8 +4,9 @@ A family is a folder with a `layout` (the files of a run: a Format) and a `check
 them). A new format is one file or folder here, and one line in `detect.FORMATS`.
 """
 
+from ckptsurgeon.formats.checkpoint import Checkpoint, Disagreement
 from ckptsurgeon.formats.fields import FIELDS
-from ckptsurgeon.formats.protocol import Checkpoint, Disagreement, Format
+from ckptsurgeon.formats.layout import Format
 from ckptsurgeon.formats.values import (
     MOMENTS,
     Adam,
@@ -14,7 +15,6 @@ from ckptsurgeon.formats.values import (
     Conversion,
     Copy,
     Decay,
-    Fragment,
     Hazard,
     Part,
     Place,
@@ -38,7 +38,6 @@ __all__ = [
     "Decay",
     "Disagreement",
     "Format",
-    "Fragment",
     "Hazard",
     "Part",
     "Place",

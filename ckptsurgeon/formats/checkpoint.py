@@ -1,45 +1,44 @@
-"""What the checkpoints of all families have in common: fields, their meaning, and their changes."""
+"""One saved step: what may be asked of it in every format, and what all families answer alike.
+
+`capabilities` has what only some of them can do.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import head_counts, param_groups, strips
+from ckptsurgeon.formats import param_groups
 from ckptsurgeon.formats.columns import Places
 from ckptsurgeon.formats.fields import FIELDS
-from ckptsurgeon.formats.heads import Attention
-from ckptsurgeon.formats.protocol import Checkpoint, Disagreement
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.trees import Trees
-from ckptsurgeon.formats.values import (
-    Conversion,
-    Decay,
-    Fragment,
-    Part,
-    Place,
-    Replica,
-    Setting,
-    State,
-    StateDict,
-    Strip,
-    Weight,
-)
+from ckptsurgeon.formats.values import Part, Place, Setting, State, StateDict
 from ckptsurgeon.promise import Promise
 
 
 @dataclass
-class BaseCheckpoint(Trees, ABC):
-    """One saved step with the tree of each torch file in it. A family says by `find` where a field
-    is and by `read_state` what it means; it overrides what it can do beyond that."""
+class Checkpoint(Trees, ABC):
+    """One saved step, its shards' trees read once. A family says by `find` where a field is, by
+    `read_state` what it means, by `parts` whose each tensor is, and by `reschedule` and
+    `scaler_start` what to write; it overrides of the rest what differs."""
 
     growth: ClassVar[Mapping[str, int]] = {}
     """Counters beside a loss scale that its next growth is taken from → their start."""
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the number of the step counts updates, as the trainer saved it."""
+        return True
+
+    @property
+    def unable(self) -> Collection[type]:
+        """The `capabilities` of its class that this one lacks."""
+        return ()
 
     def __post_init__(self) -> None:
         self._places: dict[str, Sequence[Place]] = {}
@@ -53,7 +52,8 @@ class BaseCheckpoint(Trees, ABC):
         What it stumbles over is an error of the file."""
 
     def locate(self, field: str) -> Sequence[Place]:
-        """What `find` says, asked once, and only values that the field can have."""
+        """Every place that `field`, one of `fields.FIELDS`, is kept in, in every shard; an empty
+        list when it is kept nowhere. Raises DamagedFile for a value that it can't have."""
         assert field in FIELDS, f"no field is called {field}"
         if field not in self._places:
             with understood(self.path):
@@ -84,7 +84,7 @@ class BaseCheckpoint(Trees, ABC):
         """The state, from what `agreed` and `promise` say."""
 
     def state(self) -> State:
-        """The promise of this checkpoint. Raises Disagreement with the files that differ."""
+        """What is in the checkpoint. Raises Disagreement with the files that differ."""
         if self._state is None:
             with understood(self.path):
                 state = self.read_state()
@@ -128,30 +128,20 @@ class BaseCheckpoint(Trees, ABC):
         return self.state_dicts()
 
     def settings(self, key: str) -> list[Place]:
-        """In the groups of every optimizer."""
+        """Every place of `key` in the param groups."""
         return [place for each in self.state_dicts() for place in each.group.get(key, ())]
 
     def group_of(self, place: Place) -> int:
-        """As torch's `state_dict` has it: `…, param_groups, number, key`."""
+        """The number of the param group that a place of one of its keys is in, by torch's path:
+        `…, param_groups, number, key`."""
         return int(place.path[-2])
 
     def beside(self, place: Place, key: str) -> tuple[Key, ...]:
-        """Beside it."""
+        """The path of another key in the param group of `place`."""
         return (*place.path[:-1], key)
 
-    def in_group(self, key: str, place: Place, value: Any) -> Any:
-        """The value: most trainers give each group the same, or take it from the groups."""
-        return value
-
-    def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
-        """Refused: a format that knows the names in its param groups overrides it."""
-        raise SurgeryError(
-            f"{self.path.name} does not say which parameters its param groups hold",
-            next="ckptsurgeon show    what it keeps; without --params, all groups are set",
-        )
-
     def state_dicts(self) -> list[StateDict]:
-        """None: a family that saves optimizers overrides it."""
+        """What each optimizer saved, by key; none where the checkpoint holds no optimizer."""
         return []
 
     @abstractmethod
@@ -160,44 +150,24 @@ class BaseCheckpoint(Trees, ABC):
 
     @abstractmethod
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """See `protocol.Checkpoint.reschedule`."""
+        """What to write so that the schedule has `values` (recipe keys lr, min_lr, warmup, decay,
+        decay_style) from the next step on, and what to warn of.
 
-    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
-        """Refused: a family that knows its schedulers overrides it."""
-        raise SurgeryError(
-            f"what makes the rate of {self.path.name} decay is not known here",
-            next="set the schedule where the trainer makes it",
-        )
-
-    def conversion(self, to: str) -> Conversion:
-        """Refused: a family whose loaders of each precision are known overrides it."""
-        raise SurgeryError(
-            f"what a trainer in {to} loads of {self.path.name} is not known here",
-            next=f"set {to} where the trainer is started, and compare its first losses",
-        )
+        Raises UsageError for a schedule that can't be, SurgeryError for one that is kept
+        elsewhere, with the trainer's flag to use instead."""
 
     @abstractmethod
     def scaler_start(self) -> list[tuple[Place, Any]]:
-        """See `protocol.Checkpoint.scaler_start`."""
-
-    def rebatch(
-        self, size: int | None, ramp: Sequence[int] | None, own_config: bool
-    ) -> tuple[list[Setting], list[str]]:
-        """Kept nowhere: a family that knows its batch size overrides it."""
-        return [], []
+        """Each place of the dynamic loss scaler with the value that it had in a new run."""
 
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
-        """The number itself in every place."""
+        """What to write so that the counter `counter` of `fields.FIELDS` is `value`, with those
+        that a load computes from it, and what to warn of; nothing where it is kept nowhere."""
         return [Setting(counter, place, value) for place in self.locate(counter)], []
 
-    def forget(
-        self, gone: Collection[Path], resumed: Sequence[Path]
-    ) -> tuple[list[Setting], list[str]]:
-        """Nothing: most trainers look at what is in the run when they clean up."""
-        return [], []
-
     def rescale(self, scale: float) -> list[Setting]:
-        """The scale in every place, and the counters of `growth` beside each at their start."""
+        """What to write so that the dynamic loss scale is `scale` from the next step on: the scale
+        and the counters that its next growth is taken from; nothing where there is none."""
         out: list[Setting] = []
         for place in self.locate("loss_scale"):
             out.append(Setting("loss_scale", place, scale))
@@ -206,61 +176,23 @@ class BaseCheckpoint(Trees, ABC):
                 out += [Setting("loss_scale", p, start) for p in beside if p.value is not None]
         return out
 
-    @property
-    def numbered(self) -> bool:
-        """A trainer counts its updates, and saves by that count."""
-        return True
-
     # --- tensors ---------------------------------------------------------------------------------
 
-    def fragments(self, name: str) -> list[Fragment]:
-        """Refused: a format that keeps moments by parameter name overrides it."""
-        raise SurgeryError(
-            f"{self.path.name} does not say which parameter an element of {name} belongs to",
-            next="ckptsurgeon reset moments    of all parameters",
-        )
-
-    def replicas(self) -> list[Replica]:
-        """Refused: a format that knows its tensor-parallel ranks overrides it."""
-        raise SurgeryError(
-            f"which parameters of {self.path.name} are whole on every rank is not known here",
-            next="ckptsurgeon verify    what can be checked here",
-        )
-
-    def pieces(self, place: Place) -> list[Place]:
-        """Itself: a tensor is saved as one."""
-        return [place]
-
+    @abstractmethod
     def parts(self) -> list[Part]:
-        """Refused: a format that knows whose each tensor is overrides it."""
-        raise SurgeryError(
-            f"{self.path.name} does not say which of its tensors are one parameter's weights, "
-            "master and moments",
-            next="reset and graft work on the moments of all parameters",
-        )
+        """Every stretch of every parameter's weights, masters and moments that the trainer loads.
+        Raises SurgeryError where the format does not say whose they are."""
 
-    def like(self, other: Checkpoint) -> Checkpoint:
-        """Itself: most trainers save a step in one form."""
-        return self
+    def known_parts(self) -> Iterable[Part]:
+        """Of `parts` what is known, also where that does not do for an edit."""
+        try:
+            return self.parts()
+        except SurgeryError:
+            return []
 
-    def copies(self) -> Mapping[Path, Path]:
-        """None: a family that saves a step twice overrides it."""
-        return {}
 
-    def attention(self) -> tuple[list[Attention], list[str]]:
-        """Refused: a format that knows how many heads the model has overrides it."""
-        raise head_counts.unread(self.path.name)
-
-    def weights(self) -> Iterator[Weight]:
-        """Refused: a format that knows how its weights are cut overrides it."""
-        raise SurgeryError(
-            f"how the weights of {self.path.name} are cut into shards is not known here",
-            next="use the trainer's own conversion tool",
-        )
-
-    def strips(self) -> Iterator[Strip]:
-        """Of `parts`, and of the states of which these name nothing."""
-        return strips.strips(self)
+class Disagreement(SurgeryError):
+    """Shards of one checkpoint hold different values of a field that must be the same in all."""
 
 
 def agree(name: str, places: Sequence[Place]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.formats.protocol import Format
+from ckptsurgeon.formats.layout import Format, Paged
 
 FORMATS = (
     "ckptsurgeon.formats.deepspeed.layout:DeepSpeed",
@@ -79,7 +79,9 @@ def nameless(folder: Path, format: str) -> str:
         pages = list(_pages())
     else:
         return ""
-    return next(filter(None, (page.nameless(folder) for page in pages)), "")
+    return next(
+        filter(None, (page.nameless(folder) for page in pages if isinstance(page, Paged))), ""
+    )
 
 
 def _may_also_be(path: str, names: Collection[str], recognized: Collection[Format]) -> bool:

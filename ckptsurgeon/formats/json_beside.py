@@ -10,14 +10,14 @@ from typing import Any
 from ckptsurgeon.edits import Append, Change, Content
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files import json_text
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.columns import Places
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.values import Place
 
 
 @dataclass
-class JsonBeside(BaseCheckpoint):
+class JsonBeside(Checkpoint):
     """`texts` are the JSON files as they are; their values are among the trees."""
 
     texts: Mapping[Path, str] = field(kw_only=True, default_factory=dict)
@@ -28,7 +28,7 @@ class JsonBeside(BaseCheckpoint):
         places: Sequence[Place],
         problem: Callable[[str, Any], str] = problem,
     ) -> None:
-        """As `BaseCheckpoint` does, for the values in JSON with the path in it."""
+        """As `Checkpoint` does, for the values in JSON with the path in it."""
         columns = Places.of(places).columns
         super().check(name, Places(c for c in columns if c.file not in self.texts), problem)
         for place in Places(column for column in columns if column.file in self.texts):

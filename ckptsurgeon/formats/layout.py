@@ -1,101 +1,138 @@
-"""What the formats have in common: a trainer without pointer files whose flags say it all."""
+"""One family of trainers: which files make up a step, and how the trainer is told what to load.
+
+`advice` is what a user does in the trainer where a checkpoint does not decide.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from ckptsurgeon.formats.protocol import Checkpoint
-from ckptsurgeon.formats.values import Hazard, Rival, State
+from ckptsurgeon.formats.advice import Advice
+from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.values import Hazard, Rival
 
 
-class BaseFormat:
-    """The answers of a `Format` that most trainers share; a family overrides what differs."""
+class Format(Advice, ABC):
+    """One family of trainers. A layout says which files are a step; it overrides of the rest what
+    differs from a trainer that goes by the names of its steps."""
 
-    options: Mapping[str, str] = {}
-    """Key of a recipe → the option of the launch that decides it, where its value comes last."""
-    fresh_optimizer: str
-    """How the trainer is started so that it loads no optimizer state."""
+    name: str
 
-    def nameless(self, run: Path) -> str:
-        """A name has the step, or the file is none."""
-        return ""
+    @abstractmethod
+    def recognizes(self, run: Path) -> bool:
+        """Whether the directory looks like the root of such a run."""
+
+    @abstractmethod
+    def steps(self, run: Path) -> list[int]:
+        """The saved steps, ascending, complete or not."""
+
+    @abstractmethod
+    def directory(self, run: Path, step: int) -> Path:
+        """The folder that step `step` is saved in."""
+
+    @abstractmethod
+    def entries(self, run: Path, step: int) -> list[Path]:
+        """The files or folders that are step `step` and nothing else: what leaves when it goes."""
+
+    @abstractmethod
+    def files(self, run: Path, step: int) -> list[Path]:
+        """Every file of step `step`, ascending: of its folders all, shards or not."""
+
+    @abstractmethod
+    def missing(self, run: Path, step: int) -> list[str]:
+        """The names of the shards that must exist for the step to load, and do not."""
+
+    @abstractmethod
+    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> Checkpoint:
+        """Read the trees of every shard of one saved step, but for those in `without`."""
 
     def strays(self, run: Path, step: int) -> list[str]:
-        """No name is looked for that a load would not ask for."""
+        """A sentence for each name that belongs to no rank of this step."""
+        return []
+
+    def rivals(self, run: Path, step: int) -> list[Rival]:
+        """What the trainer would load in place of `step` although every pointer names that, or keep
+        and remove newer ones for, by the command line that its checkpoints keep."""
         return []
 
     def pointer_files(self, run: Path) -> list[Path]:
-        """No file: the trainer looks at the names of the steps."""
+        """The files that say where the trainer resumes, there or not; none for a trainer that goes
+        by the names of its steps."""
         return []
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
-        """Nothing to write: see `pointer_files`."""
+        """Each file that must change to make the run resume at `step`, with its whole text, or with
+        the shard of `step` that it must be a copy of."""
         return {}
 
     def pointed(self, pointer: Path) -> int | None:
-        """No file names a step."""
+        """The step that a pointer file names, or None when it is missing or names nothing."""
         return None
 
+
+# --- what few families need to say ---------------------------------------------------------------
+
+
+class FindsStep(ABC):
+    """A trainer without pointer files that has a rule of its own. Others take the highest complete
+    step."""
+
+    @abstractmethod
     def resumes(self, run: Path) -> int | None:
-        """Left to the pointer files, or to the highest complete step."""
-        return None
+        """The step that the trainer finds, complete or not; None where it finds none."""
 
+
+class NamesElsewhere(ABC):
+    """A trainer with files that name a step beside its pointers."""
+
+    @abstractmethod
     def stale_pointers(self, run: Path, step: int) -> list[str]:
-        """No file but those of `pointers` names a step."""
-        return []
+        """A sentence for each file that names another step still when `pointers` are written for
+        `step`, with what to leave out of the relaunch."""
 
-    def log_folders(self, run: Path) -> Sequence[str]:
-        """The run itself, at any depth."""
-        return (".",)
 
-    def idle_paths(self, run: Path, step: int) -> list[str]:
-        """No page describes it."""
-        return []
+class HasHazards(ABC):
+    """A trainer that can be led astray although every file is sound."""
 
-    def kept_as(self, file: str) -> str:
-        """Under its own name: most trainers look into no folder but their own."""
-        return file
-
-    def rivals(self, run: Path, step: int) -> list[Rival]:
-        """Most trainers load from one place."""
-        return []
-
+    @abstractmethod
     def hazards(self, run: Path) -> list[Hazard]:
-        """No such thing is known of most trainers."""
-        return []
+        """What leads a relaunch astray."""
 
-    def advise(self, key: str, value: object) -> str:
-        """The relaunch with the option of `options`, or without the state of another optimizer."""
-        if key == "optimizer":
-            return f"start the trainer with the new optimizer and {self.fresh_optimizer}"
-        if key not in self.options:
-            return f"set {key} to {value} where the trainer is started"
-        return f"relaunch the trainer with {self.options[key]} {value}"
 
-    def advise_setting(self, key: str) -> str:
-        """The command line."""
-        return f"set {key} on the trainer's command line"
+class CleansUp(ABC):
+    """A trainer whose clean-up would count what lies in an attic under its own name."""
 
-    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
-        """Most trainers have no flag for it."""
-        return "ckptsurgeon status    the steps to go back to; this trainer can't skip data"
+    @abstractmethod
+    def kept_as(self, file: str) -> str:
+        """The path of `file` in an attic."""
 
-    def advise_rewarm(
-        self, state: State, kind: str, until: str, iterations: int
-    ) -> tuple[str, ...]:
-        """By hand: a small rate, and the usual one at a later checkpoint."""
-        return (
-            "ckptsurgeon reset moments    without re-warm",
-            "ckptsurgeon set-lr 0.1x      a small rate until the moments have filled; set it back "
-            "at a later checkpoint",
-        )
 
-    def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
-        """No value is taken from a command line that is known here."""
-        return []
+class Paged(ABC):
+    """A format that a page describes."""
+
+    @abstractmethod
+    def nameless(self, run: Path) -> str:
+        """Why a file that could be a step by its name is none, in a sentence; "" without such."""
+
+    @abstractmethod
+    def log_folders(self, run: Path) -> Sequence[str]:
+        """Where event files are looked for, from the run, if its settings do not say."""
+
+    @abstractmethod
+    def idle_paths(self, run: Path, step: int) -> list[str]:
+        """Key paths of the page which lead nowhere in this step."""
+
+
+def resumes(format: Format, run: Path) -> int | None:
+    """The step that the trainer finds by a rule of its own; see `FindsStep`."""
+    return format.resumes(run) if isinstance(format, FindsStep) else None
+
+
+# --- symbolic links ------------------------------------------------------------------------------
 
 
 def leads_out(run: Path, path: Path) -> bool:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.heads import Attention, Head, Rows
-from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.stretches import Kinds, Parameter, numbers
 
 SIGMAS = 5.0

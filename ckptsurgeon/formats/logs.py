@@ -6,11 +6,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.formats.layout import BaseFormat
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.layout import Format
 
 
-class Logs(BaseFormat):
+class Logs(Format):
     """The Format of a bare log directory. It has no steps and no pointers."""
 
     name = "logs"

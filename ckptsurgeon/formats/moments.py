@@ -15,7 +15,7 @@ from ckptsurgeon.edits import ZEROS, Fill, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.values import Place
 
 NESTED = "__bnb_optimizer_quant_state__"
@@ -30,7 +30,7 @@ NUMBERED = frozenset(f"{key}{n}" for key in ("state", *SCALES) for n in NUMBERS.
 
 
 def places(
-    checkpoint: BaseCheckpoint,
+    checkpoint: Checkpoint,
     file: Path,
     path: tuple[Key, ...],
     state: Mapping[Key, Any],
@@ -64,7 +64,7 @@ def places(
             yield Place(file, (*path, f"{scale}{number}"), tensor, wins)
 
 
-def _zero(checkpoint: BaseCheckpoint, file: Path, map: Any, number: str) -> int:
+def _zero(checkpoint: Checkpoint, file: Path, map: Any, number: str) -> int:
     """The index of 0 in a map of at most 256 numbers."""
     if isinstance(map, Tensor) and 0 < map.numel <= 256 and map.stride == (1,):
         archive = checkpoint.archives[file]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats import moments
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.values import Place
 
@@ -23,7 +23,7 @@ class States(NamedTuple):
 
 
 def groups(
-    checkpoint: BaseCheckpoint, file: Path, base: tuple[Key, ...], name: str, wins: bool = True
+    checkpoint: Checkpoint, file: Path, base: tuple[Key, ...], name: str, wins: bool = True
 ) -> Iterator[Place]:
     """`name` in each param group of the state dict that `base` leads to; none where a wrapper of an
     optimizer saves in a way of its own."""
@@ -35,7 +35,7 @@ def groups(
             yield Place(file, path, checkpoint.plain(file, group[name]), wins)
 
 
-def states(checkpoint: BaseCheckpoint, file: Path, base: tuple[Key, ...]) -> States:
+def states(checkpoint: Checkpoint, file: Path, base: tuple[Key, ...]) -> States:
     """The state of each parameter in the state dict that `base` leads to."""
     entries = get(checkpoint.trees[file], base).get("state", {})
     each = {
@@ -47,7 +47,7 @@ def states(checkpoint: BaseCheckpoint, file: Path, base: tuple[Key, ...]) -> Sta
 
 
 def moment(
-    checkpoint: BaseCheckpoint, file: Path, states: States, name: str, wins: bool = True
+    checkpoint: Checkpoint, file: Path, states: States, name: str, wins: bool = True
 ) -> Sequence[Column]:
     """Every tensor that makes up the moment `name`."""
     before, each = states
@@ -63,7 +63,7 @@ def moment(
 
 
 def steps(
-    checkpoint: BaseCheckpoint,
+    checkpoint: Checkpoint,
     file: Path,
     states: States,
     beside: Sequence[Place] = (),

@@ -13,12 +13,12 @@ from ckptsurgeon.edits import Append, Change, Computed, Content, Piece, Span
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.safetensors import SafetensorsFile
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.values import Place
 
 
 @dataclass
-class SafetensorsBeside(BaseCheckpoint):
+class SafetensorsBeside(Checkpoint):
     """Those that were asked for (`tensors`) are among the archives, as only some operations need
     the weights. A place in such a file has the path (name,)."""
 

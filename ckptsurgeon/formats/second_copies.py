@@ -17,7 +17,8 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.files.dcp import Values
 from ckptsurgeon.files.pickles.tree import Object, Tensor
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.capabilities import copies
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.values import COUNTING, Located, Part
 
 TRAINED = "current_model_state"
@@ -39,7 +40,7 @@ def second_copies(
         known.setdefault(part.place.file, set()).add(part.place.path)
     names = {part.parameter for part in parts if part.kind in ("weights", "master")}
     shapes = Counter(p.place.value.size for p in parts if p.kind == "weights")
-    skipped = {*checkpoint.copies(), *(file for file in known if file.suffix == SAFE)}
+    skipped = {*copies(checkpoint), *(file for file in known if file.suffix == SAFE)}
     for file in dict.fromkeys([*checkpoint.trees, *checkpoint.archives, *files]):
         if file in skipped or OPTIMIZER in file.name:
             continue

@@ -8,13 +8,13 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.layout import Format
 from ckptsurgeon.formats.one_look import once
 
 NUMBERED = re.compile(r"(?P<name>.*?)(?P<number>\d{1,18})")
 
 
-class StepFolders(BaseFormat, ABC):
+class StepFolders(Format, ABC):
     """A format says by `is_step` which folders are steps."""
 
     @abstractmethod

@@ -7,9 +7,10 @@ from typing import Any
 
 from ckptsurgeon.arithmetic import ITEM, floats
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.dcp import Whole
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.heads import Rows
-from ckptsurgeon.formats.protocol import Checkpoint
-from ckptsurgeon.formats.values import Part
+from ckptsurgeon.formats.values import Part, Place
 
 Parameter = tuple[str, str]
 """A parameter's name, and the cut of it."""
@@ -27,6 +28,16 @@ def by_parameter(parts: Iterable[Part]) -> dict[Parameter, dict[str, list[Part]]
         for stretches in kinds.values():
             stretches.sort(key=lambda part: part.first)
     return out
+
+
+def pieces(place: Place) -> list[Place]:
+    """The tensors that the one at `place` was saved in: itself, or its chunks, one by one."""
+    if not isinstance(place.value, Whole):
+        return [place]
+    return [
+        place._replace(path=(place.path[0], chunk), value=tensor, chunks=1)
+        for chunk, tensor in enumerate(place.value)
+    ]
 
 
 def within(stretches: Iterable[Part], start: int, end: int) -> Iterator[Part]:

@@ -5,16 +5,17 @@ and from the states of its optimizers, which say what the moments were made with
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.storage_edit import contiguous as contiguous
 from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.formats.capabilities import HasPadding, NamesMoments
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.optimizers import adam
-from ckptsurgeon.formats.protocol import Checkpoint
-from ckptsurgeon.formats.stretches import Kinds, by_parameter
+from ckptsurgeon.formats.stretches import Kinds, by_parameter, pieces
 from ckptsurgeon.formats.values import (
     MOMENTS,
     NUMBER,
@@ -40,22 +41,22 @@ ORDER = (*MOMENTS, "master", "weights")
 
 def strips(checkpoint: Checkpoint) -> Iterator[Strip]:
     """One for each stretch of a parameter that the format names, and for each state of which it
-    names no moment, with whole tensors."""
-    try:
-        parts = checkpoint.parts()
-    except SurgeryError:
-        parts = []
-    return of_parts(checkpoint, parts)
+    names no moment, with whole tensors but for their padding."""
+    padded = HasPadding.optional(checkpoint)
+    for strip in _padded(checkpoint):
+        kept = strip if padded is None else padded.unpadded(strip)
+        if kept is not None:
+            yield kept
 
 
-def of_parts(checkpoint: Checkpoint, parts: Iterable[Part]) -> Iterator[Strip]:
-    """As `strips`, with these parts, which need not be all."""
+def _padded(checkpoint: Checkpoint) -> Iterator[Strip]:
+    parts = checkpoint.known_parts()
     states: list[tuple[Hashable, dict[str, Place], Adam]] = []
     made: dict[Located, Adam] = {}
     for each in checkpoint.state_dicts():
         lawful = adam.is_adam(each)
         settings = Settings(checkpoint, each)
-        for owner, state in owners(_pieces(checkpoint, each)).items():
+        for owner, state in owners(_in_pieces(each)).items():
             known = settings.adam(owner, state, lawful)
             states.append((owner, state, known))
             made.update({(place.file, place.path): known for place in state.values()})
@@ -116,10 +117,10 @@ def _ordered_alike(places: Mapping[str, Place]) -> dict[str, Place]:
     return {kind: place for kind, place in tensors.items() if _alike(place, first)}
 
 
-def _pieces(checkpoint: Checkpoint, state_dict: StateDict) -> StateDict:
+def _in_pieces(state_dict: StateDict) -> StateDict:
     """With the tensors as they are saved, in chunks."""
     state = {
-        key: [piece for place in places for piece in checkpoint.pieces(place)]
+        key: [piece for place in places for piece in pieces(place)]
         for key, places in state_dict.state.items()
     }
     return state_dict._replace(state=state)
@@ -264,13 +265,13 @@ def _names(checkpoint: Checkpoint) -> dict[Any, str]:
     names: dict[Any, str] = {}
     for kind in MOMENTS:
         try:
-            fragments: Iterable[Any] = checkpoint.fragments(kind)
+            fragments = NamesMoments.of(checkpoint).fragments(kind)
         except SurgeryError:
             continue
-        for parameter, place, start, end in fragments:
-            if start == 0 and end == place.value.numel:
-                for piece in checkpoint.pieces(place):
-                    names[piece.file, piece.path] = parameter
+        for part in fragments:
+            if part.start == 0 and part.end == part.place.value.numel:
+                for piece in pieces(part.place):
+                    names[piece.file, piece.path] = part.parameter
     return names
 
 

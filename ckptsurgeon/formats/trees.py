@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.patched import New, patched
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.shard_files import opened
-from ckptsurgeon.formats.values import Blob, Located, Place
+from ckptsurgeon.formats.values import Located, Place
 
 Self = TypeVar("Self", bound="Trees")
 
@@ -74,25 +74,19 @@ class Trees:
             self.trees[path] = archive.tree()
 
     def holder(self, place: Place) -> Archive:
-        """The file's own."""
+        """The archive that has the elements of the tensor at `place`: that of its file."""
         return self.archives[place.file]
 
     def is_zero(self, place: Place, elements: tuple[int, int] | None = None) -> bool:
-        """By the CRC of the tensor's storage, or by the bytes of its `elements`; False when it
-        can't be told without reading all of it."""
+        """Whether the tensor in `place` is known to be all zeros without reading its bytes, by the
+        CRC of its storage; of `elements` [start, end), whether they are zeros by their bytes."""
         archive = self.archives[place.file]
         byte = place.zero.byte if isinstance(place.zero, Fill) else 0
         return isinstance(place.value, Tensor) and archive.is_zero(place.value, elements, byte)
 
-    def are_zero(self, column: Column) -> list[bool]:
-        """Of each place what `is_zero` says, asked of the archive at once."""
-        archive, tensors = self.archives.get(column.file), {*map(type, column.values)} == {Tensor}
-        if archive is not None and tensors and column.zero == ZEROS:
-            return archive.are_zeros(column.values)
-        return [self.is_zero(place) for place in column]
-
     def span(self, place: Place, start: int, end: int) -> tuple[Path, int, int]:
-        """In the archive that has the tensor."""
+        """Where the elements [start, end) of the tensor at `place` are: file, first byte, end.
+        Raises SurgeryError for a tensor whose elements don't lie in the order of its shape."""
         archive, tensor = self.holder(place), place.value
         if not contiguous(tensor) or archive.byte_order() != "<":
             raise SurgeryError(
@@ -120,60 +114,19 @@ class Trees:
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path
     ) -> dict[str, Append | Content]:
-        """The new bytes of each shard, from its archive as it is open."""
+        """The new bytes of every file of the run at `root` that `changes` (file → its own) lead to;
+        a file that is not there yet is a new one. Together they are one state of the checkpoint."""
         return {
             file: append.render(self.archives[root / file], file, edits)
             for file, edits in changes.items()
         }
 
-    def compact(self, root: Path) -> list[tuple[str, Content, int]]:
-        """Shards that surgeries have grown, without the bytes that nothing refers to."""
-        out = []
-        for path, archive in self.archives.items():
-            file = path.relative_to(root).as_posix()
-            content = compact.compact(archive, file)
-            if content is not None:
-                out.append((file, content, archive.size - content.size))
-        return out
-
-    def blobs(self) -> Iterator[Blob]:
-        """No file has archives inside: each shard is one."""
-        return iter(())
-
-    def digests(self) -> dict[Path, str]:
-        """No digest is saved."""
-        return {}
-
     def globals(self) -> dict[str, frozenset[str]]:
-        """By shard, every `module.name` that a load imports."""
+        """By shard, every `module.name` that its trainer would import to load it."""
         return {f"{p.parent.name}/{p.name}": self.archives[p].globals() for p in self.archives}
 
-    def rounded(self, changes: Iterable[AnyChange], root: Path) -> list[AnyChange]:
-        """The same with each number as the tensor holds it that it goes into: a rate for which
-        torch.compile made a float32."""
-        return [self._rounded(change, root) for change in changes]
-
-    def _rounded(self, change: AnyChange, root: Path) -> AnyChange:
-        if not isinstance(change, Change) or not isinstance(change.new, float):
-            return change
-        tree = self.trees.get(root / change.file)
-        if tree is None:
-            return change
-        try:
-            leaf = get(tree, next(change.paths()))
-        except KeyError:
-            return change
-        if not isinstance(leaf, Tensor) or leaf.dtype not in FLOATS:
-            return change
-        try:
-            return replace(
-                change, new=number(element(change.new, leaf.dtype, "<"), leaf.dtype, "<")
-            )
-        except ValueError:  # too large for it, which the edit refuses by its name
-            return change
-
     def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
-        """The trees with `changes` laid over them."""
+        """This step as it will be once `changes` are on disk; nothing is written."""
         patches: dict[Path, dict[Key, Any]] = {}
         roots: dict[Path, Any] = {}
         names: dict[Path, Path] = {}
@@ -211,6 +164,47 @@ class Trees:
             trees={names.get(file, file): tree for file, tree in trees.items()},
             archives={names.get(file, file): archive for file, archive in self.archives.items()},
         )
+
+
+def are_zero(saved: Trees, column: Column) -> list[bool]:
+    """Of each place what `is_zero` says; the archive of many is asked once."""
+    archive, tensors = saved.archives.get(column.file), {*map(type, column.values)} == {Tensor}
+    if archive is not None and tensors and column.zero == ZEROS:
+        return archive.are_zeros(column.values)
+    return [saved.is_zero(place) for place in column]
+
+
+def compacted(saved: Trees, root: Path) -> list[tuple[str, Content, int]]:
+    """For each shard with dead bytes: its name from `root`, its content without them, and how many
+    they are."""
+    out = []
+    for path, archive in saved.archives.items():
+        file = path.relative_to(root).as_posix()
+        content = compact.compact(archive, file)
+        if content is not None:
+            out.append((file, content, archive.size - content.size))
+    return out
+
+
+def rounded(saved: Trees, changes: Iterable[AnyChange], root: Path) -> list[AnyChange]:
+    """The same with each number as the tensor holds it that it goes into: a rate for which
+    torch.compile made a float32."""
+    return [_rounded(change, saved.trees.get(root / change.file)) for change in changes]
+
+
+def _rounded(change: AnyChange, tree: Any) -> AnyChange:
+    if not isinstance(change, Change) or not isinstance(change.new, float) or tree is None:
+        return change
+    try:
+        leaf = get(tree, next(change.paths()))
+    except KeyError:
+        return change
+    if not isinstance(leaf, Tensor) or leaf.dtype not in FLOATS:
+        return change
+    try:
+        return replace(change, new=number(element(change.new, leaf.dtype, "<"), leaf.dtype, "<"))
+    except ValueError:  # too large for it, which the edit refuses by its name
+        return change
 
 
 def _apart(column: Column) -> Iterable[Any]:

@@ -39,15 +39,6 @@ class Place(NamedTuple):
     chunks: int = 1
 
 
-class Fragment(NamedTuple):
-    """The part of one parameter that is in the tensor at `place`: its elements [start, end)."""
-
-    parameter: str
-    place: Place
-    start: int
-    end: int
-
-
 class Part(NamedTuple):
     """A stretch of one parameter: the elements [start, end) of the tensor at `place` are those from
     `first` on of its `kind` (weights, master, exp_avg, exp_avg_sq). `cut` tells apart what several

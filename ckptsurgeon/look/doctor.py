@@ -10,6 +10,8 @@ from ckptsurgeon import look
 from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.capabilities import HasReplicas
+from ckptsurgeon.formats.layout import HasHazards
 from ckptsurgeon.look.advise import DIVERGED, judge
 from ckptsurgeon.look.logged import own
 from ckptsurgeon.operations.replicas import drifted
@@ -51,7 +53,8 @@ def diagnose(run: Run) -> list[Diagnosis]:
                 f"ckptsurgeon rollback --to {verification.step}    moves them aside",
             )
         )
-    out += [Diagnosis(*hazard) for hazard in run.format.hazards(run.root)]
+    if isinstance(run.format, HasHazards):
+        out += [Diagnosis(*hazard) for hazard in run.format.hazards(run.root)]
     out += _loss(run)
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
         checkpoint = run.checkpoint(verification.step)
@@ -139,7 +142,9 @@ def _counted_anew(run: Run) -> bool:
 
 def _replicas(checkpoint: Checkpoint) -> list[Diagnosis]:
     """What tensor-parallel ranks should keep equal and do not; raises SurgeryError without them."""
-    names = sorted({item.parameter for item in drifted(checkpoint, checkpoint.replicas())})
+    names = sorted(
+        {item.parameter for item in drifted(checkpoint, HasReplicas.of(checkpoint).replicas())}
+    )
     if not names:
         return []
     shown = ", ".join(names[:3]) + (f" … ({len(names)})" if len(names) > 3 else "")

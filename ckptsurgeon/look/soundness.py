@@ -21,6 +21,7 @@ from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
+from ckptsurgeon.formats.capabilities import blobs, digests
 from ckptsurgeon.plans import Receipt
 from ckptsurgeon.progress import Progress
 
@@ -124,7 +125,8 @@ def check(
     if level >= MEANING and out.checkpoint is not None:
         out.findings += _guarded(folder, out.checkpoint.contradictions)
     if level >= CRC and out.checkpoint is not None:
-        out.findings += [text for item in out.checkpoint.digests().items() for text in _sha(*item)]
+        saved = digests(out.checkpoint)
+        out.findings += [text for item in saved.items() for text in _sha(*item)]
     out.findings = list(dict.fromkeys(out.findings))  # two readers may meet the same damage
     if level >= VALUES:
         from ckptsurgeon.look.vitals import facts
@@ -178,7 +180,7 @@ def _inspected(
     from concurrent.futures import ThreadPoolExecutor
 
     def inside() -> Iterator[Blob]:
-        return checkpoint.blobs() if checkpoint is not None else iter(())
+        return iter(blobs(checkpoint) if checkpoint is not None else ())
 
     total = len(shards) + sum(1 for _ in inside()) if progress is not None else 0
     waiting = chain(shards, (Shard(blob.file, blob) for blob in inside()))

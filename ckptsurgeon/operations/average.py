@@ -19,6 +19,7 @@ from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part
+from ckptsurgeon.formats.capabilities import alike
 from ckptsurgeon.formats.stretches import Kinds, Parameter, by_parameter
 from ckptsurgeon.operations.computed_changes import (
     change,
@@ -130,7 +131,7 @@ class Average(Section):
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         steps = self.steps_at(run, checkpoint.step)
         opened = [
-            checkpoint if s == checkpoint.step else run.checkpoint(s).like(checkpoint)
+            checkpoint if s == checkpoint.step else alike(run.checkpoint(s), checkpoint)
             for s in steps
         ]
         for other in opened:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, rampup
+from ckptsurgeon.formats.capabilities import Rebatches
 from ckptsurgeon.operations.own_config import config_changes, configured
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.section import Changes
@@ -48,7 +49,8 @@ def batch_changes(
     before = checkpoint.state()
     if ramp and size is None and checkpoint.locate("rampup"):
         ramp_of([str(number) for number in ramp], before.batch_size)
-    settings, warnings = checkpoint.rebatch(size, ramp, own)
+    able = Rebatches.optional(checkpoint)
+    settings, warnings = able.rebatch(size, ramp, own) if able else ([], [])
     if not settings:
         key, value = "batch_size", str(size)
         if size is None or (ramp is not None and checkpoint.locate("batch_size")):

@@ -12,6 +12,7 @@ from ckptsurgeon.edits import AnyChange, Change, Computed, Key, Source, relative
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
+from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.formats.moments import NUMBERED
 from ckptsurgeon.formats.optimizers.roles import ROLES
 from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
@@ -93,12 +94,12 @@ def named_copies(
 def with_copies(run: Run, checkpoint: Checkpoint, changes: Iterable[Change]) -> list[AnyChange]:
     """The changes of shards, and the same ones of their copies."""
     out: list[AnyChange] = []
-    copies: dict[str, list[str]] = {}
-    for copy, shard in checkpoint.copies().items():
-        copies.setdefault(run.relative(shard), []).append(run.relative(copy))
+    repeats: dict[str, list[str]] = {}
+    for copy, shard in copies(checkpoint).items():
+        repeats.setdefault(run.relative(shard), []).append(run.relative(copy))
     for change in changes:
         out.append(change)
-        out += (replace(change, file=copy) for copy in copies.get(change.file, ()))
+        out += (replace(change, file=copy) for copy in repeats.get(change.file, ()))
     return out
 
 

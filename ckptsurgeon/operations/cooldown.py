@@ -13,6 +13,7 @@ import typer
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Checkpoint, Decay, State
+from ckptsurgeon.formats.capabilities import Cools
 from ckptsurgeon.formats.schedules.shapes import SHAPES
 from ckptsurgeon.operations.batch import TOTAL
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
@@ -80,7 +81,9 @@ class Cooldown(Section):
                 next=lower if lr > 0 else again,
             )
         samples = samples_to(run, recipe, state, steps)
-        settings, warnings = checkpoint.cooldown(Decay(steps, samples, self.shape, self.to))
+        settings, warnings = Cools.of(checkpoint).cooldown(
+            Decay(steps, samples, self.shape, self.to)
+        )
         places = PlaceChanges(run)
         for name, place, value in settings:
             places.put(name, place, value)

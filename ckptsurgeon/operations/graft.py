@@ -18,9 +18,11 @@ from ckptsurgeon.edits import Change, Computed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats import Checkpoint, Fragment, Place
+from ckptsurgeon.formats import Checkpoint, Part, Place
+from ckptsurgeon.formats.capabilities import NamesMoments, alike, copies
 from ckptsurgeon.formats.moments import ALL, NUMBERED
 from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
+from ckptsurgeon.formats.stretches import pieces
 from ckptsurgeon.operations.computed_changes import source, sources_of, with_copies
 from ckptsurgeon.operations.section import (
     Changes,
@@ -93,7 +95,7 @@ class Graft(Section):
                 f"step {self.step} lacks {missing[0]}, so nothing is grafted from it",
                 next=f"ckptsurgeon{self._where()} status    list the complete steps",
             )
-        donor = donor_run.checkpoint(self.step).like(checkpoint)
+        donor = alike(donor_run.checkpoint(self.step), checkpoint)
         if sentences := donor.contradictions():
             raise SurgeryError(
                 f"step {self.step} is not sound: {sentences[0]}",
@@ -161,25 +163,23 @@ class Graft(Section):
 
 def _places(checkpoint: Checkpoint, field: str) -> list[Place]:
     """In the shards of the step, but not in copies of them."""
-    copies = checkpoint.copies()
-    return [place for place in checkpoint.locate(field) if place.file not in copies]
+    repeated = copies(checkpoint)
+    return [place for place in checkpoint.locate(field) if place.file not in repeated]
 
 
 def _tensors(checkpoint: Checkpoint, name: str) -> list[Place]:
     """Those of the moment `name` as they are saved, in chunks."""
-    return [piece for place in _places(checkpoint, name) for piece in checkpoint.pieces(place)]
+    return [piece for place in _places(checkpoint, name) for piece in pieces(place)]
 
 
-def _fragments(checkpoint: Checkpoint, name: str) -> list[Fragment]:
+def _fragments(checkpoint: Checkpoint, name: str) -> list[Part]:
     """The same, with the parameter of each."""
-    copies = checkpoint.copies()
+    repeated = copies(checkpoint)
     return [
-        fragment
-        if piece is fragment.place
-        else Fragment(fragment.parameter, piece, 0, piece.value.numel)
-        for fragment in checkpoint.fragments(name)
-        if fragment.place.file not in copies
-        for piece in checkpoint.pieces(fragment.place)
+        part if piece is part.place else Part.whole(part.parameter, part.cut, name, piece)
+        for part in NamesMoments.of(checkpoint).fragments(name)
+        if part.place.file not in repeated
+        for piece in pieces(part.place)
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats.capabilities import NamesGroups
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.limits import broken_limit
@@ -91,7 +92,7 @@ def _name(key: str) -> str:
 
 def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
     """The places of `key` in the groups all of whose parameters match."""
-    places = checkpoint.of_parameters(key)
+    places = NamesGroups.of(checkpoint).of_parameters(key)
     if not places:
         raise SurgeryError(f"no param group holds {key}", next="ckptsurgeon show    what they hold")
     known = {name for names, _ in places for name in names}

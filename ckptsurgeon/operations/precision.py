@@ -15,6 +15,7 @@ from ckptsurgeon.edits import Change, Computed, Renamed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.formats.capabilities import Converts
 from ckptsurgeon.formats.stretches import by_parameter
 from ckptsurgeon.operations.average import Average
 from ckptsurgeon.operations.computed_changes import covering, source, with_copies
@@ -57,7 +58,7 @@ class Precision(Section):
         return [f"precision {self.to}"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
-        made = checkpoint.conversion(self.to)
+        made = Converts.of(checkpoint).conversion(self.to)
         parameters = by_parameter(checkpoint.parts())
         weights: list[Change] = []
         for name, kinds in parameters.items():

@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.heads import Rows
 from ckptsurgeon.formats.logits import SIGMAS, Logits, logits
 from ckptsurgeon.formats.stretches import Kinds, Parameter
@@ -58,7 +59,7 @@ def scaled(
 ) -> tuple[list[Scaled], list[Logits]]:
     """What of each head above the threshold takes which factor, and those heads. `params` narrows
     it to weights whose names match. Raises SurgeryError where not every head is known."""
-    layers, apart = checkpoint.attention()
+    layers, apart = HasHeads.of(checkpoint).attention()
     if apart:
         raise SurgeryError(
             f"the queries and keys of {checkpoint.path.name} are not all known: {apart[0]}",

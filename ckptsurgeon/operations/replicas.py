@@ -12,6 +12,7 @@ from ckptsurgeon.edits import AnyChange, Change, Elements
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats, from_floats
 from ckptsurgeon.formats import Checkpoint, Copy, Replica
+from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, given, unmatched
 from ckptsurgeon.run.run import Run
 
@@ -32,7 +33,7 @@ class Replicas(Section):
         return ["sync replicas"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
-        replicas = checkpoint.replicas()
+        replicas = HasReplicas.of(checkpoint).replicas()
         matching = [r for r in replicas if re.search(self.params, r.parameter)]
         if replicas and not matching:
             raise unmatched(

@@ -13,11 +13,13 @@ import typer
 from ckptsurgeon.edits import ABSENT, ZEROS, AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats.capabilities import NamesMoments
 from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.moments import ALL, ALSO, NUMBERED
 from ckptsurgeon.formats.optimizers.entry import ANEW
 from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.renew import renewed
+from ckptsurgeon.formats.trees import are_zero
 from ckptsurgeon.operations.fields import Fields
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.place_changes import of_column
@@ -163,14 +165,14 @@ def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
             columns = Places.of(_tensors(checkpoint, name)).columns
             changes += (c for column in columns for c in _zeroed(run, checkpoint, name, column))
             continue
-        fragments = checkpoint.fragments(name)
+        fragments = NamesMoments.of(checkpoint).fragments(name)
         known |= {fragment.parameter for fragment in fragments}
         changes += [
             Change(
                 run.relative(place.file), f"{name} of {parameter}", "values", ZEROS, place.path,
                 (start, end), place.chunks,
             )
-            for parameter, place, start, end in fragments
+            for parameter, _, _, place, start, end, _ in fragments
             if re.search(part.params, parameter)
             if start < end and not checkpoint.is_zero(place, (start, end))
         ]  # fmt: skip
@@ -218,7 +220,7 @@ def _moments(run: Run, checkpoint: Checkpoint) -> list[Change]:
 
 def _zeroed(run: Run, checkpoint: Checkpoint, name: str, column: Column) -> Iterator[Change]:
     """Zeros for each place that does not have them yet."""
-    if kept := [index for index, done in enumerate(checkpoint.are_zero(column)) if not done]:
+    if kept := [index for index, done in enumerate(are_zero(checkpoint, column)) if not done]:
         yield from of_column(run, name, column.only(kept), column.zero)
 
 

@@ -13,6 +13,8 @@ from ckptsurgeon.edits import AnyChange, Aside, Change, Content, Relink, Rewrite
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.capabilities import Ranks
+from ckptsurgeon.formats.layout import NamesElsewhere
 from ckptsurgeon.operations import events, swap_optimizer
 from ckptsurgeon.operations.completion import saved_steps
 from ckptsurgeon.operations.hyperparameters import settings_of
@@ -108,7 +110,10 @@ def _newest(run: Run) -> int:
 
 def _forget(run: Run, checkpoint: Checkpoint, gone: list[Path]) -> Changes:
     """What the trainer's own clean-up must not count on once `gone` has left."""
-    settings, warnings = checkpoint.forget(gone, run.format.pointer_files(run.root))
+    able = Ranks.optional(checkpoint)
+    if able is None:
+        return [], []
+    settings, warnings = able.forget(gone, run.format.pointer_files(run.root))
     return of_settings(run, settings), warnings
 
 
@@ -126,6 +131,8 @@ def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         changes.append(Change(run.relative(path), "latest", old, text))
     if recipe.get(swap_optimizer.SwapOptimizer) is None:
         changes += swap_optimizer.saved_config(run, checkpoint)
+    if not isinstance(run.format, NamesElsewhere):
+        return changes, []
     return changes, run.format.stale_pointers(run.root, checkpoint.step)
 
 

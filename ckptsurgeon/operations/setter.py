@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats.capabilities import AdjustsGroups
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.run.run import Run
 
@@ -80,8 +81,9 @@ class Setter(PlaceChanges):
                     "every param group has weight decay 0, so none shows which should decay",
                     next="set the weight decay in the trainer, which knows its parameters",
                 )
+        own = AdjustsGroups.optional(self.checkpoint)
         for place in places:
-            self.put(key, place, self.checkpoint.in_group(key, place, value))
+            self.put(key, place, value if own is None else own.in_group(key, place, value))
 
     def setting(self, key: str, value: float) -> None:
         """A number that the param groups hold under a name of its own, or as the n-th of several:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.layout import resumes
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.fields import SHOWN
 from ckptsurgeon.report.plan import fields, promise, reasons
@@ -88,7 +89,7 @@ def _pointers(run: Run) -> list[Row]:
     if not named:
         complete = [step for step in run.steps() if run.complete(step)]
         highest = str(complete[-1]) if complete else "none"
-        resumed_step = run.format.resumes(run.root)
+        resumed_step = resumes(run.format, run.root)
         if complete and resumed_step is not None and resumed_step > complete[-1]:
             return [Row("latest", str(resumed_step), "incomplete, and its trainer would resume it")]
         return [Row("latest", highest, "the highest complete step; its trainer keeps no pointer")]

@@ -12,6 +12,7 @@ from typing import Any
 from ckptsurgeon.edits import Move, relative
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Format
+from ckptsurgeon.formats.layout import Paged
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.plans import Receipt
 from ckptsurgeon.transaction import receipts
@@ -35,7 +36,8 @@ class LogFolders:
     def roots(self) -> list[Path]:
         """Where they are looked for: the folders of the settings, links among them resolved, or
         the root. Raises UsageError for one that holds the run and much else."""
-        named = self.settings.get("tensorboard", list(self.format.log_folders(self.root)))
+        usual = self.format.log_folders(self.root) if isinstance(self.format, Paged) else ["."]
+        named = self.settings.get("tensorboard", list(usual))
         names = named if isinstance(named, list) else [named]
         return [self._real(str(item)) for item in names]
 

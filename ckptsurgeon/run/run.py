@@ -14,6 +14,7 @@ from ckptsurgeon.edits import Move, relative
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import Checkpoint, Format, State
+from ckptsurgeon.formats.layout import CleansUp, resumes
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.plans import Fingerprint, Receipt
 from ckptsurgeon.run import moved, search, writers
@@ -113,8 +114,8 @@ class Run:
             if file.startswith("../") and file.startswith(f"{home}/"):
                 inner = file[len(home) + 1 :].replace("tfevents", "tf-events")
                 return f"{home}/{HOME}/{kind}/{id}/{inner}"
-        kept = self.format.kept_as(file).replace("tfevents", "tf-events")
-        return f"{HOME}/{kind}/{id}/{kept}"
+        kept = self.format.kept_as(file) if isinstance(self.format, CleansUp) else file
+        return f"{HOME}/{kind}/{id}/{kept.replace('tfevents', 'tf-events')}"
 
     def fingerprint(self, file: str) -> Fingerprint:
         """What `file` is at this moment; an absent file has inode 0."""
@@ -264,7 +265,7 @@ class Run:
                 + (f": no {missing[0]}" if missing else ""),
                 next="ckptsurgeon status    what is missing",
             )
-        resumed = self.format.resumes(self.root)
+        resumed = resumes(self.format, self.root)
         if resumed is not None and resumed > complete[-1]:
             missing = self.format.missing(self.root, resumed)
             raise SurgeryError(

@@ -11,6 +11,7 @@ from ckptsurgeon import surgery
 from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.integrity import sha256
+from ckptsurgeon.formats.layout import Paged
 from ckptsurgeon.operations.section import Recipe
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
@@ -87,7 +88,7 @@ def check_format(run: Run) -> Check:
         files=len(run.format.files(run.root, step)),
         pointers=run.pointers(),
         fields={name: len(checkpoint.locate(name)) for name in names},
-        idle=tuple(run.format.idle_paths(run.root, step)),
+        idle=tuple(run.format.idle_paths(run.root, step) if isinstance(run.format, Paged) else ()),
         trials=trials,
     )
 

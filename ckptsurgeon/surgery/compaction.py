@@ -9,6 +9,7 @@ from ckptsurgeon.files.archives import shrink
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.known_globals import refuse_unknown
+from ckptsurgeon.formats.trees import compacted
 from ckptsurgeon.plans import Plan
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import render, touched
@@ -20,7 +21,7 @@ def plan_compact(run: Run, step: int | None = None, *, allow_globals: Collection
     behind. Values, tensors and the promise stay; the old files stay in the attic until `prune`."""
     run.refuse_interrupted()
     checkpoint = run.checkpoint(run.latest() if step is None else step)
-    smaller = checkpoint.compact(run.root)
+    smaller = compacted(checkpoint, run.root)
     total = sum(freed for _, _, freed in smaller)
     note = f"{total:,} bytes of earlier surgeries go"
     changes = [Rewrite(file, "shard", content, note) for file, content, _ in smaller]

@@ -16,6 +16,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import safetensors_header
 from ckptsurgeon.files.dtypes import SAFETENSORS
 from ckptsurgeon.formats import Checkpoint, Weight
+from ckptsurgeon.formats.capabilities import HasWeights
 from ckptsurgeon.formats.second_copies import TRAINED
 from ckptsurgeon.operations.computed_changes import named_copies
 from ckptsurgeon.progress import Progress
@@ -55,7 +56,7 @@ def export(
     folder = folder.parent.resolve() / folder.name
     refuse_place(run, folder)
     checkpoint = run.checkpoint(step)
-    weights = list(checkpoint.weights())
+    weights = list(HasWeights.of(checkpoint).weights())
     files = _distributed(weights, shard_bytes)
     partial = make_partial(folder, "export")
     try:
@@ -77,7 +78,7 @@ def preview(run: Run, step: int, folder: Path) -> Export:
     """What `export` would write, as far as that is known without it."""
     refuse_place(run, folder)
     checkpoint = run.checkpoint(step)
-    sizes = [_size(weight) for weight in checkpoint.weights()]
+    sizes = [_size(weight) for weight in HasWeights.of(checkpoint).weights()]
     return Export(folder, (), len(sizes), sum(sizes), _left_out(run, checkpoint))
 
 

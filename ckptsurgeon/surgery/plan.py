@@ -9,6 +9,7 @@ from ckptsurgeon.edits import AnyChange, Aside, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats.known_globals import refuse_unknown
+from ckptsurgeon.formats.trees import rounded
 from ckptsurgeon.operations.section import Recipe, Section
 from ckptsurgeon.plans import Plan
 from ckptsurgeon.recipe.file import keys, to_data
@@ -48,7 +49,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     given = to_data(recipe)
     for section in sections:
         wanted, sentences = section.changes(run, recipe, checkpoint)
-        new_changes = checkpoint.rounded(wanted, run.root)
+        new_changes = rounded(checkpoint, wanted, run.root)
         key = next((key for key in keys(type(section)) if key in given), "")
         by_section.append((key, new_changes))
         changes += [change for change in new_changes if not _idle(change)]

@@ -15,6 +15,7 @@ from ckptsurgeon import Run
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor, strides
 from ckptsurgeon.formats import head_counts, heads
+from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.logits import Logits
 from ckptsurgeon.formats.stretches import by_parameter, numbers
 from ckptsurgeon.formats.values import Part, Place
@@ -196,14 +197,14 @@ def test_separate_queries_and_keys_of_olmo_core(tmp_path: Path) -> None:
 def test_what_is_not_known_is_refused(tmp_path: Path, model: dict[str, Any], says: str) -> None:
     olmo_run(tmp_path, model)
     with pytest.raises(SurgeryError) as error:
-        Run.open(tmp_path).checkpoint(6).attention()
+        HasHeads.of(Run.open(tmp_path).checkpoint(6)).attention()
     assert says in error.value.what and error.value.next
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_a_trainer_that_saves_no_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SurgeryError, match="how many attention heads"):
-        Run.open(torchtitan(tmp_path / "run")).checkpoint(6).attention()
+        HasHeads.of(Run.open(torchtitan(tmp_path / "run")).checkpoint(6)).attention()
 
 
 # --- what a checkpoint says of its model ---------------------------------------------------------

@@ -17,6 +17,7 @@ from ckptsurgeon import Run
 from ckptsurgeon.cli import app
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.strips import strips
 from tests.support.deepspeed_engine import Options, make, process_group
 from tests.support.universal import convert
 
@@ -37,7 +38,7 @@ CAPABILITIES: dict[str, Callable[[Checkpoint], Any]] = {
     "exp_avg": lambda c: c.fragments("exp_avg"),
     "replicas": lambda c: c.replicas(),
     "weights": lambda c: list(c.weights()),
-    "strips": lambda c: list(c.strips()),
+    "strips": lambda c: list(strips(c)),
     "attention": lambda c: c.attention(),
     "like": lambda c: sorted(c.like(c).trees),
     "without": lambda c: sorted(c.like(_without_copy(c)).trees),

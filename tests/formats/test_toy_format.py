@@ -10,14 +10,14 @@ import torch
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.formats import detect
-from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.layout import Format
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.recipe.file import from_data
 from tests.support.snapshot import snapshot
 
 
-class Toy(BaseFormat):
+class Toy(Format):
     """A trainer that saves its optimizer's state dict in `toy-<N>.pt`, and resumes the highest."""
 
     name = "toy"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.logits import Logits, logits
 from ckptsurgeon.formats.stretches import by_parameter
 from tests.support.launch import launch
@@ -21,5 +22,5 @@ def train_shared_keys(root: Path, corpus: Path) -> None:
 
 def logits_of(checkpoint: Checkpoint) -> list[Logits]:
     """Of every head of every layer."""
-    layers, _ = checkpoint.attention()
+    layers, _ = HasHeads.of(checkpoint).attention()
     return list(logits(checkpoint, by_parameter(checkpoint.parts()), layers))

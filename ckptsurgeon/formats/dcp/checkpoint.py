@@ -15,6 +15,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
+from ckptsurgeon.formats.capabilities import Cools, NamesGroups
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.optimizer import Optimizer
@@ -27,7 +28,7 @@ GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 
 
 @dataclass
-class DcpCheckpoint(DcpShards, ABC):
+class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
     """One step's folder. `options` are those of the trainer's config, by key of a recipe. `prefix`
     is how the names of the optimizer begin in `saved`; `further` are other ones, each with the
     folder that it is in, `models` the folders of the weights where they are others."""

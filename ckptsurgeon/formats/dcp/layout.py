@@ -20,7 +20,7 @@ from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint
 from ckptsurgeon.formats.dcp.olmo_ddp import OlmoDdpCheckpoint, is_flat
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
-from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.layout import FindsStep, Format
 from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import files_below, folders_in
@@ -30,7 +30,7 @@ CONFIG = "config.json"
 """What OLMo-core's ConfigSaverCallback leaves in each step."""
 
 
-class Torchtitan(BaseFormat):
+class Torchtitan(Format, FindsStep):
     """`<root>/step-<N>/` with `.metadata` and `.distcp` files."""
 
     name = "torchtitan"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import head_counts, heads
+from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.sane import mapping
@@ -25,7 +26,7 @@ BATCHES, TOKENS = ("data_loader", "batches_processed"), ("data_loader", "tokens_
 
 
 @dataclass
-class OlmoCoreCheckpoint(DcpCheckpoint):
+class OlmoCoreCheckpoint(DcpCheckpoint, HasHeads):
     """`config` is what the run was last started with, empty where the step has none; `ephemeral`
     whether the trainer removes the step once it has saved another."""
 

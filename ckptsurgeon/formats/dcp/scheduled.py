@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.formats.capabilities import AdjustsGroups, Cools
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
@@ -22,7 +23,7 @@ from ckptsurgeon.formats.values import Decay, Located, Place, Setting
 
 
 @dataclass
-class ScheduledCheckpoint(DcpCheckpoint):
+class ScheduledCheckpoint(DcpCheckpoint, AdjustsGroups):
     """`schedulers` are (file, path of a scheduler's state), `scales` (file, path of the loss
     scale). In the folder itself the path is what the names begin with."""
 
@@ -78,7 +79,7 @@ class ScheduledCheckpoint(DcpCheckpoint):
                 next="set the weight decay in the trainer's config, and let it override the "
                 "scheduler's state",
             )
-        return super().in_group(key, place, value)
+        return value
 
     # --- meaning ---------------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class ScheduledCheckpoint(DcpCheckpoint):
         """By the class of the saved scheduler. Refused for several optimizers."""
         refuse_several(self.path.name, len(self.optimizers))
         if not torch.is_torch(self.schedule()):
-            return super().cooldown(decay)
+            raise Cools.lacking(self)
         with understood(self.path):
             settings, notes = self.decaying(decay)
         return [self._placed(setting) for setting in settings], notes

@@ -17,15 +17,16 @@ from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, NEW, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.capabilities import HasArchives, HasWeights, NamesMoments
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.sane import problem
-from ckptsurgeon.formats.values import MOMENTS, Blob, Fragment, Part, Place, Weight
+from ckptsurgeon.formats.values import MOMENTS, Blob, Part, Place, Weight
 
 
 @dataclass
-class DcpShards(BaseCheckpoint):
-    """`BaseCheckpoint`, where some of the trees are `Values`: that of `saved`, and those of other
+class DcpShards(Checkpoint, NamesMoments, HasWeights, HasArchives):
+    """`Checkpoint`, where some of the trees are `Values`: that of `saved`, and those of other
     `folders`."""
 
     saved: Saved = field(kw_only=True)
@@ -55,16 +56,6 @@ class DcpShards(BaseCheckpoint):
         if items is None:
             return []
         return self.at(saved.path, (name, 0) if items.is_tensor else (name,), wins)
-
-    def pieces(self, place: Place) -> list[Place]:
-        """Of a whole tensor, its chunks."""
-        if not isinstance(place.value, Whole):
-            return super().pieces(place)
-        name = place.path[0]
-        return [
-            place._replace(path=(name, chunk), value=tensor, chunks=1)
-            for chunk, tensor in enumerate(place.value)
-        ]
 
     def moments(self, name: str) -> list[Place]:
         """Every tensor with `name` in its own; one of one element is a tensor too."""
@@ -99,17 +90,17 @@ class DcpShards(BaseCheckpoint):
         archive = saved.archive(saved.of(place.path))
         return place.value.numel == 0 or archive.is_zero(place.value)
 
-    def fragments(self, name: str) -> list[Fragment]:
+    def fragments(self, name: str) -> list[Part]:
         """Each tensor is of one parameter, and is zeroed as a whole. Raises SurgeryError where the
         tensors are flat buckets."""
         out = []
         for place in self.moments(name):
             fqn = str(place.path[0])
             if ".bucket_idx_" in fqn:
-                return super().fragments(name)
+                raise NamesMoments.lacking(self)
             parts = [part for part in fqn.split(".") if part != name]
             parameter = ".".join(parts[parts.index("state") + 1 :] if "state" in parts else parts)
-            out.append(Fragment(self.full(place.file, parameter), place, 0, place.value.numel))
+            out.append(Part.whole(self.full(place.file, parameter), "", name, place))
         return out
 
     def full(self, file: Path, parameter: str) -> str:
@@ -127,7 +118,7 @@ class DcpShards(BaseCheckpoint):
         places: Sequence[Place],
         problem: Callable[[str, Any], str] = problem,
     ) -> None:
-        """As `BaseCheckpoint` does, with the file and the name that `.metadata` has for a value."""
+        """As `Checkpoint` does, with the file and the name that `.metadata` has for a value."""
         super().check(name, [p for p in places if p.file not in self.folders], problem)
         for place in (place for place in places if place.file in self.folders):
             if reason := problem(name, place.value):

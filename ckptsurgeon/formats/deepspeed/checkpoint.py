@@ -9,8 +9,18 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats import head_counts, heads, known_globals, strips
-from ckptsurgeon.formats.checkpoint import agree
+from ckptsurgeon.formats import head_counts, heads, known_globals
+from ckptsurgeon.formats.capabilities import (
+    Converts,
+    Cools,
+    HasForms,
+    HasHeads,
+    HasReplicas,
+    HasWeights,
+    NamesMoments,
+    Rebatches,
+)
+from ckptsurgeon.formats.checkpoint import Checkpoint, agree
 from ckptsurgeon.formats.deepspeed import (
     flags,
     fragments,
@@ -28,7 +38,6 @@ from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.json_beside import transformers_config
 from ckptsurgeon.formats.megatron import batch
-from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count, understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_cooldown
 from ckptsurgeon.formats.schedules.names import is_megatron
@@ -36,13 +45,11 @@ from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trai
 from ckptsurgeon.formats.values import (
     Conversion,
     Decay,
-    Fragment,
     Part,
     Place,
     Replica,
     Setting,
     State,
-    Strip,
     Weight,
 )
 from ckptsurgeon.promise import Promise
@@ -55,7 +62,17 @@ SHAPES = ("linear", "cosine")
 
 
 @dataclass
-class DeepSpeedCheckpoint(DeepSpeedShards):
+class DeepSpeedCheckpoint(
+    DeepSpeedShards,
+    Converts,
+    Cools,
+    HasForms,
+    HasHeads,
+    HasReplicas,
+    HasWeights,
+    NamesMoments,
+    Rebatches,
+):
     """One `global_step<N>`, and the universal copy beside it."""
 
     growth: ClassVar[Mapping[str, int]] = {"cur_iter": 0, "last_overflow_iter": -1}
@@ -114,9 +131,9 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
         with understood(self.path):
             return batch.rebatch(self, self.args(), size, ramp, own_config)
 
-    def fragments(self, name: str) -> list[Fragment]:
+    def fragments(self, name: str) -> list[Part]:
         """See `fragments`."""
-        return fragments.fragments(self, name)
+        return fragments.moments(self, name)
 
     def attention(self) -> tuple[list[Attention], list[str]]:
         """By Megatron's arguments, which the bundled trainer keeps as well; else by transformers'
@@ -169,11 +186,10 @@ class DeepSpeedCheckpoint(DeepSpeedShards):
             archives={path: self.archives[path] for path in kept},
         )
 
-    def strips(self) -> Iterator[Strip]:
-        """Of `parts.stretches`: with what can be read and not edited."""
+    def known_parts(self) -> list[Part]:
+        """Also what can be read and not edited."""
         with understood(self.path):
-            known = list(parts.stretches(self))
-        return strips.of_parts(self, known)
+            return list(parts.stretches(self))
 
     def contradictions(self) -> list[str]:
         """See `soundness`."""

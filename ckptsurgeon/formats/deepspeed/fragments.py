@@ -8,48 +8,61 @@ ceil(numel / ranks) elements to every rank, in the order of `param_shapes`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats.deepspeed import universal
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.values import Fragment, Place
+from ckptsurgeon.formats.values import Part, Place
 
 
-def fragments(checkpoint: DeepSpeedShards, name: str) -> list[Fragment]:
+class Fragment(NamedTuple):
+    """What one parameter has in the flat tensor at `place`: its elements [start, end)."""
+
+    parameter: str
+    place: Place
+    start: int
+    end: int
+
+
+def moments(checkpoint: DeepSpeedShards, name: str) -> list[Part]:
     """Every parameter's part of every tensor `name`, in all shards and in the universal copy."""
     places = checkpoint.locate(name)
-    out: list[Fragment] = []
+    out: list[Part] = []
     for item in checkpoint.all_optimizers():
         if item.universal:
             wholes = universal.moment(checkpoint, item.file, name)
-            out += (Fragment(p.file.parent.name, p, 0, p.value.numel) for p in wholes)
+            out += (Part.whole(place.file.parent.name, "", name, place) for place in wholes)
             continue
         mine = [place for place in places if place.file == item.file]
-        outer = get(checkpoint.trees[item.file], item.outer)
-        mappings = outer.get("param_slice_mappings")
-        if isinstance(mappings, (list, tuple)) and len(mappings) == len(mine):
-            for mapping, place in zip(mappings, mine, strict=True):
-                out += written_down(mapping, place)
-        else:
-            out += computed(checkpoint, item, mine)
+        found = fragments(checkpoint, item, mine)
+        out += (Part(f.parameter, "", name, f.place, f.start, f.end, 0) for f in found)
     return out
 
 
-def written_down(mapping: Mapping[str, Any], place: Place) -> Iterator[Fragment]:
-    """The parts of stages 1 and 2, as the shard has them for the flat tensor at `place`."""
-    for parameter, address in mapping.items():
-        start, numel = get(address, ("start",)), get(address, ("numel",))
-        yield Fragment(parameter, place, start, start + numel)
-
-
-def computed(
+def fragments(
     checkpoint: DeepSpeedShards, item: Optimizer, places: list[Place]
 ) -> Iterator[Fragment]:
-    """The parts of stage 3, in the flat tensors at `places` of one shard, padding included."""
+    """Whose the elements of the flat tensors at `places` are, which are all of one kind in one
+    shard. Raises SurgeryError where the shard does not say."""
+    outer = get(checkpoint.trees[item.file], item.outer)
+    mappings = outer.get("param_slice_mappings")
+    if not isinstance(mappings, (list, tuple)) or len(mappings) != len(places):
+        yield from _computed(checkpoint, item, places)
+        return
+    for mapping, place in zip(mappings, places, strict=True):
+        for parameter, address in mapping.items():
+            start, numel = get(address, ("start",)), get(address, ("numel",))
+            yield Fragment(parameter, place, start, start + numel)
+
+
+def _computed(
+    checkpoint: DeepSpeedShards, item: Optimizer, places: list[Place]
+) -> Iterator[Fragment]:
+    """The parts of stage 3, padding included."""
     models = checkpoint.models().values()
     shapes = next((tree["param_shapes"] for tree in models if tree.get("param_shapes")), None)
     if not shapes or "fp32_flat_groups" not in get(checkpoint.trees[item.file], item.outer):

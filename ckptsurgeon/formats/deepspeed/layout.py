@@ -15,14 +15,14 @@ from typing import Any
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.text_file import text
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.deepspeed import flags, universal
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.optimizer import EXPERTS, OPTIM
 from ckptsurgeon.formats.deepspeed.parallel import absent_layers
 from ckptsurgeon.formats.deepspeed.shards import MODEL
-from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.layout import Format, HasHazards, NamesElsewhere
 from ckptsurgeon.formats.megatron.options import OPTIONS
-from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import MAX_RANKS, is_count, problem, understood
 from ckptsurgeon.formats.shard_files import KEPT_SCANS, read_shards
 from ckptsurgeon.formats.step_folders import folders_in
@@ -33,7 +33,7 @@ LATEST = "latest"
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
-class DeepSpeed(BaseFormat):
+class DeepSpeed(Format, HasHazards, NamesElsewhere):
     """The layout of `engine.save_checkpoint`: `<root>/global_step<N>/*.pt` and `<root>/latest`."""
 
     name = "deepspeed"

@@ -14,7 +14,7 @@ from typing import Any
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import optimizer_state
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.deepspeed import universal
 from ckptsurgeon.formats.optimizers.state_dict import by_key, state_dict
@@ -66,7 +66,7 @@ def optimizers(trees: Mapping[Path, Any], path: Path) -> Iterator[Optimizer]:
 
 
 def groups(
-    checkpoint: BaseCheckpoint, item: Optimizer, name: str, wins: bool = True
+    checkpoint: Checkpoint, item: Optimizer, name: str, wins: bool = True
 ) -> Iterator[Place]:
     """`name` in each param group; an elastic checkpoint has none, and a universal copy of stage 3
     is loaded with the first one for all."""
@@ -78,7 +78,7 @@ def groups(
         yield place._replace(wins=False) if shared else place
 
 
-def states(checkpoint: BaseCheckpoint, item: Optimizer) -> optimizer_state.States:
+def states(checkpoint: Checkpoint, item: Optimizer) -> optimizer_state.States:
     """Every state; an elastic checkpoint has them in a list."""
     if not item.elastic:
         return optimizer_state.states(checkpoint, item.file, item.base)
@@ -86,7 +86,7 @@ def states(checkpoint: BaseCheckpoint, item: Optimizer) -> optimizer_state.State
     return optimizer_state.States(item.base, dict(enumerate(entries)))
 
 
-def saved(checkpoint: BaseCheckpoint, item: Optimizer) -> StateDict:
+def saved(checkpoint: Checkpoint, item: Optimizer) -> StateDict:
     """All that the file keeps of the optimizer, by key."""
     if item.universal:
         return universal.saved(checkpoint, item.file, item.base)
@@ -96,7 +96,7 @@ def saved(checkpoint: BaseCheckpoint, item: Optimizer) -> StateDict:
     return state_dict(item.file, item.base, get(checkpoint.trees[item.file], item.base))
 
 
-def header(checkpoint: BaseCheckpoint, item: Optimizer) -> StateDict:
+def header(checkpoint: Checkpoint, item: Optimizer) -> StateDict:
     """The same, with one place of each key of the states."""
     if item.universal or item.elastic:
         return saved(checkpoint, item)
@@ -104,7 +104,7 @@ def header(checkpoint: BaseCheckpoint, item: Optimizer) -> StateDict:
     return state_dict(item.file, item.base, tree, bare=True)
 
 
-def moment(checkpoint: BaseCheckpoint, item: Optimizer, name: str) -> Iterable[Column]:
+def moment(checkpoint: Checkpoint, item: Optimizer, name: str) -> Iterable[Column]:
     """Every tensor that makes up exp_avg or exp_avg_sq."""
     if item.universal:
         return map(Column.of, universal.moment(checkpoint, item.file, name))
@@ -112,7 +112,7 @@ def moment(checkpoint: BaseCheckpoint, item: Optimizer, name: str) -> Iterable[C
     return optimizer_state.moment(checkpoint, item.file, entries, name, item.loaded)
 
 
-def steps(checkpoint: BaseCheckpoint, item: Optimizer) -> list[Column]:
+def steps(checkpoint: Checkpoint, item: Optimizer) -> list[Column]:
     """Adam's counter, wherever it is. FusedAdam leaves 0 in the groups: they count where nothing
     else does."""
     if item.universal:
@@ -124,14 +124,14 @@ def steps(checkpoint: BaseCheckpoint, item: Optimizer) -> list[Column]:
     return [*columns, *map(Column.of, groups(checkpoint, item, "step", not columns))]
 
 
-def scaler(checkpoint: BaseCheckpoint, item: Optimizer, name: str) -> list[Place]:
+def scaler(checkpoint: Checkpoint, item: Optimizer, name: str) -> list[Place]:
     """An attribute of the loss scaler: an object under ZeRO, plain keys at stage 0."""
     inside = checkpoint.at(item.file, (*item.outer, "loss_scaler", name), item.loaded)
     return inside or checkpoint.at(item.file, (*item.outer, name), item.loaded)
 
 
 def scaler_start(
-    checkpoint: BaseCheckpoint, item: Optimizer, power: int
+    checkpoint: Checkpoint, item: Optimizer, power: int
 ) -> Iterator[tuple[Place, Any]]:
     """Each place of the loss scaler with its value in a new run: cur_scale = 2**power.
 

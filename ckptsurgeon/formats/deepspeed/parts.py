@@ -21,7 +21,7 @@ from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.deepspeed.weights import EXPERT
-from ckptsurgeon.formats.values import MOMENTS, NUMBER, Fragment, Part, Place
+from ckptsurgeon.formats.values import MOMENTS, NUMBER, Part, Place
 
 MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 TIED = "tied_modules."
@@ -185,7 +185,7 @@ def _flat(checkpoint: DeepSpeedShards, strict: bool) -> Iterator[Part]:
         spread = _spread(checkpoint, item)
         for kind, places in _partitions(checkpoint, item):
             try:
-                found = list(_fragments(checkpoint, item, places))
+                found = list(fragments.fragments(checkpoint, item, places)) if places else []
             except SurgeryError:
                 if strict:
                     raise
@@ -290,18 +290,6 @@ def _universal(checkpoint: DeepSpeedShards) -> Iterator[Part]:
                 if isinstance(tensor, Tensor):
                     cut = "0" if whole else UNIVERSAL
                     yield Part.whole(file.parent.name, cut, kind, Place(file, path, tensor))
-
-
-def _fragments(
-    checkpoint: DeepSpeedShards, item: Optimizer, places: list[Place]
-) -> Iterator[Fragment]:
-    outer = get(checkpoint.trees[item.file], item.outer)
-    mappings = outer.get("param_slice_mappings")
-    if isinstance(mappings, (list, tuple)) and len(mappings) == len(places):
-        for mapping, place in zip(mappings, places, strict=True):
-            yield from fragments.written_down(mapping, place)
-    elif places:
-        yield from fragments.computed(checkpoint, item, places)
 
 
 def _numbered(checkpoint: DeepSpeedShards) -> Iterator[Part]:

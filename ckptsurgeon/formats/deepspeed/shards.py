@@ -15,7 +15,8 @@ from typing import Any
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, get
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.capabilities import NamesGroups
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.columns import Places
 from ckptsurgeon.formats.deepspeed import optimizer
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
@@ -53,7 +54,7 @@ STAGES: Mapping[Any, int] = {"disabled": 0, "optimizer_states": 1, "gradients": 
 
 
 @dataclass
-class DeepSpeedShards(BaseCheckpoint):
+class DeepSpeedShards(Checkpoint, NamesGroups):
     """One `global_step<N>` with its trees: model files and optimizers, and the fields in them."""
 
     def __post_init__(self) -> None:
@@ -194,7 +195,7 @@ class DeepSpeedShards(BaseCheckpoint):
         places = [p for item in self._optimizers for p in optimizer.groups(self, item, key)]
         numbers = [place.path[-2] for place in places]
         if not groups or any(number not in groups for number in numbers):
-            return super().of_parameters(key)
+            raise NamesGroups.lacking(self)
         return [(tuple(groups[int(n)]), p) for n, p in zip(numbers, places, strict=True)]
 
     def state_dicts(self) -> list[StateDict]:

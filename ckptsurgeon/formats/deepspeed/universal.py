@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
 from ckptsurgeon.formats.values import MOMENTS, Hazard, Place, StateDict
 
@@ -58,7 +58,7 @@ def shards(copy: Path) -> list[Path]:
     return state + sorted(p for p in copy.glob("zero/*/*.pt") if p.name in names)
 
 
-def moment(checkpoint: BaseCheckpoint, state: Path, name: str) -> Iterator[Place]:
+def moment(checkpoint: Checkpoint, state: Path, name: str) -> Iterator[Place]:
     """The moment `name` of every parameter. At stage 3 the file is the bare tensor."""
     for path, tree in checkpoint.trees.items():
         if path.parent.parent == state.parent and path.name == f"{name}.pt":
@@ -66,7 +66,7 @@ def moment(checkpoint: BaseCheckpoint, state: Path, name: str) -> Iterator[Place
             yield Place(path, () if bare else ("param",), tree if bare else tree["param"])
 
 
-def saved(checkpoint: BaseCheckpoint, state: Path, base: tuple[Key, ...]) -> StateDict:
+def saved(checkpoint: Checkpoint, state: Path, base: tuple[Key, ...]) -> StateDict:
     """By the names of the files, and the groups of the file `state` under `base`."""
     names = {path.stem for path in state.parent.glob("*/*.pt")} - {"fp32", "step"}
     places = {
@@ -79,7 +79,7 @@ def saved(checkpoint: BaseCheckpoint, state: Path, base: tuple[Key, ...]) -> Sta
     return StateDict(state, places, state_dict(state, base, tree).group)
 
 
-def steps(checkpoint: BaseCheckpoint, state: Path) -> Iterator[Place]:
+def steps(checkpoint: Checkpoint, state: Path) -> Iterator[Place]:
     """Adam's step of every parameter; at stage 3 of the first group, which all groups load."""
     for path, tree in checkpoint.trees.items():
         if path.parent.parent == state.parent and path.name == "step.pt":

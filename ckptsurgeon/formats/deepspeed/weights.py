@@ -117,7 +117,7 @@ def _partitioned(checkpoint: DeepSpeedShards) -> Iterator[Weight]:
             for i, flat in enumerate(flats)
         ]
         archive = checkpoint.archives[item.file]
-        for name, place, start, end in fragments.computed(checkpoint, item, places):
+        for name, place, start, end in fragments.fragments(checkpoint, item, places):
             archive.storage(place.value)
             base = archive.payload(f"data/{place.value.storage}")
             at = base + (place.value.offset + start) * 4

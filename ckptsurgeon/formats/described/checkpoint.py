@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
-from ckptsurgeon.formats.described import savers
+from ckptsurgeon.formats.capabilities import HasWeights
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
+from ckptsurgeon.formats.described.savers import Saving
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.values import Decay, Located, Place, Setting, State, Weight
 
 
 @dataclass
-class DescribedCheckpoint(TorchCheckpoint):
+class DescribedCheckpoint(Saving, TorchCheckpoint, HasWeights):
     """The files of one step, and those of a copy of it that a restart loads. `counters` and
     `savers` are (file, key path)."""
 
@@ -70,12 +70,6 @@ class DescribedCheckpoint(TorchCheckpoint):
         tokens = self.agreed("tokens")
         return replace(super().read_state(), tokens=int(tokens[0]) if tokens else None)
 
-    def forget(
-        self, gone: Collection[Path], resumed: Sequence[Path]
-    ) -> tuple[list[Setting], list[str]]:
-        """See `savers`."""
-        return savers.forget(self, self.savers, gone, resumed)
-
     def notes(self) -> Iterator[str]:
         """Whether a loader was asked."""
         yield from super().notes()
@@ -91,8 +85,7 @@ class DescribedCheckpoint(TorchCheckpoint):
         """Each tensor of one file whose rows lie one after the other. Raises SurgeryError where the
         page names no weights, and where several files of the step have some."""
         if not self.weights_at:
-            yield from super().weights()
-            return
+            raise HasWeights.lacking(self)
         first = self.weights_at[0][0]
         files = {file for file, _ in self.weights_at} - self.repeated.keys()
         if len(files) > 1:

@@ -11,16 +11,16 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.text_file import text
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.copied import Copied
 from ckptsurgeon.formats.described.description import Content, FilePattern, KeyPath
 from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
-from ckptsurgeon.formats.layout import leads_out, outside
+from ckptsurgeon.formats.layout import Paged, leads_out, outside
 from ckptsurgeon.formats.megatron.dist import common_state
 from ckptsurgeon.formats.one_look import once
-from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.formats.values import Rival
@@ -29,7 +29,7 @@ ENDING = 1 << 20
 """Bytes at the end of a torch file that hold its directory."""
 
 
-class Described(DescribedSteps):
+class Described(DescribedSteps, Paged):
     """The format of one page."""
 
     # --- what a restart loads --------------------------------------------------------------------

@@ -8,17 +8,17 @@ after. `max_lr` and `min_lr` in the groups only name them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint, agree
-from ckptsurgeon.formats.described import savers
+from ckptsurgeon.formats.capabilities import Cools
+from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.described.description import COUNTERS, Description
+from ckptsurgeon.formats.described.savers import Saving
 from ckptsurgeon.formats.megatron.dist import GROUPS, MegatronDistCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.sane import understood
@@ -35,7 +35,7 @@ ELSEWHERE = (
 
 
 @dataclass
-class DescribedMegatron(MegatronDistCheckpoint):
+class DescribedMegatron(Saving, MegatronDistCheckpoint):
     """`schedulers` and `savers` are (file, key path) in the common state, `counters` by name."""
 
     by_name: ClassVar[str] = (
@@ -74,7 +74,7 @@ class DescribedMegatron(MegatronDistCheckpoint):
 
     def in_group(self, key: str, place: Place, value: Any) -> Any:
         """The value: the trainer scales none by a group."""
-        return BaseCheckpoint.in_group(self, key, place, value)
+        return value
 
     # --- the schedule ----------------------------------------------------------------------------
 
@@ -93,15 +93,9 @@ class DescribedMegatron(MegatronDistCheckpoint):
         with understood(self.path):
             if torch.is_torch(self._scheduler()):
                 return torch_cooldown.cooldown(self, decay)
-        return BaseCheckpoint.cooldown(self, decay)
+        raise Cools.lacking(self)
 
     # --- meaning ---------------------------------------------------------------------------------
-
-    def forget(
-        self, gone: Collection[Path], resumed: Sequence[Path]
-    ) -> tuple[list[Setting], list[str]]:
-        """See `savers`."""
-        return savers.forget(self, self.savers, gone, resumed)
 
     def read_state(self) -> State:
         """The lr is that of the first param group, which the trainer logs."""

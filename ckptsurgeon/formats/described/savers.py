@@ -14,7 +14,8 @@ from typing import Any
 
 from ckptsurgeon.edits import ABSENT, Key
 from ckptsurgeon.files.pickles.tree import get
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.capabilities import Ranks
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.values import Located, Place, Setting
 
 RANKED, LAST = "best_k_models", "last_model_path"
@@ -23,15 +24,26 @@ SCORES = {BEST: "best_model_score", WORST: "kth_value"}
 """The path that a saver names → where the score of it is."""
 
 
-def forget(
-    checkpoint: BaseCheckpoint,
+class Saving(Checkpoint, Ranks):
+    """A checkpoint with the states of its trainer's savers at `savers`, (file, key path)."""
+
+    savers: tuple[Located, ...]
+
+    def forget(
+        self, gone: Collection[Path], resumed: Sequence[Path]
+    ) -> tuple[list[Setting], list[str]]:
+        """A saver of another folder is left as it is, and named."""
+        return _forgotten(self, self.savers, gone, resumed)
+
+
+def _forgotten(
+    checkpoint: Checkpoint,
     savers: Sequence[Located],
     gone: Collection[Path],
     resumed: Sequence[Path],
 ) -> tuple[list[Setting], list[str]]:
-    """What each of `savers`, (file, path of its state), must forget once `gone` has left the folder
-    of the step and a restart loads one of `resumed`. A saver of another folder is left as it is,
-    and named."""
+    """What each of `savers` must forget once `gone` has left the folder of the step and a restart
+    loads one of `resumed`."""
     settings: list[Setting] = []
     notes: dict[str, None] = {}
     states = [_Saver(checkpoint, file, path) for file, path in savers]
@@ -60,7 +72,7 @@ def forget(
 class _Saver:
     """The state of one saver at `path` in `file`."""
 
-    checkpoint: BaseCheckpoint
+    checkpoint: Checkpoint
     file: Path
     path: tuple[Key, ...]
 

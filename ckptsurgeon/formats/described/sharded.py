@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -13,17 +13,17 @@ from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
-from ckptsurgeon.formats.described import savers
 from ckptsurgeon.formats.described.description import COUNTERS, Description, KeyPath
+from ckptsurgeon.formats.described.savers import Saving
 from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
-from ckptsurgeon.formats.values import COUNTING, Located, Part, Place, Setting, Weight
+from ckptsurgeon.formats.values import COUNTING, Located, Part, Place, Weight
 
 SHARDS = "shard-*.safetensors"
 """What torch's writer calls safetensors that hold what a rank has of each tensor."""
 
 
 @dataclass
-class DescribedSharded(SafetensorsBeside, ScheduledCheckpoint):
+class DescribedSharded(Saving, SafetensorsBeside, ScheduledCheckpoint):
     """`counted_at` are (file, key path) of each counter, `savers` (file, key path). `weights_in`
     say how the names of weights begin in the folder, in one of `models`, or in a file of SHARDS."""
 
@@ -46,12 +46,6 @@ class DescribedSharded(SafetensorsBeside, ScheduledCheckpoint):
             here = file == self.saved.path
             places += self.scalar(str(path[0])) if here else self.at(file, path)
         return places
-
-    def forget(
-        self, gone: Collection[Path], resumed: Sequence[Path]
-    ) -> tuple[list[Setting], list[str]]:
-        """See `savers`."""
-        return savers.forget(self, self.savers, gone, resumed)
 
     def notes(self) -> list[str]:
         """Whether a loader was asked."""

@@ -15,7 +15,7 @@ from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import expanded
 from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
 from ckptsurgeon.formats.described.sharded import SHARDS, begun
-from ckptsurgeon.formats.layout import BaseFormat, leads_inside
+from ckptsurgeon.formats.layout import Format, leads_inside
 from ckptsurgeon.formats.megatron.dist import CONFIG, common_file, common_state
 from ckptsurgeon.formats.one_look import once
 from ckptsurgeon.formats.sane import is_count
@@ -26,7 +26,7 @@ _known: dict[tuple[object, ...], int | None] = {}
 """The step in a file, by the file as it was: names do not tell it."""
 
 
-class DescribedSteps(BaseFormat):
+class DescribedSteps(Format):
     """The steps of one page; what a restart loads of them is its layout's."""
 
     def __init__(self, description: Description) -> None:

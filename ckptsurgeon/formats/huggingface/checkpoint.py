@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import head_counts, heads
+from ckptsurgeon.formats.capabilities import HasHeads, HasWeights
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.huggingface import weights
 from ckptsurgeon.formats.huggingface.trainer_state import TrainerState
@@ -40,7 +41,7 @@ OWN = ("_snapshot", "_sampler_iter_state", "_index_sampler_state", "fetcher_stat
 
 
 @dataclass
-class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint):
+class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint, HasHeads, HasWeights):
     """`optimizer.pt` and `scheduler.pt`, or Accelerate's `optimizer.bin` and `scheduler.bin`."""
 
     loaders: tuple[Path, ...] = ()
@@ -76,8 +77,7 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint):
                 next="load the step in the script, and save the model that you want",
             )
         if not found:
-            yield from super().weights()
-            return
+            raise HasWeights.lacking(self)
         for file in next(iter(found.values())):
             yield from parts.consolidated(self, self._tensors(file))
 

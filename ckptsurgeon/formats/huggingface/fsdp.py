@@ -15,6 +15,7 @@ from typing import ClassVar
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats import head_counts, heads
+from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
@@ -42,7 +43,7 @@ def missing(step: Path) -> list[str]:
 
 
 @dataclass
-class FsdpCheckpoint(TrainerState, ScheduledCheckpoint):
+class FsdpCheckpoint(TrainerState, ScheduledCheckpoint, HasHeads):
     """Schedulers and scalers are torch files beside the folder of the optimizer."""
 
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = {"iteration": ("global_step",)}

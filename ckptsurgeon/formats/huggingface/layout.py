@@ -19,6 +19,7 @@ from ckptsurgeon.formats.deepspeed.layout import STEP
 from ckptsurgeon.formats.huggingface import fsdp
 from ckptsurgeon.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
+from ckptsurgeon.formats.layout import FindsStep, NamesElsewhere
 from ckptsurgeon.formats.schedules.torch import is_torch
 from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import StepFolders, listed
@@ -35,7 +36,7 @@ CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
 """What the script registered with Accelerate: a scheduler of its own may be among it."""
 
 
-class _Saved(StepFolders):
+class _Saved(StepFolders, FindsStep):
     """What both libraries have in common."""
 
     name = "huggingface"
@@ -131,7 +132,7 @@ class _Saved(StepFolders):
         )
 
 
-class Transformers(_Saved):
+class Transformers(_Saved, NamesElsewhere):
     """`checkpoint-<N>` with `trainer_state.json`."""
 
     name = "transformers"
@@ -198,7 +199,7 @@ class Transformers(_Saved):
         return re.fullmatch(r"checkpoint-\d+", folder.name) is not None
 
 
-class Accelerate(_Saved):
+class Accelerate(_Saved, NamesElsewhere):
     """Folders that `save_state` filled: `checkpoint_<N>`, or the user's own names with a number."""
 
     name = "accelerate"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckptsurgeon.formats.capabilities import Ranks, Rebatches
 from ckptsurgeon.formats.huggingface import batch
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.values import Place, Setting
@@ -15,7 +16,7 @@ BEST = ("best_model_checkpoint", "best_metric", "best_global_step")
 
 
 @dataclass
-class TrainerState(JsonBeside):
+class TrainerState(JsonBeside, Ranks, Rebatches):
     """A step of the Trainer has the file among its `texts`; one of Accelerate's scripts has none,
     and keeps none of it."""
 

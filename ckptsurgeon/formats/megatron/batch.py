@@ -12,12 +12,12 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import rampup
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.values import Setting
 
 
 def rebatch(
-    checkpoint: BaseCheckpoint,
+    checkpoint: Checkpoint,
     args: Mapping[str, Any],
     size: int | None,
     ramp: Sequence[int] | None,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import head_counts, heads, known_globals
+from ckptsurgeon.formats.capabilities import AdjustsGroups, Cools, HasHeads, NamesMoments, Rebatches
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.megatron import arguments, batch, flags, identity, parts, soundness
@@ -19,7 +20,7 @@ from ckptsurgeon.formats.schedules import megatron, names
 from ckptsurgeon.formats.schedules.annealing import present_rate
 from ckptsurgeon.formats.schedules.check import samples_of
 from ckptsurgeon.formats.schedules.megatron import in_proportion
-from ckptsurgeon.formats.values import NUMBER, Decay, Fragment, Part, Place, Setting, State
+from ckptsurgeon.formats.values import NUMBER, Decay, Part, Place, Setting, State
 
 Self = TypeVar("Self", bound="MegatronCheckpoint")
 NOTHING: Mapping[str, Any] = {}
@@ -27,7 +28,7 @@ SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style", "position")
 
 
 @dataclass
-class MegatronCheckpoint(MegatronShards):
+class MegatronCheckpoint(MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMoments, Rebatches):
     """One `iter_<N>` of the legacy format: `mp_rank_*/model_optim_rng.pt`, `distrib_optim.pt`."""
 
     sharded: ClassVar[bool] = False
@@ -169,12 +170,12 @@ class MegatronCheckpoint(MegatronShards):
         model = head_counts.of_megatron(saved, name)
         return heads.attentions(self.parts(), model, chunked=self.sharded)
 
-    def fragments(self, name: str) -> list[Fragment]:
+    def fragments(self, name: str) -> list[Part]:
         """Of `parts`, where these have names. Refused for what they do not have."""
         found = [part for part in self.parts() if part.kind == name]
         if not found or any(part.parameter.startswith(NUMBER) for part in found):
-            return super().fragments(name)
-        return [Fragment(part.parameter, part.place, part.start, part.end) for part in found]
+            raise NamesMoments.lacking(self)
+        return found
 
     # --- meaning ---------------------------------------------------------------------------------
 

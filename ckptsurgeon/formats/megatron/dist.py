@@ -19,6 +19,7 @@ from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, Saved, Values
 from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.formats.capabilities import HasDigests
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.megatron import parts
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
@@ -45,7 +46,7 @@ ORDER = ("weights", "master", *MOMENTS)
 
 
 @dataclass
-class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
+class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint, HasDigests):
     """One `iter_<N>` with `metadata.json`, `.metadata` and `.distcp` files."""
 
     sharded: ClassVar[bool] = True
@@ -123,12 +124,14 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint):
             out += sorted(kept, key=lambda part: (ORDER.index(part.kind), part.cut, part.first))
         return out
 
-    def strips(self) -> Iterator[Strip]:
+    def unpadded(self, strip: Strip) -> Strip | None:
         """Flat buckets hold padding that no name gives the length of, and are left out."""
-        for strip in super().strips():
-            places = [place for place, _ in strip.tensors.values()]
-            if places and ".bucket_idx_" not in str(places[0].path[0]):
-                yield strip
+        places = [place for place, _ in strip.tensors.values()]
+        return (
+            super().unpadded(strip)
+            if places and ".bucket_idx_" not in str(places[0].path[0])
+            else None
+        )
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

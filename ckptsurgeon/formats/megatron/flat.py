@@ -19,14 +19,14 @@ from typing import Any, ClassVar
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.files.pickles.tree import get
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.capabilities import NamesMoments
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.megatron import flat_parts
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.optimizers.table import COUNTED
 from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.values import NUMBER, Fragment, Part, Place, State, StateDict
+from ckptsurgeon.formats.values import NUMBER, Part, Place, State, StateDict
 
 INSIDE = r"(?P<base>optimizer(?:\.\d+)?(?:\.optimizer)?)"
 NUMBERED = re.compile(INSIDE + r"\.param_groups\.(?P<owner>\d+)\.(?P<key>\w+)")
@@ -170,17 +170,17 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
             out.append(StateDict(self.saved.path, state, group))
         return out
 
-    def fragments(self, name: str) -> list[Fragment]:
+    def fragments(self, name: str) -> list[Part]:
         """By parameter; of torch_dcp, which numbers them, where `parts` know their names."""
         if self._named:
             return super().fragments(name)
         owners = {p.place.path[0]: p.parameter for p in self.parts() if p.kind == name}
         out = [
-            Fragment(owners.get(place.path[0], NUMBER), place, 0, place.value.numel)
+            Part.whole(owners.get(place.path[0], NUMBER), "", name, place)
             for place in self.moments(name)
         ]
         if any(each.parameter.startswith(NUMBER) for each in out):
-            return BaseCheckpoint.fragments(self, name)
+            raise NamesMoments.lacking(self)
         return out
 
     def parts(self) -> list[Part]:

@@ -16,15 +16,15 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.dcp.shards import absent
-from ckptsurgeon.formats.layout import BaseFormat
+from ckptsurgeon.formats.layout import CleansUp, Format, HasHazards, NamesElsewhere
 from ckptsurgeon.formats.megatron import bridge, options, tiers
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, opened_dist
 from ckptsurgeon.formats.megatron.flags import USE
 from ckptsurgeon.formats.megatron.flat import ROOT, opened_flat
 from ckptsurgeon.formats.megatron.tiers import OTHER, STEP, TRACKER
-from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import files_below, folders_in, listed
@@ -37,7 +37,7 @@ RANK = re.compile(r"mp_rank_(?P<tp>\d{2,})(?:_(?P<a>\d{3,}))?(?:_(?P<b>\d{3,}))?
 SHARD = re.compile(r"model_optim_rng\.pt|distrib_optim\.pt|layer_wise_optimizer_\d+\.pt")
 
 
-class Megatron(BaseFormat):
+class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
     """`<root>/iter_<N>` and `<root>/latest_checkpointed_iteration.txt`."""
 
     name = "megatron"

@@ -17,7 +17,8 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, get, tensors
 from ckptsurgeon.formats import moments
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.capabilities import HasPadding
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.megatron import arguments
 from ckptsurgeon.formats.megatron.options import BATCH
 from ckptsurgeon.formats.moments import ALL
@@ -48,7 +49,7 @@ class Optimizer(NamedTuple):
 
 
 @dataclass
-class MegatronShards(BaseCheckpoint):
+class MegatronShards(Checkpoint, HasPadding):
     """One `iter_<N>` with its trees: roots and optimizers, and the fields in them."""
 
     def __post_init__(self) -> None:
@@ -268,20 +269,19 @@ class MegatronShards(BaseCheckpoint):
             out.append(StateDict(file, state, {}))
         return out
 
-    def strips(self) -> Iterator[Strip]:
-        """Of a flat bucket without the padding at its end, which is saved as memory had it."""
-        for strip in super().strips():
-            place = next((place for place, _ in strip.tensors.values()), None)
-            if place is None:
-                yield strip
-                continue
-            try:
-                beside = get(self.trees[place.file], place.path[:-1])
-            except KeyError:
-                beside = {}
-            numel = beside.get("numel_unpadded") if isinstance(beside, Mapping) else None
-            whole = not isinstance(numel, int) or not 0 < numel < strip.numel
-            yield strip if whole else strip._replace(numel=int(numel or 0), shape=None)
+    def unpadded(self, strip: Strip) -> Strip | None:
+        """Of a flat bucket without the padding at its end."""
+        place = next((place for place, _ in strip.tensors.values()), None)
+        if place is None:
+            return strip
+        try:
+            beside = get(self.trees[place.file], place.path[:-1])
+        except KeyError:
+            return strip
+        numel = beside.get("numel_unpadded") if isinstance(beside, Mapping) else None
+        if not isinstance(numel, int) or not 0 < numel < strip.numel:
+            return strip
+        return strip._replace(numel=numel, shape=None)
 
     def moments(self, name: str) -> list[Place]:
         """Every tensor of one moment, in any shard; in `distrib_optim.pt` a key is a pair of

@@ -13,18 +13,18 @@ from typing import Any, ClassVar
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats import known_globals, optimizer_state
+from ckptsurgeon.formats.capabilities import Cools, NamesGroups, NamesMoments, Repeats
+from ckptsurgeon.formats.checkpoint import Disagreement
 from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
 from ckptsurgeon.formats.plain import parts
-from ckptsurgeon.formats.protocol import Disagreement
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
 from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.formats.values import (
     Decay,
-    Fragment,
     Located,
     Part,
     Place,
@@ -39,7 +39,7 @@ GROUPS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 
 
 @dataclass
-class TorchCheckpoint(JsonBeside):
+class TorchCheckpoint(JsonBeside, Cools, NamesGroups, NamesMoments, Repeats):
     """One saved step. `optimizers` are (file, path of the state dict), `schedulers` (file, path of
     a scheduler's state), `scales` (file, path of the loss scale), `weights_at` (file, path of a
     dict of weights by name). `repeated` are `copies`."""
@@ -98,19 +98,19 @@ class TorchCheckpoint(JsonBeside):
         for place in self.settings(key):
             names = self.value(place.file, (*place.path[:-1], "param_names"))
             if not isinstance(names, (list, tuple)):
-                return super().of_parameters(key)
+                raise NamesGroups.lacking(self)
             out.append((tuple(str(name) for name in names), place))
         return out
 
-    def fragments(self, name: str) -> list[Fragment]:
+    def fragments(self, name: str) -> list[Part]:
         """By the names of the parameters, where the file has those of all."""
-        fragments = []
+        fragments: list[Part] = []
         with understood(self.path):
             for place, parameter in self._owned(name):
                 if parameter is None:
-                    return super().fragments(name)
+                    raise NamesMoments.lacking(self)
                 size = place.value.numel if isinstance(place.value, Tensor) else 0
-                fragments.append(Fragment(parameter, place, 0, size))
+                fragments.append(Part(parameter, "", name, place, 0, size, 0))
         return fragments
 
     def _owned(self, name: str) -> Iterator[tuple[Place, str | None]]:
@@ -203,7 +203,7 @@ class TorchCheckpoint(JsonBeside):
         with understood(self.path):
             if torch.is_torch(self.schedule()):
                 return torch_cooldown.cooldown(self, decay)
-        return super().cooldown(decay)
+        raise Cools.lacking(self)
 
     def contradictions(self) -> list[str]:
         """Fields that the optimizers of several files hold differently."""

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.formats.layout import BaseFormat, leads_out, outside
+from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.layout import Format, leads_out, outside
 from ckptsurgeon.formats.one_look import once
 from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
-from ckptsurgeon.formats.protocol import Checkpoint
 from ckptsurgeon.formats.sane import is_count, problem, understood
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.values import Rival, State
@@ -29,7 +29,7 @@ _known: dict[tuple[str, int, int, int], int | None] = {}
 """num_updates by file, as it was: the names of some files do not tell."""
 
 
-class Fairseq(BaseFormat):
+class Fairseq(Format):
     """The steps are numbers of updates; `checkpoint_last*` are the pointers."""
 
     name = "fairseq"

@@ -17,7 +17,7 @@ from ckptsurgeon.formats.plain import flat_parameters
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.plain.flat_parameters import Flat
 from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.values import NUMBER, Decay, Fragment, Part, Place, Setting
+from ckptsurgeon.formats.values import NUMBER, Decay, Part, Place, Setting
 from ckptsurgeon.promise import Caveat
 
 OPTIMIZER = "last_optimizer_state"
@@ -93,17 +93,17 @@ class FairseqCheckpoint(TorchCheckpoint):
             name = names.get((part.place.file, part.parameter)) if alike else None
             yield part if name is None else part._replace(parameter=name)
 
-    def fragments(self, name: str) -> list[Fragment]:
+    def fragments(self, name: str) -> list[Part]:
         """Of `parts`, where these have names, and in copies of the shards too."""
         found = [part for part in self.parts() if part.kind == name]
         if not found or any(part.parameter.startswith(NUMBER) for part in found):
             return super().fragments(name)
-        out = [Fragment(part.parameter, part.place, part.start, part.end) for part in found]
+        out = [*found]
         for copy, shard in self.repeated.items():
             for part in found:
                 if part.place.file == shard:
                     (place,) = self.at(copy, part.place.path)
-                    out.append(Fragment(part.parameter, place, part.start, part.end))
+                    out.append(part._replace(place=place))
         return out
 
     def scaler_start(self) -> list[tuple[Place, Any]]:

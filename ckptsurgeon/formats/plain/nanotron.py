@@ -18,6 +18,7 @@ from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats import head_counts, heads, json_beside
+from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.plain import nanotron_parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
@@ -26,7 +27,7 @@ from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.sane import is_count, mapping, problem, understood
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.step_folders import StepFolders, listed
-from ckptsurgeon.formats.values import Decay, Fragment, Part, Place, Setting
+from ckptsurgeon.formats.values import Decay, Part, Place, Setting
 
 LATEST = "latest.txt"
 METADATA = "checkpoint_metadata.json"
@@ -36,7 +37,7 @@ STAGES = ("metas", "data_stages")
 
 
 @dataclass
-class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint):
+class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads):
     """The optimizer shards of all ranks, the one scheduler, and `checkpoint_metadata.json`."""
 
     batch: int | None = field(kw_only=True, default=None)
@@ -153,14 +154,14 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint):
             raise head_counts.unsaid(name)
         return heads.attentions(self.parts(), head_counts.of_nanotron(config, name))
 
-    def fragments(self, name: str) -> list[Fragment]:
+    def fragments(self, name: str) -> list[Part]:
         """By `names` in each shard, which has the whole tensor of a rank."""
-        fragments = []
+        fragments: list[Part] = []
         for place in self.locate(name):
             with understood(place.file):
                 parameter = self.trees[place.file]["names"][place.path[-2]]
             size = place.value.numel if isinstance(place.value, Tensor) else 0
-            fragments.append(Fragment(str(parameter), place, 0, size))
+            fragments.append(Part(str(parameter), "", name, place, 0, size, 0))
         return fragments
 
 

@@ -14,7 +14,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get, strides
 from ckptsurgeon.formats import optimizer_state
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.values import COUNTING, MOMENTS, NUMBER, Located, Part, Place, Weight
 
 
@@ -42,16 +42,14 @@ def weights(places: Iterable[tuple[str, Place]], cut: str) -> Iterator[Part]:
             yield Part.whole(name, cut, "weights", place)
 
 
-def in_tree(checkpoint: BaseCheckpoint, item: Located) -> Iterator[tuple[str, Place]]:
+def in_tree(checkpoint: Checkpoint, item: Located) -> Iterator[tuple[str, Place]]:
     """The tensors of a dict in a torch file."""
     file, path = item
     for name, value in get(checkpoint.trees[file], path).items():
         yield str(name), Place(file, (*path, name), value)
 
 
-def consolidated(
-    checkpoint: BaseCheckpoint, places: Iterable[tuple[str, Place]]
-) -> Iterator[Weight]:
+def consolidated(checkpoint: Checkpoint, places: Iterable[tuple[str, Place]]) -> Iterator[Weight]:
     """Every tensor, whole in one file. Raises SurgeryError where its rows don't lie in order."""
     for name, place in places:
         tensor = place.value
@@ -67,7 +65,7 @@ def consolidated(
 
 
 def moments(
-    checkpoint: BaseCheckpoint,
+    checkpoint: Checkpoint,
     item: Located,
     cut: str,
     names: Mapping[Key, str],

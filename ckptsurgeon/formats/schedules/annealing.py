@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import sane
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.schedules.check import (
     ASSERTED,
     refuse_early_decay,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.sane import refuse_rates
 from ckptsurgeon.formats.schedules.check import refuse_early_decay
 from ckptsurgeon.formats.values import Decay, Setting

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.schedules.annealing import unscheduled
 from ckptsurgeon.formats.schedules.check import refuse_low_peak
 from ckptsurgeon.formats.values import Place, Setting

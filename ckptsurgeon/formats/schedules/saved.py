@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.checkpoint import BaseCheckpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, nemo, torch
 from ckptsurgeon.formats.values import Located, Place, Setting
@@ -20,7 +20,7 @@ UNSEEN = Caveat(
 
 
 def reschedule(
-    checkpoint: BaseCheckpoint, schedule: Any, values: Mapping[str, Any]
+    checkpoint: Checkpoint, schedule: Any, values: Mapping[str, Any]
 ) -> tuple[list[Setting], list[str]]:
     """By the class of `schedule`; lr alone where none is saved. Raises SurgeryError for a class
     that no rule is known of."""
@@ -42,13 +42,13 @@ def reschedule(
         return settings, [*notes, *([UNSEEN] if is_unseen(checkpoint, schedule) else [])]
 
 
-def is_unseen(checkpoint: BaseCheckpoint, schedule: Any) -> bool:
+def is_unseen(checkpoint: Checkpoint, schedule: Any) -> bool:
     """Whether a scheduler of torch made the rates, and its state is not in what is read here: it
     left `initial_lr` in the groups."""
     return schedule is None and bool(checkpoint.locate("initial_lr"))
 
 
-def scaler_start(checkpoint: BaseCheckpoint, scales: Iterable[Located]) -> list[tuple[Place, Any]]:
+def scaler_start(checkpoint: Checkpoint, scales: Iterable[Located]) -> list[tuple[Place, Any]]:
     """torch's GradScaler begins at 65536 and counts the steps since the last change."""
     start: list[tuple[Place, Any]] = [(place, 65536.0) for place in checkpoint.locate("loss_scale")]
     for file, path in scales:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.sane import refuse_rates
 from ckptsurgeon.formats.schedules import in_code, nemo, plateau
 from ckptsurgeon.formats.schedules.check import one_scheduler, refuse_low_peak

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.schedules import in_code, nemo
 from ckptsurgeon.formats.schedules.check import one_scheduler, refuse_no_rate
 from ckptsurgeon.formats.schedules.torch import (

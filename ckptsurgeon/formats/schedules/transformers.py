@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.protocol import Checkpoint
+from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.schedules import torch_cooldown
 from ckptsurgeon.formats.schedules.check import refuse_no_rate
 from ckptsurgeon.formats.values import Decay, Setting

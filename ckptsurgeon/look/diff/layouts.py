@@ -14,7 +14,8 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Place, Weight
-from ckptsurgeon.formats.strips import contiguous
+from ckptsurgeon.formats.capabilities import HasWeights
+from ckptsurgeon.formats.strips import contiguous, strips
 from ckptsurgeon.look.diff.files import shown
 from ckptsurgeon.look.diff.leaves import Leaves, same
 from ckptsurgeon.look.diff.versions import TORCH, Version
@@ -89,7 +90,7 @@ def joined(checkpoint: Checkpoint, weights: Iterable[Weight]) -> Iterator[Weight
     sizes = {weight.name: weight for weight in weights}
     parts: dict[tuple[str, str], list[tuple[Any, int, int]]] = {}
     dtypes: dict[tuple[str, str], str] = {}
-    for strip in checkpoint.strips():
+    for strip in strips(checkpoint):
         for kind in KEPT:
             if kind in strip.tensors and strip.parameter in sizes:
                 place, first = strip.tensors[kind]
@@ -143,7 +144,7 @@ def tensors(one: Checkpoint, other: Checkpoint) -> tuple[list[Weight], list[Weig
     and so can't be compared. Raises SurgeryError where weights can't be joined."""
     found = []
     for checkpoint in (one, other):
-        weights = list(checkpoint.weights())
+        weights = list(HasWeights.of(checkpoint).weights())
         try:
             found.append((weights, list(joined(checkpoint, weights))))
         except SurgeryError:

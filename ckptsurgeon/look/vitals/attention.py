@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.logits import SIGMAS, Logits, logits
 from ckptsurgeon.formats.stretches import by_parameter
 from ckptsurgeon.look.vitals.observations import Observation
@@ -53,7 +54,7 @@ def attention(
 
 def _largest(checkpoint: Checkpoint) -> tuple[list[Attention], list[str]]:
     """Of each layer, and why others are not known."""
-    known, apart = checkpoint.attention()
+    known, apart = HasHeads.of(checkpoint).attention()
     layers: dict[str, list[Logits]] = {}
     for item in logits(checkpoint, by_parameter(checkpoint.parts()), known):
         layers.setdefault(item.layer, []).append(item)

@@ -17,6 +17,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import FLOATS
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
 from ckptsurgeon.formats import Checkpoint, Strip
+from ckptsurgeon.formats.capabilities import blobs
 from ckptsurgeon.look.vitals.bound import FLOOR
 from ckptsurgeon.look.vitals.facts import named
 from ckptsurgeon.look.vitals.jobs import Planner, Range, Source, strips_of
@@ -117,7 +118,7 @@ def compare(now: Checkpoint, before: Checkpoint, receipts: Sequence[Receipt]) ->
 
 def _sources(checkpoint: Checkpoint) -> list[Source]:
     strips_of(checkpoint)  # may open further shards
-    inside = [Archive.open(b.file, b.start, b.length) for b in checkpoint.blobs()]
+    inside = [Archive.open(b.file, b.start, b.length) for b in blobs(checkpoint)]
     return [Source(archive) for archive in (*checkpoint.archives.values(), *inside)]
 
 

@@ -12,7 +12,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Strip
-from ckptsurgeon.formats.strips import contiguous, dense
+from ckptsurgeon.formats.strips import contiguous, dense, strips
 from ckptsurgeon.look.vitals.bound import Edited, limit
 
 ODD = (
@@ -93,7 +93,7 @@ def jobs(
 def strips_of(checkpoint: Checkpoint) -> list[Strip]:
     """Its strips; none where its trees are not what its format says."""
     try:
-        return list(checkpoint.strips())
+        return list(strips(checkpoint))
     except (SurgeryError, *ODD):
         return []
 

@@ -8,6 +8,7 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.capabilities import blobs
 from ckptsurgeon.look.vitals import attention, facts, growth, observations
 from ckptsurgeon.look.vitals.attention import Attention
 from ckptsurgeon.look.vitals.growth import Growth
@@ -94,6 +95,6 @@ def examine(
 def sources(checkpoint: Checkpoint) -> list[Source]:
     """Its archives, and those inside larger files."""
     strips_of(checkpoint)  # which may open further shards
-    blobs = checkpoint.blobs()
-    inside = [Source(Archive.open(b.file, b.start, b.length), b.kind) for b in blobs]
+    found = blobs(checkpoint)
+    inside = [Source(Archive.open(b.file, b.start, b.length), b.kind) for b in found]
     return [*(Source(archive) for archive in checkpoint.archives.values()), *inside]

@@ -1,0 +1,52 @@
+"""What a user does in the trainer where its checkpoints do not decide, in the words of a family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.values import State
+
+
+class Advice:
+    """What holds for most trainers; a family overrides what differs."""
+
+    options: Mapping[str, str] = {}
+    """Key of a recipe → the option of the launch that decides it, where its value comes last."""
+    fresh_optimizer: str
+    """How the trainer is started so that it loads no optimizer state."""
+
+    def advise(self, key: str, value: object) -> str:
+        """A sentence: what to do in this trainer so that it uses `value` for `key` (clip_grad,
+        seed, optimizer), which its checkpoints do not decide."""
+        if key == "optimizer":
+            return f"start the trainer with the new optimizer and {self.fresh_optimizer}"
+        if key not in self.options:
+            return f"set {key} to {value} where the trainer is started"
+        return f"relaunch the trainer with {self.options[key]} {value}"
+
+    def advise_setting(self, key: str) -> str:
+        """A sentence: where the trainer takes `key` of the param groups from, which a checkpoint
+        without them does not keep."""
+        return f"set {key} on the trainer's command line"
+
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+        """A sentence: how this trainer is made to pass over ranges of iterations, ends included."""
+        return "ckptsurgeon status    the steps to go back to; this trainer can't skip data"
+
+    def advise_rewarm(
+        self, state: State, kind: str, until: str, iterations: int
+    ) -> tuple[str, ...]:
+        """What to do in this trainer in place of a re-warm window of `kind` that is over after
+        `iterations`, once `until` samples are consumed, a line for each step."""
+        return (
+            "ckptsurgeon reset moments    without re-warm",
+            "ckptsurgeon set-lr 0.1x      a small rate until the moments have filled; set it back "
+            "at a later checkpoint",
+        )
+
+    def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
+        """The arguments with which its launcher goes on from `checkpoint` as it is; none where the
+        trainer takes no values from its command line."""
+        return []
