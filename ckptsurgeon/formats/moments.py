@@ -16,9 +16,9 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.constants import NESTED
 from ckptsurgeon.formats.values import Place
 
-NESTED = "__bnb_optimizer_quant_state__"
 NUMBERS = {"exp_avg": "1", "exp_avg_sq": "2"}
 ALSO = ("max_exp_avg_sq", "momentum_buffer")
 """What AMSGrad keeps besides, and what Muon keeps of the parameters that are not Adam's."""

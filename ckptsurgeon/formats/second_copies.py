@@ -19,12 +19,11 @@ from ckptsurgeon.files.dcp import Values
 from ckptsurgeon.files.pickles.tree import Object, Tensor
 from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.constants import PICKLED, SAFE, TORCH
 from ckptsurgeon.formats.values import COUNTING, Located, Part
 
 TRAINED = "current_model_state"
 """Under this key Lightning's WeightAveraging keeps what is trained; `state_dict` is the average."""
-TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
-SAFE = ".safetensors"
 OPTIMIZER = "optim"
 """In the name of a file or key: what lies there is an optimizer's, and judged by its own table."""
 
@@ -62,7 +61,7 @@ def _tree(checkpoint: Checkpoint, file: Path, taken: Collection[tuple[Key, ...]]
     try:
         if archive is None and file.suffix == SAFE:
             archive = SafetensorsFile.open(file)
-        elif archive is None and file.suffix in TORCH:
+        elif archive is None and file.suffix in (*TORCH, PICKLED):
             archive = Archive.open(file)
         return archive.tree() if archive else None
     except (DamagedFile, OSError):

@@ -14,6 +14,7 @@ from ckptsurgeon.files.archives.storage_edit import contiguous as contiguous
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.capabilities import HasPadding, NamesMoments
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.constants import QUANTIZED
 from ckptsurgeon.formats.optimizers import adam
 from ckptsurgeon.formats.stretches import Kinds, by_parameter, pieces
 from ckptsurgeon.formats.values import (
@@ -30,11 +31,6 @@ from ckptsurgeon.formats.values import (
 
 MASTERS = ("master_param", "fp32_param", "param")
 """What optimizers of 16-bit weights call their fp32 copy."""
-QUANTIZED = {
-    "exp_avg": ("state1", "absmax1", "qmap1"),
-    "exp_avg_sq": ("state2", "absmax2", "qmap2"),
-}
-"""bitsandbytes: codes, scales of their blocks, code book."""
 ORDER = (*MOMENTS, "master", "weights")
 """Of the tensors of a strip: the first one is read with its file."""
 

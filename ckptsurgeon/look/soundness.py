@@ -22,6 +22,7 @@ from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
 from ckptsurgeon.formats.capabilities import blobs, digests
+from ckptsurgeon.formats.constants import ODD, SAFE, TORCH
 from ckptsurgeon.plans import Receipt
 from ckptsurgeon.progress import Progress
 
@@ -34,10 +35,6 @@ CHUNK = 1 << 19
 """Bytes that are read at once: what `jobs` threads hold in memory is a small multiple of them."""
 BATCH = 4096
 """Archives that are read before what is wrong with them is told."""
-TORCH, SAFE = (".pt", ".pth", ".bin", ".ckpt"), ".safetensors"
-"""How the names of torch files and of safetensors files end."""
-ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
-"""What a tree that no trainer saved makes of the code that expects one."""
 
 
 @dataclass

@@ -119,9 +119,9 @@ def verify(
 
 def _since(run: Run, checkpoint: Checkpoint, against: int | None) -> Between:
     """What an earlier step says of this one: `against`, or the counters of the one before."""
+    from ckptsurgeon.formats.constants import ODD
     from ckptsurgeon.look.vitals import between
     from ckptsurgeon.look.vitals.between import Between
-    from ckptsurgeon.look.vitals.jobs import ODD
 
     receipts = standing(run.receipts())
     if against is None:

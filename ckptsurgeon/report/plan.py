@@ -15,6 +15,7 @@ from ckptsurgeon.edits import (
     length,
 )
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.constants import SAFE, TORCH
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.changes import changes
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.transaction.journal import Recovery
 
 
+SHARDS = (*TORCH, SAFE)
 HOLD = "hold"
 """The kind of a re-warm window in which the weights stay."""
 ONE_STEP = " (for this step only)"
@@ -141,7 +143,7 @@ def cost(edits: Sequence[Edit]) -> str:
             pieces = edit.content.pieces
             written += sum(length(piece) for piece in pieces if not isinstance(piece, Hole))
             file = edit.file if isinstance(edit, Replace) else edit.like
-            if file is not None and file.endswith(".pt") and pieces:
+            if file is not None and file.endswith(SHARDS) and pieces:
                 copied.add(file)  # once, though it is first emptied where two must agree
     shards = f"{count(len(copied), 'shard')} copied" if copied else "no shard copied"
     return f"{size(written)} written, {shards}"

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from ckptsurgeon.edits import Rewrite
 from ckptsurgeon.files.archives import shrink
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.constants import TORCH
 from ckptsurgeon.formats.known_globals import refuse_unknown
 from ckptsurgeon.formats.trees import compacted
 from ckptsurgeon.plans import Plan
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import render, touched
 from ckptsurgeon.transaction import receipts
+
+ZIP = b"PK\3\4"
+"""How an archive begins."""
 
 
 def plan_compact(run: Run, step: int | None = None, *, allow_globals: Collection[str] = ()) -> Plan:
@@ -39,9 +44,10 @@ def plan_shrink(run: Run, step: int | None = None, *, allow_globals: Collection[
     checkpoint = run.checkpoint(run.latest() if step is None else step)
     smaller, total = [], 0
     for path in run.format.files(run.root, checkpoint.step):
-        if path.suffix != ".pt":
+        archive = checkpoint.archives.get(path)
+        if archive is None and not _is_archive(path):
             continue
-        archive = checkpoint.archives.get(path) or Archive.open(path)
+        archive = archive or Archive.open(path)
         content = shrink.shrink(archive, run.relative(path))
         if content is not None:
             smaller.append((run.relative(path), content))
@@ -49,6 +55,14 @@ def plan_shrink(run: Run, step: int | None = None, *, allow_globals: Collection[
     note = f"{total:,} bytes that no tensor uses go"
     changes = [Rewrite(file, "shard", content, note) for file, content in smaller]
     return _plan_rewrites(run, checkpoint, f"shrink step {checkpoint.step}", changes, allow_globals)
+
+
+def _is_archive(path: Path) -> bool:
+    """By its name and its first bytes: other files may have such names, as folders may."""
+    if path.suffix not in TORCH or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(ZIP)) == ZIP
 
 
 def _plan_rewrites(

@@ -17,14 +17,13 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.capabilities import Cools, NamesGroups
 from ckptsurgeon.formats.checkpoint import agree
+from ckptsurgeon.formats.constants import GROUP
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.optimizer import Optimizer
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
 from ckptsurgeon.formats.values import COUNTING, MOMENTS, Part, Place, State, StateDict
-
-GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 
 
 @dataclass

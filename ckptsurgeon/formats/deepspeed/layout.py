@@ -16,6 +16,7 @@ from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.constants import TRACKER
 from ckptsurgeon.formats.deepspeed import flags, universal
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.optimizer import EXPERTS, OPTIM
@@ -30,7 +31,6 @@ from ckptsurgeon.formats.values import Hazard, State
 
 STEP = re.compile(r"global_step(\d+)")
 LATEST = "latest"
-TRACKER = "latest_checkpointed_iteration.txt"
 
 
 class DeepSpeed(Format, HasHazards, NamesElsewhere):

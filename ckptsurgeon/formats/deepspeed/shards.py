@@ -18,6 +18,7 @@ from ckptsurgeon.files.pickles.tree import Object, get
 from ckptsurgeon.formats.capabilities import NamesGroups
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.columns import Places
+from ckptsurgeon.formats.constants import GROUP
 from ckptsurgeon.formats.deepspeed import optimizer
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.megatron.options import BATCH
@@ -28,8 +29,7 @@ from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
 from ckptsurgeon.formats.values import Place, StateDict
 
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d{2,})_model_states\.pt")
-GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum")
-"""Fields of the param groups."""
+IN_GROUPS = (*GROUP, "momentum")
 IN_MODELS: Mapping[str, tuple[Key, ...]] = {
     "skip": ("skip_train_iteration_range",),
     "consumed_samples": ("args", "consumed_train_samples"),
@@ -167,7 +167,7 @@ class DeepSpeedShards(Checkpoint, NamesGroups):
             return self.in_models(*IN_MODELS[field]) + copy
         if field in OF_BUNDLED_TRAINER:
             return self.in_models(*OF_BUNDLED_TRAINER[field]) if self.bundled else []
-        if field in GROUP:
+        if field in IN_GROUPS:
             return self._in_groups(field)
         if field in ALL:
             return Places(c for item in items for c in optimizer.moment(self, item, field))

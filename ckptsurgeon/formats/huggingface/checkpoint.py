@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import head_counts, heads
 from ckptsurgeon.formats.capabilities import HasHeads, HasWeights
+from ckptsurgeon.formats.constants import GROUP, SAFE
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.huggingface import weights
 from ckptsurgeon.formats.huggingface.trainer_state import TrainerState
 from ckptsurgeon.formats.json_beside import JsonBeside, transformers_config
 from ckptsurgeon.formats.plain import parts
-from ckptsurgeon.formats.plain.checkpoint import GROUPS, TorchCheckpoint
+from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.schedules import torch, transformers
 from ckptsurgeon.formats.schedules.check import refuse_several
@@ -82,7 +83,7 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint, Ha
             yield from parts.consolidated(self, self._tensors(file))
 
     def _tensors(self, file: Path) -> Iterable[tuple[str, Place]]:
-        if file.name.endswith(weights.SAFE):
+        if file.name.endswith(SAFE):
             return self.tensors(file).items()
         self.read([file])
         return parts.in_tree(self, (file, ()))
@@ -117,7 +118,7 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint, Ha
 
     def agreed(self, field: str) -> list[Any]:
         """Of several optimizers of Accelerate, what each has: their files need not agree."""
-        own = (*GROUPS, "adam_step", "scheduler")
+        own = (*GROUP, "adam_step", "scheduler")
         if self.family == "accelerate" and self.several() > 1 and field in own:
             return [place.value for place in self.deciding(field)]
         return super().agreed(field)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text
+from ckptsurgeon.formats.constants import SAFE
 from ckptsurgeon.formats.sane import understood
 
-SAFE = ".safetensors"
 WHOLE = re.compile(
     r"(?:model|adapter_model)(?:_\d+)?\.safetensors"
     r"|(?:pytorch_model|adapter_model)(?:_\d+)?\.bin|pytorch_model_fsdp\.bin"

@@ -17,6 +17,7 @@ from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.constants import TRACKER
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.layout import CleansUp, Format, HasHazards, NamesElsewhere
 from ckptsurgeon.formats.megatron import bridge, options, tiers
@@ -24,7 +25,7 @@ from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, opened_dist
 from ckptsurgeon.formats.megatron.flags import USE
 from ckptsurgeon.formats.megatron.flat import ROOT, opened_flat
-from ckptsurgeon.formats.megatron.tiers import OTHER, STEP, TRACKER
+from ckptsurgeon.formats.megatron.tiers import OTHER, STEP
 from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import files_below, folders_in, listed

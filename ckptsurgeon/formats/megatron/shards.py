@@ -35,7 +35,7 @@ ARGS = {
     "seed": "seed",
 }
 """Field → its name in the saved args; only the first is read back."""
-GROUP = ("lr", "betas", "eps", "initial_lr")
+IN_GROUPS = ("lr", "betas", "eps", "initial_lr")
 """Fields of the param groups that nothing rewrites."""
 
 
@@ -208,7 +208,7 @@ class MegatronShards(Checkpoint, HasPadding):
             in_schedule = [p for key in ("start_wd", "end_wd") for p in self.schedule_places(key)]
             copies = self.in_groups(field, wins=not in_schedule and not any(in_groups))
             return [*in_schedule, *in_groups[0], *in_groups[1], *copies]
-        if field in GROUP:
+        if field in IN_GROUPS:
             return self.in_groups(field, wins=field != "lr" or self.schedule() is None)
         if field == "adam_step":
             return self._steps()

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon.formats.constants import TRACKER
 from ckptsurgeon.formats.step_folders import listed
 from ckptsurgeon.formats.values import LOADED, OUTLIVES, Rival
 
-TRACKER = "latest_checkpointed_iteration.txt"
 OTHER = "non_persistent"
 """Where checkpoints of `--non-persistent-ckpt-type global` lie, unless a folder is given."""
 LOCAL = re.compile(r"iter_(\d{7})_\d+_local(\.dirty)?\.pt")

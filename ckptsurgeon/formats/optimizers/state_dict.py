@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.formats.columns import Column, Places
+from ckptsurgeon.formats.constants import NESTED
 from ckptsurgeon.formats.values import Place, StateDict
 
 BESIDE = frozenset(
@@ -15,8 +16,6 @@ BESIDE = frozenset(
     ("state", "param_groups", "loss_scale", "names", "gradient_accumulator")
 )
 """The keys of a saved optimizer that no update reads, the states and groups apart."""
-NESTED = "__bnb_optimizer_quant_state__"
-"""Where bitsandbytes puts a state that has codes, so that FSDP leaves it alone."""
 
 
 def by_key(

@@ -16,6 +16,7 @@ from ckptsurgeon.formats import known_globals, optimizer_state
 from ckptsurgeon.formats.capabilities import Cools, NamesGroups, NamesMoments, Repeats
 from ckptsurgeon.formats.checkpoint import Disagreement
 from ckptsurgeon.formats.columns import Column, Places
+from ckptsurgeon.formats.constants import GROUP
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
@@ -34,8 +35,6 @@ from ckptsurgeon.formats.values import (
 )
 
 UNKNOWN = "an unknown schedule"
-GROUPS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
-"""Fields of the param groups."""
 
 
 @dataclass
@@ -61,7 +60,7 @@ class TorchCheckpoint(JsonBeside, Cools, NamesGroups, NamesMoments, Repeats):
     def find(self, field: str) -> Sequence[Place]:
         """In the optimizers, schedulers and gradient scalers. The rest these trainers take from
         their command line, or count where no torch file is."""
-        if field in GROUPS:
+        if field in GROUP:
             wins = field != "lr" or self.groups_win
             return [
                 place for item in self.optimizers for place in self._in_groups(item, field, wins)
@@ -208,7 +207,7 @@ class TorchCheckpoint(JsonBeside, Cools, NamesGroups, NamesMoments, Repeats):
     def contradictions(self) -> list[str]:
         """Fields that the optimizers of several files hold differently."""
         sentences = []
-        for name in (*GROUPS, "adam_step", "loss_scale", "scheduler"):
+        for name in (*GROUP, "adam_step", "loss_scale", "scheduler"):
             try:
                 self.agreed(name)
             except Disagreement as error:

@@ -15,7 +15,7 @@ from ckptsurgeon.look.diff import tensors as of_tensors
 from ckptsurgeon.look.diff.diff import Diff, logs, texts
 from ckptsurgeon.look.diff.files import compare
 from ckptsurgeon.look.diff.tensors import Tensors
-from ckptsurgeon.look.diff.versions import TORCH, Version
+from ckptsurgeon.look.diff.versions import TREES, Version
 from ckptsurgeon.plans import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
@@ -146,7 +146,7 @@ def _is_pointer(change: AnyChange) -> bool:
 
 
 def _is_tree(file: str) -> bool:
-    return file.endswith((*TORCH, ".json")) or file.rpartition("/")[2] == METADATA
+    return file.endswith((*TREES, ".json")) or file.rpartition("/")[2] == METADATA
 
 
 def _home(run: Run, file: str) -> Path | None:

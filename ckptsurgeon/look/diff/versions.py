@@ -13,9 +13,11 @@ from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.formats.constants import PICKLED, TORCH
 from ckptsurgeon.look.diff.leaves import Leaves, leaves
 
-TORCH = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
+TREES = (*TORCH, PICKLED)
+"""How the names of files end in which there is a tree."""
 SMALL = 8 << 20
 """Bytes of the largest file of text that is read."""
 
@@ -34,12 +36,12 @@ class Version:
         name = self.path.name
         if name == METADATA or (self.folder is not None and name.endswith(METADATA)):
             return _of_dcp(Saved.open(self.folder or self.path.parent, self.path))
-        if self.path.suffix in TORCH:
+        if self.path.suffix in TREES:
             try:
                 archive = Archive.open(self.path, 0, self.size)
                 found = leaves(archive.tree(), archive)
             except DamagedFile:
-                if self.path.suffix != ".pkl":
+                if self.path.suffix != PICKLED:
                     raise
                 return Content({(): ("bytes", self.length())})
             return _sorted(found, archive)

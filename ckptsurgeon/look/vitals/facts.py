@@ -11,8 +11,9 @@ from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import MOMENTS, Checkpoint
+from ckptsurgeon.formats.constants import ODD
 from ckptsurgeon.look.vitals import bound
-from ckptsurgeon.look.vitals.jobs import ODD, Job, Range, Source, jobs
+from ckptsurgeon.look.vitals.jobs import Job, Range, Source, jobs
 from ckptsurgeon.look.vitals.reading import Reading
 from ckptsurgeon.look.vitals.scan import scan
 from ckptsurgeon.plans import Receipt

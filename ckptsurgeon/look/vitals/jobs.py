@@ -12,14 +12,9 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Strip
+from ckptsurgeon.formats.constants import ODD
 from ckptsurgeon.formats.strips import contiguous, dense, strips
 from ckptsurgeon.look.vitals.bound import Edited, limit
-
-ODD = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
-    ValueError,
-)  # fmt: skip
-"""What a tree that no trainer saved makes of the code that expects one."""
 
 
 @dataclass(frozen=True)
