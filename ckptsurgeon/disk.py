@@ -85,8 +85,10 @@ def make_directory(path: Path) -> None:
 
     def make(_: int | None) -> None:
         with _above(path) as (name, folder):
-            os.mkdir(name, dir_fd=folder)
-            _give(folder, name)
+            owner = _owner(folder)
+            os.mkdir(name, 0o777 if owner is None else 0o700, dir_fd=folder)
+            if owner is not None:
+                _give_folder(name, folder, owner)
 
     _act("make_directory", path, make)
 
@@ -137,7 +139,8 @@ def symlink(text: str, path: Path) -> None:
     def make(_: int | None) -> None:
         with _above(path) as (name, folder):
             os.symlink(text, name, dir_fd=folder)
-            _give(folder, name)
+            if (owner := _owner(folder)) is not None:
+                _give_link(name, folder, owner, text)
 
     _act("symlink", path, make, text=text)
 
@@ -165,27 +168,36 @@ def fsync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def created(path: Path) -> Iterator[int]:
-    """The descriptor of a new, empty file. Raises FileExistsError when the name is taken."""
+    """The descriptor of a new, empty file. Raises FileExistsError when the name is taken.
+
+    What root makes in somebody else's folder is for root alone until it is made durable, or is
+    closed: then it is given to the owner of the folder, unless it got other rights before."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
     def create(_: int | None) -> int:
         with _above(path) as (name, folder):
-            descriptor = os.open(name, flags, 0o666, dir_fd=folder)
-            _give(folder, name)
+            owner = _owner(folder)
+            mode = 0o666 if owner is None else 0o600
+            descriptor = os.open(name, flags, mode, dir_fd=folder)
+            if owner is not None:
+                _to_give[descriptor] = (owner, 0o666 & ~_umask())
             return descriptor
 
     descriptor = _act("create", path, create)
     try:
         yield descriptor
+        _give(descriptor)
     finally:
+        _to_give.pop(descriptor, None)
         os.close(descriptor)
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
     """The descriptor of an existing regular file, open for writing in place."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with _above(path) as (name, folder):
-        descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        descriptor = os.open(name, flags, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -282,7 +294,7 @@ def copy_at(descriptor: int, path: Path, offset: int, source: Path, start: int, 
     so a file system with reflinks shares the blocks. A hole stays a hole. Raises OSError when
     `source` is shorter."""
     shift = offset - start
-    origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    origin = read_from(source, path)
     try:
         if os.fstat(origin).st_size < end:
             raise OSError(errno.EIO, f"ends before byte {end}", str(source))
@@ -294,6 +306,22 @@ def copy_at(descriptor: int, path: Path, offset: int, source: Path, start: int, 
         os.close(origin)
     if os.fstat(descriptor).st_size < end + shift:
         truncate(descriptor, path, end + shift)
+
+
+def read_from(source: Path, target: Path, flags: int = 0) -> int:
+    """A descriptor to copy bytes of `source` by into `target`. Raises OSError unless it is a file,
+    and for root where the copy would be of somebody who may not read the source: a name of his may
+    lead to any file."""
+    descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    info = os.fstat(descriptor)
+    reason = 0 if stat.S_ISREG(info.st_mode) else errno.EINVAL
+    private = os.geteuid() == 0 and not info.st_mode & stat.S_IROTH
+    if private and target.parent.stat().st_uid not in (0, info.st_uid):
+        reason = errno.EACCES
+    if reason:
+        os.close(descriptor)
+        raise OSError(reason, os.strerror(reason), str(source))
+    return descriptor
 
 
 def _data(origin: int, start: int, end: int) -> tuple[int, int]:
@@ -341,7 +369,7 @@ def _copy(
 def clone(descriptor: int, path: Path, source: Path) -> None:
     """Share all blocks of `source` with a new, empty file until one of them is written to. Raises
     OSError where the file system can't (FICLONE, ioctl_ficlonerange(2))."""
-    origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    origin = read_from(source, path)
     try:
         _act(
             "clone",
@@ -366,7 +394,8 @@ def truncate(descriptor: int, path: Path, size: int) -> None:
 
 
 def fsync_file(descriptor: int, path: Path) -> None:
-    """Make data, size and times of one file durable."""
+    """Make data, size, times and rights of one file durable."""
+    _give(descriptor)
     _act("fsync_file", path, lambda _: os.fsync(descriptor))
 
 
@@ -394,25 +423,88 @@ def set_times(path: Path, mtime_ns: int) -> None:
             raise
 
 
-def _give(folder: int, name: str) -> None:
-    """What root makes in a folder of somebody else belongs to the folder's owner and group, who
-    could not undo, nor prune, what is root's. Where root may not (NFS), it stays root's."""
+# What root makes in a folder of somebody else belongs to the folder's owner and group, who could
+# not undo, nor prune, what is root's. It is given by its descriptor: by its name, the owner could
+# have it be another file. Where root may not give (NFS), it stays root's.
+
+_to_give: dict[int, tuple[os.stat_result, int]] = {}
+"""Descriptors of new files that are still root's alone → the folder whose owner gets them, and the
+mode that they get then."""
+
+
+def _owner(folder: int) -> os.stat_result | None:
+    """The folder, where what is made in it is to be given to its owner."""
     if os.geteuid() != 0:
-        return
+        return None
     above = os.fstat(folder)
-    if (above.st_uid, above.st_gid) != (0, 0):
+    return None if (above.st_uid, above.st_gid) == (0, 0) else above
+
+
+def _give(descriptor: int) -> None:
+    """Give a new file away, once."""
+    if (given := _to_give.pop(descriptor, None)) is not None:
+        owner, mode = given
         with contextlib.suppress(PermissionError):
-            os.chown(name, above.st_uid, above.st_gid, dir_fd=folder, follow_symlinks=False)
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        os.fchmod(descriptor, mode)
+
+
+def _give_folder(name: str, folder: int, owner: os.stat_result) -> None:
+    """Give away the folder that was just made: it is root's alone, and empty."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=folder)
+    try:
+        made = os.fstat(descriptor)
+        ours = (made.st_uid, stat.S_IMODE(made.st_mode) & 0o777) == (0, 0o700)
+        if ours and not any(os.scandir(descriptor)):
+            with contextlib.suppress(PermissionError):
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)
+            os.fchmod(descriptor, made.st_mode & stat.S_ISGID | 0o777 & ~_umask())
+    finally:
+        os.close(descriptor)
+
+
+def _give_link(name: str, folder: int, owner: os.stat_result, text: str) -> None:
+    """Give away the link that was just made. A link has no rights that matter: where /proc does not
+    lead to it, it stays root's."""
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, getattr(os, "O_PATH", os.O_RDONLY) | flags, dir_fd=folder)
+    try:
+        if os.readlink("", dir_fd=descriptor) == text:
+            with contextlib.suppress(OSError):
+                os.chown(f"/proc/self/fd/{descriptor}", owner.st_uid, owner.st_gid)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    """That of this process: to ask for it by umask(2) would change it for other threads."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    except OSError:
+        pass
+    return 0o022
 
 
 def copy_rights(descriptor: int, path: Path, like: os.stat_result) -> None:
-    """Give a new file the mode of `like`, and its owner and group where this user may.
+    """Give a new file the rights of `like`, and its owner and group where this user may; no bit
+    that lends them to whoever runs it.
 
     Without it, a pointer that root replaced could no longer be written by the trainer."""
+    _to_give.pop(descriptor, None)
     mine = os.fstat(descriptor)
     if (mine.st_uid, mine.st_gid) != (like.st_uid, like.st_gid):
         with contextlib.suppress(PermissionError):
             _act("set_owner", path, lambda _: os.fchown(descriptor, like.st_uid, like.st_gid))
-    mode = stat.S_IMODE(like.st_mode)
-    if stat.S_IMODE(mine.st_mode) != mode:
+    copy_mode(descriptor, path, like)
+
+
+def copy_mode(descriptor: int, path: Path, like: os.stat_result) -> None:
+    """Give a new file the mode of `like` alone."""
+    mine, mode = os.fstat(descriptor), stat.S_IMODE(like.st_mode) & 0o777
+    if descriptor in _to_give:
+        _to_give[descriptor] = (_to_give[descriptor][0], mode)
+    elif stat.S_IMODE(mine.st_mode) != mode:
         _act("set_mode", path, lambda _: os.fchmod(descriptor, mode), mode=mode)

@@ -11,6 +11,7 @@ from ckptsurgeon import disk
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import lock
 from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.worker import as_owner
 
 KEPT_EVENTS = "tf-events"
 """What the name of an event file has in it in an attic."""
@@ -54,7 +55,8 @@ def prune(run: Run, chosen: Sequence[Attic]) -> None:
 
     A marker is durable before the first file goes, so that an undo never begins on half an attic;
     cut off in between, the same call again removes the rest. Raises OSError as the disk does."""
-    with lock.hold(run.root, "prune"):
+    inside = [run.relative(folder) for item in chosen for folder in item.folders]
+    with as_owner(run.root, inside), lock.hold(run.root, "prune"):
         for item in chosen:
             marker = run.root / pruned(item.id)
             if not marker.exists():

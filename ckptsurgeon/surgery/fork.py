@@ -10,7 +10,8 @@ import contextlib
 import errno
 import os
 import shlex
-from collections.abc import Collection
+import stat
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ckptsurgeon.recipe.file import to_data
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.run.search import SETTINGS
 from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.worker import as_owner
 
 LAUNCH = (SETTINGS, CONFIG)
 """Files beside the checkpoints that say how the run is started; the branch gets copies."""
@@ -52,13 +54,18 @@ def fork(
 
     `reflink` shares blocks until one side writes; `hard-link` shares files, so what writes into a
     file in place (a trainer that saves this very step again) changes both; `copy` shares nothing.
+    A file of the step that is a link out of the run stays one. In a folder of the run's owner root
+    works as that owner.
     Raises UsageError if the folder exists, SurgeryError if the file system can't do it."""
     folder = folder.parent.resolve() / folder.name
     refuse_place(run, folder)
     run.checkpoint(step)
-    partial = make_partial(folder, "fork")
+    theirs = folder.parent.stat().st_uid == run.root.stat().st_uid
+    with as_owner(run.root, []) if theirs else contextlib.nullcontext():
+        partial = make_partial(folder, "fork")
     try:
-        files = _fill(run, step, partial, how)
+        with as_owner(partial, []):
+            files = _fill(run, step, partial, how)
         branch = replace(run, root=partial)
         receipt = None
         if to_data(recipe):
@@ -130,28 +137,42 @@ def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:
                 folders.add(partial / parent)
         return partial / below
 
+    own = [run.root, *(path.resolve() for path in run.entries(step))]
     for source in files:
-        _share(source, made(source), how)
+        if _leads_out(source, own):
+            disk.symlink(os.path.realpath(source), made(source))
+        else:
+            _share(source, made(source), how)
     for name in LAUNCH:
-        if (run.root / name).is_file():
+        if (run.root / name).is_file() and not _leads_out(run.root / name, own):
             _share(run.root / name, partial / name, "copy")
     for pointer, text in run.format.pointers(run.root, step).items():
         if isinstance(text, str):
             disk.write_new(made(pointer), text.encode())
         elif pointer.is_symlink():
             disk.symlink(os.path.relpath(text, pointer.parent), made(pointer))
-        elif pointer not in files:
+        elif pointer not in files and not _leads_out(text, own):
             _share(text, made(pointer), how)
     for folder in sorted(folders, reverse=True):
         disk.fsync_directory(folder)
     return files
 
 
+def _leads_out(file: Path, own: Sequence[Path]) -> bool:
+    """Whether it is a link to what is in none of these folders: whoever made it need not be able to
+    read that, and who forks may be."""
+    return file.is_symlink() and not any(map(file.resolve().is_relative_to, own))
+
+
 def _share(source: Path, target: Path, how: str) -> None:
+    source = source.resolve()  # a symbolic link may lead nowhere from there
     if how == "hard-link":
-        disk.link(source.resolve(), target)  # a symbolic link may lead nowhere from there
+        disk.link(source, target)
         return
+    info = source.stat()
     with disk.created(target) as descriptor:
+        if not info.st_mode & stat.S_IROTH:
+            disk.copy_mode(descriptor, target, info)
         if how == "reflink":
             try:
                 disk.clone(descriptor, target, source)
@@ -168,9 +189,9 @@ def _share(source: Path, target: Path, how: str) -> None:
                     ),
                 ) from None
         else:
-            disk.copy_at(descriptor, target, 0, source, 0, source.stat().st_size)
+            disk.copy_at(descriptor, target, 0, source, 0, info.st_size)
         disk.fsync_file(descriptor, target)
-    disk.set_times(target, source.stat().st_mtime_ns)
+    disk.set_times(target, info.st_mtime_ns)
 
 
 def remove(folder: Path) -> None:

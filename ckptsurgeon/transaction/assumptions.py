@@ -222,15 +222,20 @@ pages of their own, each of which would be a page fault."""
 
 def tail_digest(path: Path, spans: Iterable[tuple[int, int]]) -> str:
     """sha256 of the bytes [start, end) of each span, in order."""
-    digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:  # a buffer would read the zeros between them, too
-        for start, end in spans:
-            while start < end:
-                piece = os.pread(file.fileno(), min(end - start, PIECE), start)
-                if not piece:
-                    break
-                digest.update(piece)
-                start += len(piece)
+        return digest_of(file.fileno(), spans)
+
+
+def digest_of(descriptor: int, spans: Iterable[tuple[int, int]]) -> str:
+    """The same of an open file."""
+    digest = hashlib.sha256()
+    for start, end in spans:
+        while start < end:
+            piece = os.pread(descriptor, min(end - start, PIECE), start)
+            if not piece:
+                break
+            digest.update(piece)
+            start += len(piece)
     return digest.hexdigest()
 
 
@@ -305,7 +310,7 @@ def _check_rename(root: Path, source: str, target: str) -> None:
     # A folder that gets another parent is written to as well: its `..` changes.
     entered = [moved] if _is_folder(moved) else []
     for folder in [*folders, *entered]:
-        if not os.access(folder, os.W_OK | os.X_OK):
+        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
             why = f"{folder}: this user may not write here"
             raise read_only(folder) or SurgeryError(why, next=RIGHTS)
     if _mount(folders[0]) != _mount(folders[1]):
@@ -322,7 +327,7 @@ def _mount(folder: Path) -> tuple[str, int]:
     try:
         device = os.fstat(descriptor).st_dev
         text = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
-    except FileNotFoundError:  # no /proc: the device must do
+    except OSError:  # no /proc: the device must do
         text = ""
     finally:
         os.close(descriptor)

@@ -167,6 +167,8 @@ def _compute(
     size = min(size, 2 * (whole * max(items) + ALIGN))
     block = min(BLOCK, (size // 2 - ALIGN) // max(items))
     crcs = [0] * len(places)
+    for source in group:
+        os.close(disk.read_from(root / source.file, places[0].path))
     with contextlib.ExitStack() as stack:
         terms = [
             stack.enter_context(

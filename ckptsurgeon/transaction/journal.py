@@ -27,8 +27,9 @@ from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import assumptions, lock, receipts, staging
 from ckptsurgeon.transaction.home import HOME
-from ckptsurgeon.transaction.names import refuse_foreign, refuse_foreign_staging
+from ckptsurgeon.transaction.names import edited, refuse_foreign, refuse_foreign_staging
 from ckptsurgeon.transaction.redo import Step, redo
+from ckptsurgeon.transaction.worker import as_owner
 
 RECOVER = "ckptsurgeon recover    finish it or discard it"
 
@@ -76,6 +77,16 @@ def committed(root: Path) -> bool | None:
     return None if entry is None else entry.committed
 
 
+def waiting(root: Path) -> tuple[Step, ...]:
+    """The edits that `recover` will finish, as far as it will; none where it discards them, or
+    can't read them."""
+    try:
+        entry = _read(root)
+    except SurgeryError:
+        return ()
+    return () if entry is None or _finished(root, entry) else entry.steps
+
+
 def refuse_waiting(root: Path) -> None:
     """Raise InterruptedSurgery while a surgery waits for `recover`."""
     title = interrupted(root)
@@ -105,20 +116,27 @@ def commit(
     InterruptedSurgery when `recover` must go on. `progress(phase, done, total)` counts files."""
     root = Path(root).absolute()
     try:
-        if interrupted(root) is not None:
-            # Under the lock: a surgery that is alive is named as such.
-            with lock.hold(root, plan.title):
-                refuse_waiting(root)
-        listings = refuse_stale(root, plan, logs)
-        assumptions.check_edits(root, plan.edits)
-        assumptions.check_space(root, plan.edits, HOME)
-        with lock.hold(root, plan.title):
-            refuse_waiting(root)
-            _refuse_other_id(root, plan)
-            assumptions.check_files_again(root, plan.assumes, listings, [HOME])
-            return _commit(root, plan, listings, jobs, progress or silent)
+        with as_owner(root, edited(plan.edits)):
+            return _under_lock(root, plan, logs, jobs, progress or silent)
     except OSError as error:
         raise _failed(error) from error
+
+
+def _under_lock(
+    root: Path, plan: Plan, logs: Sequence[Path] | None, jobs: int, progress: Progress
+) -> Receipt:
+    if interrupted(root) is not None:
+        # Under the lock: a surgery that is alive is named as such.
+        with lock.hold(root, plan.title):
+            refuse_waiting(root)
+    listings = refuse_stale(root, plan, logs)
+    assumptions.check_edits(root, plan.edits)
+    assumptions.check_space(root, plan.edits, HOME)
+    with lock.hold(root, plan.title):
+        refuse_waiting(root)
+        _refuse_other_id(root, plan)
+        assumptions.check_files_again(root, plan.assumes, listings, [HOME])
+        return _commit(root, plan, listings, jobs, progress)
 
 
 def _commit(
@@ -219,7 +237,7 @@ def recover(root: Path, *, logs: Sequence[Path] | None = (), jobs: int = 8) -> R
         return Recovery("nothing")
     title = interrupted(root) or "recover"
     try:
-        with lock.hold(root, f"recover: {title}"):
+        with as_owner(root, edited(waiting(root))), lock.hold(root, f"recover: {title}"):
             return _recover(root, logs, jobs)
     except (OSError, KeyboardInterrupt) as error:
         raise _waiting(title, error) from error

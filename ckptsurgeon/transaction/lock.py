@@ -29,6 +29,7 @@ from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.transaction import process
 from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.worker import as_owner
 
 ATTEMPTS = 200
 PAUSE_S = 0.002
@@ -127,6 +128,12 @@ def unlock(root: Path, expected: Holder | None = None) -> str:
                 f"kill {record.pid}    if it hangs, and once it is gone: ckptsurgeon recover",
             ),
         )
+    with as_owner(root, []):
+        _remove_dead(home, record)
+    return str(record)
+
+
+def _remove_dead(home: Path, record: Holder) -> None:
     mine = _myself("unlock")
     private = home / f"lock.{mine.token}"
     try:
@@ -145,7 +152,6 @@ def unlock(root: Path, expected: Holder | None = None) -> str:
     finally:
         with contextlib.suppress(OSError):
             _remove(private)
-    return str(record)
 
 
 # --- taking and releasing ------------------------------------------------------------------------

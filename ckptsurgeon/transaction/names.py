@@ -95,6 +95,11 @@ def refuse_foreign_staging(
     run.refuse_links()
 
 
+def edited(edits: Iterable[Edit | Tail]) -> list[str]:
+    """Every file that these edits change, make or move, by each of its names."""
+    return [name for edit in edits for name in (*_files(edit), *_passing(edit))]
+
+
 # --- what an edit names --------------------------------------------------------------------------
 
 

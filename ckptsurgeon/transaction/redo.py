@@ -36,7 +36,7 @@ from typing import TypeVar
 from ckptsurgeon import disk
 from ckptsurgeon.edits import SHORT_GAP, Move, Replace, Tail, Truncate
 from ckptsurgeon.errors import InterruptedSurgery
-from ckptsurgeon.transaction.assumptions import tail_digest
+from ckptsurgeon.transaction.assumptions import digest_of, tail_digest
 from ckptsurgeon.transaction.home import HOME
 
 ANCHOR = 4096
@@ -54,7 +54,11 @@ T = TypeVar("T")
 
 def anchor(path: Path, old_size: int) -> str:
     """sha256 of the last `ANCHOR` bytes before `old_size`."""
-    return tail_digest(path, [(max(0, old_size - ANCHOR), old_size)])
+    return tail_digest(path, _before(old_size))
+
+
+def _before(old_size: int) -> list[tuple[int, int]]:
+    return [(max(0, old_size - ANCHOR), old_size)]
 
 
 def redo(
@@ -177,10 +181,25 @@ def _check_tail(root: Path, step: Tail, tails: Path) -> None:
 def _silence(root: Path, step: Tail) -> None:
     path = root / step.file
     with disk.opened(path) as descriptor:
+        _refuse_other(descriptor, path, step)
         if os.fstat(descriptor).st_size != step.cut:
             disk.truncate(descriptor, path, step.cut)
         # What comes next may be a rename that a power cut keeps while it loses this.
         disk.fsync_data(descriptor, path)
+
+
+def _refuse_other(descriptor: int, path: Path, step: Tail) -> None:
+    """Refuse what is open as the shard if it is not the shard that was checked: a name can come to
+    lead to another file at any time."""
+    _refuse_other_names(descriptor, path)
+    if digest_of(descriptor, _before(step.old_size)) != step.anchor:
+        raise _unlike(path, "it is another file than the one that the surgery began with")
+
+
+def _refuse_other_names(descriptor: int, path: Path) -> None:
+    names = os.fstat(descriptor).st_nlink
+    if names > 1:
+        raise _unlike(path, f"it has {names} names (hard links), and an edit would change them all")
 
 
 def _append(
@@ -192,6 +211,7 @@ def _append(
         at = step.at + sum(end - start for start, end in step.spans[:first])
         size = sum(end - start for start, end in spans)
         with disk.opened(path) as descriptor:
+            _refuse_other(descriptor, path, step)
             data = os.pread(staged.fileno(), size, at)
             if len(data) < size:
                 raise OSError(errno.EIO, "a read ended early", str(tails))
@@ -208,13 +228,15 @@ def _append(
 
 def _cut(root: Path, step: Truncate) -> None:
     path = root / step.file
-    size = path.stat().st_size
     end_record = step.spans[-1][0]
-    if size not in (step.old_size, end_record, step.new_size):
-        raise _unlike(path, f"it has {size} bytes; it should have {step.new_size}")
-    if size == step.new_size and tail_digest(path, step.spans) != step.digest:
-        raise _unlike(path, f"the bytes after {step.old_size} are not those that the surgery wrote")
     with disk.opened(path) as descriptor:
+        _refuse_other_names(descriptor, path)
+        size = os.fstat(descriptor).st_size
+        if size not in (step.old_size, end_record, step.new_size):
+            raise _unlike(path, f"it has {size} bytes; it should have {step.new_size}")
+        if size == step.new_size and digest_of(descriptor, step.spans) != step.digest:
+            what = f"the bytes after {step.old_size} are not those that the surgery wrote"
+            raise _unlike(path, what)
         if size > end_record:
             disk.truncate(descriptor, path, end_record)
         disk.fsync_file(descriptor, path)
@@ -223,7 +245,11 @@ def _cut(root: Path, step: Truncate) -> None:
 def _restore(root: Path, step: Truncate) -> None:
     path = root / step.file
     with disk.opened(path) as descriptor:
-        if os.fstat(descriptor).st_size > step.old_size:
+        _refuse_other_names(descriptor, path)
+        size = os.fstat(descriptor).st_size
+        if size not in (step.old_size, step.spans[-1][0]):
+            raise _unlike(path, f"it has {size} bytes; it should have {step.old_size}")
+        if size > step.old_size:
             disk.truncate(descriptor, path, step.old_size)
         disk.set_times(path, step.mtime_ns)
         disk.fsync_file(descriptor, path)
