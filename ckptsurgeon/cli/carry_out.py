@@ -87,7 +87,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
     if common.relaunch:
         from ckptsurgeon.cli.launch import refuse_launch
 
-        refuse_launch(run)
+        refuse_launch(run, common)
     if common.dry_run:
         show(run, plan, common, then=in_earnest())
         return
@@ -113,7 +113,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
             from ckptsurgeon.cli.launch import start
 
             promise = plan.promise or run.state(run.latest()).promise
-            start(run, promise, launch, (), common)
+            start(run, promise, launch, (), common, asked=True)
         except SurgeryError as error:
             if not plan.empty and error.untouched == UNTOUCHED:
                 error.untouched = "the surgery stands; the trainer was not started"

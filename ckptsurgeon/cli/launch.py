@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon import disk, report
-from ckptsurgeon.cli.options import Cancelled, Common
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.cli.options import Cancelled, Common, Declined
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.promise import Promise
+from ckptsurgeon.report.style import clean
 
 if TYPE_CHECKING:
     from ckptsurgeon.launch.slurm import Job
@@ -141,8 +142,9 @@ def _script(job: Job, promise: Promise, output: Path | None, common: Common) -> 
     )
 
 
-def refuse_launch(run: Run) -> None:
-    """Raise when it is known before a surgery that no trainer can be started after it."""
+def refuse_launch(run: Run, common: Common) -> None:
+    """Raise when it is known before a surgery that no trainer can be started after it, or when its
+    command is another user's and nobody says that it may be."""
     from ckptsurgeon.launch.relaunch import refuse_unknown_launch
 
     if run.bare:
@@ -151,6 +153,30 @@ def refuse_launch(run: Run) -> None:
             next="the same command without --relaunch",
         )
     refuse_unknown_launch(run)
+    if not common.dry_run:
+        _ask(run, common)
+
+
+def _ask(run: Run, common: Common) -> None:
+    """Ask before a command is started that others may have written. --yes does not answer: it was
+    typed before anybody saw the command."""
+    from ckptsurgeon.launch import written
+
+    others = written.by_others(written.file(run))
+    if not others:
+        return
+    wanted = clean(written.command(run))
+    if common.as_json or not sys.stdin.isatty():
+        typed = wanted if run.settings.get("relaunch") is not None else "COMMAND ARGS…"
+        raise SurgeryError(
+            f"{others}, and says what to start: {wanted}; that is started only once somebody says "
+            "so, and there is no terminal to ask on",
+            next=f"ckptsurgeon relaunch --exec -- {typed}    if you want that to run as you",
+        )
+    print(f"{others}, and says what to start as you:\n  {wanted}", file=sys.stderr)
+    print("start it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Declined("relaunch: declined", next=())
 
 
 def start(
@@ -162,16 +188,23 @@ def start(
     *,
     check: bool = False,
     argv: Sequence[str] | None = None,
+    asked: bool = False,
 ) -> None:
-    """Run the trainer and exit with its status.
+    """Run the trainer and exit with its status; unless it was `asked` before, ask first where its
+    command may be of others.
 
     Its output is the answer; with --json it goes to stderr, and the answer is one document."""
-    from ckptsurgeon.launch import relaunch
+    from ckptsurgeon.launch import relaunch, written
     from ckptsurgeon.logs.printed.word import Word
     from ckptsurgeon.look.expected import expected
 
     if argv is None:
         argv = relaunch.command(run, section, extra)
+        if not (asked or common.dry_run):
+            _ask(run, common)
+        if not common.quiet:
+            said = f"starts: {shlex.join(argv)}   as {written.file(run)} says"
+            print(clean(said), file=sys.stderr)
     out = sys.stderr if common.as_json else sys.stdout
     if common.dry_run:
         common.answer(lambda: shlex.join(argv), lambda: report.relaunch_json(argv, promise, None))

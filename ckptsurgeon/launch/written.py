@@ -1,0 +1,44 @@
+"""Where the command of a trainer is written, and whether others than this user write there."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import stat
+from pathlib import Path
+
+from ckptsurgeon.run.run import CONFIG, Run
+from ckptsurgeon.run.search import SETTINGS
+
+
+def file(run: Run) -> Path:
+    """The file of the run that says how its trainer is started."""
+    return run.root / (CONFIG if run.settings.get("relaunch") is None else SETTINGS)
+
+
+def command(run: Run) -> str:
+    """What that file has started, as far as it is known before a surgery."""
+    own = run.settings.get("relaunch")
+    if isinstance(own, dict) and isinstance(own.get("command"), list):
+        return shlex.join(map(str, own["command"]))
+    return f"the bundled trainer with {file(run)}"
+
+
+def by_others(path: Path) -> str:
+    """Who else than this user, and root, can have written the file: a sentence, or nothing."""
+    for each in dict.fromkeys((path, path.parent, path.resolve(), path.resolve().parent)):
+        info = each.stat()
+        if info.st_uid not in (0, os.geteuid()):
+            return f"{each} belongs to {_name(info.st_uid)}"
+        kept = each.is_dir() and info.st_mode & stat.S_ISVTX  # each keeps what is his there
+        if info.st_mode & stat.S_IWOTH and not kept:
+            return f"anybody may write to {each}"
+    return ""
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
