@@ -11,25 +11,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ckptsurgeon.hints import Hint, command, text
+
 UNTOUCHED = "the run is exactly as it was"
-DEFECT = "this is a defect of ckptsurgeon: report it with the recipe and `ckptsurgeon show`"
+DEFECT = "this is a defect of ckptsurgeon: report it with the recipe and what `show` prints"
 """What to do next where a plan contradicts itself."""
+DAMAGE = command("verify", why="list every damaged file")
 
 
 class SurgeryError(Exception):
     """A refusal in three parts.
 
     `what` names the file and the number, `untouched` is a true sentence about the run at the
-    moment of raising, `next` is one or more commands or acts that lead on.
+    moment of raising, `hints` are commands or acts that lead on, and `next` is their text.
     """
 
     exit_code = 1
 
-    def __init__(self, what: str, *, next: str | Sequence[str], untouched: str = UNTOUCHED) -> None:
+    def __init__(
+        self, what: str, *, next: Hint | Sequence[Hint], untouched: str = UNTOUCHED
+    ) -> None:
         super().__init__(what)
         self.what = what
         self.untouched = untouched
-        self.next: tuple[str, ...] = (next,) if isinstance(next, str) else tuple(next)
+        self.hints: tuple[Hint, ...] = (next,) if isinstance(next, Hint) else tuple(next)
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        """The hints as lines that can be typed where the failed command was."""
+        return tuple(map(text, self.hints))
 
 
 class UsageError(SurgeryError):
@@ -47,7 +57,7 @@ class DamagedFile(SurgeryError):
         offset: int,
         what: str,
         *,
-        next: str | Sequence[str] = "ckptsurgeon verify    list every damaged file",
+        next: Hint | Sequence[Hint] = DAMAGE,
         untouched: str = UNTOUCHED,
     ) -> None:
         super().__init__(f"{path}: byte {offset}: {what}", next=next, untouched=untouched)

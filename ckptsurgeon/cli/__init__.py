@@ -11,9 +11,10 @@ import typer
 from typer.core import TyperGroup
 
 from ckptsurgeon.cli.commands import commands, exit_codes
-from ckptsurgeon.cli.usage import TYPED, from_click, from_system, in_full
+from ckptsurgeon.cli.usage import from_click, from_system
 from ckptsurgeon.cli.values import taking_plain
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import TYPED, Typed
 from ckptsurgeon.version import VERSION
 
 
@@ -46,11 +47,10 @@ class Surgeon(TyperGroup):
     ) -> NoReturn:
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
-        TYPED.set(tuple(words))
+        typed = TYPED.set(Typed(tuple(words)))
         try:
             status = super().main(words or ["--help"], prog_name="ckptsurgeon", **extra)
         except SurgeryError as error:
-            error.next = tuple(in_full(hint, words) for hint in error.next)
             sys.exit(_fail(error, words))
         except OSError as error:  # stdout takes no --help, or no --version
             from ckptsurgeon.cli.options import Nowhere
@@ -61,7 +61,12 @@ class Surgeon(TyperGroup):
             # Click's own errors; their class is public neither in Click's nor in Typer's package.
             if not hasattr(error, "format_message"):
                 raise
+            from ckptsurgeon.cli.typed import follow_refused
+
+            follow_refused(getattr(error, "ctx", None), words)
             sys.exit(_fail(from_click(error, words), words))
+        finally:
+            TYPED.reset(typed)
         sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -126,15 +131,14 @@ def ckptsurgeon(
 
 def main() -> None:
     """The console script."""
-    from ckptsurgeon.cli.options import Errors, Nowhere
-
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this, as a daemon may do
+            from ckptsurgeon.cli.options import Nowhere
+
             setattr(sys, name, Nowhere())
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # an ASCII terminal gets ? for →, and no traceback
-    sys.stderr = Errors(sys.stderr)
     app()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from ckptsurgeon import disk
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.hints import command
 from ckptsurgeon.look.advise.rules import RULES
 from ckptsurgeon.operations.events import ORDERS
 from ckptsurgeon.operations.section import unknown_value
@@ -140,16 +140,14 @@ def advise(
             raise SurgeryError(
                 f"nothing is proposed, so {output} is not written: {told.verdict}",
                 untouched="nothing was written",
-                next="ckptsurgeon advise    what the logs say",
+                next=command("advise", why="what the logs say"),
             )
         write(output, recipe_file(chosen, told).encode())
         written = str(output)
     name = run.name if run is not None else ", ".join(path.name for path in told.curves.sources)
-    save = "ckptsurgeon advise -o recipe.yaml"
-    if output is not None:
-        save = f"ckptsurgeon advise -o {shlex.quote(str(output))}"
+    save = command("advise", "-o", "recipe.yaml" if output is None else output)
     common.answer(
-        lambda: common.here(advice(told, proposals, name, common.style, written, save)),
+        lambda: advice(told, proposals, name, common.style, written, save),
         lambda: advice_json(told, proposals, None if run is None else str(run.root)),
     )
 

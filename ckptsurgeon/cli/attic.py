@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +10,8 @@ import typer
 from ckptsurgeon import report
 from ckptsurgeon.cli.carry_out import carry_out, open_for
 from ckptsurgeon.cli.options import Common, Declined, Editing
-from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.hints import DRY_RUN, Hint, again, command
 from ckptsurgeon.operations.completion import saved_steps
 
 if TYPE_CHECKING:
@@ -82,12 +81,11 @@ def prune(
     newest = [receipt.id for receipt in run.receipts()][-keep:] if keep else []
     chosen = [item for item in attic.attics(run) if item.id not in newest]
     if common.dry_run or not chosen:
-        then = in_earnest()
+        then: Hint = again(without=DRY_RUN)
         if keep is None:
-            then = common.here("ckptsurgeon prune --keep N    the newest N stay undoable")
+            then = command("prune", "--keep", "N", why="the newest N stay undoable")
         text = report.attic(chosen, common.style)
-        say = common.answer if chosen else common.report
-        say(
+        common.answer(
             lambda: report.with_apply(text, then) if chosen else text,
             lambda: report.attic_json(chosen, False),
         )
@@ -97,14 +95,13 @@ def prune(
             f"{report.count(len(chosen), 'surgery', 'surgeries')} would lose what undo needs: "
             "--keep N says how many of the newest stay undoable",
             next=(
-                "ckptsurgeon prune --dry-run    what each of them keeps",
-                "ckptsurgeon prune --keep 1    the newest stays undoable",
-                "ckptsurgeon prune --keep 0    none does",
+                command("prune", "--dry-run", why="what each of them keeps"),
+                command("prune", "--keep", "1", why="the newest stays undoable"),
+                command("prune", "--keep", "0", why="none does"),
             ),
         )
     if not common.as_json:
-        with common.preview("prune"):
-            common.answer(lambda: report.attic(chosen, common.style), dict)
+        common.answer(lambda: report.attic(chosen, common.style), dict)
     _confirm_by_name(run, report.count(len(chosen), "attic"), common)
     try:
         attic.prune(run, chosen)
@@ -112,7 +109,7 @@ def prune(
         raise SurgeryError(
             f"cut off: {error or 'Ctrl-C'}",
             untouched="the run itself; of these attics a part may be gone",
-            next="the same command again    remove the rest",
+            next=again(why="remove the rest"),
         ) from error
     common.report(
         lambda: f"removed for good: the attics of {', '.join(item.id for item in chosen)}",
@@ -138,7 +135,7 @@ def unlock(*, common: Common) -> None:
         return
     document = {"schema": report.SCHEMA, "lock": str(holder)}
     if common.dry_run:
-        text = report.with_apply(f"would remove the lock of {holder}", in_earnest())
+        text = report.with_apply(f"would remove the lock of {holder}", again(without=DRY_RUN))
         common.answer(lambda: text, lambda: document)
         return
     _confirm_by_name(run, f"the lock of {holder}", common)
@@ -153,11 +150,11 @@ def _confirm_by_name(run: Run, what: str, common: Common) -> None:
     if common.yes and common.run_dir is not None:
         return
     if common.yes or common.as_json or not sys.stdin.isatty():
-        yes = "" if common.yes else "--yes "
+        yes = () if common.yes else ("--yes",)
         why = "--yes counts only beside --run" if common.yes else "nobody confirmed it for this run"
         raise SurgeryError(
             f"{what}: this can't be undone, and {why}",
-            next=f"the same command with {yes}--run {shlex.quote(str(run.root))}",
+            next=again(*yes, "--run", run.root),
         )
     print(
         f"{what}: to remove for good, type the run's name ({run.name}): ", end="", file=sys.stderr

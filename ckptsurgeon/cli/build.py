@@ -13,16 +13,17 @@ import typer
 from ckptsurgeon.cli.commands import Command, examples, exit_codes
 from ckptsurgeon.cli.options import Cancelled, Common
 from ckptsurgeon.cli.parameter_types import parameter_types
+from ckptsurgeon.cli.typed import follow
 from ckptsurgeon.cli.usage import from_system
 from ckptsurgeon.cli.values import PlainCommand
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import again
 
 
 def _carry_out(function: Callable[..., None], given: Mapping[str, Any]) -> None:
     try:
         function(**given)
     except KeyboardInterrupt:
-        raise Cancelled("stopped by Ctrl-C", next="the same command again") from None
+        raise Cancelled("stopped by Ctrl-C", next=again()) from None
     except OSError as error:
         if error.errno == errno.EPIPE:  # the reader of stdout has gone: Typer ends with 1, silently
             raise
@@ -53,8 +54,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """`function` as Typer wants it: a parameter of a class above becomes the options in that class.
 
     A STEP may be the name of its folder, or `latest`; `function` gets its number. Ctrl-C inside
-    `function` becomes Cancelled, what the disk refuses a SurgeryError, and an error's commands get
-    the -C that they need."""
+    `function` becomes Cancelled, what the disk refuses a SurgeryError, and every hint follows what
+    was typed."""
     hints = parameter_types(function)
     steps = [name for name, hint in hints.items() if _is_step(hint)]
     hints |= {name: _typed(hints[name]) for name in steps}
@@ -85,13 +86,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         for name, bundle in bundles.items():
             given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
         common = next(given[name] for name, kind in bundles.items() if issubclass(kind, Common))
-        try:
-            with one_look():
-                given |= {name: common.step(given[name]) for name in steps}
-                _carry_out(function, given)
-        except SurgeryError as error:
-            error.next = tuple(common.here(hint) for hint in error.next)
-            raise
+        follow(common, *(given[name] for name in bundles if given[name] is not common))
+        with one_look():
+            given |= {name: common.step(given[name]) for name in steps}
+            _carry_out(function, given)
 
     invoke.__doc__ = function.__doc__
     invoke.__name__ = function.__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Cancelled, Common, Declined, Editing, LogOneLiner, OneLiner
 from ckptsurgeon.cli.parameter_types import parameter_types
-from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.errors import UNTOUCHED, SurgeryError
+from ckptsurgeon.hints import DRY_RUN, Hint, again, command
 
 if TYPE_CHECKING:
     from ckptsurgeon.operations import Operation
@@ -89,15 +88,13 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
 
         refuse_launch(run, common)
     if common.dry_run:
-        show(run, plan, common, then=in_earnest())
+        show(run, plan, common, then=again(without=DRY_RUN))
         return
     if plan.empty:
-        with contextlib.suppress(BrokenPipeError):  # there is nothing to do, read or not
-            show(run, plan, common)
+        show(run, plan, common)
     else:
         if not common.as_json:
-            with common.preview(plan.title):
-                show(run, plan, common)
+            show(run, plan, common)
         _confirm(plan, common)
         with report.Progress(sys.stderr, quiet=common.quiet) as progress:
             try:
@@ -105,7 +102,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
             except KeyboardInterrupt:
                 raise _stopped(run, plan) from None
         common.report(
-            lambda: common.here(report.done(receipt, common.style, resume=_resume(run))),
+            lambda: report.done(receipt, common.style, resume=_resume(run)),
             lambda: report.plan_json(plan, run.format.name, receipt),
         )
     if common.relaunch:
@@ -120,16 +117,17 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
             raise
 
 
-def _resume(run: Run) -> str:
+def _resume(run: Run) -> Hint:
     """How the run goes on: by relaunch where it is known how its trainer is started."""
     if run.bare:
         return ""
     if run.launchable:
-        return "ckptsurgeon relaunch"
-    return "start its trainer as before; then ckptsurgeon verify --log FILE reads what it prints"
+        return command("relaunch")
+    read = command("verify", "--log", "FILE")
+    return f"start its trainer as before; then {read} reads what it prints"
 
 
-def show(run: Run, plan: Plan, common: Common, then: str = "") -> None:
+def show(run: Run, plan: Plan, common: Common, then: Hint = "") -> None:
     """Print a plan, that it can't be applied now if that is so, and with `then` the command that
     applies it."""
     if (alive := run.trainer()) is not None:
@@ -150,9 +148,9 @@ def _stopped(run: Run, plan: Plan) -> SurgeryError:
         return Cancelled(
             f"{plan.title}: stopped by Ctrl-C when it was done, before it was verified",
             untouched="every byte from before the surgery is kept",
-            next=("ckptsurgeon verify", f"ckptsurgeon undo {plan.id}"),
+            next=(command("verify"), command("undo", plan.id)),
         )
-    return Cancelled(f"{plan.title}: stopped by Ctrl-C", next="the same command again")
+    return Cancelled(f"{plan.title}: stopped by Ctrl-C", next=again())
 
 
 def _confirm(plan: Plan, common: Common) -> None:
@@ -168,7 +166,7 @@ def _confirm(plan: Plan, common: Common) -> None:
         )
         raise SurgeryError(
             f"{plan.title}: {reason}, and --yes was not given",
-            next=("the same command with --dry-run    look first", "the same command with --yes"),
+            next=(again("--dry-run", why="look first"), again("--yes")),
         )
     question = f"{plan.title}: apply? [y/N] " if common.quiet else "apply? [y/N] "
     print(question, end="", file=sys.stderr, flush=True)

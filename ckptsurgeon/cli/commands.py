@@ -37,6 +37,11 @@ class Command:
     codes: tuple[int, ...]
     more: str = ""
 
+    @property
+    def changes(self) -> bool:
+        """Whether it changes something on disk, and --dry-run shows what."""
+        return 130 in self.codes
+
     def function(self) -> Callable[..., None]:
         """What carries it out; its docstring ends with its examples."""
         if isinstance(self.place, Operation):

@@ -10,6 +10,7 @@ import typer
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Common, Jobs
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import Again, Hint, command
 from ckptsurgeon.operations.completion import saved_steps
 
 if TYPE_CHECKING:
@@ -28,14 +29,13 @@ def _refuse_absent(run: Run | None, *texts: str) -> None:
     if not any(int(text) in steps for text in texts):
         raise UsageError(
             f"steps {' and '.join(texts)} are not saved in {run.root}",
-            next="ckptsurgeon status    list all steps",
+            next=command("status", why="list all steps"),
         )
 
 
-def _same(hint: str, *texts: str) -> bool:
+def _same(hint: Hint, a: str, b: str) -> bool:
     """Whether a step would be compared with itself."""
-    start = "the same command with"
-    return any(hint.startswith(f"{start} {a} for {b} ") for a, b in (texts, texts[::-1]))
+    return isinstance(hint, Again) and hint.swapped in ((a, b), (b, a))
 
 
 def _here(common: Common) -> Run | None:
@@ -92,8 +92,8 @@ def diff(
         raise UsageError(
             "diff takes two steps or runs, or one receipt",
             next=(
-                f"ckptsurgeon diff {'A B' if a is None or b else f'{a} latest'}",
-                "ckptsurgeon diff --receipt ID",
+                command("diff", *(["A", "B"] if a is None or b else [a, "latest"])),
+                command("diff", "--receipt", "ID"),
             ),
         )
     quiet = common.quiet or common.as_json or not tensors
@@ -109,7 +109,7 @@ def diff(
             try:
                 sides = Side.parse(a, here), Side.parse(b, here)
             except UsageError as error:  # neither side is offered the other's step
-                error.next = tuple(hint for hint in error.next if not _same(hint, a, b))
+                error.hints = tuple(hint for hint in error.hints if not _same(hint, a, b))
                 raise
             found = compare(*sides, tensors=tensors, jobs=jobs, progress=progress)
     common.answer(lambda: report.diff(found, common.style), lambda: report.diff_json(found))

@@ -10,7 +10,7 @@ import typer
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Common
-from ckptsurgeon.cli.usage import in_earnest
+from ckptsurgeon.hints import DRY_RUN, again
 from ckptsurgeon.operations.completion import saved_steps
 
 
@@ -50,6 +50,6 @@ def export(
             )
     text = report.export(output, done)
     common.report(
-        lambda: report.with_apply(text, in_earnest()) if common.dry_run else text,
+        lambda: report.with_apply(text, again(without=DRY_RUN)) if common.dry_run else text,
         lambda: report.export_json(output, done),
     )

@@ -9,8 +9,8 @@ import typer
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import AllowGlobal, Common
-from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import DRY_RUN, again
 from ckptsurgeon.operations.completion import saved_steps
 
 
@@ -68,6 +68,6 @@ def fork(
         done = fork.fork(run, at, folder, recipe, how, allow_globals=allow_global or ())
     text = report.fork(done, how, written=not common.dry_run)
     common.report(
-        lambda: report.with_apply(text, in_earnest()) if common.dry_run else text,
+        lambda: report.with_apply(text, again(without=DRY_RUN)) if common.dry_run else text,
         lambda: report.fork_json(done, how, written=not common.dry_run),
     )

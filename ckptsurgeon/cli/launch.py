@@ -14,6 +14,7 @@ import typer
 from ckptsurgeon import disk, report
 from ckptsurgeon.cli.options import Cancelled, Common, Declined
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.hints import again, command
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.style import clean
 
@@ -111,12 +112,12 @@ def _check(slurm: bool, of_slurm: object, whole: bool, arguments: Sequence[str] 
     if not slurm and of_slurm:
         raise UsageError(
             "--nodes, --sbatch, --requeues and -o belong to --slurm",
-            next="the same command with --slurm",
+            next=again("--slurm"),
         )
     if whole and (slurm or not arguments):
         raise UsageError(
             "--exec takes a command and excludes --slurm",
-            next="ckptsurgeon relaunch --exec -- COMMAND ARGS…",
+            next=command("relaunch", "--exec", "--", "COMMAND", "ARGS"),
         )
 
 
@@ -150,7 +151,7 @@ def refuse_launch(run: Run, common: Common) -> None:
     if run.bare:
         raise UsageError(
             f"{run.root} is a log directory without checkpoints: no trainer starts from it",
-            next="the same command without --relaunch",
+            next=again(without=["--relaunch"]),
         )
     refuse_unknown_launch(run)
     if not common.dry_run:
@@ -171,7 +172,7 @@ def _ask(run: Run, common: Common) -> None:
         raise SurgeryError(
             f"{others}, and says what to start: {wanted}; that is started only once somebody says "
             "so, and there is no terminal to ask on",
-            next=f"ckptsurgeon relaunch --exec -- {typed}    if you want that to run as you",
+            next=command("relaunch", "--exec", "--", typed, why="if you want that to run as you"),
         )
     print(f"{others}, and says what to start as you:\n  {wanted}", file=sys.stderr)
     print("start it? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -216,7 +217,7 @@ def start(
         raise Cancelled(
             "the trainer was stopped by Ctrl-C",
             untouched="every checkpoint that it saved is kept",
-            next="ckptsurgeon relaunch    continue from the newest one",
+            next=command("relaunch", why="continue from the newest one"),
         ) from None
     if check and not common.quiet:
         print(f"kept: the trainer agrees with the promise of step {promise.step}", file=sys.stderr)

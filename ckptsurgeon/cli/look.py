@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,7 @@ import typer
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Common, Jobs
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError, VerificationFailed
+from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.operations.completion import saved_steps
 
 if TYPE_CHECKING:
@@ -38,10 +38,9 @@ def status(*, common: Common) -> None:
     except SurgeryError as error:
         problem = error
         if isinstance(error, DamagedFile):
-            problem.next = ("ckptsurgeon doctor    what is damaged, and the way back",)
-        problem.next = tuple(common.here(hint) for hint in problem.next)
+            problem.hints = (command("doctor", why="what is damaged, and the way back"),)
     common.answer(
-        lambda: common.here(report.status(run, state, problem, common.style, _loss(run, common))),
+        lambda: report.status(run, state, problem, common.style, _loss(run, common)),
         lambda: report.status_json(run, state, problem),
     )
 
@@ -166,13 +165,13 @@ def verify(
     quiet = common.quiet or common.as_json or (level < 3 and against is None)
     with report.Progress(sys.stderr, quiet=quiet) as progress:
         result = look.verify(run, step, level=level, against=against, jobs=jobs, progress=progress)
-    remedy = "ckptsurgeon doctor    what helps"
+    remedy: Hint = command("doctor", why="what helps")
     if step is not None:
         older = [other for other in run.steps() if other < step]
-        remedy = f"ckptsurgeon verify {older[-1]}    the step before it" if older else ""
+        remedy = command("verify", older[-1], why="the step before it") if older else ""
     word = None if log is tb is None else listen(run, step, log=log, folder=tb)
     common.answer(
-        lambda: common.here(report.verification(result, common.style, word, remedy=remedy)),
+        lambda: report.verification(result, common.style, word, remedy=remedy),
         lambda: report.verification_json(result, word),
     )
     if result.findings or (word is not None and word.differs):
@@ -209,24 +208,25 @@ def doctor(
     ckptsurgeon doctor --vitals
     ckptsurgeon doctor --vitals --against 6
     """
-    from ckptsurgeon.look.doctor import Diagnosis, diagnose
+    from ckptsurgeon.look.doctor import diagnose
+    from ckptsurgeon.look.finding import Finding
     from ckptsurgeon.look.vitals.vitals import examine
 
     if against is not None and not vitals:
-        raise UsageError("--against belongs to --vitals", next="the same command with --vitals")
+        raise UsageError("--against belongs to --vitals", next=again("--vitals"))
     run = common.open_run()
-    diagnoses = [replace(item, next=common.here(item.next)) for item in diagnose(run)]
+    diagnoses = diagnose(run)
     seen = None
     if vitals:
-        check = common.here("ckptsurgeon verify --level 4    all that is wrong with the step")
+        check = command("verify", "--level", "4", why="all that is wrong with the step")
         with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
             try:
                 seen = examine(run, against=against, jobs=jobs, progress=progress)
-                diagnoses += [Diagnosis(fact, check) for fact in seen.facts]
+                diagnoses += [Finding(fact, check) for fact in seen.facts]
             except UsageError:
                 raise
             except SurgeryError as error:  # mostly one that is among the findings already
-                diagnoses.append(Diagnosis(f"the vital signs can't be read: {error.what}", check))
+                diagnoses.append(Finding(f"the vital signs can't be read: {error.what}", check))
     common.answer(
         lambda: report.diagnoses(run, diagnoses, common.style, seen),
         lambda: report.diagnoses_json(run, diagnoses, seen),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
-import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,37 +39,6 @@ class Nowhere(io.TextIOBase):
     def write(self, text: str) -> int:
         """As if it was written."""
         return len(text)
-
-
-class Errors(io.TextIOBase):
-    """Stands for stderr: what its reader takes no more is dropped, and stops nothing."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """What of it is written is not known."""
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """As far as it goes."""
-        with contextlib.suppress(OSError):
-            self._stream.flush()
-
-    def isatty(self) -> bool:
-        """Of the stream."""
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        """Of the stream."""
-        return self._stream.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Of the stream."""
-        return self._stream.encoding
 
 
 class Cancelled(SurgeryError):
@@ -136,16 +103,6 @@ class Common:
         stands = there == Path() or there.resolve() == Path().resolve()
         return None if stands else there
 
-    def here(self, text: str) -> str:
-        """`text` with -C and --format in each of its commands, where they are needed: a hint is
-        typed as it is."""
-        given = [("-C", self.where), ("--format", self.format_name)]
-        options = [f"{name} {shlex.quote(str(value))} " for name, value in given if value]
-        if not options:
-            return text
-        named = f"ckptsurgeon {''.join(options)}"
-        return re.sub(r"\bckptsurgeon (?=[a-z])", lambda _: named, text)
-
     def answer(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]]) -> None:
         """Make and print the text, or with --json the document; with -q neither. Raises OSError
         when it does not reach stdout: a plan that nobody can see is not applied."""
@@ -159,26 +116,12 @@ class Common:
             raise
 
     def report(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]]) -> None:
-        """As `answer`, of what is done: a reader that has gone and a full disk do not undo it. It
-        is then printed to stderr, and the exit code is that of the act."""
-        with contextlib.suppress(OSError):
-            self.answer(text, document)
-        if isinstance(sys.stdout, Nowhere) and not self.quiet:
-            print(text(), file=sys.stderr)
-
-    @contextlib.contextmanager
-    def preview(self, what: str) -> Iterator[None]:
-        """Show inside it what is about to be done. A reader that has gone stops nothing that --yes
-        has confirmed. Raises SurgeryError where it was not given, OSError for any other reason why
-        nobody sees it."""
+        """As `answer`, of what is done: a reader that has gone and a full disk do not undo it, so
+        stderr is told, and the exit code is that of the act."""
         try:
-            yield
-        except BrokenPipeError:
-            if not self.yes:
-                raise SurgeryError(
-                    f"{what}: whoever read the plan has gone, and --yes was not given",
-                    next=("the same command with --dry-run    look first", "the same with --yes"),
-                ) from None
+            self.answer(text, document)
+        except OSError:
+            print(text(), file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import typer
 
 from ckptsurgeon.cli.advise import RunOrLogs, write
 from ckptsurgeon.cli.options import Common
-from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import DRY_RUN, again, command
 from ckptsurgeon.report import SCHEMA
 from ckptsurgeon.report.style import size, with_apply
 
@@ -45,7 +45,7 @@ def picture(
     if format not in FORMATS:
         raise UsageError(
             f"{output}: a picture is {', '.join(FORMATS)}, by the end of its name",
-            next="ckptsurgeon report -o run.svg",
+            next=command("report", "-o", "run.svg"),
         )
     run = logs.run(common)
     story = tell(logs.read(run), run, logs.rule)
@@ -54,7 +54,7 @@ def picture(
         write(output, made)
     common.report(
         lambda: (
-            with_apply(f"would write {output}: {size(len(made))}", in_earnest())
+            with_apply(f"would write {output}: {size(len(made))}", again(without=DRY_RUN))
             if common.dry_run
             else f"wrote {output}: {size(len(made))}"
         ),

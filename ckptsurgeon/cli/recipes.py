@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +12,9 @@ import typer
 from ckptsurgeon import disk, report
 from ckptsurgeon.cli.carry_out import carry_out, open_for, operate, show
 from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
-from ckptsurgeon.cli.usage import in_earnest
 from ckptsurgeon.edits_json import from_json, to_json
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.hints import DRY_RUN, again, command
 from ckptsurgeon.plans import Plan
 from ckptsurgeon.transaction.assumptions import AGAIN
 
@@ -63,7 +62,7 @@ def plan(
         words = [str(recipe), *(overrides or ())]
         words += [f"--why={why}"] if why is not None else []
         words += [f"--allow-global={name}" for name in allow_global or ()]
-    then = common.here(shlex.join(["ckptsurgeon", "apply", *words]))
+    then = command("apply", *words)
     show(run, new_plan, common, then)
     if exit_code and not new_plan.empty:
         raise typer.Exit(3)
@@ -94,7 +93,7 @@ def apply(
     if overrides or common.why is not None:
         raise UsageError(
             f"{source} is a finished plan; KEY=VALUE and --why belong to the recipe it came from",
-            next=f"ckptsurgeon plan RECIPE KEY=VALUE -o {source}",
+            next=command("plan", "RECIPE", "KEY=VALUE", "-o", source),
         )
     saved_plan, run = read_plan(source), open_for(common)
     try:
@@ -102,8 +101,8 @@ def apply(
             surgery.refuse_stale(run, saved_plan)
         carry_out(run, saved_plan, common)
     except SurgeryError as error:
-        if AGAIN in error.next:
-            error.next = (f"{_MAKE}    {source} is stale: make a new plan",)
+        if AGAIN in error.hints:
+            error.hints = (replace(_MAKE, why=f"{source} is stale: make a new plan"),)
         raise
 
 
@@ -147,13 +146,11 @@ def recover(*, common: Common) -> None:
         act = "finish or discard" if known is None else "finish" if known else "discard"
         text = "nothing to recover: no surgery was interrupted"
         if waiting:
-            text = report.with_apply(f"would {act}: {waiting}", in_earnest())
+            text = report.with_apply(f"would {act}: {waiting}", again(without=DRY_RUN))
         common.answer(lambda: text, lambda: {"schema": report.SCHEMA, "interrupted": waiting})
         return
     done = surgery.recover(run)
-    common.report(
-        lambda: common.here(report.recovery(done, common.style)), lambda: report.recovery_json(done)
-    )
+    common.report(lambda: report.recovery(done, common.style), lambda: report.recovery_json(done))
 
 
 def read_plan(path: Path) -> Plan:
@@ -183,4 +180,4 @@ def _keep(plan: Plan, path: Path) -> None:
         ) from None
 
 
-_MAKE = "ckptsurgeon plan RECIPE -o plan.json"
+_MAKE = command("plan", "RECIPE", "-o", "plan.json")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import difflib
 import errno
 import re
-import shlex
 from collections.abc import Sequence
-from contextvars import ContextVar
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.hints import Hint, command, shell
 
 PAIR = re.compile(r"[a-z_]\w*=.+")
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
 
-REMEDIES = {
+REMEDIES: dict[int, Hint] = {
     errno.EACCES: "run as the user who owns it, or change its rights",
     errno.EPERM: "run as the user who owns it, or change its rights",
     errno.EROFS: "mount it writable, then run the same command again",
@@ -25,46 +24,11 @@ REMEDIES = {
 }
 """What helps against an error of the operating system."""
 
-AGAIN = re.compile(
-    r"the same command (?:again|with (?P<new>\d+) for (?P<old>\d+)|with (?P<more>-.*?))"
-    r"(?P<comment>    .*)?"
-)
-
-
-TYPED: ContextVar[tuple[str, ...]] = ContextVar("TYPED", default=())
-"""The words behind `ckptsurgeon`, as they were typed."""
-DRY = re.compile(r"-(?P<letters>[nyq]*n[nyq]*)(?P<more>.*)")
-"""-n, alone or among other letters."""
-
-
-def in_earnest() -> str:
-    """The command that was typed, without --dry-run."""
-    words = list(TYPED.get())
-    end = words.index("--") if "--" in words else len(words)
-    kept = []
-    for word in words[:end]:
-        match = DRY.fullmatch(word)
-        letters = match["letters"].replace("n", "") + match["more"] if match else ""
-        if word != "--dry-run" and (match is None or letters):
-            kept.append(f"-{letters}" if match else word)
-    return shlex.join(["ckptsurgeon", *kept, *words[end:]])
-
-
-def in_full(hint: str, words: Sequence[str]) -> str:
-    """`hint`, with the command that was typed where it says `the same command`."""
-    match = AGAIN.fullmatch(hint)
-    if match is None or (match["old"] and list(words).count(match["old"]) != 1):
-        return hint
-    end = list(words).index("--") if "--" in words else len(words)
-    typed = [match["new"] if word == match["old"] else word for word in words]
-    typed[end:end] = shlex.split(match["more"] or "")
-    return shlex.join(["ckptsurgeon", *typed]) + (match["comment"] or "")
-
 
 def from_system(error: OSError) -> SurgeryError:
     """The error for what the operating system refused before anything was committed."""
     where = f"{error.filename}: " if error.filename else ""
-    remedy = REMEDIES.get(error.errno or 0, "ckptsurgeon status")
+    remedy = REMEDIES.get(error.errno or 0, command("status"))
     what = f"{where}{error.strerror or error}"
     return SurgeryError(what, untouched="nothing was committed", next=remedy)
 
@@ -74,23 +38,23 @@ def from_click(error: Any, words: Sequence[str]) -> UsageError:
     what = error.format_message().rstrip(".")
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "ckptsurgeon"
-    next = f"{path} --help"
+    next: Hint = shell([*path.split(), "--help"])
     if what.startswith("No such "):
         next = _meant(error, words) or next
         what = re.sub(r" \(Possible options.*|\. Did you mean.*", "", what)
     negative = [word for word in words if NEGATIVE.fullmatch(word)]
     if what.startswith("No such option") and negative:
         what = f"{negative[0]} is negative, and `{path}` takes no negative number"
-        if path == "ckptsurgeon set-lr":
+        if path.endswith(" set-lr"):
             what = f"{negative[0]}: the learning rate can't be negative"
-            next = f"{path}{_run_of(words)} {negative[0].removeprefix('-')}"
+            next = "give a rate of at least 0, or a factor of the present one: 3e-5, 0.5x"
     elif what.startswith("Got unexpected extra argument") and "--set" in words:
         pairs = [word for word in words if PAIR.fullmatch(word)]
         loose = [w for w, before in zip(words[1:], words, strict=False)
                  if w in pairs and before != "--set"]  # fmt: skip
         typed = [part for word in words for part in (("--set",) if word in loose else ()) + (word,)]
         what = f"{' '.join(loose)}: each KEY=VALUE takes a --set of its own" if loose else what
-        next = shlex.join(["ckptsurgeon", *typed]) if loose else next
+        next = shell(["ckptsurgeon", *typed]) if loose else next
     elif what.startswith("Got unexpected extra argument"):
         what = f"`{path}` does not take {what.partition('(s) (')[2].rstrip(')')}"
     elif "should be a valid integer" in what:
@@ -103,24 +67,22 @@ def from_click(error: Any, words: Sequence[str]) -> UsageError:
     return UsageError(what[:1].lower() + what[1:], next=next)
 
 
-def _meant(error: Any, words: Sequence[str]) -> str:
+def _meant(error: Any, words: Sequence[str]) -> Hint | None:
     """The command that was typed, with the command or the option that is nearest to an unknown one;
-    nothing where none is near."""
+    nothing where none is near. An option's value counts as its name: --step is meant as --to STEP.
+    """
     what, _, listed = error.format_message().partition("Did you mean")
     unknown = getattr(error, "option_name", what.partition("'")[2].partition("'")[0])
     known = getattr(error, "possibilities", None) or re.findall(r"'([\w-]+)'", listed)
-    near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.7)
+    options = getattr(getattr(error.ctx, "command", None), "params", ())
+    near = [
+        option.opts[0]
+        for option in options
+        if option.param_type_name == "option" and unknown == f"--{option.metavar}".lower()
+    ] or difflib.get_close_matches(unknown, known, n=1, cutoff=0.7)
     places = [i for i, word in enumerate(words) if word.partition("=")[0] == unknown]
     if not near or not places:
-        return ""
+        return None
     first = places[0]
     meant = near[0] + words[first][len(unknown) :]
-    return shlex.join(["ckptsurgeon", *words[:first], meant, *words[first + 1 :]])
-
-
-def _run_of(words: Sequence[str]) -> str:
-    """The -C that was typed: what Click refuses never gets as far as `Common`."""
-    for word, value in zip(words, [*words[1:], ""], strict=True):
-        if word in ("-C", "--run"):
-            return f" -C {shlex.quote(value)}"
-    return ""
+    return shell(["ckptsurgeon", *words[:first], meant, *words[first + 1 :]])

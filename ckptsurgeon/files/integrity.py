@@ -13,6 +13,7 @@ from typing import Any
 
 from ckptsurgeon.edits import Append, Content
 from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.hints import command
 from ckptsurgeon.transaction.content import read as read_content
 
 MANIFEST = "integrity.json"
@@ -42,7 +43,7 @@ def refreshed(folder: Path, rendered: Mapping[Path, Append | Content], root: Pat
             raise SurgeryError(
                 f"{path}: its sha256 is {before[:16]}…, and {MANIFEST} has "
                 f"{known[path.name][:16]}…",
-                next="ckptsurgeon verify --level 3    every file that differs",
+                next=command("verify", "--level", "3", why="every file that differs"),
             )
         content = new.whole() if isinstance(new, Append) else new
         known[path.name] = _sha256_of(content, root)

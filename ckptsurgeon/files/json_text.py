@@ -13,11 +13,12 @@ from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import command
 
 MAX_BYTES = 64 << 20
 SPACE = re.compile(r"[ \t\n\r]*")
 DECODER = json.JSONDecoder()
-SOUND = "ckptsurgeon doctor    which step is sound"
+SOUND = command("doctor", why="which step is sound")
 
 
 def read(path: Path) -> Any:

@@ -29,7 +29,7 @@ FIXES = {
     "expected ',' or": "close each { and [",
 }
 """What helps against an error of the YAML reader, by a word of it."""
-RARE = ", and what your optimizer's param groups hold: ckptsurgeon show"
+RARE = ", and what your optimizer's param groups hold: `show` lists them"
 
 
 def read(path: Path) -> dict[str, Any]:

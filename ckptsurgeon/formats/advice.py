@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.values import State
+from ckptsurgeon.hints import Hint, command
 
 
 class Advice:
@@ -31,19 +32,22 @@ class Advice:
         without them does not keep."""
         return f"set {key} on the trainer's command line"
 
-    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
-        """A sentence: how this trainer is made to pass over ranges of iterations, ends included."""
-        return "ckptsurgeon status    the steps to go back to; this trainer can't skip data"
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
+        """How this trainer is made to pass over ranges of iterations, ends included."""
+        return command("status", why="the steps to go back to; this trainer can't skip data")
 
     def advise_rewarm(
         self, state: State, kind: str, until: str, iterations: int
-    ) -> tuple[str, ...]:
+    ) -> tuple[Hint, ...]:
         """What to do in this trainer in place of a re-warm window of `kind` that is over after
         `iterations`, once `until` samples are consumed, a line for each step."""
         return (
-            "ckptsurgeon reset moments    without re-warm",
-            "ckptsurgeon set-lr 0.1x      a small rate until the moments have filled; set it back "
-            "at a later checkpoint",
+            command("reset", "moments", why="without re-warm"),
+            command(
+                "set-lr",
+                "0.1x",
+                why="a small rate until the moments have filled; set it back at a later checkpoint",
+            ),
         )
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:

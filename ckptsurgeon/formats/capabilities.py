@@ -21,6 +21,7 @@ from ckptsurgeon.formats.values import (
     Strip,
     Weight,
 )
+from ckptsurgeon.hints import Hint, command
 
 Kind = TypeVar("Kind", bound="Capability")
 
@@ -30,7 +31,7 @@ class Capability:
     say, and `instead` what a user does then."""
 
     unsaid: ClassVar[str] = ""
-    instead: ClassVar[str] = ""
+    instead: ClassVar[Hint] = ""
 
     @classmethod
     def optional(cls: type[Kind], checkpoint: Checkpoint) -> Kind | None:
@@ -59,7 +60,7 @@ class Cools(Capability, ABC):
     """Its schedule can be made to decay from the next step on."""
 
     unsaid = "what makes its rate decay"
-    instead = "set the schedule where the trainer makes it"
+    instead: ClassVar[Hint] = "set the schedule where the trainer makes it"
 
     @abstractmethod
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
@@ -73,7 +74,9 @@ class NamesGroups(Capability, ABC):
     """Its param groups hold the names of their parameters."""
 
     unsaid = "which parameters its param groups hold"
-    instead = "ckptsurgeon show    what it keeps; without --params, all groups are set"
+    instead: ClassVar[Hint] = command(
+        "show", why="what it keeps; without --params, all groups are set"
+    )
 
     @abstractmethod
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
@@ -84,7 +87,7 @@ class NamesMoments(Capability, ABC):
     """It says whose the elements of its moments are."""
 
     unsaid = "which parameter an element of its moments belongs to"
-    instead = "ckptsurgeon reset moments    of all parameters"
+    instead: ClassVar[Hint] = command("reset", "moments", why="of all parameters")
 
     @abstractmethod
     def fragments(self, name: str) -> list[Part]:
@@ -95,7 +98,7 @@ class HasWeights(Capability, ABC):
     """Its weights can be joined over all ranks."""
 
     unsaid = "how its weights are cut into shards"
-    instead = "use the trainer's own conversion tool"
+    instead: ClassVar[Hint] = "use the trainer's own conversion tool"
 
     @abstractmethod
     def weights(self) -> Iterator[Weight]:
@@ -107,7 +110,7 @@ class HasReplicas(Capability, ABC):
     """It says what its tensor-parallel ranks keep whole."""
 
     unsaid = "which of its parameters are whole on every rank"
-    instead = "ckptsurgeon verify    what can be checked here"
+    instead: ClassVar[Hint] = command("verify", why="what can be checked here")
 
     @abstractmethod
     def replicas(self) -> list[Replica]:
@@ -118,7 +121,9 @@ class HasHeads(Capability, ABC):
     """It says how many heads its attention has."""
 
     unsaid = "how many attention heads its model has"
-    instead = "ckptsurgeon scale REGEX --by F    whole parameters, by a factor of your own"
+    instead: ClassVar[Hint] = command(
+        "scale", "REGEX", "--by", "F", why="whole parameters, by a factor of your own"
+    )
 
     @abstractmethod
     def attention(self) -> tuple[list[Attention], list[str]]:
@@ -131,7 +136,9 @@ class Converts(Capability, ABC):
     """It can be made a step of another precision."""
 
     unsaid = "what a trainer in another precision loads of it"
-    instead = "set the precision where the trainer is started, and compare its first losses"
+    instead: ClassVar[Hint] = (
+        "set the precision where the trainer is started, and compare its first losses"
+    )
 
     @abstractmethod
     def conversion(self, to: str) -> Conversion:

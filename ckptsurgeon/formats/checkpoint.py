@@ -18,6 +18,7 @@ from ckptsurgeon.formats.fields import FIELDS
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.trees import Trees
 from ckptsurgeon.formats.values import Part, Place, Setting, State, StateDict
+from ckptsurgeon.hints import command
 from ckptsurgeon.promise import Promise
 
 
@@ -205,7 +206,7 @@ def agree(name: str, places: Sequence[Place]) -> None:
                 f"shards disagree on {name}: {base.value!r} in {base.file.name}, "
                 f"{place.value!r} in {place.file.name}",
                 next=(
-                    "ckptsurgeon verify    list every disagreement",
-                    "ckptsurgeon doctor    which step is sound",
+                    command("verify", why="list every disagreement"),
+                    command("doctor", why="which step is sound"),
                 ),
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats.layout import Format, Paged
+from ckptsurgeon.hints import command
 
 FORMATS = (
     "ckptsurgeon.formats.deepspeed.layout:DeepSpeed",
@@ -58,7 +59,7 @@ def detect(run: Path) -> Format | None:
     if len(recognized) > 1:
         raise UsageError(
             f"{run} looks like a run of {' and '.join(item.name for item in recognized)}",
-            next=[f"ckptsurgeon status --format {item.name}" for item in recognized],
+            next=[command("status", "--format", item.name) for item in recognized],
         )
     return recognized[0] if recognized else None
 

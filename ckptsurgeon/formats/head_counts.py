@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.sane import mapping
+from ckptsurgeon.hints import command
 
 PLAIN = frozenset(
     ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "phi", "phi3", "stablelm", "starcoder2",
@@ -119,7 +120,7 @@ def unread(what: str) -> SurgeryError:
 
 def unknown(what: str, why: str, *helps: str) -> SurgeryError:
     """The error for a checkpoint whose heads can't be told apart, and why."""
-    own = "ckptsurgeon scale REGEX --by F    whole parameters, by a factor of your own"
+    own = command("scale", "REGEX", "--by", "F", why="whole parameters, by a factor of your own")
     return SurgeryError(
         f"which rows of {what} are the queries and keys of a head is not known: {why}",
         next=(*helps, own),
@@ -130,5 +131,5 @@ def _normed(what: str) -> SurgeryError:
     return SurgeryError(
         f"the queries and keys of {what} are normalized, so their weights do not decide how large "
         "the logits are",
-        next="ckptsurgeon scale q_norm --by F    the gains of the norm decide it",
+        next=command("scale", "q_norm", "--by", "F", why="the gains of the norm decide it"),
     )

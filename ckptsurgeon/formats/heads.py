@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.head_counts import Model, unknown
 from ckptsurgeon.formats.values import Part
+from ckptsurgeon.hints import command
 
 GROUPED = re.compile(r"(.+\.)?(?:query_key_value|linear_qkv)\.weight")
 BLOCKS = re.compile(r"(.+\.)?qkv_proj\.weight")
@@ -144,7 +145,7 @@ class _Tensors:
             raise SurgeryError(
                 f"{name} is cut inside a head: {len(self.extents[name])} ranks hold it, which is "
                 "no layout known here",
-                next="ckptsurgeon scale REGEX --by F    whole parameters",
+                next=command("scale", "REGEX", "--by", "F", why="whole parameters"),
             )
 
 
@@ -241,13 +242,13 @@ def _heads(tensors: _Tensors, query: str, key: str, model: Model) -> Iterator[He
         if any(e.first < 0 for e in tensors.extents[name]):
             raise SurgeryError(
                 f"{name} is cut into columns, and a head's rows are in several pieces then",
-                next="ckptsurgeon scale REGEX --by F    whole parameters",
+                next=command("scale", "REGEX", "--by", "F", why="whole parameters"),
             )
         if held != count * hidden:
             raise SurgeryError(
                 f"{name} has {held} elements here, and {heads} heads of {width} with {groups} keys "
                 f"make {count} rows of {hidden}",
-                next="ckptsurgeon scale REGEX --by F    whole parameters",
+                next=command("scale", "REGEX", "--by", "F", why="whole parameters"),
             )
         tensors.refuse_split(name, (each + 2 if fused else 1) * width * hidden)
     ranks = 1 if tensors.chunked or not BLOCKS.fullmatch(query) else len(tensors.extents[query])

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from ckptsurgeon.formats.advice import Advice
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.values import Hazard, Rival
+from ckptsurgeon.hints import shell
 
 
 class Format(Advice, ABC):
@@ -151,10 +151,10 @@ def leads_inside(run: Path, path: Path) -> bool:
 
 def outside(step: int, link: Path, target: Path) -> Rival:
     """What the trainer loads by a link that leads out, and how to lead it to `target` instead."""
-    here = shlex.quote(os.path.relpath(target, link.parent))
+    here = os.path.relpath(target, link.parent)
     return Rival(
         step,
         f"{link.name} is a link to {link.readlink()}, outside the run",
         (),
-        f"ln -sfn {here} {shlex.quote(str(link))}    then the same command again",
+        shell(["ln", "-sfn", here, link], why="then the same command again"),
     )

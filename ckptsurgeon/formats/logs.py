@@ -8,6 +8,7 @@ from pathlib import Path
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.layout import Format
+from ckptsurgeon.hints import command
 
 
 class Logs(Format):
@@ -43,5 +44,5 @@ class Logs(Format):
         """Raises UsageError."""
         raise UsageError(
             f"{run} is a log directory without checkpoints",
-            next="ckptsurgeon status -C RUN    with the folder that holds the checkpoints",
+            next=command("status", run="RUN", why="with the folder that holds the checkpoints"),
         )

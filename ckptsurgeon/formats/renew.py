@@ -16,6 +16,7 @@ from ckptsurgeon.formats.optimizers.entry import ABSENT_KEY, ANEW, CONSTANT, NOT
 from ckptsurgeon.formats.optimizers.roles import ROLES
 from ckptsurgeon.formats.optimizers.table import STEPS, recognise
 from ckptsurgeon.formats.values import Place, StateDict
+from ckptsurgeon.hints import command
 
 WITHOUT = "start the trainer without its saved optimizer state"
 
@@ -36,7 +37,7 @@ def renewed(checkpoint: Checkpoint) -> list[Renewal]:
     if not any(each.group or each.state or each.beside for each in state_dicts):
         raise SurgeryError(
             f"{checkpoint.path.name} holds no optimizer state",
-            next="ckptsurgeon status    a step that was saved with it",
+            next=command("status", why="a step that was saved with it"),
         )
     rest: list[Renewal] = []
     whole: list[Place] = []

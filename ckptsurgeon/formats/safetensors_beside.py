@@ -15,6 +15,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.values import Place
+from ckptsurgeon.hints import command
 
 
 @dataclass
@@ -47,7 +48,7 @@ class SafetensorsBeside(Checkpoint):
             if not isinstance(change.new, Computed):
                 raise SurgeryError(
                     f"{file}: {change.path[0]} can't become {change.new}",
-                    next="ckptsurgeon show    what the checkpoint keeps",
+                    next=command("show", why="what the checkpoint keeps"),
                 )
             for path in change.paths():
                 tensor = archive.tree()[path[0]]

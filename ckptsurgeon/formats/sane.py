@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import command
 
 MAX_NODES = 10_000
 """Values in the largest field, each reference counted again."""
@@ -107,7 +108,7 @@ def refuse_rates(rates: Iterable[float]) -> None:
             raise SurgeryError(
                 f"the saved schedule gives the rate {rate!r}; a rate must be finite and not "
                 "negative",
-                next="ckptsurgeon show    what the scheduler's state holds",
+                next=command("show", why="what the scheduler's state holds"),
             )
 
 
@@ -126,7 +127,7 @@ def understood(path: Path) -> Iterator[None]:
     ) as e:
         raise SurgeryError(
             f"{path}: its pickle holds what no trainer saves ({type(e).__name__}: {str(e)[:100]})",
-            next="ckptsurgeon doctor    which step can be read",
+            next=command("doctor", why="which step can be read"),
         ) from None
 
 

@@ -11,6 +11,7 @@ from ckptsurgeon.files.dcp import Whole
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.heads import Rows
 from ckptsurgeon.formats.values import Part, Place
+from ckptsurgeon.hints import command
 
 Parameter = tuple[str, str]
 """A parameter's name, and the cut of it."""
@@ -62,14 +63,14 @@ def numbers(checkpoint: Checkpoint, known: Mapping[Parameter, Kinds], rows: Iter
         if sum(part.end - part.start for part in found) != end - start:
             raise SurgeryError(
                 f"{name}: its elements {start} to {end} are not all in the shards",
-                next="ckptsurgeon verify --level 3    list what contradicts itself",
+                next=command("verify", "--level", "3", why="list what contradicts itself"),
             )
         for part in found:
             dtype = part.place.value.dtype
             if dtype not in ITEM:
                 raise SurgeryError(
                     f"{name}: its {part.kind} are {dtype}, which nothing is computed of",
-                    next="ckptsurgeon export    what the weights are",
+                    next=command("export", why="what the weights are"),
                 )
             file, first, last = checkpoint.span(part.place, part.start, part.end)
             with file.open("rb") as opened:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckptsurgeon.edits import ZEROS, Fill, Key
+from ckptsurgeon.hints import Hint
 from ckptsurgeon.promise import Promise
 
 Located = tuple[Path, tuple[Key, ...]]
@@ -176,7 +177,7 @@ class Hazard(NamedTuple):
     """What is wrong with a run although its files are sound, and the launch that helps."""
 
     what: str
-    next: str
+    next: Hint
 
 
 LOADED = "the trainer loads it in place of step {}"
@@ -193,7 +194,7 @@ class Rival(NamedTuple):
     step: int
     what: str
     paths: tuple[Path, ...]
-    remedy: str = ""
+    remedy: Hint = ""
     harm: str = LOADED
 
 

@@ -7,6 +7,7 @@ alone; either way a launch script from before the surgery is wrong.
 from __future__ import annotations
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.run.run import Run
 
 
@@ -17,16 +18,20 @@ def launch_flags(run: Run) -> list[str]:
     checkpoint = run.checkpoint(run.latest())
     flags = run.format.launch_flags(run.root, checkpoint)
     if not flags:
-        start = "start its trainer as before; then ckptsurgeon verify --log FILE reads its output"
+        read = command("verify", "--log", "FILE")
+        start: Hint = f"start its trainer as before; then {read} reads its output"
         if run.launchable:
-            start = "ckptsurgeon relaunch    starts it by the command of this run"
+            start = command("relaunch", why="starts it by the command of this run")
         raise SurgeryError(
             f"this trainer ({checkpoint.state().dialect}) takes no values from flags that are "
             "known here",
             next=(
                 start,
-                "ckptsurgeon show    what its checkpoint keeps; a plan says which keys of its "
-                "config must follow",
+                command(
+                    "show",
+                    why="what its checkpoint keeps; a plan says which keys of its "
+                    "config must follow",
+                ),
             ),
         )
     return flags

@@ -6,6 +6,7 @@ import sys
 import time
 
 from ckptsurgeon.errors import VerificationFailed
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.logs.printed import points
 from ckptsurgeon.logs.printed.families import Listener, families
 from ckptsurgeon.logs.printed.word import Word
@@ -76,8 +77,8 @@ class Hearing:
         return True
 
 
-def way_back(run: Run) -> str:
+def way_back(run: Run) -> Hint:
     """What helps when the trainer breaks the promise: undo, if a surgery is in force."""
     if standing(run.receipts()):
-        return "ckptsurgeon undo    take the surgery back"
-    return "ckptsurgeon show    which place of each value wins"
+        return command("undo", why="take the surgery back")
+    return command("show", why="which place of each value wins")

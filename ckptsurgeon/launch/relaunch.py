@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from ckptsurgeon import hints
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.launch.hearing import Hearing, way_back
@@ -61,7 +62,7 @@ def command(
         raise UsageError(
             f"the checkpoint was saved by {ranks} rank{'s' if ranks > 1 else ''}, which {nodes} "
             "nodes can't share evenly",
-            next=f"ckptsurgeon relaunch --slurm --nodes {math.gcd(ranks, nodes or 1)}",
+            next=hints.command("relaunch", "--slurm", "--nodes", math.gcd(ranks, nodes or 1)),
         )
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     launcher = [sys.executable]
@@ -78,7 +79,9 @@ def _refuse_without_trainer() -> None:
     if missing:
         raise SurgeryError(
             f"the bundled trainer needs {', '.join(LIBRARIES)}, and {missing[0]} is not installed",
-            next="pip install 'ckptsurgeon[train]'    then the same command again",
+            next=hints.shell(
+                ["pip", "install", "ckptsurgeon[train]"], why="then the same command again"
+            ),
         )
 
 
@@ -186,7 +189,7 @@ def relaunch(
         raise SurgeryError(
             f"the trainer ended with status {status} before its first line",
             untouched=_untouched(run),
-            next="read its messages above; then ckptsurgeon relaunch",
+            next=hints.command("relaunch", why="once the cause in its messages above is gone"),
         )
     if not compared:
         print(

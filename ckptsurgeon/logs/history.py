@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import command
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.segment import Segment, at, pairs
 
@@ -268,8 +269,17 @@ def _check_counters(head: Segment, point: int, marks: Marks) -> None:
                     f"{head.events.index.path}: at step {point} the checkpoint counts "
                     f"{value:.0f} {word}, the log {near} (tag {tag})",
                     next=(
-                        "ckptsurgeon rollback --to STEP --no-truncate    leave the logs alone",
-                        "ckptsurgeon truncate-tb-events --tb DIR --after N    trust only the log",
+                        command(
+                            "rollback", "--to", "STEP", "--no-truncate", why="leave the logs alone"
+                        ),
+                        command(
+                            "truncate-tb-events",
+                            "--tb",
+                            "DIR",
+                            "--after",
+                            "N",
+                            why="trust only the log",
+                        ),
                     ),
                 )
 

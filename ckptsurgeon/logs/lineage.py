@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import command
 from ckptsurgeon.logs.axis import ITERATION, LOOSE, SAMPLES, TRAINING
 from ckptsurgeon.logs.axis import axis as axis_of
 from ckptsurgeon.logs.history import History, read
@@ -77,7 +78,9 @@ def trace(
             raise SurgeryError(
                 f"{members[0].index.path}: its tags count {clock}, not iterations, "
                 f"and the {clock} at step {marks.iteration} are not known",
-                next=f"ckptsurgeon truncate-tb-events --after {marks.iteration} --{clock} COUNT",
+                next=command(
+                    "truncate-tb-events", "--after", marks.iteration, f"--{clock}", "COUNT"
+                ),
             )
         stretches: dict[int, list[Segment]] = {
             i: segments(known[i], clock, preferred) for i in group

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.edits import AnyChange, Content, Rewrite, Span, relative
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import command
 from ckptsurgeon.logs.cut import FIELD
 from ckptsurgeon.logs.tensorboard import event_file, renaming
 from ckptsurgeon.logs.tensorboard.renaming import Piece, Renamed
@@ -53,7 +53,9 @@ def merged(counts: Sequence[Counts]) -> Counts:
     return Counts(events, tuple(unmatched), tuple(patterns), tags)
 
 
-def refuse_nowhere(counts: Counts, pairs: Mapping[str, str], where: str, *, regex: bool) -> None:
+def refuse_nowhere(
+    counts: Counts, pairs: Mapping[str, str], where: Sequence[object], *, regex: bool
+) -> None:
     """Raise UsageError when no event has any of the tags, by its old name or its new one; `where`
     is the rest of a command that works on the same logs."""
     if counts.events or any(new in counts.tags for new in pairs.values()):
@@ -62,12 +64,11 @@ def refuse_nowhere(counts: Counts, pairs: Mapping[str, str], where: str, *, rege
     known = sorted(counts.tags)
     near = [] if regex else difflib.get_close_matches(old, known, n=3, cutoff=0.4)
     near += [tag for tag in known if not regex and old.lower() in tag.lower() and tag not in near]
-    command = f"ckptsurgeon rename-tb-events {{}} {shlex.quote(new)}{where}"
     some = ", ".join(known[:3]) + (f" … ({len(known)})" if len(known) > 3 else "")
     raise UsageError(
         f"no {'tag matches' if regex else 'event has the tag'} {', '.join(map(repr, pairs))}",
-        next=[command.format(shlex.quote(tag)) for tag in near[:3]]
-        or (f"the tags are: {some}" if known else "ckptsurgeon status    where the logs are"),
+        next=[command("rename-tb-events", tag, new, *where) for tag in near[:3]]
+        or (f"the tags are: {some}" if known else command("status", why="where the logs are")),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
 
 from ckptsurgeon import look
 from ckptsurgeon.edits import Change
@@ -12,7 +11,9 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.formats.layout import HasHazards
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look.advise import DIVERGED, judge
+from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.look.logged import own
 from ckptsurgeon.operations.replicas import drifted
 from ckptsurgeon.promise import Promise
@@ -24,37 +25,30 @@ STEPS_AHEAD = 5
 COUNTS = ("adam step", "iteration")
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """One thing that is wrong, and the command or flag that helps."""
-
-    what: str
-    next: str
-
-
-def diagnose(run: Run) -> list[Diagnosis]:
+def diagnose(run: Run) -> list[Finding]:
     """Everything that is wrong at the latest step; an empty list for a run that can go on."""
     waiting = run.interrupted()
     if waiting is not None:
-        return [Diagnosis(f"a surgery was interrupted: {waiting}", "ckptsurgeon recover")]
+        return [Finding(f"a surgery was interrupted: {waiting}", command("recover"))]
     busy = run.under_way()
     if busy is not None:
-        return [Diagnosis(f"a surgery is under way: {busy}", "wait until it ends")]
+        return [Finding(f"a surgery is under way: {busy}", "wait until it ends")]
     verification = look.verify(run)
-    damaged = [text for text in verification.findings if _remedy(text) is None]
-    back = _way_back(run, verification.step) if damaged else ""
-    out = [Diagnosis(text, _remedy(text) or back) for text in verification.findings]
+    out = list(verification.found)
+    if any(finding.next is None for finding in out):
+        back = _way_back(run, verification.step)
+        out = [Finding(finding.what, finding.next or back) for finding in out]
     newer = [step for step in run.steps() if step > verification.step]
     if newer and verification.step in run.steps():
         out.append(
-            Diagnosis(
+            Finding(
                 f"steps newer than {verification.step} are saved, up to {newer[-1]}: a trainer "
                 "that picks the highest step resumes that one",
-                f"ckptsurgeon rollback --to {verification.step}    moves them aside",
+                command("rollback", "--to", verification.step, why="moves them aside"),
             )
         )
     if isinstance(run.format, HasHazards):
-        out += [Diagnosis(*hazard) for hazard in run.format.hazards(run.root)]
+        out += [Finding(*hazard) for hazard in run.format.hazards(run.root)]
     out += _loss(run)
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
         checkpoint = run.checkpoint(verification.step)
@@ -63,7 +57,7 @@ def diagnose(run: Run) -> list[Diagnosis]:
     return out
 
 
-def _loss(run: Run) -> list[Diagnosis]:
+def _loss(run: Run) -> list[Finding]:
     """A loss that left its course and is not back; nothing where the logs do not say."""
     try:
         told = judge(own(run, {}))
@@ -71,33 +65,18 @@ def _loss(run: Run) -> list[Diagnosis]:
         return []
     if told.verdict != DIVERGED or told.spike is None:
         return []
-    next = "ckptsurgeon advise    where to go back to, and what others did"
-    return [Diagnosis(f"the loss diverged at step {told.spike.first}", next)]
+    next = command("advise", why="where to go back to, and what others did")
+    return [Finding(f"the loss diverged at step {told.spike.first}", next)]
 
 
-def _remedy(finding: str) -> str | None:
-    """What helps against a finding; None where the step itself is damaged."""
-    receipt, damaged, _ = finding.partition("receipt.json is damaged")
-    if damaged:
-        return (
-            f"mv {receipt}receipt.json {receipt}receipt.damaged    go on without it, or restore it "
-            "from a copy: its surgery stays in force and can't be undone"
-        )
-    if "names step" in finding or "names no step" in finding or "pointers disagree" in finding:
-        return "ckptsurgeon repair-latest"
-    if "promised" in finding:
-        return "ckptsurgeon log    what was promised, and ckptsurgeon undo"
-    return None
-
-
-def _way_back(run: Run, step: int) -> str:
+def _way_back(run: Run, step: int) -> Hint:
     for older in reversed([other for other in run.steps() if other < step]):
         if run.complete(older) and not look.verify(run, older).findings:
-            return f"ckptsurgeon rollback --to {older}    the newest sound step before it"
+            return command("rollback", "--to", older, why="the newest sound step before it")
     return "restore its files from a copy: no older step here is sound"
 
 
-def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Diagnosis]:
+def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Finding]:
     """Adam's step is the iteration less the skipped ones, or what a surgery made of either. Where
     steps count saves, only one that was lost is found."""
     state = checkpoint.state()
@@ -110,20 +89,20 @@ def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Diagnosis]:
     moments = [place for name in ("exp_avg", "exp_avg_sq") for place in checkpoint.locate(name)]
     if step == 0 and taken > 0 and not all(checkpoint.is_zero(place) for place in moments):
         return [
-            Diagnosis(
+            Finding(
                 "Adam's step is 0 and its moments are not: the next updates are "
                 f"{_factors(promise)} times too large",
-                "ckptsurgeon reset moments    restarts the moments too",
+                command("reset", "moments", why="restarts the moments too"),
             )
         ]
     if not checkpoint.numbered or _counted_anew(run):
         return []
     if abs(step - taken) > 1:  # 16-bit wrappers without ZeRO count one more
         return [
-            Diagnosis(
+            Finding(
                 f"Adam's step is {step} at iteration {state.step} with {skipped} skipped, and no "
                 "surgery here changed either",
-                "ckptsurgeon show    where it is kept; a trainer may have restarted it",
+                command("show", why="where it is kept; a trainer may have restarted it"),
             )
         ]
     return []
@@ -140,7 +119,7 @@ def _counted_anew(run: Run) -> bool:
     )
 
 
-def _replicas(checkpoint: Checkpoint) -> list[Diagnosis]:
+def _replicas(checkpoint: Checkpoint) -> list[Finding]:
     """What tensor-parallel ranks should keep equal and do not; raises SurgeryError without them."""
     names = sorted(
         {item.parameter for item in drifted(checkpoint, HasReplicas.of(checkpoint).replicas())}
@@ -149,9 +128,9 @@ def _replicas(checkpoint: Checkpoint) -> list[Diagnosis]:
         return []
     shown = ", ".join(names[:3]) + (f" … ({len(names)})" if len(names) > 3 else "")
     return [
-        Diagnosis(
+        Finding(
             f"parameters differ between tensor-parallel ranks that each keep them whole: {shown}",
-            "ckptsurgeon sync-replicas",
+            command("sync-replicas"),
         )
     ]
 

@@ -13,6 +13,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint, Place, State, rampup
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.logs.printed.word import Expected
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.plans import Receipt
@@ -191,9 +192,9 @@ def _epoch_steps(document: Mapping[str, Any]) -> float | None:
     return step / epoch
 
 
-def _remedy(run: Run, checkpoint: Checkpoint, state: State, surgeries: list[Receipt]) -> list[str]:
+def _remedy(run: Run, checkpoint: Checkpoint, state: State, surgeries: list[Receipt]) -> list[Hint]:
     """What the plan said that the relaunch needs, once more."""
-    hints = [note for note in state.notes if "relaunch" in note]
+    hints: list[Hint] = [note for note in state.notes if "relaunch" in note]
     if run.format.name == "transformers" and not _decides(checkpoint):
         hints.append(
             "relaunch with the arguments that saved the checkpoint (lr_scheduler_type, "
@@ -203,5 +204,5 @@ def _remedy(run: Run, checkpoint: Checkpoint, state: State, surgeries: list[Rece
         with contextlib.suppress(SurgeryError):
             hints += checkpoint.reschedule(changes)[1]
     if run.format.launch_flags(run.root, checkpoint):
-        hints.append("ckptsurgeon relaunch --print-flags    what its launcher must say")
+        hints.append(command("relaunch", "--print-flags", why="what its launcher must say"))
     return hints

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint, Disagreement, State
+from ckptsurgeon.hints import command
 from ckptsurgeon.look import soundness
+from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.promise import Promise, differences
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.receipts import receipt_file, standing, told
+from ckptsurgeon.transaction.receipts import receipt_file, set_aside, standing, told
 
 if TYPE_CHECKING:
     from ckptsurgeon.look.vitals.between import Between
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found at one step; no findings means sound, as far as `level` goes. `no_crc`
+    """What `verify` found at one step; nothing means sound, as far as `level` goes. `no_crc`
     (from level 1) counts bytes that no CRC protects; `moments` are of level 4, and so are the
     sentences of `not_compared`, on what could not be held against anything."""
 
@@ -30,11 +32,16 @@ class Verification:
     format: str
     promise: Promise | None
     files: int
-    findings: tuple[str, ...]
+    found: tuple[Finding, ...]
     level: int
     no_crc: int | None
     moments: Mapping[str, Moment] | None
     not_compared: tuple[str, ...] = ()
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What is wrong, in words."""
+        return tuple(finding.what for finding in self.found)
 
 
 @collector_paused()
@@ -58,12 +65,15 @@ def verify(
     4 also Adam's counter since the step before, and with `against` every tensor since that step.
     Raises UsageError for `against` a step that is not saved or not an earlier one."""
     waiting = run.interrupted()
-    findings = [f"a surgery was interrupted: {waiting}: ckptsurgeon recover"] if waiting else []
+    found: list[Finding] = []
+    if waiting:
+        recover = command("recover")
+        found.append(Finding(f"a surgery was interrupted: {waiting}: {recover}", recover))
     if step is None:
         try:
             step = run.latest()
         except SurgeryError as error:
-            findings.append(error.what)
+            found.append(Finding(error.what, error.hints[0] if error.hints else None))
             saved = run.steps()
             step = max((s for s in saved if run.complete(s)), default=max(saved, default=None))
             if step is None:
@@ -76,7 +86,7 @@ def verify(
         if against >= step:
             raise UsageError(
                 f"step {against} is not before step {step}",
-                next=f"ckptsurgeon verify {max(step, against)} --against {min(step, against)}",
+                next=command("verify", max(step, against), "--against", min(step, against)),
             )
     sound = soundness.check(
         run.format,
@@ -87,11 +97,11 @@ def verify(
         jobs=jobs,
         progress=progress,
     )
-    findings += sound.findings
+    found += map(Finding, sound.findings)
     not_compared = [] if sound.values is None else list(sound.values.not_compared)
     if sound.checkpoint is not None and level >= soundness.VALUES:
         since = _since(run, sound.checkpoint, against)
-        findings += since.findings
+        found += map(Finding, since.findings)
         not_compared += since.not_compared
     promise: Promise | None = None
     try:
@@ -99,17 +109,18 @@ def verify(
             promise = sound.checkpoint.state().promise
     except SurgeryError as error:
         known = level >= soundness.MEANING and isinstance(error, Disagreement)
-        if error.what not in findings and not (known and sound.findings):
-            findings.append(error.what)
+        told_already = any(finding.what == error.what for finding in found)
+        if not told_already and not (known and sound.findings):
+            found.append(Finding(error.what))
     if promise is not None:
         promise = told(run.receipts(), promise)
-        findings += _broken_promise(run, promise, whole=not sound.findings)
+        found += _broken_promise(run, promise, whole=not sound.findings)
     return Verification(
         step=step,
         format=run.format.name,
         promise=promise,
         files=sound.files,
-        findings=tuple(findings),
+        found=tuple(found),
         level=level,
         no_crc=sound.no_crc,
         moments=None if sound.values is None else sound.values.moments,
@@ -135,16 +146,16 @@ def _since(run: Run, checkpoint: Checkpoint, against: int | None) -> Between:
     return between.compare(checkpoint, run.checkpoint(against), receipts)
 
 
-def _broken_promise(run: Run, actual: Promise, whole: bool) -> list[str]:
+def _broken_promise(run: Run, actual: Promise, whole: bool) -> list[Finding]:
     """How the disk differs from the newest promise in force, if that is for the same next step. Of
     a step that is not `whole` only values that it still has: the others are lost with a shard."""
     receipts = standing(run.receipts())
     newest = receipts[-1].id if receipts else ""
     if lost := {id: wrong for id, wrong in run.damaged_receipts().items() if id > newest}:
         return [
-            f"{wrong}: what surgery {id} promised is not known"
+            Finding(f"{wrong}: what surgery {id} promised is not known", set_aside(path))
             for id, wrong in lost.items()
-            if (run.root / receipt_file(id)).is_file()  # else the user has set it aside
+            if (path := run.root / receipt_file(id)).is_file()  # else the user has set it aside
         ]
     promised = receipts[-1].promise if receipts else None
     if promised is None or promised.step != actual.step:
@@ -152,4 +163,8 @@ def _broken_promise(run: Run, actual: Promise, whole: bool) -> list[str]:
     if not whole:
         gone: dict[str, Any] = {n: None for n in Promise.values() if getattr(actual, n) is None}
         promised = replace(promised, **gone)
-    return [f"receipt {receipts[-1].id}: {text}" for text in differences(promised, actual)]
+    look = command("log", why="what was done; undo takes the last of it back")
+    return [
+        Finding(f"receipt {receipts[-1].id}: {text}", look)
+        for text in differences(promised, actual)
+    ]

@@ -21,6 +21,7 @@ from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part
 from ckptsurgeon.formats.capabilities import alike
 from ckptsurgeon.formats.stretches import Kinds, Parameter, by_parameter
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import (
     change,
     new_weights,
@@ -64,7 +65,7 @@ class Average(Section):
         if bool(self.steps) == (self.last is not None):
             raise UsageError(
                 "an average has either `steps` or `last`",
-                next="ckptsurgeon average --last 3    in a recipe last: 3",
+                next=command("average", "--last", "3", why="in a recipe last: 3"),
             )
         if self.last is not None and self.last < 2:
             raise UsageError(f"`average.last` is {self.last}", next="2 or more")
@@ -72,7 +73,7 @@ class Average(Section):
         if self.steps and len(set(numbers)) < 2:
             raise UsageError(
                 "`average.steps` needs two different steps",
-                next="ckptsurgeon average 20 40    in a recipe steps: [20, 40]",
+                next=command("average", "20", "40", why="in a recipe steps: [20, 40]"),
             )
         for step in numbers:
             check_step(int(step))
@@ -110,17 +111,17 @@ class Average(Section):
                 raise UsageError(
                     f"only {len(steps)} steps are saved up to {step}, and the average is of "
                     f"{self.last}",
-                    next="ckptsurgeon status    list the saved steps",
+                    next=command("status", why="list the saved steps"),
                 )
         for other in steps:
             if other not in saved:
                 raise UsageError(
-                    f"step {other} is not saved", next="ckptsurgeon status    list the saved steps"
+                    f"step {other} is not saved", next=command("status", why="list the saved steps")
                 )
             if missing := run.format.missing(run.root, other):
                 raise UsageError(
                     f"step {other} lacks {missing[0]}, so nothing is averaged with it",
-                    next=f"ckptsurgeon verify {other}",
+                    next=command("verify", other),
                 )
         return steps
 
@@ -138,7 +139,7 @@ class Average(Section):
             if sentences := other.contradictions():
                 raise SurgeryError(
                     f"step {other.step} is not sound: {sentences[0]}",
-                    next=f"ckptsurgeon verify {other.step}",
+                    next=command("verify", other.step),
                 )
         mine = checkpoint.parts()
         own = by_parameter(mine)

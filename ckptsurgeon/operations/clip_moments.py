@@ -17,6 +17,7 @@ from ckptsurgeon.edits import Change, Source
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.stretches import by_parameter
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import (
     change,
     matching,
@@ -49,7 +50,7 @@ class ClipMoments(Section):
         if (self.above is None) == (self.percentile is None):
             raise UsageError(
                 "clip_moments has either `above` or `percentile`",
-                next="ckptsurgeon clip-moments --above 100    in a recipe above: 100",
+                next=command("clip-moments", "--above", "100", why="in a recipe above: 100"),
             )
         if self.above is not None and not self.above >= 1:
             raise UsageError(
@@ -76,10 +77,8 @@ class ClipMoments(Section):
         known = by_parameter(checkpoint.parts())
         having = {name: kinds for name, kinds in known.items() if "exp_avg_sq" in kinds}
         if not having:
-            raise SurgeryError(
-                f"{checkpoint.path.name} holds no exp_avg_sq", next="ckptsurgeon show"
-            )
-        refuse_other_states(checkpoint, "ckptsurgeon reset moments", ("momentum_buffer",))
+            raise SurgeryError(f"{checkpoint.path.name} holds no exp_avg_sq", next=command("show"))
+        refuse_other_states(checkpoint, command("reset", "moments"), ("momentum_buffer",))
         chosen: dict[str, list[dict[str, list[Part]]]] = {}
         for parameter in matching(having, self.params, "clip_moments.params"):
             chosen.setdefault(parameter[0], []).append(having[parameter])
@@ -109,7 +108,7 @@ def _source(run: Run, checkpoint: Checkpoint, part: Part) -> Source:
     if part.place.value.dtype not in ITEM:
         raise SurgeryError(
             f"{part.parameter}: its exp_avg_sq is {part.place.value.dtype}, no plain float",
-            next="ckptsurgeon reset moments",
+            next=command("reset", "moments"),
         )
     return source(run, checkpoint, part.place, part.start, part.end)
 
@@ -132,7 +131,7 @@ def _clipped(
         if mean is None or mean.end - mean.start != part.end - part.start:
             raise SurgeryError(
                 f"{part.parameter}: its exp_avg does not lie beside its exp_avg_sq",
-                next="ckptsurgeon reset moments",
+                next=command("reset", "moments"),
             )
         terms = ((_source(run, checkpoint, mean),), (squares,))
         yield change(run, mean, "shrink", terms, (limit,), "with exp_avg_sq")
@@ -154,7 +153,7 @@ class _Entries:
                 if values.size and not values.min() >= 0:
                     raise SurgeryError(
                         f"{each.file}: exp_avg_sq has entries that are NaN or below 0",
-                        next="ckptsurgeon verify --level 4",
+                        next=command("verify", "--level", "4"),
                     )
                 top = max(top, float(values.max(initial=0.0)))
                 high = values[values > 0].view("u4") >> 16

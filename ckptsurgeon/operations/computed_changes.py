@@ -18,6 +18,7 @@ from ckptsurgeon.formats.optimizers.roles import ROLES
 from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.second_copies import second_copies
 from ckptsurgeon.formats.stretches import Kinds, Parameter
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.operations.section import unmatched
 from ckptsurgeon.run.run import Run
 
@@ -52,7 +53,7 @@ def refuse_weightless(checkpoint: Checkpoint, parameters: Mapping[Parameter, Kin
             )
 
 
-def refuse_other_states(checkpoint: Checkpoint, next: str, stays: Collection[str] = ()) -> None:
+def refuse_other_states(checkpoint: Checkpoint, next: Hint, stays: Collection[str] = ()) -> None:
     """Raise SurgeryError where an optimizer keeps more of the gradients than its two moments, but
     for the keys `stays`: it would not agree with new ones of these two. AMSGrad divides by its
     max_exp_avg_sq, whatever exp_avg_sq is."""
@@ -123,7 +124,7 @@ def covering(part: Part, masters: Sequence[Part]) -> Sequence[Part]:
     if at - part.first != size:
         raise SurgeryError(
             f"{part.parameter}: its {size} weights have masters for {at - part.first}",
-            next="ckptsurgeon verify --level 3    list what contradicts itself",
+            next=command("verify", "--level", "3", why="list what contradicts itself"),
         )
     return masters
 

@@ -15,6 +15,7 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Checkpoint, Decay, State
 from ckptsurgeon.formats.capabilities import Cools
 from ckptsurgeon.formats.schedules.shapes import SHAPES
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.batch import TOTAL
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.own_config import configured
@@ -68,14 +69,23 @@ class Cooldown(Section):
         if steps > done:
             raise UsageError(
                 f"a cooldown of {steps} steps is longer than the run before it: {done} steps",
-                next=f"ckptsurgeon cooldown {max(1, done // 10)}    or 10%",
+                next=command("cooldown", max(1, done // 10), why="or 10%"),
             )
         lr = state.promise.lr
         if lr == 0:  # of the first param group, which may be a frozen one
             lr = max((float(p.value) for p in checkpoint.locate("lr") if p.value), default=0.0)
         if lr is not None and self.to >= lr and not _open_window(state):
-            lower = f"ckptsurgeon cooldown {steps} --to {lr / 10:g}"
-            again = "ckptsurgeon set-lr 3e-4 --restart --warmup 500 --decay 20000    a new schedule"
+            lower = command("cooldown", steps, "--to", f"{lr / 10:g}")
+            again = command(
+                "set-lr",
+                "3e-4",
+                "--restart",
+                "--warmup",
+                "500",
+                "--decay",
+                "20000",
+                why="a new schedule",
+            )
             raise UsageError(
                 f"the next step's rate is {lr:g}, so it can't go down to {self.to:g}",
                 next=lower if lr > 0 else again,
@@ -167,7 +177,7 @@ def cooldown(
     except ValueError:
         raise UsageError(
             f"LENGTH is {length!r}, not iterations or a percentage",
-            next="ckptsurgeon cooldown 400    or 10%",
+            next=command("cooldown", "400", why="or 10%"),
         ) from None
     return {"cooldown": {**span, **given(shape=shape, to=to)}}
 

@@ -8,6 +8,7 @@ from typing import Any
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.section import Changes
 from ckptsurgeon.run.run import Run
@@ -26,13 +27,13 @@ def counter_changes(
     warnings: list[str] = []
     data = checkpoint.state().data if "consumed_samples" in counters else ""
     if data:
-        raise SurgeryError(data, next="ckptsurgeon show    what is kept of the data")
+        raise SurgeryError(data, next=command("show", why="what is kept of the data"))
     for key, value in counters.items():
         settings, notes = checkpoint.recount(key, value)
         if not settings:
             raise SurgeryError(
                 f"{checkpoint.path.name} keeps no {key}: its trainer counts it elsewhere",
-                next="ckptsurgeon show    what it keeps",
+                next=command("show", why="what it keeps"),
             )
         warnings += [note for note in notes if note not in warnings]
         changes += of_settings(run, settings)

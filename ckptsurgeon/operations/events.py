@@ -5,7 +5,6 @@ What reads and writes event files is imported where it is used: most surgeries t
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import next_id, standing
@@ -108,7 +108,7 @@ def _cut_or_rename(
     if cut_at is not None and section.rename:
         raise UsageError(
             "one recipe can't both cut event files and rename their tags",
-            next="do the rollback first, then ckptsurgeon rename-tb-events",
+            next="do the rollback first, then the rename in a surgery of its own",
         )
     if cut_at is not None or section.rename:
         warnings += [
@@ -164,7 +164,7 @@ def _renamed(run: Run, section: TensorBoard, counts: Sequence[Counts]) -> list[s
     )
     everywhere = rename.merged(counts)
     if not done:
-        bare = f" --tb {shlex.quote(str(run.root))}" if run.bare else ""
+        bare = ["--tb", run.root] if run.bare else []
         rename.refuse_nowhere(everywhere, section.rename, bare, regex=section.regex)
     told = [text for each in counts for text in replace(each, unmatched=()).sentences()]
     return [*dict.fromkeys(told), *replace(everywhere, events={}, patterns=()).sentences()]
@@ -309,7 +309,7 @@ def rename_tb_events(
     else:
         raise UsageError(
             "the tags to rename are given as OLD NEW or --map FILE, not both",
-            next="ckptsurgeon rename-tb-events 'lm loss' 'lm-loss-training/lm loss'",
+            next=command("rename-tb-events", "lm loss", "lm-loss-training/lm loss"),
         )
     return {"tensorboard": {"rename": pairs, "regex": regex, "allow_merge": allow_merge}}
 

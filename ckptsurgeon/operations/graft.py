@@ -6,7 +6,6 @@ Source: Marin, docs/reports/marin-32b-retro.md, where optimizer state was rebuil
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from ckptsurgeon.formats.capabilities import NamesMoments, alike, copies
 from ckptsurgeon.formats.moments import ALL, NUMBERED
 from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.stretches import pieces
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import source, sources_of, with_copies
 from ckptsurgeon.operations.section import (
     Changes,
@@ -71,13 +71,9 @@ class Graft(Section):
         if self.step not in donor.steps():
             raise UsageError(
                 f"step {self.step} is not saved in {donor.root}",
-                next=f"ckptsurgeon{self._where()} status    list the saved steps",
+                next=command("status", why="list the saved steps", run=self.run or ""),
             )
         return donor
-
-    def _where(self) -> str:
-        """What a command for the other run needs."""
-        return f" -C {shlex.quote(self.run)}" if self.run else ""
 
     def title(self, run: Run, step: int) -> list[str]:
         part = " ".join(item for item in (self.only, self.params) if item)
@@ -93,13 +89,13 @@ class Graft(Section):
         if missing := donor_run.format.missing(donor_run.root, self.step):
             raise UsageError(
                 f"step {self.step} lacks {missing[0]}, so nothing is grafted from it",
-                next=f"ckptsurgeon{self._where()} status    list the complete steps",
+                next=command("status", why="list the complete steps", run=self.run or ""),
             )
         donor = alike(donor_run.checkpoint(self.step), checkpoint)
         if sentences := donor.contradictions():
             raise SurgeryError(
                 f"step {self.step} is not sound: {sentences[0]}",
-                next=f"ckptsurgeon{self._where()} verify {self.step}",
+                next=command("verify", self.step, run=self.run or ""),
             )
         _refuse_more(checkpoint)
         names = (self.only,) if self.only else ALL
@@ -112,7 +108,7 @@ class Graft(Section):
                 pairs = _pairs(name, own, theirs)
                 changes += (self._copied(run, name, donor, *pair, None) for pair in pairs)
         if not changes:
-            raise SurgeryError(f"{checkpoint.path.name} holds no moments", next="ckptsurgeon show")
+            raise SurgeryError(f"{checkpoint.path.name} holds no moments", next=command("show"))
         if self.only or self.params:
             shared = "Adam's step is shared and stays, so the bias correction is its own"
             return with_copies(run, checkpoint, changes), [shared]

@@ -12,6 +12,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import NamesGroups
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.limits import broken_limit
 from ckptsurgeon.operations.place_changes import PlaceChanges
@@ -94,18 +95,21 @@ def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
     """The places of `key` in the groups all of whose parameters match."""
     places = NamesGroups.of(checkpoint).of_parameters(key)
     if not places:
-        raise SurgeryError(f"no param group holds {key}", next="ckptsurgeon show    what they hold")
+        raise SurgeryError(
+            f"no param group holds {key}", next=command("show", why="what they hold")
+        )
     known = {name for names, _ in places for name in names}
     out = []
     for names, place in places:
         matching = [name for name in names if re.search(pattern, name)]
         if matching and len(matching) < len(names):
-            others = sorted(set(names) - set(matching))
+            some = ", ".join(sorted(set(names) - set(matching))[:3])
             raise SurgeryError(
                 f"{len(matching)} of the {len(names)} parameters of a param group match "
                 f"{pattern!r}; it has one {key} for all of them",
-                next=f"ckptsurgeon show    the groups; a REGEX must match all of one or none "
-                f"(also {', '.join(others[:3])})",
+                next=command(
+                    "show", why=f"the groups; REGEX matches all of one or none: also {some}"
+                ),
             )
         out += [place] if matching else []
     if not out:

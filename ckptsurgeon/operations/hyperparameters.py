@@ -14,6 +14,7 @@ from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.formats.rampup import resized
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.batch import batch_changes, ramp_of
 from ckptsurgeon.operations.counters import COUNTERS, counter_changes
 from ckptsurgeon.operations.limits import broken_limit
@@ -179,7 +180,7 @@ def settings_of(pairs: Sequence[str]) -> list[str]:
     """`lr=3e-5` as it stands in a recipe: `set.lr=3e-5`."""
     if len(pairs) == 2 and not any("=" in pair for pair in pairs):
         key, value = pairs
-        raise UsageError(f"{key!r} is not KEY=VALUE", next=f"ckptsurgeon set {key}={value}")
+        raise UsageError(f"{key!r} is not KEY=VALUE", next=command("set", f"{key}={value}"))
     bare = next((pair for pair in pairs if "=" not in pair), None)
     if bare is not None:
         raise UsageError(f"{bare!r} is not KEY=VALUE", next="for example: lr=3e-5")
@@ -231,7 +232,7 @@ def set_lr(
     ckptsurgeon set-lr 3e-4 --restart --warmup 500 --decay 20000
     """
     if lr is not None and scale is not None:
-        raise UsageError("both LR and --scale were given", next="ckptsurgeon set-lr --scale 0.5")
+        raise UsageError("both LR and --scale were given", next=command("set-lr", "--scale", "0.5"))
     settings = {
         "lr": f"{scale}x" if scale is not None else lr,
         "min_lr": min_lr,
@@ -243,14 +244,14 @@ def set_lr(
         if None in (lr, warmup, decay):
             raise UsageError(
                 "a schedule that starts again needs its peak, warm-up and decay",
-                next="ckptsurgeon set-lr 3e-4 --restart --warmup 500 --decay 20000",
+                next=command("set-lr", "3e-4", "--restart", "--warmup", "500", "--decay", "20000"),
             )
         names = {"lr": "to", "decay_style": "shape"}
         settings = {f"rewarm_schedule.{names.get(k, k)}": v for k, v in settings.items()}
         return lay({}, [f"{key}={value}" for key, value in settings.items() if value is not None])
     pairs = [f"set.{key}={value}" for key, value in settings.items() if value is not None]
     if not pairs:
-        raise UsageError("no learning rate was given", next="ckptsurgeon set-lr 3e-5")
+        raise UsageError("no learning rate was given", next=command("set-lr", "3e-5"))
     return lay({}, pairs)
 
 

@@ -10,6 +10,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Place, Setting
 from ckptsurgeon.formats.columns import Column
+from ckptsurgeon.hints import command
 from ckptsurgeon.run.run import Run
 
 
@@ -62,7 +63,7 @@ class PlaceChanges:
         if index >= len(numbers):
             raise SurgeryError(
                 f"the optimizer has {len(numbers)} {field}",
-                next="ckptsurgeon show    what they are",
+                next=command("show", why="what they are"),
             )
         new = list(numbers)
         new[index] = value

@@ -17,6 +17,7 @@ from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.capabilities import Converts
 from ckptsurgeon.formats.stretches import by_parameter
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.average import Average
 from ckptsurgeon.operations.computed_changes import covering, source, with_copies
 from ckptsurgeon.operations.own_config import config_changes
@@ -43,7 +44,7 @@ class Precision(Section):
             raise UsageError(
                 "the precision can't become fp16: weights may overflow there, and only training "
                 "finds its loss scale",
-                next="ckptsurgeon precision bf16    or fp32; in a recipe precision: bf16",
+                next=command("precision", "bf16", why="or fp32; in a recipe precision: bf16"),
             )
         if self.to not in PRECISIONS:
             raise unknown_value(self.to, PRECISIONS, "precision.to")
@@ -68,7 +69,7 @@ class Precision(Section):
                 if "master" not in kinds:
                     raise SurgeryError(
                         f"{name[0]} has no fp32 master to round its weights from",
-                        next="ckptsurgeon verify --level 3    list what contradicts itself",
+                        next=command("verify", "--level", "3", why="list what contradicts itself"),
                     )
                 weights.append(_rounded(run, checkpoint, part, kinds["master"], made.dtype))
         changes = with_copies(run, checkpoint, weights)

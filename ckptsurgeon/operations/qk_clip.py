@@ -20,6 +20,7 @@ from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.heads import Rows
 from ckptsurgeon.formats.logits import SIGMAS, Logits, logits
 from ckptsurgeon.formats.stretches import Kinds, Parameter
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.fields import Fields
 
 SLACK = 1e-3
@@ -63,7 +64,9 @@ def scaled(
     if apart:
         raise SurgeryError(
             f"the queries and keys of {checkpoint.path.name} are not all known: {apart[0]}",
-            next="ckptsurgeon scale REGEX --by F    whole parameters, by a factor of your own",
+            next=command(
+                "scale", "REGEX", "--by", "F", why="whole parameters, by a factor of your own"
+            ),
         )
     chosen = [layer for layer in layers if re.search(params, layer.queries)]
     if not chosen:
@@ -81,7 +84,7 @@ def scaled(
         if not math.isfinite(largest):
             raise SurgeryError(
                 f"{found.layer}: head {found.head} has weights that are NaN or infinite",
-                next="ckptsurgeon verify --level 4",
+                next=command("verify", "--level", "4"),
             )
         if largest <= clip.threshold * (1 + SLACK):
             continue

@@ -13,6 +13,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats, from_floats
 from ckptsurgeon.formats import Checkpoint, Copy, Replica
 from ckptsurgeon.formats.capabilities import HasReplicas
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, given, unmatched
 from ckptsurgeon.run.run import Run
 
@@ -73,19 +74,19 @@ def _mean(checkpoint: Checkpoint, replica: Replica) -> bytes:
     if len(dtypes) > 1:
         raise SurgeryError(
             f"{replica.parameter}: its copies are of {' and '.join(sorted(dtypes))}",
-            next="ckptsurgeon verify --level 3    list what contradicts itself",
+            next=command("verify", "--level", "3", why="list what contradicts itself"),
         )
     dtype = dtypes.pop()
     if dtype not in FLOATS:
         raise SurgeryError(
             f"{replica.parameter}: values of {dtype} have no mean",
-            next="ckptsurgeon verify --level 3    list what contradicts itself",
+            next=command("verify", "--level", "3", why="list what contradicts itself"),
         )
     values = [floats(read(checkpoint, copy), dtype).astype("f8") for copy in replica.copies]
     if len({len(item) for item in values}) > 1:
         raise SurgeryError(
             f"{replica.parameter}: its copies differ in size",
-            next="ckptsurgeon verify --level 3    list what contradicts itself",
+            next=command("verify", "--level", "3", why="list what contradicts itself"),
         )
     return from_floats(numpy.mean(values, axis=0, dtype="f8"), dtype)
 

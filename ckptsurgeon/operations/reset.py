@@ -20,6 +20,7 @@ from ckptsurgeon.formats.optimizers.entry import ANEW
 from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.renew import renewed
 from ckptsurgeon.formats.trees import are_zero
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.fields import Fields
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.place_changes import of_column
@@ -148,7 +149,7 @@ def _refuse_partial(checkpoint: Checkpoint) -> None:
             raise SurgeryError(
                 f"{each.file.name}: {known.name} keeps {entries} beside the moments, and a "
                 "reset of some parameters can't reset that",
-                next="ckptsurgeon reset moments    of all parameters",
+                next=command("reset", "moments", why="of all parameters"),
             )
 
 
@@ -228,7 +229,7 @@ def _loss_scale(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
     if not checkpoint.state().dynamic_loss_scale:
         raise SurgeryError(
             "the run has no dynamic loss scale (bf16 and fp32 train without one)",
-            next="ckptsurgeon show    what the checkpoint keeps",
+            next=command("show", why="what the checkpoint keeps"),
         )
     changes: list[AnyChange] = []
     for place, start in checkpoint.scaler_start():

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.cooldown import Cooldown, refuse_both, samples_to
 from ckptsurgeon.operations.hyperparameters import DECAY_STYLES
 from ckptsurgeon.operations.place_changes import PlaceChanges
@@ -67,7 +68,7 @@ class RewarmSchedule(Section):
                 raise SurgeryError(
                     "the schedule counts samples, and nothing in the checkpoint says how many an "
                     "iteration takes",
-                    next="ckptsurgeon set lr=LR warmup=SAMPLES decay=SAMPLES position=0",
+                    next=command("set", "lr=LR", "warmup=SAMPLES", "decay=SAMPLES", "position=0"),
                 )
             warmup, end = (count or 0 for count in counts)
         values: dict[str, Any] = {"lr": self.to, "decay": end, "position": 0}

@@ -15,6 +15,7 @@ from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import Ranks
 from ckptsurgeon.formats.layout import NamesElsewhere
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations import events, swap_optimizer
 from ckptsurgeon.operations.completion import saved_steps
 from ckptsurgeon.operations.hyperparameters import settings_of
@@ -85,7 +86,7 @@ class Repair(Section):
         if over and not run.format.pointers(run.root, checkpoint.step):
             raise SurgeryError(
                 "its trainer keeps no pointer, and resumes the highest step",
-                next=f"ckptsurgeon rollback --to {checkpoint.step}    moves the later ones away",
+                next=command("rollback", "--to", checkpoint.step, why="moves the later ones away"),
             )
         if self.to is None and over:
             warnings.append(f"newer steps are incomplete or damaged: {', '.join(over)}")
@@ -95,7 +96,7 @@ class Repair(Section):
 def _newest(run: Run) -> int:
     """The newest step that is complete and can be read: a half-copied shard has its name, too."""
     problem = SurgeryError(
-        f"no complete checkpoint in {run.root}", next="ckptsurgeon status    what is missing"
+        f"no complete checkpoint in {run.root}", next=command("status", why="what is missing")
     )
     for step in reversed(run.steps()):
         if run.complete(step):
@@ -190,9 +191,9 @@ def rollback(
     """
     if (step is None) is (to is None):
         if step is not None:
-            hints = [f"ckptsurgeon rollback --to {number}" for number in dict.fromkeys((to, step))]
+            hints = [command("rollback", "--to", number) for number in dict.fromkeys((to, step))]
             raise UsageError("both STEP and --to were given", next=hints)
-        raise UsageError("--to STEP is missing", next="ckptsurgeon status    list the steps")
+        raise UsageError("--to STEP is missing", next=command("status", why="list the steps"))
     tensorboard = events.cut_branch(keep_tb, no_keep_tb)
     if no_truncate:
         tensorboard["truncate"] = False

@@ -6,7 +6,6 @@ Source: Kimi K2 2507.20534, QK-Clip: W_q and W_k times the root of threshold / l
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -17,6 +16,7 @@ from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.stretches import Kinds, Parameter, by_parameter, within
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations import qk_clip
 from ckptsurgeon.operations.computed_changes import (
     change,
@@ -76,14 +76,17 @@ class Scale(Section):
                 )
             return
         if self.by is None:
-            typed = f"ckptsurgeon scale {shlex.quote(self.params or 'REGEX')} --by 0.9"
-            raise UsageError("`scale.by` is missing", next=f"{typed}    in a recipe by: 0.9")
+            words = (self.params or "REGEX", "--by", "0.9")
+            hint = command("scale", *words, why="in a recipe by: 0.9")
+            raise UsageError("`scale.by` is missing", next=hint)
         if not math.isfinite(self.by) or self.by == 0:
             raise UsageError(f"`scale.by` is {self.by}", next="a number other than 0, such as 0.9")
         if not self.params:
             raise UsageError(
                 "`scale.params` is missing",
-                next=f"ckptsurgeon scale REGEX --by {self.by:g}    in a recipe params: REGEX",
+                next=command(
+                    "scale", "REGEX", "--by", f"{self.by:g}", why="in a recipe params: REGEX"
+                ),
             )
 
     def title(self, run: Run, step: int) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.fields import Fields, converted
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def check_pattern(key: str, pattern: str) -> None:
 def check_step(step: int | None) -> None:
     """Raise for a step that no run can have."""
     if step is not None and step < 0:
-        raise UsageError(f"step {step} is below 0", next="ckptsurgeon status")
+        raise UsageError(f"step {step} is below 0", next=command("status"))
 
 
 def given(**values: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import AdjustsGroups
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.run.run import Run
 
@@ -67,7 +68,7 @@ class Setter(PlaceChanges):
         if any(isinstance(place.value, (list, tuple)) for place in places):
             raise SurgeryError(
                 f"this optimizer has two numbers for {key}: {short(places[0].value)}",
-                next=f"ckptsurgeon set {key}1=NUMBER {key}2=NUMBER",
+                next=command("set", f"{key}1=NUMBER", f"{key}2=NUMBER"),
             )
         if key == "weight_decay":
             places = [place for place in places if place.value != 0]
@@ -115,7 +116,7 @@ class Setter(PlaceChanges):
                 f"the param groups of {promise.optimizer or 'the optimizer'} hold no {key}",
                 next=(
                     *([f"did you mean {meant}?"] if near else []),
-                    f"ckptsurgeon show    what {held}",
+                    command("show", why=f"what {held}"),
                 ),
             )
 
@@ -137,7 +138,7 @@ class Setter(PlaceChanges):
         if not self.checkpoint.state().dynamic_loss_scale or not settings:
             raise SurgeryError(
                 "the run has no dynamic loss scale (bf16 and fp32 train without one)",
-                next="ckptsurgeon show    what the checkpoint keeps",
+                next=command("show", why="what the checkpoint keeps"),
             )
         for field, place, new in settings:
             self.put(field, place, new)

@@ -13,6 +13,7 @@ from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.rampup import batch_size
+from ckptsurgeon.hints import Command, Hint, command
 from ckptsurgeon.operations.counters import counter_changes
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section
@@ -20,7 +21,7 @@ from ckptsurgeon.plans import Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
 
-NONE_BEFORE = "ckptsurgeon status    no saved step is before it"
+NONE_BEFORE = command("status", why="no saved step is before it")
 
 
 @dataclass(frozen=True)
@@ -91,18 +92,18 @@ class Skip(Section):
         if not new_ranges:
             return SurgeryError(
                 f"{name} keeps no skip ranges: there is nothing to clear",
-                next="ckptsurgeon show    what the checkpoint keeps",
+                next=command("show", why="what the checkpoint keeps"),
             )
         state, what = checkpoint.state(), f"{name} keeps no skip ranges"
         first, last = merge(new_ranges)[0]
-        hints = [run.format.advise_skip(new_ranges)]
+        hints: list[Hint] = [run.format.advise_skip(new_ranges)]
         if last <= state.step:
             return SurgeryError(what, next=_gone_back(run, first, hints[0]))
         if state.step != run.latest():
             hints = _gone_back(run, state.step + 1, hints[0])
         if _movable(state) and first <= state.step + 1:
-            typed = f"ckptsurgeon skip {' '.join(self.skip)} --by-counters"
-            hints.append(f"{typed}    advance its position instead")
+            why = "advance its position instead"
+            hints.append(command("skip", *self.skip, "--by-counters", why=why))
         return SurgeryError(what, next=hints)
 
     def ranges_after(self, present: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -155,25 +156,25 @@ def _past(run: Run, new: Sequence[tuple[int, int]], state: State, done: int) -> 
         before = _before(run, first)
         hint = NONE_BEFORE
         if before is not None:
-            typed = f"ckptsurgeon rollback --to {before} --skip {_range(first, last)}"
-            hint = f"{typed}    the newest step before it"
+            words = ("--to", before, "--skip", _range(first, last))
+            hint = command("rollback", *words, why="the newest step before it")
         are = f"iteration {first} is" if first == last else f"iterations {first}-{last} are"
         raise UsageError(f"{are} past: the run stands at {done}", next=hint)
     return notes
 
 
-def _gone_back(run: Run, first: int, hint: str) -> list[str]:
+def _gone_back(run: Run, first: int, hint: Hint) -> list[Hint]:
     """What passes over the data from iteration `first` on, once the run is back before it; `hint`
     is for a run that stands there."""
     before = _before(run, first)
     if before is None:
         return [NONE_BEFORE]
-    back, here = f"ckptsurgeon rollback --to {before}", "ckptsurgeon set "
-    if hint.startswith(here):
-        return [f"{back} --set {hint.removeprefix(here)}"]
-    if hint.startswith("ckptsurgeon status"):  # there is no way
+    if isinstance(hint, Command) and hint.words[0] == "set":
+        pairs = (word for pair in hint.words[1:] for word in ("--set", pair))
+        return [command("rollback", "--to", before, *pairs)]
+    if isinstance(hint, Command):  # there is no way
         return [hint]
-    return [f"{back}    the newest step before it", hint]
+    return [command("rollback", "--to", before, why="the newest step before it"), hint]
 
 
 def _before(run: Run, iteration: int) -> int | None:
@@ -245,18 +246,18 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
     return at
 
 
-def _reachable(run: Run, begin: int, end: int, following: int) -> str:
+def _reachable(run: Run, begin: int, end: int, following: int) -> Hint:
     """The command that passes over these iterations by counters."""
     if begin - 1 in run.steps() and run.complete(begin - 1):
-        return f"ckptsurgeon rollback --to {begin - 1}    and skip from there"
+        return command("rollback", "--to", begin - 1, why="and skip from there")
     if end >= following:
-        typed = f"ckptsurgeon skip {_range(following, end)} --by-counters"
-        return f"{typed}    from the next iteration on; step {begin - 1} is not saved"
+        why = f"from the next iteration on; step {begin - 1} is not saved"
+        return command("skip", _range(following, end), "--by-counters", why=why)
     older = [step for step in run.steps() if step < begin and run.complete(step)]
     if not older:
-        return "ckptsurgeon status    the steps that are saved: none is before it"
+        return command("status", why="the steps that are saved: none is before it")
     then = f"skip {_range(older[-1] + 1, end)} --by-counters"
-    return f"ckptsurgeon rollback --to {older[-1]}    then {then}"
+    return command("rollback", "--to", older[-1], why=f"then {then}")
 
 
 def _same_skip(receipt: Receipt, section: Skip, before: Mapping[str, int]) -> bool:
@@ -296,7 +297,7 @@ def skip(
     ckptsurgeon skip --clear
     """
     if not ranges and not clear:
-        raise UsageError("no range was given", next="ckptsurgeon skip 6900-7010")
+        raise UsageError("no range was given", next=command("skip", "6900-7010"))
     return {
         **({"skip": ranges} if ranges else {}),
         **({"skip_by_counters": True} if by_counters else {}),

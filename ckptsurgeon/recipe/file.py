@@ -12,6 +12,7 @@ from ckptsurgeon import operations
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.fields import converted, names
 from ckptsurgeon.operations.section import Recipe, Section
 
@@ -27,7 +28,8 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
         data = plain_yaml.read(Path(path))
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror}", next="ckptsurgeon plan RECIPE.yaml    with another path"
+            f"{path}: {error.strerror}",
+            next=command("plan", "RECIPE.yaml", why="with another path"),
         ) from None
     return from_data(data, overrides, where=str(path))
 

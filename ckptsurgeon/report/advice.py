@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon.hints import Command, command, text
 from ckptsurgeon.report.document import SCHEMA, plain
 from ckptsurgeon.report.style import (
     GREEN,
@@ -70,7 +70,7 @@ def advice(
     name: str,
     style: Style,
     written: str,
-    save: str,
+    save: Command,
 ) -> str:
     """The verdict, what moved first, where to go back to, and what others did; `written` is the
     file that has the first recipe, and `save` the command that writes one."""
@@ -95,11 +95,11 @@ def advice(
         lines += ["", "  no step that was saved before it is known here"]
     if proposals:
         lines += ["", "  what others did", *_proposals(proposals, style)]
-        next = f"{save}    the first as a recipe"
+        next = replace(save, why="the first as a recipe")
         if written:
-            next = f"ckptsurgeon plan {shlex.quote(written)}    what it would change"
+            next = command("plan", written, why="what it would change")
         if any(item.recipe is not None for item in proposals):
-            lines += ["", f"  next   {next}"]
+            lines += ["", f"  next   {text(next)}"]
     notes = [note for note in told.curves.notes if note != told.reason]
     lines += [line for note in notes for line in hanging("  note   ", clean(note), style)]
     return "\n".join(lines)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon.hints import command
 from ckptsurgeon.report.document import SCHEMA
 from ckptsurgeon.report.style import clean, count, size
 
@@ -48,12 +48,11 @@ def fork(done: Fork, how: str, *, written: bool) -> str:
     lines = [f"made {clean(str(done.folder))}: {what}"]
     if done.receipt is not None:
         lines.append(f"  receipt  {done.receipt.id} {done.receipt.title}")
-    where = shlex.quote(str(done.folder))
     return "\n".join(
         [
             *lines,
-            f"  status   ckptsurgeon -C {where} status",
-            f"  start    ckptsurgeon -C {where} relaunch",
+            f"  status   {command('status', run=done.folder)}",
+            f"  start    {command('relaunch', run=done.folder)}",
         ]
     )
 

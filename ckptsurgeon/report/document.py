@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.edits import AnyChange, Aside, Change, Relink
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import apart
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.fields import SHOWN
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, State
     from ckptsurgeon.logs.printed.word import Word
     from ckptsurgeon.look import Verification
-    from ckptsurgeon.look.doctor import Diagnosis
+    from ckptsurgeon.look.finding import Finding
     from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
     from ckptsurgeon.transaction.journal import Recovery
@@ -151,12 +152,12 @@ def word_json(word: Word | None) -> dict[str, Any] | None:
 
 
 def diagnoses_json(
-    run: Run, diagnoses: Sequence[Diagnosis], seen: Vitals | None = None
+    run: Run, diagnoses: Sequence[Finding], seen: Vitals | None = None
 ) -> dict[str, Any]:
     """The document of `doctor`."""
     entries = []
     for item in diagnoses:
-        command, comment = _apart(item.next)
+        command, comment = apart(item.next or "")
         entries.append({"what": item.what, "next": command, "comment": comment})
     return {
         "schema": SCHEMA,
@@ -249,7 +250,7 @@ def relaunch_json(
 
 def error_json(error: SurgeryError) -> dict[str, Any]:
     """The one object that stderr gets when a command with --json fails."""
-    hints = [_apart(hint) for hint in error.next]
+    hints = [apart(hint) for hint in error.hints]
     return {
         "error": error.what,
         "untouched": error.untouched,
@@ -257,9 +258,3 @@ def error_json(error: SurgeryError) -> dict[str, Any]:
         "comment": [comment for _, comment in hints],
         "exit_code": error.exit_code,
     }
-
-
-def _apart(hint: str) -> tuple[str, str]:
-    """A hint's command and what is said about it, which stand four spaces apart."""
-    command, _, comment = hint.partition("    ")
-    return command, comment.strip()

@@ -16,6 +16,8 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.constants import SAFE, TORCH
+from ckptsurgeon.hints import Hint, command
+from ckptsurgeon.hints import text as hint_text
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.changes import changes
@@ -149,7 +151,10 @@ def cost(edits: Sequence[Edit]) -> str:
     return f"{size(written)} written, {shards}"
 
 
-def done(receipt: Receipt, style: Style, *, resume: str = "ckptsurgeon relaunch") -> str:
+RELAUNCH = command("relaunch")
+
+
+def done(receipt: Receipt, style: Style, *, resume: Hint = RELAUNCH) -> str:
     """What was done, and the two commands that come next; `resume` is empty for bare logs."""
     text = f"receipt {receipt.id}"
     if receipt.undoes is not None:
@@ -162,9 +167,9 @@ def done(receipt: Receipt, style: Style, *, resume: str = "ckptsurgeon relaunch"
         lines = reasons(receipt.promise, style, named)
     lines.insert(0, f"{style.paint('done:', GREEN)} {text}")
     if receipt.undoes is None:
-        lines.append(f"  undo     ckptsurgeon undo {receipt.id}")
+        lines.append(f"  undo     {command('undo', receipt.id)}")
     if resume:
-        lines.append(f"  resume   {resume}")
+        lines.append(f"  resume   {hint_text(resume)}")
     return "\n".join(lines)
 
 
@@ -228,7 +233,7 @@ def recovery(done: Recovery, style: Style) -> str:
         return f"{style.paint('discarded:', GREEN)} {done.title}; the run is exactly as it was"
     text = f"{style.paint('finished:', GREEN)} {done.title}"
     if done.receipt is not None:
-        text += f"; receipt {done.receipt}\n  undo     ckptsurgeon undo {done.receipt}"
+        text += f"; receipt {done.receipt}\n  undo     {command('undo', done.receipt)}"
     return text
 
 

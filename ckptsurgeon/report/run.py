@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.layout import resumes
+from ckptsurgeon.hints import Hint, command, text
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.fields import SHOWN
 from ckptsurgeon.report.plan import fields, promise, reasons
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, Place, State
     from ckptsurgeon.logs.printed.word import Word
     from ckptsurgeon.look import Verification
-    from ckptsurgeon.look.doctor import Diagnosis
+    from ckptsurgeon.look.finding import Finding
     from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
 
@@ -166,7 +167,7 @@ def _surgery(run: Run) -> list[Row]:
     if busy is not None:
         return [Row("surgery", f"under way: {clean(busy)}")]
     if waiting is not None:
-        return [Row("surgery", f"interrupted: {waiting}", "ckptsurgeon recover")]
+        return [Row("surgery", f"interrupted: {waiting}", text(command("recover")))]
     receipts, damaged = run.receipts(), run.damaged_receipts()
     rows = [Row("surgery", f"{id}  {clean(wrong)}") for id, wrong in damaged.items()]
     if not receipts:
@@ -174,7 +175,7 @@ def _surgery(run: Run) -> list[Row]:
     last = receipts[-1]
     rows.insert(0, Row("surgery", f"{last.id}  {last.title}", last.when))
     if len(receipts) > 1:
-        rows.append(Row("surgery", f"{len(receipts) - 1} more: ckptsurgeon log"))
+        rows.append(Row("surgery", f"{len(receipts) - 1} more: {command('log')}"))
     return rows
 
 
@@ -208,7 +209,7 @@ def _places(field: str, places: Sequence[Place]) -> list[Row]:
 
 
 def verification(
-    result: Verification, style: Style, word: Word | None = None, *, remedy: str = ""
+    result: Verification, style: Style, word: Word | None = None, *, remedy: Hint = ""
 ) -> str:
     """Sound, or every finding, of the step or of the run around it; the level it was read to, and
     what no CRC could prove. With `word` also what the trainer said. Findings end with the
@@ -223,7 +224,7 @@ def verification(
         lines = [f"{label} {head}, {count(len(result.findings), 'finding')}"]
         lines += [f"  {clean(finding)}" for finding in result.findings[:FINDINGS]]
         lines += _hidden(len(result.findings))
-        lines += [f"      next: {remedy}"] if remedy else []
+        lines += [f"      next: {text(remedy)}"] if remedy else []
     if result.no_crc:
         lines.append(f"  no CRC: damage in {size(result.no_crc)} of this step can't be detected")
     for name, moment in (result.moments or {}).items():
@@ -259,7 +260,7 @@ def _word(word: Word, style: Style) -> list[str]:
         if items:
             lines.append(f"  {title}: {clean(', '.join(items))}")
     if word.differs:
-        lines += [f"      next: {clean(hint)}" for hint in word.expected.remedy]
+        lines += [f"      next: {clean(text(hint))}" for hint in word.expected.remedy]
     return lines
 
 
@@ -274,7 +275,7 @@ def _next(values: Promise | None, style: Style) -> list[str]:
 
 
 def diagnoses(
-    run: Run, findings: Sequence[Diagnosis], style: Style, seen: Vitals | None = None
+    run: Run, findings: Sequence[Finding], style: Style, seen: Vitals | None = None
 ) -> str:
     """Healthy, or each thing that is wrong with what helps below it; then the vital signs."""
     name, steps = clean(run.name), count(len(run.steps()), "step")
@@ -283,7 +284,7 @@ def diagnoses(
         head = f"{name}, {count(len(findings), 'finding')}"
         lines = [f"{style.paint('problems:', RED)} {head}"]
     for item in findings[:FINDINGS]:
-        lines += [f"  {clean(item.what)}", f"      next: {item.next}"]
+        lines += [f"  {clean(item.what)}", f"      next: {text(item.next or '')}"]
     lines += _hidden(len(findings))
     if (alive := run.trainer()) is not None:
         lines.append(f"  {clean(alive)}; what it saves just now is not finished yet")

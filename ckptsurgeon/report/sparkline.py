@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ckptsurgeon.hints import command
 from ckptsurgeon.look.clear import broken, diverged, level
 from ckptsurgeon.report.style import Row
 
@@ -50,21 +51,21 @@ def sparkline(seen: Glance, saved: Sequence[int], room: int = WIDTH) -> list[Row
 def _verdict(seen: Glance) -> str:
     """What these points decide. What they leave open is never called diverged or healthy."""
     if (step := broken(seen)) is not None:
-        return f"the loss diverged, and is no number since step {step}: ckptsurgeon advise"
+        return f"the loss diverged, and is no number since step {step}: {command('advise')}"
     if (step := diverged(seen)) is not None:
-        return f"the loss diverged at step {step}: ckptsurgeon advise"
+        return f"the loss diverged at step {step}: {command('advise')}"
     ends, points = level(seen), len(seen.values)
     if ends is not None and ends.calm:
         return f"the loss is at its best level of the last {points} points"
     if ends is not None:
         return (
             f"the loss is {ends.above:.2g} above its best level, that of step {ends.step}: "
-            "ckptsurgeon advise says if it diverged"
+            f"{command('advise')} says if it diverged"
         )
     bad = sum(not math.isfinite(value) for value in seen.values)
     if bad:
-        return f"the loss was no number at {bad} of {points} points: see ckptsurgeon advise"
-    return f"{points} points of the loss are too few to tell: see ckptsurgeon advise"
+        return f"the loss was no number at {bad} of {points} points: see {command('advise')}"
+    return f"{points} points of the loss are too few to tell: see {command('advise')}"
 
 
 def _bar(mean: float | None, low: float, high: float) -> str:

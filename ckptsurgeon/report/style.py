@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from ckptsurgeon.hints import Hint, text
+
 GREEN, YELLOW, RED = "32", "33", "31"
 """Done, moved aside, refused. The signs `+ ~ > <` say the same without colour."""
 RATES = ("lr", "max_lr", "min_lr")
@@ -101,9 +103,9 @@ def hanging(start: str, text: str, style: Style) -> list[str]:
     return [f"{' ' * len(start) if i else start}{line}" for i, line in enumerate(lines)]
 
 
-def with_apply(text: str, command: str) -> str:
+def with_apply(shown: str, command: Hint) -> str:
     """What a dry run would do, and below it the command that does it."""
-    return f"{text}\n  apply    {command}"
+    return f"{shown}\n  apply    {text(command)}"
 
 
 def packed(label: str, items: Sequence[str], style: Style) -> list[str]:

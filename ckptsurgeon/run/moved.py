@@ -4,11 +4,11 @@ where it is now, and the way back."""
 from __future__ import annotations
 
 import contextlib
-import shlex
 from pathlib import Path
 
 from ckptsurgeon.edits import Move, relative
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.plans import Receipt
 from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.home import HOME
@@ -27,7 +27,7 @@ def refuse_moved(start: Path) -> None:
         if receipt is None:
             raise UsageError(
                 f"{here} is in the attic of surgery {kept[1]}: no run is in there",
-                next=f"the same command with -C {shlex.quote(str(root))}",
+                next=again("-C", root),
             )
         raise _away(root, receipt, name)
     above = None if here.is_dir() else _root(here)
@@ -50,11 +50,10 @@ def nearest(named: Path) -> Path:
 
 
 def _away(root: Path, receipt: Receipt, name: str) -> UsageError:
-    here = shlex.quote(str(root))
-    hints = [f"the same command with -C {here}    the run that it was in"]
+    hints: list[Hint] = [again("-C", root, why="the run that it was in")]
     standing = receipts.standing(receipts.read(root))
     if standing and standing[-1].id == receipt.id:
-        hints.append(f"ckptsurgeon undo {receipt.id}    brings it back")
+        hints.append(command("undo", receipt.id, why="brings it back"))
     return UsageError(
         f"{name} is no longer in the run: surgery {receipt.id} ({receipt.title}) moved it to "
         f"{root / HOME / ATTIC / receipt.id}",

@@ -16,6 +16,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import Checkpoint, Format, State
 from ckptsurgeon.formats.layout import CleansUp, resumes
 from ckptsurgeon.formats.logs import Logs
+from ckptsurgeon.hints import again, command
 from ckptsurgeon.plans import Fingerprint, Receipt
 from ckptsurgeon.run import moved, search, writers
 from ckptsurgeon.run.log_folders import LogFolders
@@ -47,7 +48,7 @@ class Run:
         moved.refuse_moved(Path(start))
         here = Path(start).resolve()
         if not here.is_dir():
-            raise UsageError(f"{start} is not a directory", next="ckptsurgeon -C RUN status")
+            raise UsageError(f"{start} is not a directory", next=command("status", run="RUN"))
         run = cls.around(here, format)
         if run is None:
             search.refuse_none(here, format)
@@ -147,7 +148,7 @@ class Run:
             f"{name!r} is not a step of {self.root}: give its number, the name of its folder"
             + (f" ({self.directory(last[0]).name})" if last else "")
             + ", or latest",
-            next="ckptsurgeon status    list the saved steps",
+            next=command("status", why="list the saved steps"),
         )
 
     def directory(self, step: int) -> Path:
@@ -171,7 +172,7 @@ class Run:
             kept = (edit for edit in moves if (self.root / edit.src).exists())  # not pruned
             if any(name.fullmatch(Path(edit.dst).name) for edit in kept):
                 newest = receipt is in_force[-1]
-                typed = f"ckptsurgeon undo {receipt.id}" if newest else "ckptsurgeon log"
+                typed = command("undo", receipt.id) if newest else command("log")
                 return [f"{typed}    {receipt.id} moved step {step} to the attic"]
         return []
 
@@ -194,26 +195,25 @@ class Run:
         if step not in steps:
             near = sorted(steps, key=lambda other: (abs(other - step), other))[:2]
             hints = self._in_attic(step) + [
-                f"the same command with {other} for {step}    step {other} is saved"
-                for other in sorted(near)
+                again(swapped=(step, other), why=f"step {other} is saved") for other in sorted(near)
             ]
             raise UsageError(
                 f"step {step} is not saved in {self.root}",
-                next=[*hints, "ckptsurgeon status    list all steps"],
+                next=[*hints, command("status", why="list all steps")],
             )
         with _damage_at(step):
             missing = self.format.missing(self.root, step)
         if missing:
             complete = [other for other in steps if other < step and self.complete(other)]
             back = [
-                f"ckptsurgeon rollback --to {s}    the newest complete one before it"
+                command("rollback", "--to", s, why="the newest complete one before it")
                 for s in complete[-1:]
             ]
             names = ", ".join(missing[:3])
             names += f" … ({len(missing)})" if len(missing) > 3 else ""
             raise SurgeryError(
                 f"step {step} is incomplete: missing: {names}",
-                next=[*back, "ckptsurgeon status    list the complete steps"],
+                next=[*back, command("status", why="list the complete steps")],
             )
         with _damage_at(step):
             return self.format.open(self.root, step)
@@ -242,7 +242,7 @@ class Run:
         named = self.pointers()
         if not named:
             return self._resumed()
-        fix = "ckptsurgeon repair-latest    make every pointer name the newest complete step"
+        fix = command("repair-latest", why="make every pointer name the newest complete step")
         for file, step in named.items():
             pointer = self.root / file
             if step is None:
@@ -263,7 +263,7 @@ class Run:
             raise SurgeryError(
                 f"no complete checkpoint in {self.root}"
                 + (f": no {missing[0]}" if missing else ""),
-                next="ckptsurgeon status    what is missing",
+                next=command("status", why="what is missing"),
             )
         resumed = resumes(self.format, self.root)
         if resumed is not None and resumed > complete[-1]:
@@ -271,7 +271,7 @@ class Run:
             raise SurgeryError(
                 f"step {resumed} is incomplete (no {', '.join(missing[:3])}), and its trainer, "
                 "which keeps no pointer, would resume it",
-                next=f"ckptsurgeon rollback --to {complete[-1]}    moves it to the attic",
+                next=command("rollback", "--to", complete[-1], why="moves it to the attic"),
             )
         return complete[-1]
 
@@ -342,5 +342,5 @@ def _damage_at(step: int) -> Iterator[None]:
     try:
         yield
     except DamagedFile as error:
-        error.next = (f"ckptsurgeon verify {step}    list every damaged file",)
+        error.hints = (command("verify", step, why="list every damaged file"),)
         raise

@@ -12,6 +12,7 @@ from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.detect import SIGNS, detect, is_run, named, nameless
 from ckptsurgeon.formats.logs import Logs
+from ckptsurgeon.hints import command
 from ckptsurgeon.transaction.home import HOME
 
 SETTINGS = "ckptsurgeon.yaml"
@@ -53,8 +54,8 @@ def refuse_none(here: Path, format: str) -> NoReturn:
     below = _below(here)
     raise UsageError(
         f"no training run in {here} or above ({SIGNS})",
-        next=[f"ckptsurgeon -C {folder} status" for folder in below[:3]]
-        or "ckptsurgeon -C RUN status    RUN is the folder that holds the checkpoints",
+        next=[command("status", run=folder) for folder in below[:3]]
+        or command("status", run="RUN", why="RUN is the folder that holds the checkpoints"),
     )
 
 

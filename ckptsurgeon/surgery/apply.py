@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.hints import command
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.promise import Promise, differences
@@ -39,7 +40,7 @@ def _refuse_other_run(run: Run, plan: Plan) -> None:
     if Path(plan.run) != run.root:
         raise UsageError(
             f"the plan was made for {plan.run}, and this run is {run.root}",
-            next="ckptsurgeon plan RECIPE -o plan.json    in this run",
+            next=command("plan", "RECIPE", "-o", "plan.json", why="in this run"),
         )
 
 
@@ -53,7 +54,7 @@ def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
         raise VerificationFailed(
             f"receipt {receipt.id} is not what was promised: {'; '.join(differing)}",
             untouched="every byte from before the surgery is kept",
-            next=f"ckptsurgeon undo {receipt.id}",
+            next=command("undo", receipt.id),
         )
 
 

@@ -18,6 +18,7 @@ from ckptsurgeon.files.dtypes import SAFETENSORS
 from ckptsurgeon.formats import Checkpoint, Weight
 from ckptsurgeon.formats.capabilities import HasWeights
 from ckptsurgeon.formats.second_copies import TRAINED
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import named_copies
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
@@ -113,7 +114,7 @@ def _distributed(weights: Sequence[Weight], shard_bytes: int) -> list[list[Weigh
         files[-1].append(weight)
         room -= size
     if not files[0]:
-        raise SurgeryError("the checkpoint holds no weights", next="ckptsurgeon verify")
+        raise SurgeryError("the checkpoint holds no weights", next=command("verify"))
     return files
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shlex
 import stat
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from ckptsurgeon import disk, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.hints import again, shell
 from ckptsurgeon.operations.section import Recipe
 from ckptsurgeon.plans import Receipt
 from ckptsurgeon.recipe.file import to_data
@@ -101,7 +101,7 @@ def refuse_taken(folder: Path) -> None:
     if not folder.parent.is_dir():
         raise UsageError(
             f"{folder.parent} is not a directory",
-            next=f"mkdir -p {shlex.quote(str(folder.parent))}    then the same command again",
+            next=shell(["mkdir", "-p", folder.parent], why="then the same command again"),
         )
 
 
@@ -112,7 +112,7 @@ def make_partial(folder: Path, what: str) -> Path:
     if partial.exists():
         raise UsageError(
             f"{partial} exists: an earlier {what} was cut off there, or is still running",
-            next=f"rm -r {shlex.quote(str(partial))}    if no {what} is running",
+            next=shell(["rm", "-r", partial], why=f"if no {what} is running"),
         )
     try:
         disk.make_directory(partial)
@@ -183,9 +183,11 @@ def _share(source: Path, target: Path, how: str) -> None:
                     f"{source.name}: this file system can't share blocks with {target.parent} "
                     f"({error.strerror})",
                     next=(
-                        "the same command with --hard-link    shares files: "
-                        "never save this step again in the fork",
-                        "the same command with --copy    shares nothing",
+                        again(
+                            "--hard-link",
+                            why="shares files: never save this step again in the fork",
+                        ),
+                        again("--copy", why="shares nothing"),
                     ),
                 ) from None
         else:

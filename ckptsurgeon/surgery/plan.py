@@ -10,6 +10,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats.known_globals import refuse_unknown
 from ckptsurgeon.formats.trees import rounded
+from ckptsurgeon.hints import again, command
 from ckptsurgeon.operations.section import Recipe, Section
 from ckptsurgeon.plans import Plan
 from ckptsurgeon.recipe.file import keys, to_data
@@ -97,7 +98,7 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
         raise UsageError(
             f"{run.root} is a log directory without checkpoints: {', '.join(other)} has nothing to "
             "work on",
-            next="the same command with -C RUN    RUN is the folder that holds the checkpoints",
+            next=again("-C", "RUN", why="RUN is the folder that holds the checkpoints"),
         )
     sections = [section for section in operations.in_order(recipe) if section.on_logs]
     changes: list[AnyChange] = []
@@ -132,7 +133,7 @@ def _rivals(run: Run, recipe: Recipe, step: int) -> list[AnyChange]:
         if not rival.paths or (rival.step > step and not recipe.leaves_newer):
             raise SurgeryError(
                 f"{rival.what}, and {rival.harm.format(step)}",
-                next=rival.remedy or f"ckptsurgeon rollback --to {step}    moves it aside",
+                next=rival.remedy or command("rollback", "--to", step, why="moves it aside"),
             )
         changes += [Aside(run.relative(path), "checkpoint") for path in rival.paths]
     return changes

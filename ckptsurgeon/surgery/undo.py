@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from ckptsurgeon.edits import (
     Truncate,
 )
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.hints import command, shell
 from ckptsurgeon.operations import rollback
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.run.attic import pruned
@@ -81,19 +81,19 @@ def _chosen(run: Run, done: Sequence[Receipt], id: str | None) -> Receipt:
     if not in_force and id is None:
         raise UsageError(
             "there is no surgery to undo" + (": all of them are undone" if done else ""),
-            next="ckptsurgeon log",
+            next=command("log"),
         )
     number = receipts.numbered(id) if id is not None else in_force[-1].id
     chosen = next((receipt for receipt in in_force if receipt.id == number), None)
     if chosen is None:
-        raise UsageError(_why_not(number, done), next="ckptsurgeon log")
+        raise UsageError(_why_not(number, done), next=command("log"))
     if newest_lost > chosen.id:
         raise _cannot(run, newest_lost, lost, f"surgery {newest_lost} came after {chosen.id}, and ")
     if chosen is not in_force[-1]:
         newest = in_force[-1].id
         raise UsageError(
             f"receipt {newest} came after {chosen.id} and builds on it",
-            next=f"ckptsurgeon undo {newest}    first",
+            next=command("undo", newest, why="first"),
         )
     return chosen
 
@@ -103,7 +103,7 @@ def _cannot(run: Run, id: str, lost: Mapping[str, str], since: str = "") -> Surg
         f"{since or f'surgery {id} '}can't be undone: {lost[id]}",
         next=(
             f"restore {run.root / receipts.receipt_file(id)} from a copy of the run",
-            "ckptsurgeon rollback --to STEP    to a saved step that `ckptsurgeon status` lists",
+            command("rollback", "--to", "STEP", why="to a saved step that `status` lists"),
         ),
     )
 
@@ -122,7 +122,7 @@ def _refuse_lost(run: Run, receipt: Receipt) -> None:
     if (run.root / pruned(receipt.id)).exists():
         raise SurgeryError(
             f"the attic of receipt {receipt.id} was pruned: what it moved aside is gone",
-            next="ckptsurgeon log",
+            next=command("log"),
         )
     edited = [edit.file for edit in receipt.inverse if not isinstance(edit, Move)]
     lost = [file for file in edited if not os.path.lexists(run.root / file)]
@@ -130,15 +130,17 @@ def _refuse_lost(run: Run, receipt: Receipt) -> None:
         raise SurgeryError(
             f"{lost[0]}, which receipt {receipt.id} changed, no longer exists (a trainer with "
             "keep_last removes old checkpoints)",
-            next="ckptsurgeon rollback --to STEP    one of those that `ckptsurgeon status` lists",
+            next=command("rollback", "--to", "STEP", why="one of those that `status` lists"),
         )
     for change in receipt.changes:
         if isinstance(change, Change) and change.file in lost and isinstance(change.new, str):
-            path = shlex.quote(str(run.root / change.file))
             raise SurgeryError(
                 f"{change.file}, which receipt {receipt.id} changed, no longer exists",
-                next=f"printf %s {shlex.quote(change.new)} > {path}    puts it back; then the same "
-                "command again",
+                next=shell(
+                    ["printf", "%s", change.new],
+                    into=run.root / change.file,
+                    why="puts it back; then the same command again",
+                ),
             )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -27,9 +26,10 @@ from ckptsurgeon.edits import (
     Truncate,
 )
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import again, command, shell
 from ckptsurgeon.plans import Fingerprint
 
-AGAIN = "the same command again    it plans anew"
+AGAIN = again(why="it plans anew")
 RIGHTS = "run as the user who owns the run, or change its rights"
 BLOCK = 4096
 """Bytes that a file system gives out at once, nearly everywhere: a write between two holes takes
@@ -211,7 +211,7 @@ def check_size(path: Path, edit: Append | Truncate) -> None:
         raise SurgeryError(
             f"{path}: the bytes after {edit.old_size} are not those that this surgery wrote: the "
             "file was changed or saved again since",
-            next="ckptsurgeon verify    see whether it is sound now",
+            next=command("verify", why="see whether it is sound now"),
         )
 
 
@@ -256,7 +256,7 @@ def read_only(path: Path) -> SurgeryError | None:
     return SurgeryError(
         f"{path} is on a file system that is mounted read-only",
         next=(
-            f"findmnt --target {shlex.quote(str(path))}    which one, and how it is mounted",
+            shell(["findmnt", "--target", path], why="which one, and how it is mounted"),
             "mount it for writing, then run the same command again; after an error the kernel "
             "makes it read-only by itself (dmesg)",
         ),

@@ -22,6 +22,7 @@ from ckptsurgeon.arithmetic import ITEM, spoilt, together
 from ckptsurgeon.crc32 import joined
 from ckptsurgeon.edits import Checksum, Computed, Source
 from ckptsurgeon.errors import DEFECT, SurgeryError
+from ckptsurgeon.hints import command
 from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
 from ckptsurgeon.transaction.redo import each
 
@@ -127,11 +128,11 @@ def _refuse_spoilt(
     if wrong < 0:
         raise SurgeryError(
             f"{where}: this number would be too large for {piece.dtype}{told}",
-            next="ckptsurgeon verify --level 4    how large the numbers are",
+            next=command("verify", "--level", "4", why="how large the numbers are"),
         )
     raise SurgeryError(
         f"{where}: NaN or infinite, so nothing is made of it{told}",
-        next="ckptsurgeon verify STEP --level 4    of the step that this file is of",
+        next=command("verify", "STEP", "--level", "4", why="of the step that this file is of"),
     )
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from ckptsurgeon import disk
 from ckptsurgeon.edits_json import from_json, to_json
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from ckptsurgeon.hints import command
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import assumptions, lock, receipts, staging
@@ -31,7 +32,7 @@ from ckptsurgeon.transaction.names import edited, refuse_foreign, refuse_foreign
 from ckptsurgeon.transaction.redo import Step, redo
 from ckptsurgeon.transaction.worker import as_owner
 
-RECOVER = "ckptsurgeon recover    finish it or discard it"
+RECOVER = command("recover", why="finish it or discard it")
 
 
 @dataclass(frozen=True)
@@ -328,7 +329,7 @@ def _read(root: Path) -> Entry | None:
         raise InterruptedSurgery(
             f"{path} is damaged",
             untouched="nothing was touched by this command",
-            next="restore it from a snapshot of the file system, then ckptsurgeon recover",
+            next=("restore it from a snapshot of the file system", RECOVER),
         )
     return Entry(**from_json(json.loads(body)))
 

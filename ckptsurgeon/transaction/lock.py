@@ -27,6 +27,7 @@ from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from ckptsurgeon.hints import Hint, again, command, shell
 from ckptsurgeon.transaction import process
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.worker import as_owner
@@ -101,7 +102,7 @@ def hold(root: Path, title: str) -> Iterator[None]:
             raise InterruptedSurgery(
                 f"the lock {home / 'lock'} could not be removed: {error or 'interrupted'}",
                 untouched="no edit of this surgery was lost",
-                next="ckptsurgeon recover    remove it",
+                next=command("recover", why="remove it"),
             ) from error
 
 
@@ -114,18 +115,19 @@ def unlock(root: Path, expected: Holder | None = None) -> str:
     home = root / HOME
     record = _read(home / "lock")
     if record is None:
-        raise SurgeryError(f"there is no lock in {home}", next="ckptsurgeon status")
+        raise SurgeryError(f"there is no lock in {home}", next=command("status"))
     if expected is not None and record.token != expected.token:
         raise SurgeryError(
             f"another surgery holds the lock now: {record}",
-            next="ckptsurgeon status    see who works on the run",
+            next=command("status", why="see who works on the run"),
         )
     if _lives(record):
         raise SurgeryError(
             f"the surgery that holds the lock is alive on this machine: {record}",
             next=(
                 f"wait until it ends    it may be stopped (Ctrl-Z): then kill -CONT {record.pid}",
-                f"kill {record.pid}    if it hangs, and once it is gone: ckptsurgeon recover",
+                shell(["kill", record.pid], why="if it hangs"),
+                command("recover", why="once it is gone"),
             ),
         )
     with as_owner(root, []):
@@ -141,13 +143,13 @@ def _remove_dead(home: Path, record: Holder) -> None:
         if not _break(home, record, private):
             raise SurgeryError(
                 f"the lock of {record} is being removed by another process",
-                next="ckptsurgeon status    see whether it is gone",
+                next=command("status", why="see whether it is gone"),
             )
         _release(home, mine, None)
     except OSError as error:
         raise SurgeryError(
             f"{error.filename}: {error.strerror}: the lock stays",
-            next="remove the cause, then ckptsurgeon unlock",
+            next=again(why="once the cause is removed"),
         ) from error
     finally:
         with contextlib.suppress(OSError):
@@ -177,7 +179,7 @@ def _take(home: Path, mine: Holder) -> None:
         except FileNotFoundError:
             pass  # the last holder removed its empty home, or tidied our private file away
         time.sleep(PAUSE_S)
-    raise SurgeryError(f"{lock}: too many surgeries start at once", next="the same command again")
+    raise SurgeryError(f"{lock}: too many surgeries start at once", next=again())
 
 
 def _release(home: Path, mine: Holder, root_time: int | None) -> None:
@@ -256,9 +258,9 @@ def _remove(path: Path) -> None:
 
 def _refusal(lock: Path, record: Holder) -> SurgeryError:
     if record.host == os.uname().nodename and record.namespace == process.namespace():
-        follow = "wait until it ends, then run the same command again"
+        follow: Hint = "wait until it ends, then run the same command again"
     else:
-        follow = "ckptsurgeon unlock    remove it, once you are sure that nothing runs there"
+        follow = command("unlock", why="remove it, once you are sure that nothing runs there")
     return SurgeryError(f"{lock}: another surgery is under way: {record}", next=follow)
 
 

@@ -19,12 +19,12 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ckptsurgeon.edits import Computed, Content, Edit, Move, Replace, Span, Tail
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import shell
 from ckptsurgeon.transaction.home import HOME
 
 ID = re.compile(r"[0-9]{4,18}")
@@ -224,13 +224,11 @@ class _Bounds:
                     raise self._linked(Path(path))
 
     def _linked(self, link: Path) -> SurgeryError:
-        here, real = shlex.quote(str(link)), link.resolve()
-        there = shlex.quote(str(real))
+        real = link.resolve()
+        own = ["cp", "-a", real, link], "a copy of its own in the run"
         if real.is_relative_to(self.root):
-            how = f"mv {there} {here}    the folder itself"
-        else:
-            how = f"cp -a {there} {here}    a copy of its own in the run"
+            own = ["mv", real, link], "the folder itself"
         return SurgeryError(
             f"{link} is a symbolic link to {link.readlink()}, and no edit goes through one",
-            next=f"rm {here} && {how}; then the same command again",
+            next=shell(["rm", link], own[0], why=f"{own[1]}; then the same command again"),
         )

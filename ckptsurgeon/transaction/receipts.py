@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import pwd
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -16,6 +15,7 @@ from typing import Any
 from ckptsurgeon.edits import Content, Rewrite
 from ckptsurgeon.edits_json import from_json, to_json
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import Hint, shell
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.transaction.home import HOME
@@ -72,15 +72,15 @@ def refuse_damaged(root: Path) -> None:
     for id, wrong in damaged(root).items():
         path = root / receipt_file(id)
         if path.is_file():
-            raise SurgeryError(f"{root / wrong}", next=remedy(path))
+            restore = f"restore {path} from a copy of the run"
+            raise SurgeryError(f"{root / wrong}", next=(restore, set_aside(path)))
 
 
-def remedy(path: Path) -> tuple[str, str]:
-    """What to do about a damaged receipt."""
-    return (
-        f"restore {path} from a copy of the run",
-        f"mv {shlex.quote(str(path))} {shlex.quote(str(path.with_name(ASIDE)))}    go on without "
-        "it; its surgery stays in force and can't be undone",
+def set_aside(path: Path) -> Hint:
+    """How to go on without a damaged receipt."""
+    return shell(
+        ["mv", path, path.with_name(ASIDE)],
+        why="go on without it; its surgery stays in force and can't be undone",
     )
 
 

@@ -36,6 +36,7 @@ from typing import TypeVar
 from ckptsurgeon import disk
 from ckptsurgeon.edits import SHORT_GAP, Move, Replace, Tail, Truncate
 from ckptsurgeon.errors import InterruptedSurgery
+from ckptsurgeon.hints import command
 from ckptsurgeon.transaction.assumptions import digest_of, tail_digest
 from ckptsurgeon.transaction.home import HOME
 
@@ -158,7 +159,7 @@ def _unlike(path: Path, what: str) -> InterruptedSurgery:
     return InterruptedSurgery(
         f"{path}: {what}",
         untouched="the journal is kept, and so is every byte from before the surgery",
-        next="put the file back as the surgery left it, then ckptsurgeon recover",
+        next=("put the file back as the surgery left it", command("recover", why="after that")),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon.cli.usage import in_full
+from ckptsurgeon.hints import TYPED, Hint, Typed, again, command, text
 from tests.cli.conftest import Surgeon, hints
 from tests.conftest import Trained
 from tests.formats.matrix import hugging_face
@@ -327,13 +327,12 @@ def test_what_can_not_be_made_or_started_is_named(
     assert f"next: correct relaunch.command in {root}/ckptsurgeon.yaml\n" in told.stderr
 
 
-def test_a_rate_without_its_minus_is_typed_for_the_same_run(
-    surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = away(trained, monkeypatch)
-    for words in (["-C", root.name, "set-lr", "-5e-4"], ["set-lr", "-5e-4", "--run", root.name]):
-        (hint,) = hints(surgeon(*words).stderr)
-        assert surgeon(*hint, "--dry-run").stdout.startswith("a run   set lr=0.0005\n")
+@pytest.mark.parametrize("rate", ["-1", "-5e-4"])
+def test_no_other_rate_is_made_of_a_negative_one(surgeon: Surgeon, rate: str) -> None:
+    """1 for -1 would be hundreds of times the peak."""
+    said = surgeon("set-lr", rate, "-n").stderr
+    assert f"{rate}: the learning rate can't be negative" in said
+    assert "next: give a rate of at least 0, or a factor of the present one: 3e-5, 0.5x" in said
 
 
 def test_the_same_command_is_printed_in_full(
@@ -350,11 +349,22 @@ def test_the_same_command_is_printed_in_full(
 
 
 def test_what_comes_after_two_dashes_stays_last() -> None:
-    words = ["relaunch", "--json", "--", "train_iters=10"]
-    assert in_full("the same command with --yes    do it", words) == (
+    typed = Typed(("relaunch", "--json", "--", "train_iters=10"), lambda hint: ((), ["--json"]))
+    assert answered(typed, again("--yes", why="do it")) == (
         "ckptsurgeon relaunch --json --yes -- train_iters=10    do it"
     )
-    assert in_full("the same command without --relaunch", words).startswith("the same")
+    assert answered(typed, again(without=["--json"])) == "ckptsurgeon relaunch -- train_iters=10"
+    whole = command("relaunch", "--exec", "--", "COMMAND")
+    assert answered(typed, whole) == "ckptsurgeon relaunch --exec --json -- COMMAND"
+
+
+def answered(typed: Typed, hint: Hint) -> str:
+    """The hint as the line that answers what was typed."""
+    token = TYPED.set(typed)
+    try:
+        return text(hint)
+    finally:
+        TYPED.reset(token)
 
 
 @pytest.mark.parametrize("words", [["rollback", "--to", "5"], ["show", "5"], ["verify", "5"]])
@@ -366,9 +376,9 @@ def test_a_step_that_is_not_saved_is_typed_again_with_one_that_is(
     assert told.exit_code == 2
     error = json.loads(told.stderr)
     assert error["comment"] == ["step 4 is saved", "step 6 is saved", "list all steps"]
-    for command in error["next"]:
-        again = surgeon(*shlex.split(command)[1:])
-        assert again.exit_code == 0, again.stderr
+    for hint in error["next"]:
+        followed = surgeon(*shlex.split(hint)[1:])
+        assert followed.exit_code == 0, followed.stderr
     assert "4" in shlex.split(error["next"][0])
 
 

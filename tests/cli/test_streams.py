@@ -12,7 +12,6 @@ import pytest
 
 from tests.conftest import Trained
 from tests.support.launch import REPO
-from tests.support.tiny_run import make_run
 
 SURGEON = f"{shlex.quote(sys.executable)} -m ckptsurgeon"
 
@@ -65,55 +64,3 @@ def test_what_is_looked_at_and_can_not_be_shown_is_an_error(trained: Trained, wo
     assert done.returncode == 1
     assert done.stderr.startswith("error: No space left on device\nuntouched: ")
     assert "Exception ignored" not in done.stderr
-
-
-READERS = {
-    "gone": ("", False, False),
-    "gone, unbuffered": ("1", False, False),
-    "both gone": ("", True, False),
-    "both gone, unbuffered": ("1", True, False),
-    "after a line": ("1", False, True),
-}
-"""Who reads: PYTHONUNBUFFERED, whether stderr is read by the same, and whether one line is."""
-
-
-def piped(words: str, reader: str, root: Path) -> tuple[int, str]:
-    """Exit status and stderr of a command whose stdout is a pipe that nobody reads to its end."""
-    unbuffered, both, one_line = READERS[reader]
-    reading, writing = os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ckptsurgeon", *words.split(), "-C", str(root)],
-        cwd=REPO,
-        env={**os.environ, "PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": unbuffered},
-        stdin=subprocess.DEVNULL,
-        stdout=writing,
-        stderr=writing if both else subprocess.PIPE,
-        text=True,
-    )
-    os.close(writing)
-    if one_line:
-        os.read(reading, 1)
-    os.close(reading)
-    _, errors = process.communicate(timeout=600)
-    return process.returncode, errors or ""
-
-
-EDITS = ("set-lr 5e-4", "undo", "rollback --to 2", "prune --keep 0")
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_a_pipe_that_closes_does_not_decide_whether_an_edit_is_done(
-    tmp_path: Path, reader: str
-) -> None:
-    """With --yes it is applied, and stderr says so; without, it is refused there."""
-    root, both = make_run(tmp_path / "run", (2, 4)), READERS[reader][1]
-    status, errors = piped(EDITS[0], reader, root)
-    assert (status, receipts(root)) == (1, []) and (both or errors.startswith("error: "))
-    for done, words in enumerate(EDITS, 1):
-        status, errors = piped(f"{words} --yes", reader, root)
-        assert status == 0 and "Traceback" not in errors and "Exception ignored" not in errors
-        assert len(receipts(root)) == min(done, 3)
-        assert both or ("removed for good" if words.startswith("prune") else "done: ") in errors
-    assert not list((root / ".ckptsurgeon" / "attic").iterdir())
-    assert piped("prune --keep 0", reader, root)[0] == 0  # there is nothing to do
-    assert piped("rollback --to 2", reader, root)[0] == 0

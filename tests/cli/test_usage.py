@@ -72,7 +72,7 @@ def test_wrong_usage_with_json_is_one_object(surgeon: Surgeon) -> None:
     result = surgeon("rollback", "--json")
     told = json.loads(result.stderr)
     assert set(told) == {"error", "untouched", "next", "comment", "exit_code"}
-    assert (told["next"], told["comment"]) == (["ckptsurgeon status"], ["list the steps"])
+    assert (told["next"], told["comment"]) == (["ckptsurgeon status --json"], ["list the steps"])
     assert (told["exit_code"], result.exit_code, result.stdout) == (2, 2, "")
 
 

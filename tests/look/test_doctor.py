@@ -91,7 +91,7 @@ def test_newer_steps_and_stale_pointers_are_told(trained: Trained) -> None:
     assert told[1].startswith("latest_universal names a converted checkpoint")
     (root / "latest").write_text("global_step5")
     remedies = [item.next for item in diagnose(Run.open(root))]
-    assert remedies[0] == "ckptsurgeon repair-latest"
+    assert str(remedies[0]) == "ckptsurgeon repair-latest"
 
 
 def test_what_a_cut_shard_took_with_it_breaks_no_promise(trained: Trained) -> None:

@@ -24,6 +24,7 @@ from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
 from ckptsurgeon.formats.values import COUNTING, MOMENTS, Part, Place, State, StateDict
+from ckptsurgeon.hints import command
 
 
 @dataclass
@@ -247,7 +248,7 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
         if not self.has_optimizer:
             raise SurgeryError(
                 f"{self.path.name} keeps no optimizer: it holds the model alone",
-                next="ckptsurgeon status    a step that has one",
+                next=command("status", why="a step that has one"),
             )
         iteration, tokens = self.agreed("iteration"), self.agreed("tokens")
         step = int(iteration[0]) if iteration else self.step

@@ -25,6 +25,7 @@ from ckptsurgeon.formats.sane import problem
 from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import files_below, folders_in
 from ckptsurgeon.formats.values import Rival, State
+from ckptsurgeon.hints import Hint, command
 
 CONFIG = "config.json"
 """What OLMo-core's ConfigSaverCallback leaves in each step."""
@@ -216,15 +217,15 @@ class OlmoCore(Torchtitan):
 
     def advise_rewarm(
         self, state: State, kind: str, until: str, iterations: int
-    ) -> tuple[str, ...]:
+    ) -> tuple[Hint, ...]:
         """By the config where the run has a scheduler."""
         return (
-            "ckptsurgeon reset moments    without re-warm",
-            f"and for {iterations} steps a small {self.options['lr']}; in a run without a "
-            "scheduler ckptsurgeon set-lr, and back at a later checkpoint",
+            command("reset", "moments", why="without re-warm"),
+            f"and for {iterations} steps a small {self.options['lr']}",
+            command("set-lr", "0.1x", why="in a run without a scheduler, and back at a later one"),
         )
 
-    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
         """Its ranges have their start and not their stop."""
         pairs = ", ".join(f"{{start: {first}, stop: {last + 1}}}" for first, last in ranges)
         return f"relaunch the trainer with --trainer.steps_to_skip='[{pairs}]'"

@@ -18,6 +18,7 @@ from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.sane import mapping
 from ckptsurgeon.formats.schedules import olmo_core
 from ckptsurgeon.formats.values import Decay, Place, Setting
+from ckptsurgeon.hints import command
 from ckptsurgeon.promise import Caveat
 
 FIXED = ("initial_lr",)
@@ -112,7 +113,9 @@ class OlmoCoreCheckpoint(DcpCheckpoint, HasHeads):
         if decay.shape not in ("linear", "cosine"):
             raise SurgeryError(
                 f"OLMo-core has no decay of the shape {decay.shape}",
-                next="ckptsurgeon cooldown --shape linear    its shapes are linear and cosine",
+                next=command(
+                    "cooldown", "--shape", "linear", why="its shapes are linear and cosine"
+                ),
             )
         start = self.state().step + 1
         override = f"start: {start}, duration: {decay.steps}, shape: {decay.shape}"

@@ -13,6 +13,7 @@ from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, strides
 from ckptsurgeon.formats.values import Weight
+from ckptsurgeon.hints import command
 
 STATE = re.compile(r"(optimizer|optim|chained_\d+|lr_scheduler|train_state|dataloader|rng_state)\b")
 """How the names of tensors begin that are no weights."""
@@ -80,7 +81,7 @@ def _spans(
         if first != at or (len(shape) > 1 and column != shape[1]):
             raise SurgeryError(
                 f"{name}: its chunks do not cover it",
-                next="ckptsurgeon verify --level 3    list what is missing",
+                next=command("verify", "--level", "3", why="list what is missing"),
             )
         at += rows
         if len(band) == 1:

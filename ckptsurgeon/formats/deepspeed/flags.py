@@ -17,6 +17,7 @@ from ckptsurgeon.formats.megatron import options
 from ckptsurgeon.formats.megatron.options import NEVER, SCHEDULE
 from ckptsurgeon.formats.schedules.rewarm import HOLD
 from ckptsurgeon.formats.values import Setting, State
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.promise import Caveat
 
 USE, OVERRIDE = "--use-checkpoint-{}", "--override-{}"
@@ -78,18 +79,21 @@ def launch(run: Path, state: State, args: Mapping[str, Any]) -> list[str]:
     return ["--load", str(run), use, *options.values(state, args)]
 
 
-def rewarm(schedule: Mapping[str, Any], kind: str, until: str) -> tuple[str, ...]:
+def rewarm(schedule: Mapping[str, Any], kind: str, until: str) -> tuple[Hint, ...]:
     """What BigScience did by hand in three job scripts (tr8b-104B, Embed-Norm experiment 6).
     Megatron-LM's trainer finds no param group again under another --lr, so this is not for it."""
     override = OVERRIDE.format(scheduler_name(schedule))
     if kind != HOLD:
         return (
-            "ckptsurgeon reset moments    without re-warm: AnnealingLR can't warm up again in the "
-            "middle of a run",
+            command(
+                "reset",
+                "moments",
+                why="without re-warm: AnnealingLR can't warm up again in the middle of a run",
+            ),
             "GLM-130B's trainer has a flag for it: --warmup-samples-after-loading SAMPLES",
         )
     return (
-        "ckptsurgeon reset moments    without re-warm; then three launches of your trainer:",
+        command("reset", "moments", why="without re-warm; then three launches of your trainer:"),
         f"1. --lr 0 --min-lr 0 {override} --train-samples {until}",
         f"2. --lr, --min-lr and --train-samples as ever, and {override}",
         f"3. from then on the same without {override}",

@@ -17,6 +17,7 @@ from ckptsurgeon.formats.deepspeed import universal
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.values import Part, Place
+from ckptsurgeon.hints import command
 
 
 class Fragment(NamedTuple):
@@ -69,7 +70,7 @@ def _computed(
         raise SurgeryError(
             f"{item.file.name} does not say which parameter an element of its moments belongs to "
             "(ZeRO 0 numbers them)",
-            next="ckptsurgeon reset moments    of all parameters",
+            next=command("reset", "moments", why="of all parameters"),
         )
     ranks = int(next(iter(models)).get("dp_world_size", 1))
     left = (
@@ -86,7 +87,7 @@ def _computed(
                 raise SurgeryError(
                     f"{item.file.name}: the shapes of the parameters do not add up to its flat "
                     f"tensors ({at + numel} elements, not {size})",
-                    next="ckptsurgeon reset moments    of all parameters",
+                    next=command("reset", "moments", why="of all parameters"),
                 )
             yield Fragment(name, place, at, at + numel)
             at += numel

@@ -28,6 +28,7 @@ from ckptsurgeon.formats.sane import MAX_RANKS, is_count, problem, understood
 from ckptsurgeon.formats.shard_files import KEPT_SCANS, read_shards
 from ckptsurgeon.formats.step_folders import folders_in
 from ckptsurgeon.formats.values import Hazard, State
+from ckptsurgeon.hints import Hint
 
 STEP = re.compile(r"global_step(\d+)")
 LATEST = "latest"
@@ -173,7 +174,7 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
             f"relaunch Megatron-DeepSpeed with {self.options[key]} {value}; of others, set {alone}"
         )
 
-    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
         """Megatron-DeepSpeed's flag takes the ranges themselves; DeepSpeed alone loads no data."""
         words = " ".join(f"{first}-{last}" for first, last in ranges)
         return (
@@ -183,7 +184,7 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
 
     def advise_rewarm(
         self, state: State, kind: str, until: str, iterations: int
-    ) -> tuple[str, ...]:
+    ) -> tuple[Hint, ...]:
         """Three launches where there is Megatron's scheduler; see `flags`."""
         if state.schedule is None:
             return super().advise_rewarm(state, kind, until, iterations)

@@ -22,6 +22,7 @@ from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.deepspeed.weights import EXPERT
 from ckptsurgeon.formats.values import MOMENTS, NUMBER, Part, Place
+from ckptsurgeon.hints import command
 
 MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 TIED = "tied_modules."
@@ -137,7 +138,7 @@ def _trained(checkpoint: DeepSpeedShards, found: Sequence[Part]) -> Iterator[Par
             raise SurgeryError(
                 f"{part.parameter} has weights in {part.place.file.name} and no fp32 master in any "
                 "shard",
-                next="ckptsurgeon verify --level 3    list what contradicts itself",
+                next=command("verify", "--level", "3", why="list what contradicts itself"),
             )
 
 

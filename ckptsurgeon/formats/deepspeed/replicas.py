@@ -20,6 +20,7 @@ from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.deepspeed.weights import COLUMNS, ROWS
 from ckptsurgeon.formats.values import Copy, Place, Replica
+from ckptsurgeon.hints import command
 
 RANK = re.compile(r"mp_rank_(\d+)")
 
@@ -34,7 +35,7 @@ def replicas(checkpoint: DeepSpeedShards) -> list[Replica]:
     if tensor is None:
         raise SurgeryError(
             f"{checkpoint.path.name} does not say by how many tensor-parallel ranks it was saved",
-            next="ckptsurgeon show    what the checkpoint keeps",
+            next=command("show", why="what the checkpoint keeps"),
         )
     parameters: dict[tuple[Any, ...], list[Copy]] = {}
     for key, copy in (*_weights(checkpoint, tensor), *_partitions(checkpoint, tensor)):

@@ -27,6 +27,7 @@ from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
 from ckptsurgeon.formats.values import Place, StateDict
+from ckptsurgeon.hints import command
 
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d{2,})_model_states\.pt")
 IN_GROUPS = (*GROUP, "momentum")
@@ -67,7 +68,7 @@ class DeepSpeedShards(Checkpoint, NamesGroups):
         if not self._models:
             raise SurgeryError(
                 f"{self.path.name} holds no model shard (mp_rank_*_model_states.pt)",
-                next="ckptsurgeon status    list the complete steps",
+                next=command("status", why="list the complete steps"),
             )
 
     # --- what there is ---------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from ckptsurgeon.formats.described.savers import Saving
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.values import Decay, Located, Place, Setting, State, Weight
+from ckptsurgeon.hints import command
 
 
 @dataclass
@@ -62,7 +63,9 @@ class DescribedCheckpoint(Saving, TorchCheckpoint, HasWeights):
             raise SurgeryError(
                 f"{self.nowhere[0]} leads nowhere, and there the page of {self.family} has the "
                 "scheduler, which makes the rate from the second update on",
-                next="ckptsurgeon check-format FORMAT    after the page leads to it, or names none",
+                next=command(
+                    "check-format", "FORMAT", why="after the page leads to it, or names none"
+                ),
             )
 
     def read_state(self) -> State:

@@ -24,6 +24,7 @@ from ckptsurgeon.formats.one_look import once
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.formats.values import Rival
+from ckptsurgeon.hints import Hint, command
 
 ENDING = 1 << 20
 """Bytes at the end of a torch file that hold its directory."""
@@ -64,7 +65,7 @@ class Described(DescribedSteps, Paged):
                 raise SurgeryError(
                     f"{path.name} has no counterpart in step {step}: it was saved by another "
                     "number of ranks",
-                    next="ckptsurgeon status    the steps that are saved",
+                    next=command("status", why="the steps that are saved"),
                 )
             if path not in alike:
                 out[path] = alike[0]
@@ -160,7 +161,7 @@ class Described(DescribedSteps, Paged):
         """The trainer's own place."""
         return f"set {key} where the trainer is started: {self.name}.yaml names no optimizer"
 
-    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
         """The sentence of the page, if it has one."""
         words = " ".join(f"{first}-{last}" for first, last in ranges)
         if "skip" in self.description.options:

@@ -25,6 +25,7 @@ from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
 from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.formats.values import Decay, Located, Place, Setting, State
+from ckptsurgeon.hints import command
 
 CHAINED = re.compile(r"chained_(\d+)\.")
 ELSEWHERE = (
@@ -102,7 +103,7 @@ class DescribedMegatron(Saving, MegatronDistCheckpoint):
         if not self.all_groups():
             raise SurgeryError(
                 f"{self.path.name} keeps no optimizer: it holds the model alone",
-                next="ckptsurgeon status    a step that has one",
+                next=command("status", why="a step that has one"),
             )
         for name in ("lr", "weight_decay", "consumed_samples"):
             agree(name, self.locate(name))

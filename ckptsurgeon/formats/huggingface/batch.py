@@ -14,6 +14,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.json_beside import JsonBeside
 from ckptsurgeon.formats.schedules import plateau, torch
 from ckptsurgeon.formats.values import Place, Setting
+from ckptsurgeon.hints import command
 
 STEPS = ("warmup_steps", "save_steps", "eval_steps", "logging_steps")
 
@@ -34,7 +35,7 @@ def rebatch(
     if ramp is not None:
         raise SurgeryError(
             "Hugging Face's Trainer has no ramp-up of the batch size",
-            next="ckptsurgeon set batch_size=SIZE    at each stage of it",
+            next=command("set", "batch_size=SIZE", why="at each stage of it"),
         )
     if not kept or size is None:
         return [], []
@@ -58,8 +59,10 @@ def rebatch(
         if now * old % size:
             raise UsageError(
                 f"{field} {now} × {old} / {size} is not a whole number of steps",
-                next=f"go back to a step that is a multiple of {size // gcd(old, size)}: "
-                "ckptsurgeon status lists them",
+                next=command(
+                    "status",
+                    why=f"go back to a step that is a multiple of {size // gcd(old, size)}",
+                ),
             )
         new = now * old // size
         settings.append(Setting(field, place, new))

@@ -24,6 +24,7 @@ from ckptsurgeon.formats.schedules.torch import is_torch
 from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import StepFolders, listed
 from ckptsurgeon.formats.values import OUTLIVES, Rival
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.transaction.home import HOME
 
 STATE = "trainer_state.json"
@@ -176,12 +177,13 @@ class Transformers(_Saved, NamesElsewhere):
             "the run: relaunch without --load_best_model_at_end, or a better one is never loaded"
         ]
 
-    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
         """It has no flag, but passes over the data before the step that it resumes."""
         last = max(last for _, last in ranges)
-        return (
-            f"ckptsurgeon set iteration={last}    the data up to there is passed over, and the "
-            "steps count as done"
+        return command(
+            "set",
+            f"iteration={last}",
+            why="the data up to there is passed over, and the steps count as done",
         )
 
     def recognizes(self, run: Path) -> bool:
@@ -253,7 +255,7 @@ class Accelerate(_Saved, NamesElsewhere):
         saved = sharded or bool(_matching(folder, OPTIMIZER))
         return random and (saved or _engine(folder) is not None)
 
-    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
         """The library has a call for it, and saves no position of a plain loader."""
         return (
             "in the script, pass over the batches with accelerator.skip_first_batches(loader, N), "

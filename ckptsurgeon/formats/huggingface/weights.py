@@ -14,6 +14,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.formats.constants import SAFE
 from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.hints import command
 
 WHOLE = re.compile(
     r"(?:model|adapter_model)(?:_\d+)?\.safetensors"
@@ -61,6 +62,6 @@ def _indexed(index: Path) -> list[Path]:
         if Path(name).name != name or not (index.parent / name).is_file():
             raise SurgeryError(
                 f"{index} names {name}, which is not there",
-                next="ckptsurgeon doctor    which step is whole",
+                next=command("doctor", why="which step is whole"),
             )
     return [index.parent / name for name in names]

@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.schedules.names import value
+from ckptsurgeon.hints import command
 
 STEPS = re.compile(r"([\d.]+)([KMBT]?):([\d.]+)([KMBT]?)", re.IGNORECASE)
 SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -64,7 +65,7 @@ def last_decay(args: Mapping[str, Any], samples: int) -> tuple[str, int]:
     if "lr_wsd_decay_style" not in args:
         raise SurgeryError(
             "this version of Megatron-LM has no WSD, and so no 1-sqrt",
-            next="ckptsurgeon cooldown --shape linear",
+            next=command("cooldown", "--shape", "linear"),
         )
     by_samples = any(args.get(f"{n}_samples") for n in ("train", "lr_decay", "lr_warmup"))
     if by_samples or args.get("lr_wsd_decay_samples"):

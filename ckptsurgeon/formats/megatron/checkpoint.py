@@ -21,6 +21,7 @@ from ckptsurgeon.formats.schedules.annealing import present_rate
 from ckptsurgeon.formats.schedules.check import samples_of
 from ckptsurgeon.formats.schedules.megatron import in_proportion
 from ckptsurgeon.formats.values import NUMBER, Decay, Part, Place, Setting, State
+from ckptsurgeon.hints import command
 
 Self = TypeVar("Self", bound="MegatronCheckpoint")
 NOTHING: Mapping[str, Any] = {}
@@ -190,7 +191,9 @@ class MegatronCheckpoint(MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMo
                     f"param groups {made[0][0]} and {made[0][1]} would have the same "
                     f"{', '.join(identity.told(self.groups(before), made[0]))}, by which the "
                     "trainer tells them apart: it would load both from the last one",
-                    next="ckptsurgeon show    the param groups: take a value that keeps them apart",
+                    next=command(
+                        "show", why="the param groups: take a value that keeps them apart"
+                    ),
                 )
         return new
 
@@ -205,7 +208,7 @@ class MegatronCheckpoint(MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMo
         if not groups:
             raise SurgeryError(
                 f"{self.path.name} keeps no optimizer (saved with --no-save-optim)",
-                next="ckptsurgeon status    a step that has one",
+                next=command("status", why="a step that has one"),
             )
         for name in (*SCHEDULE, "lr", "weight_decay"):
             agree(name, [p for p in self.locate(name) if p.wins])

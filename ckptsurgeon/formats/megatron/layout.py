@@ -30,6 +30,7 @@ from ckptsurgeon.formats.sane import problem, understood
 from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import files_below, folders_in, listed
 from ckptsurgeon.formats.values import Hazard, Rival
+from ckptsurgeon.hints import Hint, command, shell
 from ckptsurgeon.transaction.home import HOME
 
 BRIDGE = f"latest_{bridge.COUNTERS}"
@@ -160,7 +161,9 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
             raise SurgeryError(
                 f"step {step} is in {OTHER}/ alone, where a launch looks with "
                 "--non-persistent-ckpt-type global only",
-                next=f"mv {self.directory(run, step)} {run}/    then the same command again",
+                next=shell(
+                    ["mv", self.directory(run, step), f"{run}/"], why="then the same command again"
+                ),
             )
         return []
 
@@ -190,12 +193,12 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
         return [
             Hazard(
                 f"{rival.what}: {rival.harm.format(latest)}",
-                rival.remedy or f"ckptsurgeon rollback --to {latest}    moves it aside",
+                rival.remedy or command("rollback", "--to", latest, why="moves it aside"),
             )
             for rival in (self.rivals(run, latest) if latest is not None else ())
         ]
 
-    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
         """A flag that takes each iteration by itself."""
         each = [str(i) for first, last in ranges for i in range(first, last + 1)]
         return " ".join(["relaunch the trainer with --iterations-to-skip", *each])
@@ -216,7 +219,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
             raise SurgeryError(
                 f"{folder}: was not finished: torch_dist has a {CONFIG}, and torch_dcp and "
                 "fsdp_dtensor keep args",
-                next="ckptsurgeon status    which steps are complete",
+                next=command("status", why="which steps are complete"),
             )
         shards = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
         files = [path for path in shards if path not in without]
@@ -290,7 +293,7 @@ class MegatronBridge(Megatron):
             value = f"[{','.join(str(value).split())}]"
         return f"relaunch the trainer with {self.options[key]}={value}"
 
-    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
         """The same list as Megatron-LM's, by the key of its config."""
         each = ",".join(str(i) for first, last in ranges for i in range(first, last + 1))
         return f"relaunch the trainer with train.iterations_to_skip=[{each}]"

@@ -28,6 +28,7 @@ from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
 from ckptsurgeon.formats.values import Place, StateDict, Strip
+from ckptsurgeon.hints import command
 
 ARGS = {
     "consumed_samples": "consumed_train_samples",
@@ -59,7 +60,7 @@ class MegatronShards(Checkpoint, HasPadding):
             if not self._roots:
                 raise SurgeryError(
                     f"{self.path.name} holds no state of Megatron-LM",
-                    next="ckptsurgeon status    list the complete steps",
+                    next=command("status", why="list the complete steps"),
                 )
             self._optimizers = list(self.find_optimizers())
 

@@ -17,6 +17,7 @@ from typing import Any
 from ckptsurgeon.formats.constants import TRACKER
 from ckptsurgeon.formats.step_folders import listed
 from ckptsurgeon.formats.values import LOADED, OUTLIVES, Rival
+from ckptsurgeon.hints import command, shell
 
 OTHER = "non_persistent"
 """Where checkpoints of `--non-persistent-ckpt-type global` lie, unless a folder is given."""
@@ -73,7 +74,8 @@ def _persistent(step: int, save: Path, named: Named) -> list[Rival]:
     other = named(save) if save.is_absolute() else None
     if other is None or other <= step:
         return []
-    remedy = f"ckptsurgeon -C {save} rollback --to STEP    to one that is not newer than {step}"
+    why = f"to one that is not newer than {step}"
+    remedy = command("rollback", "--to", "STEP", run=save, why=why)
     return [Rival(other, f"{save} holds iteration {other}", (), remedy)]
 
 
@@ -92,7 +94,7 @@ def _elsewhere(
         return []
     what = f"{folder} holds iteration {max(out)}, a checkpoint that is not persistent"
     if not _inside(folder, run):
-        return [Rival(max(out), what, (), f"mv {folder} {folder}.aside", harm)]
+        return [Rival(max(out), what, (), shell(["mv", folder, f"{folder}.aside"]), harm)]
     names += tuple(f"iter_{number:07d}" for number in sorted(out))
     paths = tuple(folder / name for name in names if (folder / name).exists())
     return [Rival(max(out), what, paths, "", harm)]

@@ -19,6 +19,7 @@ from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheck
 from ckptsurgeon.formats.sane import is_count, problem, understood
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.values import Rival, State
+from ckptsurgeon.hints import Hint, command
 
 SUFFIX = r"(?P<suffix>(?:-model_part-(?P<mp>\d+))?(?:-shard(?P<dp>\d+))?)\.pt"
 FLAT = re.compile(rf"(?P<stem>checkpoint(?:_last|_(?:\d+_)?(?P<updates>\d{{1,18}})|\d+)){SUFFIX}")
@@ -160,20 +161,20 @@ class Fairseq(Format):
             )
         return super().advise(key, value)
 
-    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> str:
+    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
         """metaseq's flag takes ranges joined by commas."""
         joined = ",".join(f"{first}-{last}" for first, last in ranges)
         return f"relaunch the trainer with --skip-batches {joined}"
 
     def advise_rewarm(
         self, state: State, kind: str, until: str, iterations: int
-    ) -> tuple[str, ...]:
+    ) -> tuple[Hint, ...]:
         """metaseq's own: a rate of 0 up to a number of updates, and a rise over some more. Its
         decay begins anew after them (`polynomial_decay_schedule.py`, b8924c0)."""
         zero = state.step if kind == "ramp" else max(state.step + iterations - 1, 0)
         rise = iterations if kind == "ramp" else 0
         return (
-            "ckptsurgeon reset moments    without re-warm",
+            command("reset", "moments", why="without re-warm"),
             f"relaunch the trainer with --zero-lr-warmup-steps {zero} --warmup-updates {rise}",
             "and --lr with the rate after that: it decays from there to --total-num-updates",
         )

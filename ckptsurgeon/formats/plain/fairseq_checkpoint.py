@@ -18,6 +18,7 @@ from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.plain.flat_parameters import Flat
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.values import NUMBER, Decay, Part, Place, Setting
+from ckptsurgeon.hints import command
 from ckptsurgeon.promise import Caveat
 
 OPTIMIZER = "last_optimizer_state"
@@ -112,7 +113,7 @@ class FairseqCheckpoint(TorchCheckpoint):
         if start is None:
             raise SurgeryError(
                 "the saved flags have no fp16_init_scale, so the first loss scale is not known",
-                next="ckptsurgeon set loss_scale=N    with the scale that you want",
+                next=command("set", "loss_scale=N", why="with the scale that you want"),
             )
         return [(place, start) for place in self.locate("loss_scale")]
 
@@ -138,7 +139,7 @@ class FairseqCheckpoint(TorchCheckpoint):
         if decay.shape != "linear" or not rates:
             raise SurgeryError(
                 f"no schedule of this trainer decays {decay.shape} from an update on",
-                next="ckptsurgeon cooldown --shape linear",
+                next=command("cooldown", "--shape", "linear"),
             )
         raise SurgeryError(
             "this trainer computes its learning rate from its flags at every load",

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.sane import mapping
 from ckptsurgeon.formats.values import Part
+from ckptsurgeon.hints import command
 
 RANK = re.compile(r"-shard(\d+)\.pt$")
 
@@ -63,5 +64,5 @@ def _contradiction(file: Path, part: Part) -> SurgeryError:
     return SurgeryError(
         f"{file.name}: its {part.kind} of {part.parameter} have {part.place.value.numel} elements, "
         "and shard_metadata says otherwise",
-        next="ckptsurgeon doctor    which step is whole",
+        next=command("doctor", why="which step is whole"),
     )

@@ -28,6 +28,7 @@ from ckptsurgeon.formats.sane import is_count, mapping, problem, understood
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.step_folders import StepFolders, listed
 from ckptsurgeon.formats.values import Decay, Part, Place, Setting
+from ckptsurgeon.hints import command
 
 LATEST = "latest.txt"
 METADATA = "checkpoint_metadata.json"
@@ -80,14 +81,14 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads):
         if samples < 0:
             raise SurgeryError(
                 f"sample {total} was read in an earlier stage of the data than {stage['name']}",
-                next="ckptsurgeon status    roll back to a step of that stage",
+                next=command("status", why="roll back to a step of that stage"),
             )
         folders = stage.get("consumed_tokens_per_dataset_folder") or {}
         if len(folders) > 1:
             raise SurgeryError(
                 f"the data is a blend of {len(folders)} folders, and how many samples of each "
                 f"come before sample {total} is not known",
-                next="ckptsurgeon status    roll back to a step before the data",
+                next=command("status", why="roll back to a step before the data"),
             )
         path, length = (*STAGES, number), int(stage.get("sequence_length") or 0)
         yield from self._set(file, (*path, "consumed_train_samples"), samples)

@@ -18,6 +18,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.values import MOMENTS, Part, Place
+from ckptsurgeon.hints import command
 
 SHARD = re.compile(
     r"optimizer_pp-(?P<pp>\d+)-of-\d+(?:_dp-(?P<dp>\d+)-of-\d+)?_tp-(?P<tp>\d+)-of-\d+"
@@ -52,14 +53,14 @@ def parts(checkpoint: SafetensorsBeside, shards: Collection[Path]) -> list[Part]
         if name in named and (name, where) not in masters:
             raise SurgeryError(
                 f"{name} has weights in {place.file.name} and no fp32 master of the same ranks",
-                next="ckptsurgeon verify --level 3    list what contradicts itself",
+                next=command("verify", "--level", "3", why="list what contradicts itself"),
             )
         out.append(Part.whole(name, where, "weights", place))
     if lost := sorted(named - {part.parameter for part in out if part.kind == "weights"}):
         raise SurgeryError(
             f"{lost[0]} has an fp32 master, and no file in {checkpoint.path.name}/model its "
             "weights",
-            next="ckptsurgeon doctor    which step is whole",
+            next=command("doctor", why="which step is whole"),
         )
     return out
 

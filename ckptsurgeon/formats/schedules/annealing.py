@@ -23,6 +23,7 @@ from ckptsurgeon.formats.schedules.check import (
 from ckptsurgeon.formats.schedules.megatron import stable_then_decay
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron, value
 from ckptsurgeon.formats.values import Decay, Place, Setting
+from ckptsurgeon.hints import command
 
 PLAIN = {
     "max_lr": "max_lr", "min_lr": "min_lr", "decay_style": "decay_style",
@@ -135,7 +136,7 @@ def reschedule(
     if values.get("position", 0) < 0:
         raise UsageError(
             f"position {values['position']} is below 0, and this schedule counts samples from 0",
-            next="ckptsurgeon set position=0    the start of the schedule",
+            next=command("set", "position=0", why="the start of the schedule"),
         )
     settings: list[Setting] = []
     new = dict(present)
@@ -168,7 +169,7 @@ def cooldown(
         known = ", ".join(sorted(shapes))
         raise SurgeryError(
             f"this trainer's scheduler knows no decay of the shape {decay.shape}",
-            next=f"ckptsurgeon cooldown --shape linear    its shapes are {known}",
+            next=command("cooldown", "--shape", "linear", why=f"its shapes are {known}"),
         )
     now = present["num_steps"]
     values = {

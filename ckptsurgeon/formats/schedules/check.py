@@ -9,6 +9,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.values import Decay, Place
+from ckptsurgeon.hints import command
 
 CALLS = frozenset({"_step_count", "_is_initial", "verbose", "_get_lr_called_within_step"})
 """Keys of torch's schedulers that say nothing of the schedule: copies may differ in them."""
@@ -22,7 +23,7 @@ def refuse_low_peak(peak: float, floor: float, asserted: str = "") -> None:
     if peak < floor:
         raise UsageError(
             f"lr {peak:g} is below min_lr {floor:g}{asserted}",
-            next=f"ckptsurgeon set-lr {peak:g} --min-lr {peak / 10:g}",
+            next=command("set-lr", f"{peak:g}", "--min-lr", f"{peak / 10:g}"),
         )
 
 
@@ -31,7 +32,7 @@ def refuse_no_rate(rate: float) -> None:
     if rate <= 0:
         raise SurgeryError(
             "the rate is 0 here, so nothing is left to decay",
-            next="ckptsurgeon set-lr LR    give it a rate first",
+            next=command("set-lr", "LR", why="give it a rate first"),
         )
 
 
@@ -40,7 +41,7 @@ def refuse_several(checkpoint: str, optimizers: int) -> None:
     if optimizers > 1:
         raise SurgeryError(
             f"{checkpoint} holds {optimizers} optimizers, and a recipe has one lr",
-            next="ckptsurgeon show    their rates; set lr where the trainer makes them",
+            next=command("show", why="their rates; set lr where the trainer makes them"),
         )
 
 
@@ -79,6 +80,8 @@ def samples_of(decay: Decay) -> int:
         raise SurgeryError(
             "the schedule counts samples, and nothing in the checkpoint says how many an iteration "
             "takes",
-            next="ckptsurgeon set-lr LR --min-lr 0 --warmup SAMPLES --decay SAMPLES",
+            next=command(
+                "set-lr", "LR", "--min-lr", "0", "--warmup", "SAMPLES", "--decay", "SAMPLES"
+            ),
         )
     return decay.samples

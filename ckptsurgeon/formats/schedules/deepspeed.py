@@ -15,6 +15,7 @@ from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.sane import refuse_rates
 from ckptsurgeon.formats.schedules.check import refuse_early_decay
 from ckptsurgeon.formats.values import Decay, Setting
+from ckptsurgeon.hints import command
 from ckptsurgeon.promise import Caveat
 
 KEY = "last_batch_iteration"
@@ -97,7 +98,7 @@ def reschedule(
         raise UsageError(
             f"{name} has a warm-up of at least 1 step: DeepSpeed refuses to start with "
             f"warmup_num_steps {values['warmup']}",
-            next="ckptsurgeon set warmup=1    no warm-up, to it",
+            next=command("set", "warmup=1", why="no warm-up, to it"),
         )
     params |= values
     positions = checkpoint.locate("position")

@@ -14,6 +14,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.schedules.check import ASSERTED, refuse_early_decay, refuse_low_peak
 from ckptsurgeon.formats.schedules.names import value
+from ckptsurgeon.hints import command
 
 LARGEST = 4096
 """The largest denominator of a width multiplier."""
@@ -100,7 +101,7 @@ def weight_decay(state: Mapping[str, Any], group: Mapping[str, Any]) -> float:
     else:
         raise SurgeryError(
             f"Megatron-LM has no weight decay style {style!r}",
-            next="ckptsurgeon verify    list every impossible value",
+            next=command("verify", why="list every impossible value"),
         )
     return (start + coefficient * (end - start)) * mult
 

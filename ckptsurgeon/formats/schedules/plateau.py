@@ -16,6 +16,7 @@ from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.schedules.annealing import unscheduled
 from ckptsurgeon.formats.schedules.check import refuse_low_peak
 from ckptsurgeon.formats.values import Place, Setting
+from ckptsurgeon.hints import command
 
 NAME, GREEDY = "ReduceLROnPlateau", "GreedyLR"
 NAMES = (NAME, GREEDY)
@@ -47,7 +48,9 @@ def reschedule(
         raise SurgeryError(
             f"{called(places[0].value)} has no {', '.join(lacking)}: a metric decides when its "
             "rate falls",
-            next="ckptsurgeon set-lr LR --min-lr LR    the rate now, and the least it falls to",
+            next=command(
+                "set-lr", "LR", "--min-lr", "LR", why="the rate now, and the least it falls to"
+            ),
         )
     peak = values.get("lr", max((place.value for place in checkpoint.locate("lr")), default=0.0))
     refuse_low_peak(peak, values.get("min_lr", 0.0))

@@ -20,6 +20,7 @@ from ckptsurgeon.formats.sane import refuse_rates
 from ckptsurgeon.formats.schedules import in_code, nemo, plateau
 from ckptsurgeon.formats.schedules.check import one_scheduler, refuse_low_peak
 from ckptsurgeon.formats.values import Place, Setting
+from ckptsurgeon.hints import command
 from ckptsurgeon.promise import Caveat
 
 COMMON = frozenset(
@@ -163,7 +164,7 @@ def reschedule(
             f"{name} keeps no {', '.join(lacking)} in its state: the trainer's own code has it",
             next=in_code.restarting(state, groups, values)
             if again
-            else "ckptsurgeon show    what the scheduler keeps; all else is set where it is made",
+            else command("show", why="what the scheduler keeps; all else is set where it is made"),
         )
     factor = 1.0
     if "lr" in values:
@@ -340,7 +341,7 @@ def group_rates(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, floa
     if len(rates) != len(out):
         raise SurgeryError(
             f"the scheduler has {len(rates)} rates, and the optimizer {len(out)} param groups",
-            next="ckptsurgeon verify    list what contradicts itself",
+            next=command("verify", why="list what contradicts itself"),
         )
     return out
 

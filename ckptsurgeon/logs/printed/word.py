@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ckptsurgeon.hints import Hint
 from ckptsurgeon.logs.printed.stated import Number, Stated
 from ckptsurgeon.promise import Promise
 
@@ -52,7 +53,7 @@ class Expected:
     epoch_steps: float | None = None
     skipped: int | None = None
     steady_betas: bool = True
-    remedy: tuple[str, ...] = ()
+    remedy: tuple[Hint, ...] = ()
 
     def steps(self, statement: Stated) -> range | None:
         """The updates that a statement may be of: several where it names an epoch that was rounded,

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.hints import command
 from ckptsurgeon.logs.tensorboard.crc32c import masked, value
 
 OVERHEAD = 16
@@ -26,7 +27,7 @@ Data = bytes | mmap.mmap
 _HEADER = struct.Struct("<QI")
 _CHECK = struct.Struct("<I")
 _NEXT = (
-    "ckptsurgeon truncate-tb-events --salvage …    leave out just that record",
+    command("truncate-tb-events", "--salvage", "…", why="leave out just that record"),
     "restore the file from a copy",
 )
 

@@ -11,6 +11,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.pickles.tree import Object, Tensor
+from ckptsurgeon.hints import command
 
 MOST = 2_000_000
 """Leaves of one file. A pickle can name one list in many places."""
@@ -34,11 +35,11 @@ def leaves(tree: Any, archive: Archive) -> Leaves:
             if len(out) > MOST:
                 raise SurgeryError(
                     f"{archive.where}: it has more than {MOST:,} values",
-                    next="ckptsurgeon show    what of it can be edited",
+                    next=command("show", why="what of it can be edited"),
                 )
     except RecursionError:
         raise SurgeryError(
-            f"{archive.where}: its values are nested too deep", next="ckptsurgeon verify"
+            f"{archive.where}: its values are nested too deep", next=command("verify")
         ) from None
     return out
 

@@ -11,6 +11,7 @@ from ckptsurgeon.edits import Content as NewBytes
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.dcp import METADATA
+from ckptsurgeon.hints import command
 from ckptsurgeon.look.diff import tensors as of_tensors
 from ckptsurgeon.look.diff.diff import Diff, logs, texts
 from ckptsurgeon.look.diff.files import compare
@@ -69,12 +70,12 @@ def _chosen(run: Run, id: str) -> tuple[Receipt, Sequence[Receipt]]:
     done = run.receipts()
     receipt = next((item for item in done if item.id == id), None)
     if receipt is None:
-        raise UsageError(f"there is no receipt {id}", next="ckptsurgeon log")
+        raise UsageError(f"there is no receipt {id}", next=command("log"))
     in_force = standing(done)
     if receipt not in in_force:
         undo = next((item.id for item in done if item.undoes == id), None)
         what = f"receipt {id} was undone by {undo}" if undo else f"receipt {id} is an undo"
-        raise UsageError(f"{what}: the run is as it was before", next="ckptsurgeon log")
+        raise UsageError(f"{what}: the run is as it was before", next=command("log"))
     return receipt, [item for item in in_force if item.id > id]
 
 
@@ -178,6 +179,6 @@ def _kept(run: Run, file: str) -> Path:
         pruned = "attic" in path.parts
         raise SurgeryError(
             f"{file} is gone" + (": its attic was pruned" if pruned else ""),
-            next="ckptsurgeon log",
+            next=command("log"),
         )
     return path

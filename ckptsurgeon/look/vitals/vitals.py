@@ -9,6 +9,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import blobs
+from ckptsurgeon.hints import command
 from ckptsurgeon.look.vitals import attention, facts, growth, observations
 from ckptsurgeon.look.vitals.attention import Attention
 from ckptsurgeon.look.vitals.growth import Growth
@@ -55,7 +56,7 @@ def examine(
     if before is not None and before.step >= checkpoint.step:
         raise UsageError(
             f"step {against} is not before step {checkpoint.step}",
-            next="ckptsurgeon doctor --vitals --against STEP    an earlier one",
+            next=command("doctor", "--vitals", "--against", "STEP", why="an earlier one"),
         )
     values = facts.read(
         checkpoint,

@@ -1,0 +1,95 @@
+"""What each hint takes over of the command that was typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, get_args, get_type_hints
+
+from ckptsurgeon.cli.commands import Command as Row
+from ckptsurgeon.cli.commands import commands
+from ckptsurgeon.cli.options import Common
+from ckptsurgeon.cli.parameter_types import parameter_types
+from ckptsurgeon.hints import TYPED, Command
+
+CARRIED = ("as_json", "allow_global", "tb", "log", "tag", "rule", "branch", "order")
+"""Options that mean the same in every command that has them from the same bundle."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An option that was typed: its words, and the bundle that it is of."""
+
+    name: str
+    words: list[str]
+    bundle: type[Any]
+
+
+def follow(common: Common, *others: object) -> None:
+    """From here on each hint is for the same run, and with the same options, as the command that
+    was typed with these bundles."""
+    given = [option for bundle in (common, *others) for option in _given(bundle)]
+    TYPED.set(replace(TYPED.get(), options=lambda hint: _taken(hint, common, given)))
+
+
+def _taken(hint: Command, common: Common, given: Sequence[Given]) -> tuple[list[str], list[str]]:
+    """What `hint` takes over before its name and behind its words."""
+    row = commands().get(hint.words[0])
+    own = {word.partition("=")[0] for word in hint.words}
+    after: list[str] = []
+    if row is not None and given:
+        kinds = _bundles(row)
+        for option in given:
+            if option.name not in own and any(issubclass(kind, option.bundle) for kind in kinds):
+                after += option.words
+    if row is not None and row.changes and common.dry_run and not own & {"-n", "--dry-run"}:
+        after.append("--dry-run")
+    before: list[str] = []
+    if common.where is not None and not hint.run and "--tb" not in {*own, *after}:
+        before += ["-C", str(common.where)]
+    if common.format_name and "--format" not in own:
+        before += ["--format", common.format_name]
+    return before, after
+
+
+def _bundles(row: Row) -> list[type[Any]]:
+    """The classes whose fields are options of a command."""
+    kinds = parameter_types(row.function()).values()
+    return [kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)]
+
+
+def _given(bundle: Any) -> list[Given]:
+    out = []
+    for item in fields(bundle):
+        value = getattr(bundle, item.name)
+        if item.name not in CARRIED or value == item.default:
+            continue
+        owner = next(
+            kind for kind in type(bundle).__mro__ if item.name in vars(kind)["__annotations__"]
+        )
+        _, info = get_args(get_type_hints(owner, include_extras=True)[item.name])
+        name = str(info.default)  # where Typer keeps the first name of an option in Annotated
+        values = value if isinstance(value, list) else [value]
+        words = [name] if value is True else [w for each in values for w in (name, str(each))]
+        out.append(Given(name, words, owner))
+    return out
+
+
+def follow_refused(context: Any, words: Sequence[str]) -> None:
+    """As `follow`, for words that Click refused in this context: of the options that it can make
+    out among them."""
+    name = getattr(context, "info_name", None)
+    row = commands().get(name or "")
+    if row is None or name not in words:
+        return
+    parsed = context.command.make_context(
+        name, list(words[words.index(name) + 1 :]), parent=context.parent, resilient_parsing=True,
+        ignore_unknown_options=True, allow_extra_args=True,
+    )  # fmt: skip
+    given = {name: value for name, value in parsed.params.items() if value is not None}
+    bundles = [
+        kind(**{item.name: given[item.name] for item in fields(kind) if item.name in given})
+        for kind in _bundles(row)
+    ]
+    common = next(bundle for bundle in bundles if isinstance(bundle, Common))
+    follow(common, *(bundle for bundle in bundles if bundle is not common))
