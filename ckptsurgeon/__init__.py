@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.run.run import Run
     from ckptsurgeon.surgery.apply import apply, recover
     from ckptsurgeon.surgery.plan import plan
-    from ckptsurgeon.surgery.undo import plan_undo
+    from ckptsurgeon.surgery.undo import plan_redo, plan_undo
 
 _HOMES = {
     "Change": "edits", "Aside": "edits", "Rewrite": "edits", "Relink": "edits",
@@ -61,7 +61,7 @@ _HOMES = {
     "TensorBoard": "operations.events",
     "Run": "run.run",
     "plan": "surgery.plan", "apply": "surgery.apply", "recover": "surgery.apply",
-    "plan_undo": "surgery.undo",
+    "plan_undo": "surgery.undo", "plan_redo": "surgery.undo",
     "inspect": "look.verify", "verify": "look.verify",
 }  # fmt: skip
 
@@ -99,6 +99,7 @@ __all__ = [
     "inspect",
     "load",
     "plan",
+    "plan_redo",
     "plan_undo",
     "recover",
     "verify",

@@ -289,13 +289,15 @@ class Append:
     SHORT_GAP.
 
     The last span makes the new state visible to a reader: all others are durable before it.
-    Every byte before `old_size` stays as it is. Inverse: `Truncate`."""
+    Every byte before `old_size` stays as it is. `mtime_ns` is the time of the file before; it gets
+    `new_mtime_ns`, which the commit fills in. Inverse: `Truncate`."""
 
     file: str
     old_size: int
     data: bytes
     spans: tuple[tuple[int, int], ...]
     mtime_ns: int
+    new_mtime_ns: int | None = None
 
     @classmethod
     def of(
@@ -345,7 +347,8 @@ class Truncate:
     """The inverse of `Append`: `file` has `new_size` bytes and gets its old size and time back.
 
     `spans` are the [start, end) of the appended writes and `digest` is the sha256 of their bytes: a
-    tail that differs is not ours and stays."""
+    tail that differs is not ours and stays. With `new_mtime_ns` as its time, nobody wrote to the
+    file since; None in receipts from before that was kept. Inverse: `Tail`."""
 
     file: str
     old_size: int
@@ -353,15 +356,14 @@ class Truncate:
     digest: str
     spans: tuple[tuple[int, int], ...]
     mtime_ns: int
-
-
-Edit: TypeAlias = Move | Replace | Append | Truncate
+    new_mtime_ns: int | None = None
 
 
 @dataclass(frozen=True)
 class Tail:
-    """An Append whose bytes lie in the staged tails file, from `at` on. `spans` are [start, end)
-    in `file`; `anchor` is the sha256 of the bytes right before `old_size`."""
+    """An Append whose bytes lie in a file of tails, from `at` on: the staged one in the journal, in
+    the receipt of an undo that which its attic has. `spans` are [start, end) in `file`; `anchor` is
+    the sha256 of the bytes right before `old_size`, not kept in a receipt."""
 
     file: str
     old_size: int
@@ -369,8 +371,20 @@ class Tail:
     at: int
     digest: str
     anchor: str
+    mtime_ns: int | None = None
+    new_mtime_ns: int | None = None
+
+    @property
+    def size(self) -> int:
+        """How many bytes of the file of tails are its own."""
+        return sum(end - start for start, end in self.spans)
 
     @property
     def cut(self) -> int:
         """The size at which a reader finds no end record."""
         return self.spans[-1][0]
+
+
+Edit: TypeAlias = Move | Replace | Append | Truncate
+Inverse: TypeAlias = Move | Replace | Truncate | Tail
+"""What a receipt keeps to take an edit back."""

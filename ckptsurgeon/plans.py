@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptsurgeon.edits import AnyChange, Edit
+from ckptsurgeon.edits import AnyChange, Edit, Inverse
 from ckptsurgeon.promise import Promise
 
 
@@ -67,7 +67,7 @@ class Receipt:
     version: str
     recipe: Mapping[str, Any]
     changes: tuple[AnyChange, ...]
-    inverse: tuple[Edit, ...]
+    inverse: tuple[Inverse, ...]
     promise: Promise | None
     before: Promise | None = None
     undoes: str | None = None

@@ -84,6 +84,7 @@ BEFORE = (
     Command("plan", "recipes:plan", "Show what a recipe would change, and change nothing.", PLANS),
     Command("apply", "recipes:apply", "Carry out a recipe or a saved plan.", EDITS),
     Command("undo", "recipes:undo", "Restore the bytes from before a surgery.", EDITS),
+    Command("redo", "recipes:redo", "Take back an undo: the surgery is in force again.", EDITS),
     Command("recover", "recipes:recover", "Finish or discard an interrupted surgery.", EDITS),
 )  # fmt: skip
 AFTER = (

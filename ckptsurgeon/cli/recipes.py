@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,9 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
 from ckptsurgeon.plans import Plan
 from ckptsurgeon.transaction.assumptions import AGAIN
+
+if TYPE_CHECKING:
+    from ckptsurgeon.run.run import Run
 
 Overrides = Annotated[
     list[str] | None,
@@ -122,10 +125,37 @@ def undo(
     from ckptsurgeon import surgery
 
     run = open_for(common)
-    inverse_plan = surgery.plan_undo(run, receipt)
+    _take_back(run, surgery.plan_undo(run, receipt), common)
+
+
+def redo(
+    receipt: Annotated[
+        str | None,
+        typer.Argument(metavar="ID", help="A surgery that was undone [the last one]."),
+    ] = None,
+    *,
+    common: Editing,
+) -> None:
+    """Take back an undo.
+
+    The files are again what they were after the surgery, and what was trained on it comes back.
+    It works until another surgery is done; what the trainer wrote since the undo goes to the attic.
+
+    Examples:
+    ckptsurgeon redo
+    ckptsurgeon redo 0001 --why "the lr was the reason after all"
+    """
+    from ckptsurgeon import surgery
+
+    run = open_for(common)
+    _take_back(run, surgery.plan_redo(run, receipt), common)
+
+
+def _take_back(run: Run, plan: Plan, common: Editing) -> None:
+    """Carry out an undo or a redo, which have no recipe but a reason."""
     if common.why is not None:
-        inverse_plan = replace(inverse_plan, recipe={**inverse_plan.recipe, "why": common.why})
-    carry_out(run, inverse_plan, common)
+        plan = replace(plan, recipe={**plan.recipe, "why": common.why})
+    carry_out(run, plan, common)
 
 
 def recover(*, common: Common) -> None:

@@ -205,12 +205,14 @@ def log(
 ) -> str:
     """The surgeries, newest first, each with its reason; the attics of those in `pruned` are gone,
     and the receipts of those in `damaged` can't be read."""
-    undone = {item.undoes: item.id for item in receipts if item.undoes is not None}
+    from ckptsurgeon.transaction.receipts import taken_back
+
+    undone = taken_back(receipts)
     known = {item.id: item for item in receipts}
     wrong = damaged or {}
     lines = []
     for id in sorted({*known, *wrong}, key=int, reverse=True):
-        after = f"   (undone by {undone[id]})" if id in undone else ""
+        after = f"   ({_how(known, id)} by {undone[id]})" if id in undone else ""
         if id not in known:
             after = after or "   (can't be undone)"
             lines += hanging(f"{id}   ", f"{clean(wrong[id])}{after}", style)
@@ -223,6 +225,10 @@ def log(
         if item.why:
             lines += hanging("       why: ", clean(item.why), style)
     return "\n".join(lines) or "no surgery yet"
+
+
+def _how(known: Mapping[str, Receipt], id: str) -> str:
+    return "redone" if id in known and known[id].undoes is not None else "undone"
 
 
 def recovery(done: Recovery, style: Style) -> str:

@@ -9,14 +9,18 @@ from ckptsurgeon.surgery.plan import plan
 
 if TYPE_CHECKING:
     from ckptsurgeon.surgery.compaction import plan_compact, plan_shrink
-    from ckptsurgeon.surgery.undo import plan_undo
+    from ckptsurgeon.surgery.undo import plan_redo, plan_undo
 
-_HOMES = {"plan_compact": "compaction", "plan_shrink": "compaction", "plan_undo": "undo"}
+_HOMES = {
+    "plan_compact": "compaction", "plan_shrink": "compaction",
+    "plan_redo": "undo", "plan_undo": "undo",
+}  # fmt: skip
 
 __all__ = [
     "apply",
     "plan",
     "plan_compact",
+    "plan_redo",
     "plan_shrink",
     "plan_undo",
     "recover",

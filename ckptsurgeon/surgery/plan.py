@@ -17,6 +17,7 @@ from ckptsurgeon.recipe.file import keys, to_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.conflicts import refuse_two_words
 from ckptsurgeon.surgery.render import render, touched
+from ckptsurgeon.surgery.renumbered import refuse_shadowed
 from ckptsurgeon.transaction import receipts
 
 
@@ -64,6 +65,8 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     title = _title(run, sections, step)
     edited = any(change.field != "tensorboard" for change in changes)
     stay = _stay(run, changes)
+    if edited:
+        refuse_shadowed(run, step, after.promise.step - 1, stay)
     ahead = [str(saved) for saved in stay if saved >= after.promise.step]
     if edited and ahead:
         warnings.append(

@@ -1,34 +1,21 @@
-"""The plan that brings back the run from before a surgery, whatever the trainer wrote since."""
+"""Which surgery an undo takes back, and which undo a redo; and why one can't be."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from ckptsurgeon.edits import (
-    AnyChange,
-    Aside,
-    Change,
-    Content,
-    Edit,
-    Move,
-    Relink,
-    Replace,
-    Span,
-    Truncate,
-)
+from ckptsurgeon.edits import Change, Move
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import command, shell
-from ckptsurgeon.operations import rollback
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.surgery.render import loud, relinked, replaced, rewrite, touched
-from ckptsurgeon.transaction import assumptions, receipts
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.surgery.restore import plan_restore
+from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.names import refuse_foreign
+
+ROLLBACK = command("rollback", "--to", "STEP", why="to a saved step that `status` lists")
 
 
 def plan_undo(run: Run, id: str | None = None) -> Plan:
@@ -39,30 +26,19 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
     stays, and only the files that it changed are brought back."""
     run.refuse_interrupted()
     receipt = _chosen(run, run.receipts(), id)
-    refuse_foreign(run.root, run.logs.named(), receipt.inverse, f"receipt {receipt.id}")
     _refuse_lost(run, receipt)
-    new = receipts.next_id(run.root)
-    since = _since(run, receipt, new)
-    gone = [move.src for move in since]
-    inverse, linked = _inverse(run, receipt, new, gone)
-    first, last = _replaced(run, linked, new)
-    changes, pointers = _pointers(run, receipt, new)
-    edits = [*first, *since, *inverse, *last, *pointers]
-    refuse_foreign(run.root, run.logs.named(), edits, f"receipt {receipt.id}")
-    return Plan(
-        id=new,
-        run=str(run.root),
-        title=f"undo {receipt.id} ({receipt.title})",
-        recipe={},
-        changes=(*changes, *(Aside(file, _kind(run, file)) for file in gone)),
-        edits=tuple(edits),
-        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(touched(edits))),
-        promise=None,
-        warnings=(f"written since {receipt.id}, to the attic: {', '.join(gone)}",) if gone else (),
-        undoes=receipt.id,
-        step=receipt.step,
-        steps=receipt.steps,
-    )
+    return plan_restore(run, receipt, f"undo {receipt.id} ({receipt.title})")
+
+
+def plan_redo(run: Run, id: str | None = None) -> Plan:
+    """The inverse of an undo: of that of surgery `id`, or of the newest that was not redone yet.
+    The surgery is in force again, bit for bit, and so is what was trained on it."""
+    run.refuse_interrupted()
+    done = run.receipts()
+    receipt = _undone(run, done, id)
+    _refuse_lost(run, receipt)
+    surgery = next((item for item in done if item.id == receipt.undoes), receipt)
+    return plan_restore(run, receipt, f"redo {surgery.id} ({surgery.title})")
 
 
 # --- which surgery -------------------------------------------------------------------------------
@@ -71,7 +47,7 @@ def plan_undo(run: Run, id: str | None = None) -> Plan:
 def _chosen(run: Run, done: Sequence[Receipt], id: str | None) -> Receipt:
     """The receipt to undo: nothing in force may stand on it."""
     in_force = receipts.standing(done)
-    undone = {receipt.undoes for receipt in done}
+    undone = receipts.taken_back(done)
     lost = {key: why for key, why in run.damaged_receipts().items() if key not in undone}
     newest_lost = max(lost, default="")
     newest = max([newest_lost, *(receipt.id for receipt in in_force)])
@@ -86,7 +62,8 @@ def _chosen(run: Run, done: Sequence[Receipt], id: str | None) -> Receipt:
     number = receipts.numbered(id) if id is not None else in_force[-1].id
     chosen = next((receipt for receipt in in_force if receipt.id == number), None)
     if chosen is None:
-        raise UsageError(_why_not(number, done), next=command("log"))
+        raise _why_not(number, done)
+    _refuse_pruned(run, chosen, in_force)
     if newest_lost > chosen.id:
         raise _cannot(run, newest_lost, lost, f"surgery {newest_lost} came after {chosen.id}, and ")
     if chosen is not in_force[-1]:
@@ -103,22 +80,85 @@ def _cannot(run: Run, id: str, lost: Mapping[str, str], since: str = "") -> Surg
         f"{since or f'surgery {id} '}can't be undone: {lost[id]}",
         next=(
             f"restore {run.root / receipts.receipt_file(id)} from a copy of the run",
-            command("rollback", "--to", "STEP", why="to a saved step that `status` lists"),
+            ROLLBACK,
         ),
     )
 
 
-def _why_not(id: str, done: Sequence[Receipt]) -> str:
-    for receipt in reversed(done):
-        if receipt.undoes == id:
-            return f"receipt {id} is undone already, by {receipt.id}"
-        if receipt.id == id:
-            return f"receipt {id} is itself an undo; do the surgery again instead"
-    return f"there is no receipt {id}"
+def _why_not(id: str, done: Sequence[Receipt]) -> UsageError:
+    known = next((receipt for receipt in done if receipt.id == id), None)
+    if known is None:
+        return UsageError(f"there is no receipt {id}", next=command("log"))
+    if known.undoes is None:
+        by = receipts.taken_back(done)[id]
+        return UsageError(
+            f"receipt {id} is undone already, by {by}",
+            next=command("redo", id, why="does it again"),
+        )
+    if (by := receipts.taken_back(done).get(id, "")) or known not in _undos(done):
+        what = f"receipt {id} is itself an undo" + (f", redone by {by}" if by else "")
+        return UsageError(what, next=command("log"))
+    return UsageError(
+        f"receipt {id} is itself an undo",
+        next=command("redo", known.undoes, why="takes it back"),
+    )
+
+
+def _undos(done: Sequence[Receipt]) -> list[Receipt]:
+    """The undos that a redo can take back: since then no surgery was done that is still in force,
+    so the run is as they left it, but for what was trained."""
+    by_id = {receipt.id: receipt for receipt in done}
+    in_force = receipts.standing(done)
+    back = receipts.taken_back(done)
+    return [
+        receipt
+        for at, receipt in enumerate(done, 1)
+        if receipt.undoes is not None and receipt.id not in back
+        if (undone := by_id.get(receipt.undoes)) is None or undone.undoes is None
+        if receipts.standing(done[:at]) == in_force
+    ]
+
+
+def _undone(run: Run, done: Sequence[Receipt], id: str | None) -> Receipt:
+    """The undo to take back, named by its own id or by that of the surgery that it undid."""
+    undos = _undos(done)
+    number = None if id is None else receipts.numbered(id)
+    asked = [item for item in undos if number in (None, item.id, item.undoes)]
+    if not asked:
+        undone = [r for r in done if r.undoes is not None and number in (None, r.id, r.undoes)]
+        since = [r.id for r in receipts.standing(done) if undone and r.id > undone[-1].id]
+        if number is not None and not undone:
+            what = f"surgery {number} was not undone"
+        elif since:
+            what = f"surgery {since[-1]} was done since, on what {undone[-1].id} left"
+        else:
+            what = "there is no undo to take back"
+        raise UsageError(what, next=command("log"))
+    chosen = asked[-1]
+    if not chosen.inverse:
+        recipe = run.root / receipts.receipt_file(chosen.undoes or "")
+        raise SurgeryError(
+            f"undo {chosen.id} kept nothing of what it took away: an older ckptsurgeon did it",
+            next=f"the surgery again, by the recipe in {recipe.with_name('recipe.json')}",
+        )
+    return chosen
+
+
+def _refuse_pruned(run: Run, chosen: Receipt, in_force: Sequence[Receipt]) -> None:
+    """Nothing comes back behind a surgery whose attic is gone."""
+    for receipt in reversed(in_force):
+        if receipt.id >= chosen.id and (run.root / pruned(receipt.id)).exists():
+            before = "" if receipt is chosen else f", and neither can {chosen.id} before it"
+            raise SurgeryError(
+                f"the attic of receipt {receipt.id} was pruned: what it moved aside or replaced is "
+                f"gone, so it can't be undone{before}",
+                next=ROLLBACK,
+            )
 
 
 def _refuse_lost(run: Run, receipt: Receipt) -> None:
-    """What the surgery moved aside, and the files that it edited, must still exist."""
+    """What the surgery moved aside, and the files that it edited, must be the run's and exist."""
+    refuse_foreign(run.root, run.logs.named(), receipt.inverse, f"receipt {receipt.id}")
     if (run.root / pruned(receipt.id)).exists():
         raise SurgeryError(
             f"the attic of receipt {receipt.id} was pruned: what it moved aside is gone",
@@ -130,7 +170,7 @@ def _refuse_lost(run: Run, receipt: Receipt) -> None:
         raise SurgeryError(
             f"{lost[0]}, which receipt {receipt.id} changed, no longer exists (a trainer with "
             "keep_last removes old checkpoints)",
-            next=command("rollback", "--to", "STEP", why="one of those that `status` lists"),
+            next=ROLLBACK,
         )
     for change in receipt.changes:
         if isinstance(change, Change) and change.file in lost and isinstance(change.new, str):
@@ -142,89 +182,3 @@ def _refuse_lost(run: Run, receipt: Receipt) -> None:
                     why="puts it back; then the same command again",
                 ),
             )
-
-
-# --- the edits -----------------------------------------------------------------------------------
-
-
-def _inverse(
-    run: Run, receipt: Receipt, id: str, gone: Collection[str]
-) -> tuple[list[Edit], list[Truncate]]:
-    """The receipt's inverse as this undo does it; and the truncations that it must not do, as their
-    files have other names by now.
-
-    What the surgery had staged is not needed again, but it is kept: this undo's attic gets it. A
-    file in `gone` is in the attic already."""
-    staging, attic = f"{HOME}/staging/{receipt.id}/", f"{HOME}/attic/{id}/"
-    edits: list[Edit] = []
-    linked: list[Truncate] = []
-    for edit in receipt.inverse:
-        if isinstance(edit, Truncate) and _has_links(run, edit):
-            linked.append(edit)
-        elif isinstance(edit, Replace):
-            edits.append(replace(edit, kept=edit.kept.replace(staging, attic)))
-        elif not isinstance(edit, Move):
-            edits.append(edit)
-        elif edit.src not in gone:
-            edits.append(replace(edit, dst=edit.dst.replace(staging, attic)))
-    return edits, linked
-
-
-def _has_links(run: Run, edit: Truncate) -> bool:
-    path = run.root / edit.file
-    return path.is_file() and path.stat().st_nlink > 1
-
-
-def _replaced(run: Run, linked: Sequence[Truncate], id: str) -> tuple[list[Replace], list[Replace]]:
-    """A file that got another name since (a branch that shares it, a backup) is not cut, which
-    would cut them all: one with its old bytes takes its place. What is first and what is last:
-    until the last is done the first file is empty, so that no reader of all takes a mix."""
-    news = []
-    for edit in linked:
-        assumptions.check_size(run.root / edit.file, edit)
-        old = Content((Span(edit.file, 0, edit.old_size),), edit.mtime_ns)
-        news.append(replaced(run, edit.file, old, id))
-    if not news:
-        return [], []
-    first, last = loud(run, news, id)
-    return first, [last]
-
-
-def _kind(run: Run, file: str) -> str:
-    return "checkpoint" if (run.root / file).is_dir() else "events"
-
-
-def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
-    """Moves of what a trainer wrote since: checkpoints and event files that were not there."""
-    if not receipt.steps:
-        return []
-    newer = [step for step in run.steps() if step not in receipt.steps]
-    out = [run.relative(path) for step in newer for path in run.entries(step)]
-    known = {*receipt.logs, *_ours(receipt)}
-    out += [file for file in run.logs.event_files() if file not in known]
-    return [Move(file, run.attic(file, id)) for file in out]
-
-
-def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[AnyChange], list[Edit]]:
-    """Pointers that named the edited step, and that only the trainer has set since."""
-    if receipt.step is None or not receipt.steps:
-        return [], []
-    changes: list[AnyChange] = []
-    edits: list[Edit] = []
-    links: list[Relink] = []
-    for path, text in run.format.pointers(run.root, receipt.step).items():
-        file, named = run.relative(path), run.format.pointed(path)
-        if named == receipt.step or file in _ours(receipt):
-            continue
-        if isinstance(text, Path):
-            if path.is_symlink():
-                links.append(rollback.relinked(run, path, text))
-            continue
-        old = path.read_text("utf-8", "replace") if path.exists() else None
-        changes.append(Change(file, "latest", old, text))
-        edits.append(rewrite(run, file, Content((text.encode(),)), id, new=old is None))
-    return [*links, *changes], [*relinked(run, links, id), *edits]
-
-
-def _ours(receipt: Receipt) -> set[str]:
-    return {edit.src if isinstance(edit, Move) else edit.file for edit in receipt.inverse}

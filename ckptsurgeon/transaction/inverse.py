@@ -4,17 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckptsurgeon.edits import Append, Edit, Move, Replace, Truncate
+from ckptsurgeon.edits import Append, Edit, Inverse, Move, Replace, Tail, Truncate
+from ckptsurgeon.transaction.home import HOME
 
 
-def inverse(edits: Iterable[Edit]) -> tuple[Edit, ...]:
-    """The edits that bring back the state before, in order; none for a plan that truncates, since
-    the bytes it cuts off are not kept: such a plan is an undo, and is undone by its recipe."""
-    out: list[Edit] = []
+def kept_tails(id: str) -> str:
+    """Where an undo keeps the bytes that it cuts off, those of all files one after the other."""
+    return f"{HOME}/attic/{id}/{HOME}.tails"
+
+
+def inverse(edits: Iterable[Edit], id: str) -> tuple[Inverse, ...]:
+    """The edits that bring back the state before surgery `id`, in order; none for a plan that cuts
+    off bytes and does not keep them (`kept_tails`)."""
+    edits = tuple(edits)
+    tails = any(isinstance(edit, Move) and edit.dst == kept_tails(id) for edit in edits)
+    out: list[Inverse] = []
+    at = 0
     for edit in edits:
         if isinstance(edit, Truncate):
-            return ()
-        if isinstance(edit, Append):
+            if not tails:
+                return ()
+            tail = Tail(
+                edit.file,
+                old_size=edit.old_size,
+                spans=edit.spans,
+                at=at,
+                digest=edit.digest,
+                anchor="",
+                mtime_ns=edit.mtime_ns,
+                new_mtime_ns=edit.new_mtime_ns,
+            )
+            at += tail.size
+            out.append(tail)
+        elif isinstance(edit, Append):
             out.append(
                 Truncate(
                     edit.file,
@@ -23,10 +45,11 @@ def inverse(edits: Iterable[Edit]) -> tuple[Edit, ...]:
                     digest=edit.digest,
                     spans=edit.spans,
                     mtime_ns=edit.mtime_ns,
+                    new_mtime_ns=edit.new_mtime_ns,
                 )
             )
         elif isinstance(edit, Replace):
             out.append(Replace(edit.file, staged=edit.kept, kept=edit.staged))
-        else:
+        elif edit.dst != kept_tails(id):
             out.append(Move(edit.dst, edit.src))
     return tuple(reversed(out))

@@ -143,6 +143,7 @@ def _under_lock(
 def _commit(
     root: Path, plan: Plan, listings: assumptions.Listings, jobs: int, progress: Progress
 ) -> Receipt:
+    plan = replace(plan, edits=staging.timed(root, plan.edits))
     receipt = receipts.of(plan)
     folders = staging.directories(root, plan)
     entry = Entry(plan.id, plan.title, staging.staged_files(plan), folders)

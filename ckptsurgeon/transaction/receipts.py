@@ -84,9 +84,19 @@ def set_aside(path: Path) -> Hint:
     )
 
 
+def taken_back(receipts: Sequence[Receipt]) -> dict[str, str]:
+    """Id → the id of what took it back, of each surgery that is undone and of each undo that was
+    redone. What was redone is in force again."""
+    by: dict[str, str] = {}
+    for receipt in reversed(receipts):
+        if receipt.undoes is not None and receipt.id not in by:
+            by[receipt.undoes] = receipt.id
+    return by
+
+
 def standing(receipts: Sequence[Receipt]) -> list[Receipt]:
     """Those that are in force: no undo, and not undone."""
-    undone = {receipt.undoes for receipt in receipts}
+    undone = taken_back(receipts)
     return [receipt for receipt in receipts if receipt.undoes is None and receipt.id not in undone]
 
 
@@ -175,7 +185,7 @@ def of(plan: Plan) -> Receipt:
             replace(change, content=Content(())) if isinstance(change, Rewrite) else change
             for change in plan.changes
         ),
-        inverse=inverse(plan.edits),
+        inverse=inverse(plan.edits, plan.id),
         promise=plan.promise,
         before=plan.before,
         undoes=plan.undoes,

@@ -217,7 +217,11 @@ def _append(
             if len(data) < size:
                 raise OSError(errno.EIO, "a read ended early", str(tails))
             disk.write_each(descriptor, path, data, spans, SHORT_GAP)
-            disk.fsync_data(descriptor, path)
+            if last == len(step.spans) and step.new_mtime_ns is not None:
+                disk.set_times(path, step.new_mtime_ns)
+                disk.fsync_file(descriptor, path)
+            else:
+                disk.fsync_data(descriptor, path)
 
     with tails.open("rb") as staged:
         each(lambda step: write(step, 0, len(step.spans) - 1), group, jobs)

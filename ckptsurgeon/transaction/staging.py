@@ -7,6 +7,7 @@ interruption leaves is found and removed.
 from __future__ import annotations
 
 import os
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -113,6 +114,20 @@ def remove(root: Path, files: Sequence[str], directories: Sequence[str]) -> None
             disk.fsync_directory(parent)
 
 
+def timed(root: Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
+    """The edits, with the time that each appended file gets: now, and later than it was. An undo
+    knows by it that nobody wrote to the file since. Only its owner may set it."""
+    now, user = time.time_ns(), os.geteuid()
+    return tuple(
+        replace(edit, new_mtime_ns=max(now, edit.mtime_ns + 1))
+        if isinstance(edit, Append)
+        and edit.new_mtime_ns is None
+        and user in (0, (root / edit.file).stat().st_uid)
+        else edit
+        for edit in edits
+    )
+
+
 def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
     """The edits as the journal keeps them: appended bytes by their place in the tails file."""
     out: list[Step] = []
@@ -126,6 +141,7 @@ def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
                 at=at,
                 digest=edit.digest,
                 anchor=anchor(root / edit.file, edit.old_size),
+                new_mtime_ns=edit.new_mtime_ns,
             )
             out.append(tail)
             at += len(edit.data)

@@ -37,7 +37,22 @@ def test_prune_removes_the_attic_and_undo_says_so(surgeon: Surgeon, trained: Tra
     result = surgeon("undo", "--yes", "-C", root)
     assert result.exit_code == 1
     assert "the attic of receipt 0001 was pruned" in result.stderr
+    told = json.loads(surgeon("prune", "--dry-run", "--json", "-C", root).stdout)
+    assert [item["id"] for item in told["attics"]] == ["0003"]  # what a redo needs
+    assert surgeon("prune", "--keep", 0, "--yes", "-C", root).exit_code == 0
+    assert "the attic of receipt 0003 was pruned" in surgeon("redo", "-C", root).stderr
     assert surgeon("prune", "-C", root).stdout.startswith("nothing to prune")
+
+
+def test_what_was_pruned_is_named_at_once(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    surgeon("set", "beta1=0.8", "--no-tb-note", "--yes", "-C", root)
+    surgeon("rollback", "--to", 4, "--yes", "-C", root)
+    surgeon("prune", "--keep", 0, "--yes", "-C", root)
+    for id in ([], ["0002"], ["0001"]):
+        told = surgeon("undo", *id, "--yes", "-C", root)
+        assert told.exit_code == 1 and "the attic of receipt 0002 was pruned" in told.stderr
+    assert "and neither can 0001 before it" in told.stderr
 
 
 def test_prune_keeps_the_newest(surgeon: Surgeon, trained: Trained) -> None:

@@ -19,7 +19,7 @@ HEAVY = ("torch", "deepspeed", "tensorboard", "numpy", "omegaconf", "yaml")
 def test_every_command_of_the_design_is_there() -> None:
     assert NAMES == [
         "status", "show", "log", "verify", "doctor", "diff", "advise", "report",
-        "plan", "apply", "undo", "recover",
+        "plan", "apply", "undo", "redo", "recover",
         "rollback", "repair-latest", "set-lr", "set", "cooldown", "reset", "skip",
         "swap-optimizer", "average", "graft", "clip-moments", "scale", "precision",
         "sync-replicas",

@@ -174,7 +174,7 @@ OPERATIONS: dict[str, Mapping[str, Any]] = {
     "set seed": {"set": {"seed": 4321}},
     "set consumed_samples": {"set": {"consumed_samples": 123}},
     "set tokens": {"set": {"tokens": 321}},
-    "set iteration": {"set": {"iteration": 1}},
+    "set iteration": {"set": {"iteration": 100}},
     "set batch_size": {"set": {"batch_size": 32}},
     "set rampup": {"set": {"batch_size": 32, "rampup": [16, 16, 1000]}},
     "reset moments": {"reset": ["moments"]},

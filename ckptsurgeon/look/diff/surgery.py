@@ -20,7 +20,7 @@ from ckptsurgeon.look.diff.versions import TREES, Version
 from ckptsurgeon.plans import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.receipts import numbered, standing
+from ckptsurgeon.transaction.receipts import numbered, standing, taken_back
 
 
 @collector_paused()
@@ -73,7 +73,7 @@ def _chosen(run: Run, id: str) -> tuple[Receipt, Sequence[Receipt]]:
         raise UsageError(f"there is no receipt {id}", next=command("log"))
     in_force = standing(done)
     if receipt not in in_force:
-        undo = next((item.id for item in done if item.undoes == id), None)
+        undo = taken_back(done).get(id)
         what = f"receipt {id} was undone by {undo}" if undo else f"receipt {id} is an undo"
         raise UsageError(f"{what}: the run is as it was before", next=command("log"))
     return receipt, [item for item in in_force if item.id > id]

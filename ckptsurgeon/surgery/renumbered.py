@@ -1,0 +1,43 @@
+"""A step that counts as another number after a surgery: whether its trainer finds it again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.described.steps import DescribedSteps
+from ckptsurgeon.formats.layout import resumes
+from ckptsurgeon.hints import shell
+from ckptsurgeon.run.run import Run
+
+
+def refuse_shadowed(run: Run, step: int, number: int, stay: Collection[int]) -> None:
+    """Raise SurgeryError where `step` counts as `number` once it is edited, and a trainer that
+    keeps no pointer would go back to a higher one: to another of those that `stay`, or, where names
+    have the number, to this one after it has saved lower ones.
+
+    `stay` are the saved steps that are still in the run after the surgery."""
+    if number == step or run.pointers():
+        return
+    entry = (run.entries(step) or [run.directory(step)])[0]
+    if isinstance(run.format, DescribedSteps) and run.format.description.number:
+        over = [other for other in stay if other != step and other >= number]
+        if over:
+            raise SurgeryError(
+                f"{entry.name} would be step {number}, and step {over[-1]} would be resumed in its "
+                "place: its trainer keeps no pointer",
+                next=shell(
+                    ["mkdir", "ASIDE"],
+                    ["mv", *run.entries(over[-1]), "ASIDE"],
+                    why="in another folder it is in nobody's way",
+                ),
+            )
+    elif number < step and resumes(run.format, run.root) is not None:
+        name = re.sub(rf"(?<!\d)0*{step}(?!\d)", str(number), entry.name)
+        raise SurgeryError(
+            f"the next step would be {number + 1}, and {entry.name} keeps its name: its trainer "
+            f"resumes the highest number, so until it saves a step after {step} each restart would "
+            "come back here and train the same steps again",
+            next=shell(["mv", entry, entry.with_name(name)], why="then the same command again"),
+        )

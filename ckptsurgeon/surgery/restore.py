@@ -1,0 +1,191 @@
+"""The edits that bring back what was before a receipt, whatever the trainer wrote since."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from ckptsurgeon.edits import (
+    AnyChange,
+    Append,
+    Aside,
+    Change,
+    Content,
+    Edit,
+    Inverse,
+    Move,
+    Relink,
+    Replace,
+    Span,
+    Tail,
+    Truncate,
+)
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.operations import rollback
+from ckptsurgeon.plans import Plan, Receipt
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.render import loud, relinked, replaced, rewrite, touched
+from ckptsurgeon.transaction import assumptions, receipts
+from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.inverse import kept_tails
+from ckptsurgeon.transaction.names import refuse_foreign
+
+
+def plan_restore(run: Run, receipt: Receipt, title: str) -> Plan:
+    """The plan that takes `receipt` back, a surgery or an undo, and keeps what it takes away: what
+    was written since goes to the attic, and so do the bytes that are cut off."""
+    new = receipts.next_id(run.root)
+    since = _since(run, receipt, new)
+    gone = [move.src for move in since]
+    inverse, linked = _inverse(run, receipt, new, gone)
+    first, last = _replaced(run, linked, new)
+    changes, pointers = _pointers(run, receipt, new)
+    edits = [*first, *since, *_tails(run, inverse, new), *inverse, *last, *pointers]
+    refuse_foreign(run.root, run.logs.named(), edits, f"receipt {receipt.id}")
+    return Plan(
+        id=new,
+        run=str(run.root),
+        title=title,
+        recipe={},
+        changes=(*changes, *(Aside(file, _kind(run, file)) for file in gone)),
+        edits=tuple(edits),
+        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(touched(edits))),
+        promise=None,
+        warnings=(f"written since {receipt.id}, to the attic: {', '.join(gone)}",) if gone else (),
+        undoes=receipt.id,
+        step=receipt.step,
+        steps=receipt.steps,
+        logs=receipt.logs,
+    )
+
+
+def _inverse(
+    run: Run, receipt: Receipt, id: str, gone: Collection[str]
+) -> tuple[list[Edit], list[Truncate | Append]]:
+    """The receipt's inverse as it is done now; and what must not be done in place, as the file has
+    other names by now.
+
+    What the surgery had staged is not needed again, but it is kept: this plan's attic gets it. A
+    file in `gone` is in the attic already."""
+    staging, attic = f"{HOME}/staging/{receipt.id}/", f"{HOME}/attic/{id}/"
+    edits: list[Edit] = []
+    linked: list[Truncate | Append] = []
+    for kept in receipt.inverse:
+        edit = _appended(run, receipt, kept) if isinstance(kept, Tail) else kept
+        if isinstance(edit, (Truncate, Append)):
+            _refuse_resized(run, edit)
+            (linked if _has_links(run, edit) else edits).append(edit)
+        elif isinstance(edit, Replace):
+            edits.append(replace(edit, kept=edit.kept.replace(staging, attic)))
+        elif edit.src not in gone:
+            edits.append(replace(edit, dst=edit.dst.replace(staging, attic)))
+    return edits, linked
+
+
+def _refuse_resized(run: Run, edit: Truncate | Append) -> None:
+    """By its size alone: the bytes are compared right before the commit."""
+    path = run.root / edit.file
+    expected = edit.new_size if isinstance(edit, Truncate) else edit.old_size
+    if path.is_file() and path.stat().st_size != expected:
+        assumptions.check_size(path, edit)
+
+
+def _appended(run: Run, receipt: Receipt, tail: Tail) -> Append:
+    """What an undo cut off, to be written again."""
+    path = run.root / kept_tails(receipt.id)
+    spans = [(tail.at, tail.at + tail.size)]
+    if not path.is_file() or assumptions.tail_digest(path, spans) != tail.digest:
+        raise SurgeryError(
+            f"{path}: the bytes that {receipt.id} cut off {tail.file} are not there any more",
+            next=f"restore {path} from a copy of the run",
+        )
+    with path.open("rb") as file:
+        file.seek(tail.at)
+        data = file.read(tail.size)
+    before = tail.mtime_ns or (run.root / tail.file).stat().st_mtime_ns
+    return Append(tail.file, tail.old_size, data, tail.spans, before, tail.new_mtime_ns)
+
+
+def _has_links(run: Run, edit: Truncate | Append) -> bool:
+    path = run.root / edit.file
+    return path.is_file() and path.stat().st_nlink > 1
+
+
+def _tails(run: Run, edits: Sequence[Edit], id: str) -> list[Move]:
+    """The bytes that these edits cut off, kept in one file."""
+    cut = [edit for edit in edits if isinstance(edit, Truncate)]
+    spans = (Span(edit.file, start, end) for edit in cut for start, end in edit.spans)
+    staged = kept_tails(id).replace("/attic/", "/staging/")
+    return [Move(staged, kept_tails(id), Content(tuple(spans)))] if cut else []
+
+
+def _replaced(
+    run: Run, linked: Sequence[Truncate | Append], id: str
+) -> tuple[list[Replace], list[Replace]]:
+    """A file that got another name since (a branch that shares it, a backup) is not edited in
+    place, which would edit them all: one with the other bytes takes its place. What is first and
+    what is last: until the last is done the first file is empty, so that no reader of all takes a
+    mix."""
+    news = []
+    for edit in linked:
+        assumptions.check_size(run.root / edit.file, edit)
+        if isinstance(edit, Append):
+            content = replace(edit.whole(), mtime_ns=edit.new_mtime_ns)
+        else:
+            content = Content((Span(edit.file, 0, edit.old_size),), edit.mtime_ns)
+        news.append(replaced(run, edit.file, content, id))
+    if not news:
+        return [], []
+    first, last = loud(run, news, id)
+    return first, [last]
+
+
+def _kind(run: Run, file: str) -> str:
+    return "checkpoint" if (run.root / file).is_dir() else "events"
+
+
+def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
+    """Moves of what a trainer wrote since: checkpoints and event files that were not there. What
+    the surgery itself edited or made is none of it, whichever step it is by now."""
+    if not receipt.steps:
+        return []
+    ours = made(receipt.inverse)
+    known = {*receipt.logs, *ours}
+    kept = {str(path) for file in ours for path in (file, *PurePosixPath(file).parents)}
+    newer = [
+        run.relative(path)
+        for step in run.steps()
+        if step not in receipt.steps
+        for path in run.entries(step)
+    ]
+    out = [file for file in newer if file not in kept]
+    out += [file for file in run.logs.event_files() if file not in known]
+    return [Move(file, run.attic(file, id)) for file in out]
+
+
+def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[AnyChange], list[Edit]]:
+    """Pointers that named the edited step, and that only the trainer has set since."""
+    if receipt.step is None or not receipt.steps:
+        return [], []
+    changes: list[AnyChange] = []
+    edits: list[Edit] = []
+    links: list[Relink] = []
+    ours = made(receipt.inverse)
+    for path, text in run.format.pointers(run.root, receipt.step).items():
+        file, named = run.relative(path), run.format.pointed(path)
+        if named == receipt.step or file in ours:
+            continue
+        if isinstance(text, Path):
+            if path.is_symlink():
+                links.append(rollback.relinked(run, path, text))
+            continue
+        old = path.read_text("utf-8", "replace") if path.exists() else None
+        changes.append(Change(file, "latest", old, text))
+        edits.append(rewrite(run, file, Content((text.encode(),)), id, new=old is None))
+    return [*links, *changes], [*relinked(run, links, id), *edits]
+
+
+def made(inverse: Sequence[Inverse]) -> set[str]:
+    """The files that a surgery edited or made, by its inverse."""
+    return {edit.src if isinstance(edit, Move) else edit.file for edit in inverse}
