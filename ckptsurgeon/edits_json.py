@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from ckptsurgeon.edits import (
@@ -31,6 +33,7 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.plans import Fingerprint, Plan, Receipt
 from ckptsurgeon.promise import Promise
+from ckptsurgeon.record_types import made
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
@@ -67,41 +70,89 @@ def _numbers(keys: tuple[Any, ...]) -> Any:
     return keys
 
 
-def _keys(document: Any) -> tuple[Any, ...]:
-    if isinstance(document, dict):
-        return tuple(range(document["first"], document["last"] + 1))
-    return tuple(document)
+MAX_KEYS = 1 << 22
+"""Keys that the ranges of one document stand for: no run has so many parameters."""
+
+
+class Malformed(ValueError):
+    """A document that was not written here, with what is wrong in it."""
+
+
+def parsed(data: bytes) -> Any:
+    """What `to_json` was made of, from the bytes of the JSON. Raises Malformed, in a sentence that
+    begins with the byte where the JSON ends, for any that was not written here."""
+    try:
+        document = json.loads(data)
+    except json.JSONDecodeError as error:
+        where = f"byte {error.pos} of {len(data)}: {error.msg}" if data else "it is empty (0 bytes)"
+        raise Malformed(where) from None
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"{type(error).__name__}: {str(error)[:200]}") from None
+    return from_json(document)
+
+
+def from_json(document: Any) -> Any:
+    """What `to_json` was made of. Raises Malformed on a document that it did not write."""
+    try:
+        return _Reading().value(document)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Malformed(f"{type(error).__name__}: {str(error)[:200]}") from None
+
+
+class _Reading:
+    """One document: `left` keys may still come out of its ranges."""
+
+    def __init__(self) -> None:
+        self.left = MAX_KEYS
+        self.known: dict[str, Callable[[Any], Any]] = {
+            # A recipe is the user's own words: a tag in it may be called "kind".
+            "recipe": _as_it_is,
+            # Numbers and names, thousands of them.
+            "spans": _spans,
+        }
+
+    def value(self, document: Any) -> Any:
+        if isinstance(document, list):
+            return tuple([self.value(item) for item in document])
+        if isinstance(document, dict):
+            if set(document) == {"base64"}:
+                return base64.b64decode(document["base64"])
+            kind = document.get("kind")
+            if kind == "Each" and len(document) == 2:
+                return Each(self.keys(document["keys"]))
+            if isinstance(kind, str) and kind in _KINDS:
+                values = {
+                    k: self.known.get(k, self.value)(v) for k, v in document.items() if k != "kind"
+                }
+                return made(_KINDS[kind], values)
+            return {key: self.value(item) for key, item in document.items()}
+        # A receipt of 10,000 shards says the same few names and keys 60,000 times.
+        return sys.intern(document) if type(document) is str else document
+
+    def keys(self, document: Any) -> tuple[Any, ...]:
+        if not isinstance(document, dict):
+            if not document or not set(map(type, document)) <= {int, str}:
+                raise ValueError("keys that are no numbers and no names")
+            return tuple(document)
+        first, last = document["first"], document["last"]
+        if type(first) is not int or type(last) is not int or not first <= last:
+            raise ValueError("keys from no first to no last number")
+        self.left -= last - first + 1
+        if self.left < 0:
+            raise ValueError(f"ranges of more than {MAX_KEYS} keys")
+        return tuple(range(first, last + 1))
 
 
 def _as_it_is(document: Any) -> Any:
     return document
 
 
-def _pairs(document: list[list[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(tuple, document))
-
-
-_READ: dict[str, Any] = {
-    # A recipe is the user's own words: a tag in it may be called "kind".
-    "recipe": _as_it_is,
-    # Numbers and names, thousands of them.
-    "spans": _pairs,
-    "keys": _keys,
-}
-
-
-def from_json(document: Any) -> Any:
-    """What `to_json` was made of. Raises KeyError or TypeError on a document it did not write."""
-    if isinstance(document, list):
-        return tuple(from_json(item) for item in document)
-    if isinstance(document, dict):
-        if set(document) == {"base64"}:
-            return base64.b64decode(document["base64"])
-        if "kind" in document and document["kind"] in _KINDS:
-            kind = _KINDS[document["kind"]]
-            made = {k: _READ.get(k, from_json)(v) for k, v in document.items()}
-            del made["kind"]
-            return kind(**made)
-        return {key: from_json(item) for key, item in document.items()}
-    # A receipt of 10,000 shards says the same few names and keys 60,000 times.
-    return sys.intern(document) if type(document) is str else document
+def _spans(document: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    """Pairs of bytes [start, end), ascending and at least one."""
+    spans = tuple(map(tuple, document))
+    numbers = [number for span in spans for number in span]
+    if not spans or any(len(span) != 2 for span in spans) or set(map(type, numbers)) != {int}:
+        raise ValueError("spans that are no pairs of numbers")
+    if numbers[0] < 0 or any(a > b for a, b in pairwise(numbers)):
+        raise ValueError("spans that do not ascend")
+    return spans

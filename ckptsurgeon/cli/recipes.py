@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptsurgeon import disk, report
+from ckptsurgeon import disk, report, whole_file
 from ckptsurgeon.cli.carry_out import carry_out, open_for, operate, show
 from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
-from ckptsurgeon.edits_json import from_json, to_json
+from ckptsurgeon.edits_json import Malformed, parsed, to_json
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
 from ckptsurgeon.plans import Plan
@@ -186,13 +186,13 @@ def recover(*, common: Common) -> None:
 def read_plan(path: Path) -> Plan:
     """What `plan -o` wrote. Raises UsageError for any other document."""
     try:
-        document = from_json(json.loads(path.read_text("utf-8")))
+        document, wrong = parsed(whole_file.read(path, whole_file.MAX_RECORD)), ""
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", next=_MAKE) from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        document = None
+    except Malformed as error:
+        document, wrong = None, f": {error}"
     if not isinstance(document, Plan):
-        raise UsageError(f"{path} is not a plan of this version of ckptsurgeon", next=_MAKE)
+        raise UsageError(f"{path} is not a plan of this version of ckptsurgeon{wrong}", next=_MAKE)
     return document
 
 

@@ -5,12 +5,14 @@ An edit replaces the text of the values that differ; all other bytes stay as the
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import command
@@ -28,13 +30,12 @@ def read(path: Path) -> Any:
 
 def text(path: Path) -> str:
     """All of the file. Raises SurgeryError where it is too long, or no UTF-8."""
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise SurgeryError(
-            f"{path} has more than {MAX_BYTES} bytes",
-            next=SOUND,
-        )
+    try:
+        data = whole_file.read(path, MAX_BYTES)
+    except OSError as error:
+        if error.errno not in (errno.EFBIG, errno.EINVAL, errno.EAGAIN):
+            raise
+        raise SurgeryError(f"{path}: {error.strerror}", next=SOUND) from None
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -7,11 +7,13 @@ and files over 1 MB are refused before a value is read.
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.errors import UsageError
 
 MAX_BYTES = 1_000_000
@@ -123,13 +125,15 @@ def parse(text: str, where: str) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    with path.open("rb") as file:
-        raw = file.read(MAX_BYTES + 1)
-    if len(raw) > MAX_BYTES:
+    try:
+        raw = whole_file.read(path, MAX_BYTES)
+    except OSError as error:
+        if error.errno not in (errno.EFBIG, errno.EINVAL, errno.EAGAIN):
+            raise
         raise UsageError(
-            f"{path}: more than {MAX_BYTES} bytes; a recipe has at most {MAX_BYTES}",
+            f"{path}: {error.strerror}; a recipe has at most {MAX_BYTES}",
             next="check that this is the recipe and not another file",
-        )
+        ) from None
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

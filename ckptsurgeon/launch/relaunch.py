@@ -89,7 +89,9 @@ def refuse_unknown_launch(run: Run) -> None:
     """Raise when nothing in the run says how its trainer is started."""
     own = run.settings.get("relaunch")
     if own is not None:
-        if not isinstance(own, dict) or not isinstance(own.get("command"), list):
+        given = own.get("command") if isinstance(own, dict) else None
+        plain = isinstance(given, list) and all(isinstance(a, (str, int, float)) for a in given)
+        if not plain or not given or "\0" in "".join(map(str, given)):
             raise SurgeryError(
                 "ckptsurgeon.yaml: `relaunch.command` must be a list of arguments",
                 next="relaunch: {command: [torchrun, --nproc_per_node, '8', train.py]}",

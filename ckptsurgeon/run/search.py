@@ -17,6 +17,8 @@ from ckptsurgeon.transaction.home import HOME
 
 SETTINGS = "ckptsurgeon.yaml"
 """What the user says about a run: its name, its log folders, how its trainer is started."""
+SHOWN = "name: TEXT, format: NAME or FILE, tensorboard: [DIR], relaunch: {command: [ARG]}"
+"""Its keys, as they are written."""
 WIDTH = 100
 """Folders that are looked into for a run below one that is none."""
 
@@ -65,7 +67,23 @@ def _settings(file: Path) -> dict[str, Any]:
     for key in data:
         if key not in known:
             raise unknown_key(key, known, str(file))
+    logs = data.get("tensorboard", [])
+    kinds = {
+        "name": ("a text", _is_plain(data.get("name", ""))),
+        "format": ("a text", _is_plain(data.get("format", ""))),
+        "tensorboard": ("a folder or a list of folders",
+                        all(map(_is_plain, logs if isinstance(logs, list) else [logs]))),
+        "relaunch": ("a mapping", isinstance(data.get("relaunch", {}), dict)),
+    }  # fmt: skip
+    for key, (kind, fits) in kinds.items():
+        if not fits:
+            raise UsageError(f"{file}: `{key}` is not {kind}", next=f"ckptsurgeon.yaml: {SHOWN}")
     return data
+
+
+def _is_plain(value: Any) -> bool:
+    """A text that can name a file, or a number as YAML reads one."""
+    return isinstance(value, (str, int, float)) and "\0" not in str(value)
 
 
 def _own(settings: Mapping[str, Any], folder: Path) -> str:

@@ -20,12 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckptsurgeon import disk
-from ckptsurgeon.edits_json import from_json, to_json
+from ckptsurgeon import disk, whole_file
+from ckptsurgeon.edits_json import Malformed, parsed, to_json
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.progress import Progress, silent
+from ckptsurgeon.record_types import made
 from ckptsurgeon.transaction import assumptions, lock, receipts, staging
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.names import edited, refuse_foreign, refuse_foreign_staging
@@ -322,17 +323,25 @@ def _write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) -
 
 def _read(root: Path) -> Entry | None:
     path = root / HOME / "journal"
+    wrong = ""
     try:
-        digest, _, body = path.read_bytes().partition(b"\n")
+        data = whole_file.read(path, whole_file.MAX_RECORD, follow=False)
+        digest, _, body = data.partition(b"\n")
+        if hashlib.sha256(body).hexdigest().encode() == digest:
+            entry = parsed(body)
+            if isinstance(entry, dict):
+                return made(Entry, entry)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if hashlib.sha256(body).hexdigest().encode() != digest:
-        raise InterruptedSurgery(
-            f"{path} is damaged",
-            untouched="nothing was touched by this command",
-            next=("restore it from a snapshot of the file system", RECOVER),
-        )
-    return Entry(**from_json(json.loads(body)))
+    except OSError as error:
+        wrong = f": {error.strerror}"
+    except (Malformed, TypeError) as error:
+        wrong = f": {error}"
+    raise InterruptedSurgery(
+        f"{path} is damaged{wrong}",
+        untouched="nothing was touched by this command",
+        next=("restore it from a snapshot of the file system", RECOVER),
+    )
 
 
 def _remove_journal(root: Path) -> None:

@@ -25,9 +25,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ckptsurgeon import disk
+from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.hints import Hint, again, command, shell
+from ckptsurgeon.record_types import made
 from ckptsurgeon.transaction import process
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.worker import as_owner
@@ -39,6 +40,11 @@ PAUSE_S = 0.002
 TOKEN = re.compile(r"[0-9a-f]{16}")
 """How the token of a record is written."""
 
+MAX_BYTES = 1 << 16
+"""Bytes of a record: its title is a sentence."""
+
+_NO_RECORD = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EAGAIN, errno.ENXIO)
+"""What `whole_file` says of a FIFO, a device, a link or a file without end."""
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -291,13 +297,18 @@ def _read(path: Path) -> Holder | None:
     An incomplete record is looked at again: without hard links it is not written in one step."""
     for _ in range(10):
         try:
-            record = Holder(**json.loads(path.read_bytes()))
-            # It becomes part of a file name.
-            return record if TOKEN.fullmatch(record.token) else _UNREADABLE
+            record = made(Holder, json.loads(whole_file.read(path, MAX_BYTES, follow=False)))
+            # The token becomes part of a file name, the number of the process goes to the kernel.
+            sound = TOKEN.fullmatch(record.token) and 0 <= record.pid < 1 << 31
+            return record if sound else _UNREADABLE
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             time.sleep(PAUSE_S)
+        except OSError as error:
+            if error.errno not in _NO_RECORD:
+                raise
+            return _UNREADABLE
     return _UNREADABLE
 
 

@@ -12,8 +12,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.edits import Content, Rewrite
-from ckptsurgeon.edits_json import from_json, to_json
+from ckptsurgeon.edits_json import Malformed, parsed, to_json
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import Hint, shell
 from ckptsurgeon.plans import Plan, Receipt
@@ -45,10 +46,17 @@ def read(root: Path, mentioning: str = "") -> list[Receipt]:
     receipts = []
     for id in _ids(root):
         path = root / receipt_file(id)
-        if path.is_file() and (not mentioning or mentioning.encode() in path.read_bytes()):
+        if path.is_file() and _mentions(path, mentioning):
             receipt, _ = _read(path)
             receipts += [] if receipt is None else [receipt]
     return receipts
+
+
+def _mentions(path: Path, word: str) -> bool:
+    try:
+        return not word or word.encode() in whole_file.read(path, whole_file.MAX_RECORD)
+    except OSError:
+        return False
 
 
 def damaged(root: Path) -> dict[str, str]:
@@ -124,14 +132,12 @@ def _read(path: Path) -> tuple[Receipt | None, str]:
 def _read_once(path: Path, *status: int) -> tuple[Receipt | None, str]:
     """The receipt at `path`, or what is wrong with it; read once for each state of the file: that
     of a checkpoint of 400 shards is long."""
-    data = path.read_bytes()
     try:
-        receipt = from_json(json.loads(data))
-    except json.JSONDecodeError as error:
-        where = f"byte {error.pos} of {len(data)}: {error.msg}" if data else "it is empty (0 bytes)"
-        return None, f"is damaged: {where}"
-    except (ValueError, KeyError, TypeError) as error:
-        return None, f"is damaged: {type(error).__name__}: {error}"
+        receipt = parsed(whole_file.read(path, whole_file.MAX_RECORD))
+    except Malformed as error:
+        return None, f"is damaged: {error}"
+    except OSError as error:
+        return None, f"is damaged: {error.strerror}"
     if not isinstance(receipt, Receipt):
         return None, "is damaged: it is not a receipt"
     if receipt.id != path.parent.name:

@@ -23,11 +23,12 @@ def test_a_plan_reads_each_receipt_once(tmp_path: Path, monkeypatch: pytest.Monk
         path.write_text(first.replace('"0001"', f'"{number:04d}"'))
     read: Counter[str] = Counter()
 
-    def counted(document: dict[str, Any]) -> Any:
-        read[document["id"]] += 1
-        return from_json(document)
+    def counted(data: bytes) -> Any:
+        receipt = parsed(data)
+        read[receipt.id] += 1
+        return receipt
 
-    from_json = receipts.from_json
-    monkeypatch.setattr(receipts, "from_json", counted)
+    parsed = receipts.parsed
+    monkeypatch.setattr(receipts, "parsed", counted)
     assert plan(Run.open(run.root), Recipe(Hyperparameters(beta1=0.7))).id == "0151"
     assert len(read) == 150 and set(read.values()) == {1}

@@ -1,0 +1,31 @@
+"""All bytes of a small file, whoever put it there: no wait for a writer, and a limit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MAX_RECORD = 512 << 20
+"""Bytes of a receipt, a journal or a plan: the longest known, of 10,000 shards, have a tenth."""
+
+
+def read(path: Path, most: int, *, follow: bool = True) -> bytes:
+    """The bytes of a regular file; unless `follow`, of no link. Raises OSError: EINVAL for a FIFO,
+    a device or a folder, EFBIG for more than `most` bytes, EAGAIN for what would have to be waited
+    for, as some files of /proc."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if status.st_size <= most:
+            with open(descriptor, "rb", closefd=False) as file:
+                data = file.read(most + 1)
+            if len(data) <= most:
+                return data
+        raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
+    finally:
+        os.close(descriptor)
