@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon import report
@@ -13,6 +14,8 @@ from ckptsurgeon.cli.options import Cancelled, Common, Declined, Editing, LogOne
 from ckptsurgeon.cli.parameter_types import parameter_types
 from ckptsurgeon.errors import UNTOUCHED, SurgeryError
 from ckptsurgeon.hints import DRY_RUN, Hint, again, command
+from ckptsurgeon.transaction.names import edited, outside_of_the_run
+from ckptsurgeon.transaction.worker import worker
 
 if TYPE_CHECKING:
     from ckptsurgeon.operations import Operation
@@ -130,9 +133,13 @@ def _resume(run: Run) -> Hint:
 def show(run: Run, plan: Plan, common: Common, then: Hint = "") -> None:
     """Print a plan, that it can't be applied now if that is so, and with `then` the command that
     applies it."""
-    if (alive := run.trainer()) is not None:
-        note = f"{alive}; apply refuses until it is gone"
-        plan = replace(plan, warnings=(*plan.warnings, note))
+    notes = [f"{alive}; apply refuses until it is gone"] if (alive := run.trainer()) else []
+    outside = sorted({str(PurePosixPath(file).parent) for file in outside_of_the_run(plan.edits)})
+    if outside:
+        notes.append(f"edits event files outside of the run, too: in {', '.join(outside)}")
+    if plan.edits and (who := worker(run.root, edited(plan.edits))):
+        notes.append(who)
+    plan = replace(plan, warnings=(*plan.warnings, *notes))
     undone = next((item for item in run.receipts() if item.id == plan.undoes), None)
 
     def text() -> str:

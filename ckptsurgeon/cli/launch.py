@@ -203,7 +203,7 @@ def start(
         argv = relaunch.command(run, section, extra)
         if not (asked or common.dry_run):
             _ask(run, common)
-        if not common.quiet:
+        if not (common.quiet or common.dry_run):
             said = f"starts: {shlex.join(argv)}   as {written.file(run)} says"
             print(clean(said), file=sys.stderr)
     out = sys.stderr if common.as_json else sys.stdout

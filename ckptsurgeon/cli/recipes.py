@@ -171,13 +171,14 @@ def recover(*, common: Common) -> None:
 
     run = common.open_run()
     if common.dry_run:
-        waiting = run.interrupted()
-        known = run.committed()
-        act = "finish or discard" if known is None else "finish" if known else "discard"
+        title = run.interrupted()
+        steps = () if run.committed() is None else surgery.waiting(run)
+        document = {"schema": report.SCHEMA, "interrupted": title, "files": report.acts(steps)}
         text = "nothing to recover: no surgery was interrupted"
-        if waiting:
-            text = report.with_apply(f"would {act}: {waiting}", again(without=DRY_RUN))
-        common.answer(lambda: text, lambda: {"schema": report.SCHEMA, "interrupted": waiting})
+        if title:
+            text = report.waiting(title, run.committed(), steps, common.style)
+            text = report.with_apply(text, again(without=DRY_RUN))
+        common.answer(lambda: text, lambda: document)
         return
     done = surgery.recover(run)
     common.report(lambda: report.recovery(done, common.style), lambda: report.recovery_json(done))

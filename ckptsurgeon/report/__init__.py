@@ -17,8 +17,9 @@ from ckptsurgeon.report.document import (
     status_json,
     verification_json,
 )
+from ckptsurgeon.report.edits import acts
 from ckptsurgeon.report.format_check import format_check, format_check_json
-from ckptsurgeon.report.plan import done, error, log, plan, recipe, recovery
+from ckptsurgeon.report.plan import done, error, log, plan, recipe, recovery, waiting
 from ckptsurgeon.report.progress import Progress
 from ckptsurgeon.report.run import checkpoint, diagnoses, status, verification
 from ckptsurgeon.report.style import Style, count, with_apply
@@ -27,6 +28,7 @@ __all__ = [
     "SCHEMA",
     "Progress",
     "Style",
+    "acts",
     "attic",
     "attic_json",
     "checkpoint",
@@ -58,5 +60,6 @@ __all__ = [
     "status_json",
     "verification",
     "verification_json",
+    "waiting",
     "with_apply",
 ]

@@ -12,6 +12,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import apart
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
+from ckptsurgeon.report.edits import acts
 from ckptsurgeon.report.fields import SHOWN
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ def recovery_json(done: Recovery) -> dict[str, Any]:
         "outcome": done.outcome,
         "title": done.title,
         "receipt": done.receipt,
+        "files": acts(done.steps),
     }
 
 

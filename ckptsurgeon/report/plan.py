@@ -21,6 +21,7 @@ from ckptsurgeon.hints import text as hint_text
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.changes import changes
+from ckptsurgeon.report.edits import edits
 from ckptsurgeon.report.style import (
     GREEN,
     MANY,
@@ -38,6 +39,7 @@ from ckptsurgeon.report.style import (
 if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe
     from ckptsurgeon.transaction.journal import Recovery
+    from ckptsurgeon.transaction.redo import Step
 
 
 SHARDS = (*TORCH, SAFE)
@@ -71,6 +73,8 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> 
         rows = [*changes(undone.changes, back=True), *rows]
     label = f"  step {plan.promise.step} will use   " if plan.promise else "  cost   "
     lines = [*head, "", *table(rows, style), ""]
+    if undone is not None:  # the changes are what the receipt says, and this is what is done
+        lines += [*table(edits(plan.edits), style), ""]
     if plan.promise is not None:
         lines += packed(label, promise(plan.promise), style)
     undo = "" if plan.undoes else ", undo kept"
@@ -235,12 +239,19 @@ def recovery(done: Recovery, style: Style) -> str:
     """What `recover` found and did."""
     if done.outcome == "nothing":
         return "nothing to recover: no surgery was interrupted"
+    title = clean(done.title or "")
     if done.outcome == "discarded":
-        return f"{style.paint('discarded:', GREEN)} {done.title}; the run is exactly as it was"
-    text = f"{style.paint('finished:', GREEN)} {done.title}"
+        return f"{style.paint('discarded:', GREEN)} {title}; the run is exactly as it was"
+    text = f"{style.paint('finished:', GREEN)} {title}"
     if done.receipt is not None:
         text += f"; receipt {done.receipt}\n  undo     {command('undo', done.receipt)}"
-    return text
+    return "\n".join([*table(edits(done.steps), style), text])
+
+
+def waiting(title: str, committed: bool | None, steps: Sequence[Step], style: Style) -> str:
+    """What `recover` would do."""
+    act = "finish or discard" if committed is None else "finish" if committed else "discard"
+    return "\n".join([f"would {act}: {clean(title)}", *table(edits(steps), style)])
 
 
 def recipe(recipe: Recipe) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.surgery.apply import apply, recover, refuse_stale
+from ckptsurgeon.surgery.apply import apply, recover, refuse_stale, waiting
 from ckptsurgeon.surgery.plan import plan
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "plan_undo",
     "recover",
     "refuse_stale",
+    "waiting",
 ]
 
 

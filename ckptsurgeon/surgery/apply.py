@@ -13,6 +13,7 @@ from ckptsurgeon.promise import Promise, differences
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import journal
 from ckptsurgeon.transaction.journal import Recovery
+from ckptsurgeon.transaction.redo import Step
 
 
 @collector_paused()
@@ -62,3 +63,9 @@ def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
 def recover(run: Run) -> Recovery:
     """Finish a surgery that was cut off after its commit point, or take back one cut off before."""
     return journal.recover(run.root, logs=run.logs.named())
+
+
+def waiting(run: Run) -> tuple[Step, ...]:
+    """The edits of a surgery that was cut off after its commit point. Raises InterruptedSurgery
+    where `recover` would refuse them."""
+    return journal.waiting(run.root, run.logs.named())

@@ -50,11 +50,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What `recover` did: "nothing", "discarded" (before) or "finished" (after)."""
+    """What `recover` did: "nothing", "discarded" (before) or "finished" (after), by the edits that
+    the journal names."""
 
     outcome: str
     title: str | None = None
     receipt: str | None = None
+    steps: tuple[Step, ...] = ()
 
 
 # --- look ----------------------------------------------------------------------------------------
@@ -79,14 +81,14 @@ def committed(root: Path) -> bool | None:
     return None if entry is None else entry.committed
 
 
-def waiting(root: Path) -> tuple[Step, ...]:
-    """The edits that `recover` will finish, as far as it will; none where it discards them, or
-    can't read them."""
-    try:
-        entry = _read(root)
-    except SurgeryError:
+def waiting(root: Path, logs: Sequence[Path] | None) -> tuple[Step, ...]:
+    """The edits that `recover` will finish; none where it discards them. Raises InterruptedSurgery
+    where it would refuse them."""
+    entry = _read(root)
+    if entry is None:
         return ()
-    return () if entry is None or _finished(root, entry) else entry.steps
+    _refuse_foreign(root, logs, entry)
+    return () if _finished(root, entry) else entry.steps
 
 
 def refuse_waiting(root: Path) -> None:
@@ -239,8 +241,9 @@ def recover(root: Path, *, logs: Sequence[Path] | None = (), jobs: int = 8) -> R
     if not _traces(root / HOME):
         return Recovery("nothing")
     title = interrupted(root) or "recover"
+    steps = waiting(root, logs)
     try:
-        with as_owner(root, edited(waiting(root))), lock.hold(root, f"recover: {title}"):
+        with as_owner(root, edited(steps)), lock.hold(root, f"recover: {title}"):
             return _recover(root, logs, jobs)
     except (OSError, KeyboardInterrupt) as error:
         raise _waiting(title, error) from error
@@ -266,7 +269,7 @@ def _recover(root: Path, logs: Sequence[Path] | None, jobs: int) -> Recovery:
         _discard(root, entry)
         return Recovery("discarded", entry.title)
     _finish(root, entry, jobs, silent)
-    return Recovery("finished", entry.title, entry.id)
+    return Recovery("finished", entry.title, entry.id, entry.steps)
 
 
 def _refuse_foreign(root: Path, logs: Sequence[Path] | None, entry: Entry) -> None:

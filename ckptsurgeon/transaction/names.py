@@ -100,6 +100,11 @@ def edited(edits: Iterable[Edit | Tail]) -> list[str]:
     return [name for edit in edits for name in (*_files(edit), *_passing(edit))]
 
 
+def outside_of_the_run(edits: Iterable[Edit | Tail]) -> list[str]:
+    """Those of them that lie outside of the run and are in no attic."""
+    return [name for name in edited(edits) if name.startswith("../") and f"/{HOME}/" not in name]
+
+
 # --- what an edit names --------------------------------------------------------------------------
 
 

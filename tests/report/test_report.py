@@ -23,6 +23,7 @@ from ckptsurgeon.edits import (
     Replace,
     Rewrite,
     Span,
+    Truncate,
 )
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.plans import Plan, Receipt
@@ -127,8 +128,32 @@ receipt 0001   rollback 7200 → 6210   by meg, 2021-09-20T10:00:00+00:00
                > 1 file to the attic
                < 3 files from the attic
 
+  files  renames global_step7200 → a
+
   cost   0 B written, no shard copied"""
     )
+
+
+def test_what_an_undo_does_is_read_off_its_edits_whatever_the_receipt_says() -> None:
+    attic, staged = ".ckptsurgeon/attic/0001", ".ckptsurgeon/attic/0002"
+    edits: tuple[Edit, ...] = (
+        *(Truncate(f"step8/shard{number}", 4, 9, "", ((4, 9),), 0) for number in range(40)),
+        Replace("latest", f"{attic}/latest", f"{staged}/latest"),
+        Replace("train.yaml", ".ckptsurgeon/staging/0002/train.yaml", f"{staged}/train.yaml"),
+        Move(f"{attic}/step12", "step12"),
+        Move("../tb/events.tfevents", f"../tb/{staged}/events.tf-events"),
+    )
+    undo = Plan("0002", "/runs/x", "undo 0001", {}, (), edits, (), None, undoes="0001")
+    shown = report.plan(undo, "x", LOOK, replace(RECEIPT, changes=()))
+    assert (
+        """
+  files  cuts back shard0 shard1 shard2 … shard39  (40)   in step8
+         brings back latest step12
+         rewrites train.yaml
+         takes away events.tfevents   in ../tb
+"""
+        in shown
+    ), shown
 
 
 def test_a_short_event_line_stays_one_line() -> None:
