@@ -168,11 +168,11 @@ def _ask(run: Run, common: Common) -> None:
         return
     wanted = clean(written.command(run))
     if common.as_json or not sys.stdin.isatty():
-        typed = wanted if run.settings.get("relaunch") is not None else "COMMAND ARGS…"
+        typed = written.words(run) or ["COMMAND", "ARGS"]
         raise SurgeryError(
             f"{others}, and says what to start: {wanted}; that is started only once somebody says "
             "so, and there is no terminal to ask on",
-            next=command("relaunch", "--exec", "--", typed, why="if you want that to run as you"),
+            next=command("relaunch", "--exec", "--", *typed, why="if you want that to run as you"),
         )
     print(f"{others}, and says what to start as you:\n  {wanted}", file=sys.stderr)
     print("start it? [y/N] ", end="", file=sys.stderr, flush=True)

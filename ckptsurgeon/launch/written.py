@@ -17,12 +17,16 @@ def file(run: Run) -> Path:
     return run.root / (CONFIG if run.settings.get("relaunch") is None else SETTINGS)
 
 
+def words(run: Run) -> list[str]:
+    """The command that the file names; none for the bundled trainer."""
+    own = run.settings.get("relaunch")
+    named = own.get("command") if isinstance(own, dict) else None
+    return list(map(str, named)) if isinstance(named, list) else []
+
+
 def command(run: Run) -> str:
     """What that file has started, as far as it is known before a surgery."""
-    own = run.settings.get("relaunch")
-    if isinstance(own, dict) and isinstance(own.get("command"), list):
-        return shlex.join(map(str, own["command"]))
-    return f"the bundled trainer with {file(run)}"
+    return shlex.join(words(run)) or f"the bundled trainer with {file(run)}"
 
 
 def by_others(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -86,6 +87,9 @@ def test_yes_does_not_start_what_others_wrote(root: Path, proof: Path, how: str)
         assert status == 1, said
         assert "no terminal to ask on" in said
         assert str(proof) in said
+        if "--json" not in words:
+            typed = shlex.split(said.rpartition("next: ")[2].partition("    ")[0])
+            assert typed[typed.index("--") + 1 :] == written.words(Run.open(root))
     assert not proof.exists()
     assert snapshot(root) == before
     assert call("relaunch", "--dry-run", "-C", root)[0] == 0
