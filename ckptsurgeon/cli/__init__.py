@@ -15,6 +15,7 @@ from ckptsurgeon.cli.usage import from_click, from_system
 from ckptsurgeon.cli.values import taking_plain
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import TYPED, Typed
+from ckptsurgeon.terminal import checked
 from ckptsurgeon.version import VERSION
 
 
@@ -45,6 +46,10 @@ class Surgeon(TyperGroup):
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
+        with checked():
+            self._main(args, extra)
+
+    def _main(self, args: Sequence[str] | None, extra: dict[str, Any]) -> NoReturn:
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
         typed = TYPED.set(Typed(tuple(words)))

@@ -17,6 +17,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import again, command
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.style import clean
+from ckptsurgeon.terminal import unchecked
 
 if TYPE_CHECKING:
     from ckptsurgeon.launch.slurm import Job
@@ -206,7 +207,7 @@ def start(
         if not (common.quiet or common.dry_run):
             said = f"starts: {shlex.join(argv)}   as {written.file(run)} says"
             print(clean(said), file=sys.stderr)
-    out = sys.stderr if common.as_json else sys.stdout
+    out = unchecked(sys.stderr if common.as_json else sys.stdout)
     if common.dry_run:
         common.answer(lambda: shlex.join(argv), lambda: report.relaunch_json(argv, promise, None))
         return

@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import TextIO
 
+from ckptsurgeon.terminal import unchecked
+
 PATIENCE = 0.5
 """A phase that takes fewer seconds is not shown."""
 BAR = 24
@@ -19,7 +21,7 @@ class Progress:
     stops no surgery: then nothing is shown."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
-        self.stream = stream
+        self.stream = unchecked(stream)
         self.quiet = quiet
         self.bar = stream.isatty()
         self.phase = ""

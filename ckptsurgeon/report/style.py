@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from ckptsurgeon.hints import Hint, text
+from ckptsurgeon.terminal import colored
 
 GREEN, YELLOW, RED = "32", "33", "31"
 """Done, moved aside, refused. The signs `+ ~ > <` say the same without colour."""
@@ -27,13 +27,8 @@ class Style:
 
     @classmethod
     def of(cls, stream: TextIO) -> Style:
-        """Colour on a terminal only; NO_COLOR forbids it, FORCE_COLOR asks for it."""
-        color = stream.isatty() and os.environ.get("TERM") != "dumb"
-        if os.environ.get("FORCE_COLOR"):
-            color = True
-        if os.environ.get("NO_COLOR"):
-            color = False
-        return cls(max(32, shutil.get_terminal_size((100, 24)).columns), color)
+        """As wide as the terminal, and in colour where `terminal.colored` says so."""
+        return cls(max(32, shutil.get_terminal_size((100, 24)).columns), colored(stream))
 
     def paint(self, text: str, code: str) -> str:
         """`text` in the colour `code`, or as it is."""

@@ -5,9 +5,12 @@ Every check raises SurgeryError: nothing was written yet, or all of it is taken 
 
 from __future__ import annotations
 
+import array
+import fcntl
 import hashlib
 import os
 import stat
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -36,6 +39,11 @@ BLOCK = 4096
 as much."""
 MARGIN = 1.05
 """Free space and inodes that a plan asks for: 5 % more than it counts."""
+
+GETFLAGS = 0x80006601 | array.array("l", [0]).itemsize << 16
+"""FS_IOC_GETFLAGS: _IOR('f', 1, long)."""
+HELD = {"immutable": 0x10, "append-only": 0x20}
+"""FS_IMMUTABLE_FL, FS_APPEND_FL."""
 
 Listings = Mapping[str, frozenset[str]]
 
@@ -111,11 +119,13 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
     replaced: list[str] = []
     in_place: list[str] = []
     freed: set[str] = set()
+    changed: set[Path] = set()
     for edit in edits:
         if isinstance(edit, Move):
             _check_source(root, edit.src, edit.content)
             _check_absent(root, edit.dst, freed)
             _check_rename(root, edit.src, edit.dst)
+            changed |= _changed(root, edit.src, edit.dst)
             if edit.dst not in freed:
                 made.append(edit.dst)
             freed.discard(edit.dst)
@@ -126,6 +136,7 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
             _check_absent(root, edit.kept, ())
             _check_file(root / edit.file, in_place=False)
             _check_rename(root, edit.staged, edit.file)
+            changed |= _changed(root, edit.file, edit.staged, edit.kept)
             made.append(edit.kept)
             used.append(edit.staged)
             replaced.append(edit.file)
@@ -135,6 +146,8 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
             _check_file(root / edit.file, in_place=True)
             check_size(root / edit.file, edit)
             in_place.append(edit.file)
+    for path in sorted(changed):
+        _check_flags(path)
     clash = _twice(made + in_place) | _twice(used)
     clash |= set(made) & {*used, *replaced} | set(in_place) & {*used, *replaced}
     names = {*made, *used, *in_place, *replaced}
@@ -175,6 +188,39 @@ def _check_source(root: Path, file: str, content: Content | Link | None) -> None
 def _check_absent(root: Path, file: str, freed: Collection[str]) -> None:
     if file not in freed and os.path.lexists(root / file):
         raise SurgeryError(f"{root / file}: a file of this name is in the way", next=AGAIN)
+
+
+def _changed(root: Path, *files: str) -> set[Path]:
+    """What a rename of these changes, as far as it is there: the files, and the folders of their
+    names."""
+    paths = [root / file for file in files]
+    return {path for path in paths if os.path.lexists(path)} | {
+        _existing(path.parent) for path in paths
+    }
+
+
+def _check_flags(path: Path) -> None:
+    """Raise when the file system lets nobody rename or replace it, not even its owner or root
+    (chattr +i and +a, ioctl_iflags(2)): the rights do not say so. In an append-only folder names
+    may come but not go. Where the file system has no such flags there are none."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except OSError:  # a link, or a file that may not be read
+        return
+    try:
+        room = bytearray(array.array("l", [0]).itemsize)
+        fcntl.ioctl(descriptor, GETFLAGS, room)
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)
+    held = [name for name, bit in HELD.items() if int.from_bytes(room[:4], sys.byteorder) & bit]
+    if held:
+        raise SurgeryError(
+            f"{path} is {held[0]}: nobody may replace or rename it",
+            next=shell(["chattr", "-ia", path], why="as root; then the same command again"),
+        )
 
 
 def _check_file(path: Path, *, in_place: bool) -> None:

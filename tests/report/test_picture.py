@@ -182,6 +182,15 @@ def test_one_point_and_a_run_of_nan_are_drawn() -> None:
         assert draw(told, "png")[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize("text", ["x $x^{2$ y", r"$\frac$", "$$", "a_{b", r"\$5 and $6"])
+def test_a_name_and_a_reason_are_no_formula(text: str) -> None:
+    points = [(step, {"loss": 1.0}, math.nan) for step in (1, 2, 3, 4, 3, 4, 5)]
+    told = tell(of_rows(points, Path("log")), None)
+    left = tuple(replace(item, to=2, receipt="0001", why=text) for item in told.left)
+    assert left
+    assert draw(replace(told, name=text, left=left), "png")[:4] == b"\x89PNG"
+
+
 def test_without_a_loss_there_is_no_picture(story: Story) -> None:
     with pytest.raises(SurgeryError, match="nothing to draw"):
         draw(replace(story, kept={}), "svg")

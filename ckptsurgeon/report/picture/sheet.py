@@ -58,6 +58,7 @@ def draw(story: Story, format: str, x: str = "steps", theme: Theme = LIGHT) -> b
         "font.family": "sans-serif", "axes.edgecolor": theme.grid, "text.color": theme.ink,
         "axes.labelcolor": theme.muted, "xtick.color": theme.muted, "ytick.color": theme.muted,
         "axes.facecolor": theme.ground, "figure.facecolor": theme.ground, "path.simplify": False,
+        "text.parse_math": False,  # a name or a reason is text: $ is no formula in it
     }  # fmt: skip
     out = io.BytesIO()
     with matplotlib.rc_context(style):
