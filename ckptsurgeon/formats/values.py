@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,10 +41,31 @@ class Place(NamedTuple):
     chunks: int = 1
 
 
+class Box(NamedTuple):
+    """The block of a parameter of the shape `whole` that one cut holds, row after row: `size`
+    elements along each axis, from `offset` on. `replica` is whether other cuts hold the same."""
+
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+    replica: bool = False
+
+    @classmethod
+    def all(cls, size: tuple[int, ...], replica: bool = False) -> Box:
+        """That of a cut which has the whole parameter."""
+        return cls(size, (0,) * len(size), size, replica)
+
+    @property
+    def numel(self) -> int:
+        """The elements of the cut."""
+        return prod(self.size)
+
+
 class Part(NamedTuple):
     """A stretch of one parameter: the elements [start, end) of the tensor at `place` are those from
     `first` on of its `kind` (weights, master, exp_avg, exp_avg_sq). `cut` tells apart what several
-    ranks each hold a piece or a copy of."""
+    ranks each hold a piece or a copy of, and `box` says which block of the parameter that is; None
+    where it is not known."""
 
     parameter: str
     cut: str
@@ -52,11 +74,14 @@ class Part(NamedTuple):
     start: int
     end: int
     first: int
+    box: Box | None = None
 
     @classmethod
-    def whole(cls, parameter: str, cut: str, kind: str, place: Place) -> Part:
+    def whole(
+        cls, parameter: str, cut: str, kind: str, place: Place, box: Box | None = None
+    ) -> Part:
         """All elements of the tensor at `place`, which are all of that cut."""
-        return cls(parameter, cut, kind, place, 0, place.value.numel, 0)
+        return cls(parameter, cut, kind, place, 0, place.value.numel, 0, box)
 
 
 class Weight(NamedTuple):

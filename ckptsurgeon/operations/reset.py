@@ -170,12 +170,12 @@ def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
         known |= {fragment.parameter for fragment in fragments}
         changes += [
             Change(
-                run.relative(place.file), f"{name} of {parameter}", "values", ZEROS, place.path,
-                (start, end), place.chunks,
+                run.relative(f.place.file), f"{name} of {f.parameter}", "values", ZEROS,
+                f.place.path, (f.start, f.end), f.place.chunks,
             )
-            for parameter, _, _, place, start, end, _ in fragments
-            if re.search(part.params, parameter)
-            if start < end and not checkpoint.is_zero(place, (start, end))
+            for f in fragments
+            if re.search(part.params, f.parameter)
+            if f.start < f.end and not checkpoint.is_zero(f.place, (f.start, f.end))
         ]  # fmt: skip
     if part.params is not None and not any(re.search(part.params, name) for name in known):
         raise unmatched(part.params, known, "moments.params")

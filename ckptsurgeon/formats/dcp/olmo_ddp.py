@@ -96,11 +96,11 @@ class OlmoDdpCheckpoint(OlmoCoreCheckpoint):
         return super()._state_dict(*of)._replace(group=group)
 
     def parts(self) -> list[Part]:
-        """The master is the weight: a load copies it to the model."""
+        """The master is the weight: a load copies it to the model. No shape is saved, so no box."""
         kinds = {name: (owner, "weights") for name, owner in self.flat.masters.items()}
         kinds |= {name: each for name, each in self.flat.names.items() if each[1] in MOMENTS}
         return [
-            part
+            part._replace(box=None)
             for name, (owner, kind) in kinds.items()
             for part in self.chunks(self.saved, name, owner, kind)
         ]

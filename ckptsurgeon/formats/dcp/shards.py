@@ -21,7 +21,7 @@ from ckptsurgeon.formats.capabilities import HasArchives, HasWeights, NamesMomen
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.sane import problem
-from ckptsurgeon.formats.values import MOMENTS, Blob, Part, Place, Weight
+from ckptsurgeon.formats.values import MOMENTS, Blob, Box, Part, Place, Weight
 
 
 @dataclass
@@ -71,9 +71,16 @@ class DcpShards(Checkpoint, NamesMoments, HasWeights, HasArchives):
         """Of the tensor `name` in `saved`, each chunk as a cut of its own; none of a value that is
         no tensor, and of one that is not there."""
         items = saved.items.get(name)
-        for chunk, item in enumerate(items) if items is not None and items.is_tensor else ():
-            place = Place(saved.path, (name, chunk), self.trees[saved.path][name][chunk])
-            yield Part.whole(parameter, ".".join(map(str, item.offset or ())), kind, place)
+        if items is None or not items.is_tensor:
+            return
+        shape = items.whole[1] if items.whole is not None else ()
+        for chunk, item in enumerate(items):
+            tensor = self.trees[saved.path][name][chunk]
+            offset = item.offset or ()
+            known = len(offset) == len(shape) == len(tensor.size)
+            box = Box(shape, offset, tensor.size) if known else None
+            place = Place(saved.path, (name, chunk), tensor)
+            yield Part.whole(parameter, ".".join(map(str, offset)), kind, place, box)
 
     def holder(self, place: Place) -> Archive:
         """That of the item, inside its file."""

@@ -15,8 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.formats.sane import is_count
+from ckptsurgeon.formats.values import Box
 
 LAYER = re.compile(r"layer_(\d{2,})(?:-model_(\d{2,}))?-model_states\.pt")
+EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_(\d+)_model_states\.pt")
+RANK = re.compile(r"mp_rank_(\d+)")
+ROWS = re.compile(
+    r"(word_embeddings|query_key_value|dense_h_to_4h|lm_head|(^|\.)head)\.(weight|bias)$"
+)
+"""Cut along axis 0: Megatron's vocabulary- and column-parallel parameters."""
+COLUMNS = re.compile(r"(\.|^)(dense|dense_4h_to_h)\.weight$")
+"""Cut along axis 1: its row-parallel ones. Their biases, and all else, are whole on each rank."""
 MAX_LAYERS = 4096
 """Of a model; a list of file names is made of it."""
 
@@ -49,6 +58,29 @@ def sizes(tree: Mapping[str, Any]) -> Sizes:
     if not is_count(tensor) or tensor == 0 or model % tensor:
         return Sizes(None, None, data)
     return Sizes(tensor, model // tensor, data)
+
+
+def model_rank(name: str) -> int:
+    """By the name of a file; 0 where it has none."""
+    match = RANK.search(name)
+    return int(match[1]) if match else 0
+
+
+def axis(name: str) -> int | None:
+    """The axis that tensor ranks cut a parameter along; None where each of them has all of it."""
+    return 0 if ROWS.search(name) else 1 if COLUMNS.search(name) else None
+
+
+def box(name: str, size: tuple[int, ...], rank: int, ranks: int) -> Box | None:
+    """What one of several tensor ranks has of a parameter, by the size that it has there."""
+    cut = axis(name) if ranks > 1 else None
+    if cut is None:
+        return Box.all(size, replica=ranks > 1)
+    if len(size) <= cut:
+        return None
+    whole, offset = [*size], [0] * len(size)
+    whole[cut], offset[cut] = size[cut] * ranks, size[cut] * rank
+    return Box(tuple(whole), tuple(offset), size)
 
 
 def absent_layers(names: Collection[str], tree: Mapping[str, Any]) -> list[str]:

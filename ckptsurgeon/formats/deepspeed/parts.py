@@ -18,10 +18,9 @@ from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats import optimizer_state
 from ckptsurgeon.formats.deepspeed import fragments
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
-from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
+from ckptsurgeon.formats.deepspeed.parallel import EXPERT, LAYER, box, model_rank, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.deepspeed.weights import EXPERT
-from ckptsurgeon.formats.values import MOMENTS, NUMBER, Part, Place
+from ckptsurgeon.formats.values import MOMENTS, NUMBER, Box, Part, Place
 from ckptsurgeon.hints import command
 
 MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
@@ -31,7 +30,6 @@ UNIVERSAL = "universal"
 EXPERT_NAME = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
 EXPERT_RANKS = re.compile(r"ep_size_(\d+)")
 """The name of a param group of experts: over how many ranks they are spread."""
-RANK = re.compile(r"mp_rank_(\d+)")
 
 
 def parts(checkpoint: DeepSpeedShards) -> list[Part]:
@@ -73,13 +71,13 @@ def _refuse_nameless(checkpoint: DeepSpeedShards, item: Optimizer) -> None:
 def stretches(checkpoint: DeepSpeedShards, strict: bool = False) -> Iterator[Part]:
     """What is known of whose each stretch is, also where that does not do for an edit: weights may
     have no masters, and partitions without names are passed over unless it is `strict`."""
-    weights = list(_weights(checkpoint, _tensor_ranks(checkpoint)))
+    weights = list(saved_weights(checkpoint, _experts_are_known(checkpoint)))
     if not checkpoint.sharded:
         yield from weights
         yield from _numbered(checkpoint)
         return
     copied = list(_universal(checkpoint))
-    flat = copied if _converted(checkpoint) else list(_flat(checkpoint, strict))
+    flat = copied if _converted(checkpoint) else list(partitioned(checkpoint, strict))
     yield from flat
     if not _converted(checkpoint):
         yield from copied
@@ -145,45 +143,55 @@ def _trained(checkpoint: DeepSpeedShards, found: Sequence[Part]) -> Iterator[Par
 def _tensor_ranks(checkpoint: DeepSpeedShards) -> int:
     """How many there are; all model ranks, where no file tells which of them are."""
     known = sizes(next(iter(checkpoint.models().values()))).tensor
-    return known or 1 + max(_rank(path.name) for path in checkpoint.models())
+    return known or 1 + max(model_rank(path.name) for path in checkpoint.models())
 
 
-def _weights(checkpoint: DeepSpeedShards, tensor: int) -> Iterator[Part]:
-    """In the layer files of a pipeline, else in the model files; a cut is a tensor rank."""
+def saved_weights(checkpoint: DeepSpeedShards, experts: bool) -> Iterator[Part]:
+    """In the layer files of a pipeline, else in the model files; a cut is a tensor rank. Those of
+    experts are named as all ranks count them."""
+    tensor = _tensor_ranks(checkpoint)
     layers = [path for path in sorted(checkpoint.folder.iterdir()) if LAYER.fullmatch(path.name)]
     checkpoint.read(layers)
     for path in layers:
         match = LAYER.fullmatch(path.name)
         if match is not None:
             prefix, cut = f"{int(match[1])}.", int(match[2] or 0)
-            yield from _tensors(path, (), checkpoint.trees[path], prefix, cut)
-    files = _expert_files(checkpoint) if _experts_are_known(checkpoint) else []
+            yield from _tensors(path, (), checkpoint.trees[path], prefix, (cut, tensor))
+    for path, tree in checkpoint.models().items() if not layers else ():
+        rank = (model_rank(path.name) % tensor, tensor)
+        yield from _tensors(path, ("module",), tree.get("module") or {}, "", rank)
+    files = _expert_files(checkpoint) if experts else []
     checkpoint.read(files)
     for path in files:
-        yield from _tensors(path, (), checkpoint.trees[path], "", _rank(path.name) % tensor)
-    for path, tree in checkpoint.models().items() if not layers else ():
-        module = tree.get("module") or {}
-        yield from _tensors(path, ("module",), module, "", _rank(path.name) % tensor)
+        rank = (model_rank(path.name) % tensor, tensor)
+        yield from _tensors(path, (), checkpoint.trees[path], "", rank)
 
 
 def _tensors(
-    file: Path, inside: tuple[Key, ...], found: Mapping[Any, Any], prefix: str, cut: int
+    file: Path,
+    inside: tuple[Key, ...],
+    found: Mapping[Any, Any],
+    prefix: str,
+    rank: tuple[int, int],
 ) -> Iterator[Part]:
-    """Of the dict at `inside` in one file."""
+    """Of the dict at `inside` in one file, which is of a tensor rank of so many."""
     for name, value in found.items():
         if isinstance(value, Tensor):
             place = Place(file, (*inside, name), value)
-            yield Part.whole(f"{prefix}{name}", str(cut), "weights", place)
+            block = box(str(name), value.size, *rank)
+            yield Part.whole(f"{prefix}{name}", str(rank[0]), "weights", place, block)
 
 
-def _flat(checkpoint: DeepSpeedShards, strict: bool) -> Iterator[Part]:
+def partitioned(checkpoint: DeepSpeedShards, strict: bool) -> Iterator[Part]:
     """Masters and moments in the partitions of ZeRO, data rank after data rank."""
     tensor = _tensor_ranks(checkpoint)
     experts = _experts(checkpoint)
     before: dict[tuple[str, str, str], int] = {}
+    padded = checkpoint.stage() == 3
     for item in sorted(checkpoint.optimizers(), key=lambda item: _data_rank(item)):
-        stage, cut = divmod(_rank(item.file.name), tensor)
+        stage, cut = divmod(model_rank(item.file.name), tensor)
         spread = _spread(checkpoint, item)
+        shapes = local_shapes(checkpoint, item)
         for kind, places in _partitions(checkpoint, item):
             try:
                 found = list(fragments.fragments(checkpoint, item, places)) if places else []
@@ -199,8 +207,19 @@ def _flat(checkpoint: DeepSpeedShards, strict: bool) -> Iterator[Part]:
                 where = f"{cut} of stage {stage}" if stage and name.startswith(TIED) else str(cut)
                 first = before.get((name, where, kind), 0)
                 before[name, where, kind] = first + end - start
+                block = box(local, shapes[local], cut, tensor) if local in shapes else None
+                if padded and block is not None:  # the last rank has more than is left
+                    end = min(end, start + block.numel - first)
                 if start < end:
-                    yield Part(name, where, kind, place, start, end, first)
+                    yield Part(name, where, kind, place, start, end, first, block)
+
+
+def local_shapes(checkpoint: DeepSpeedShards, item: Optimizer) -> dict[str, tuple[int, ...]]:
+    """What the model file of the same rank says of the parameters of one shard."""
+    rank = model_rank(item.file.name)
+    trees = (t for path, t in checkpoint.models().items() if model_rank(path.name) == rank)
+    groups = next((tree["param_shapes"] for tree in trees if tree.get("param_shapes")), ())
+    return {str(n): fragments.sizes(shape) for group in groups for n, shape in group.items()}
 
 
 def _partitions(checkpoint: DeepSpeedShards, item: Optimizer) -> Iterator[tuple[str, list[Place]]]:
@@ -289,8 +308,9 @@ def _universal(checkpoint: DeepSpeedShards) -> Iterator[Part]:
                 path: tuple[Key, ...] = () if isinstance(tree, Tensor) else ("param",)
                 tensor = tree if isinstance(tree, Tensor) else tree.get("param")
                 if isinstance(tensor, Tensor):
-                    cut = "0" if whole else UNIVERSAL
-                    yield Part.whole(file.parent.name, cut, kind, Place(file, path, tensor))
+                    cut, place = "0" if whole else UNIVERSAL, Place(file, path, tensor)
+                    block = Box.all(tensor.size, replica=not whole) if path else None
+                    yield Part.whole(file.parent.name, cut, kind, place, block)
 
 
 def _numbered(checkpoint: DeepSpeedShards) -> Iterator[Part]:
@@ -308,8 +328,3 @@ def _numbered(checkpoint: DeepSpeedShards) -> Iterator[Part]:
 def _data_rank(item: Optimizer) -> tuple[int, int]:
     match = OPTIM.fullmatch(item.file.name)
     return (int(match["mp"]), int(match["dp"])) if match else (0, 0)
-
-
-def _rank(name: str) -> int:
-    match = RANK.search(name)
-    return int(match[1]) if match else 0

@@ -200,7 +200,7 @@ def _stretch(part: Part, weights: Mapping[str, Part]) -> Part | None:
     own = weights.get(cut)
     if own is None or first + value.numel > own.place.value.numel:
         return None
-    return part._replace(cut=cut, first=first)
+    return part._replace(cut=cut, first=first, box=own.box)
 
 
 def opened_dist(folder: Path, step: int, without: Collection[Path] = ()) -> MegatronDistCheckpoint:

@@ -19,7 +19,7 @@ from ckptsurgeon.files.dtypes import FLOATS
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.megatron.shards import MegatronShards, Optimizer
 from ckptsurgeon.formats.strips import contiguous
-from ckptsurgeon.formats.values import MOMENTS, NUMBER, Part, Place
+from ckptsurgeon.formats.values import MOMENTS, NUMBER, Box, Part, Place
 
 CHUNK = re.compile(r"model(\d*)")
 FLAT = {"param": "master", **{kind: kind for kind in MOMENTS}}
@@ -52,7 +52,10 @@ def parts(checkpoint: MegatronShards) -> list[Part]:
         else:
             found = _in_groups(checkpoint, file, weights)
         out += (part._replace(cut=file.parent.name) for part in found)
-    return out
+    if int(checkpoint.args().get("tensor_model_parallel_size") or 1) > 1:
+        return out  # no file says along which axis a weight is cut
+    whole = {(p.parameter, p.cut): Box.all(p.place.value.size) for p in out if p.kind == "weights"}
+    return [part._replace(box=whole.get((part.parameter, part.cut))) for part in out]
 
 
 def _weights(checkpoint: MegatronShards, file: Path, prefix: tuple[Key, ...]) -> Iterator[Named]:

@@ -1,0 +1,89 @@
+"""Every format of the table in docs/formats.md, and each page that is shipped, keeps the laws of
+`tests/support/conformance.py`. A new format adds one run to one of these two."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from abc import ABC
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon import Run
+from ckptsurgeon.formats import Checkpoint, Format, detect
+from ckptsurgeon.formats.described.copied import Copied
+from tests.formats.matrix import FORMATS
+from tests.support import described_runs
+from tests.support.conformance import LAWS
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*"),
+]
+
+DESCRIBED: dict[str, Callable[[Path], Path]] = {
+    "composer": described_runs.composer,
+    "composer-sharded": described_runs.composer_sharded,
+    "automodel": described_runs.automodel,
+    "verl": described_runs.verl,
+}
+"""Page → how a run is made. The runs of the others take their library (`-m formats`)."""
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_of_the_table(run_of: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    root = Path(shutil.copytree(run_of(name), tmp_path / "run", symlinks=True))
+    for law in LAWS:
+        law(root)
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_page(tmp_path: Path, name: str) -> None:
+    root = DESCRIBED[name](tmp_path / "run")
+    for law in LAWS:
+        law(root)
+
+
+def test_every_format_has_a_run_here(run_of: Callable[[str], Path]) -> None:
+    classes = {type(Run.open(run_of(name)).format).__name__ for name in FORMATS}
+    wanted = {path.rpartition(":")[2] for path in detect.FORMATS}
+    assert wanted - classes == set()
+
+
+@pytest.mark.parametrize(("base", "limit"), [(Checkpoint, 20), (Format, 12)])
+def test_the_contract_stays_narrow(base: type[ABC], limit: int) -> None:
+    """What a caller may ask of any checkpoint or format; what a family has for itself, and what
+    only few can do, is not among it."""
+    asked = ASKED[base]
+    own = {name for name, _ in inspect.getmembers(base, inspect.isfunction) if name[0] != "_"}
+    assert asked <= own and len(asked) <= limit
+    assert own - asked == INSIDE[base]
+
+
+ASKED: dict[type, set[str]] = {
+    Checkpoint: {
+        "locate", "state", "contradictions", "state_dicts", "settings", "value", "group_of",
+        "beside", "reschedule", "recount", "rescale", "scaler_start", "parts", "known_parts",
+        "span", "is_zero", "holder", "globals", "render", "after",
+    },
+    Format: {
+        "recognizes", "steps", "directory", "entries", "files", "missing", "open", "strays",
+        "rivals", "pointer_files", "pointers", "pointed",
+    },
+}  # fmt: skip
+INSIDE: dict[type, set[str]] = {
+    Checkpoint: {
+        "find", "read_state", "deciding", "agreed", "rates", "promise", "headers",
+        "at", "below", "plain", "read", "check",
+    },
+    Format: {"advise", "advise_setting", "advise_skip", "advise_rewarm", "launch_flags"},
+}  # fmt: skip
+"""What a family is made of, and what `advice` says of its trainer."""
+
+
+def test_copies_answer_for_all_that_may_be_asked() -> None:
+    """A method that is not passed on would answer for files that a `Copied` does not have."""
+    own = {name for name in vars(Copied) if not name.startswith("__")}
+    assert ASKED[Checkpoint] - own == set()
