@@ -1,4 +1,4 @@
-"""Every format of the table in docs/formats.md, and each page that is shipped, keeps the laws of
+"""Every format of the table in docs/formats.md, and what else is read, keeps the laws of
 `tests/support/conformance.py`. A new format adds one run to one of these two."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import inspect
 import shutil
 from abc import ABC
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ckptsurgeon import Run
 from ckptsurgeon.formats import Checkpoint, Format, detect
 from ckptsurgeon.formats.described.copied import Copied
 from tests.formats.matrix import FORMATS
-from tests.support import described_runs
+from tests.support import cooled, described_runs
 from tests.support.conformance import LAWS
 
 pytestmark = [
@@ -23,13 +24,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*"),
 ]
 
-DESCRIBED: dict[str, Callable[[Path], Path]] = {
+OTHERS: dict[str, Callable[[Path], Path]] = {
+    "accelerate": partial(cooled.accelerated, name="CosineAnnealingLR"),
     "composer": described_runs.composer,
     "composer-sharded": described_runs.composer_sharded,
     "automodel": described_runs.automodel,
     "verl": described_runs.verl,
 }
-"""Page → how a run is made. The runs of the others take their library (`-m formats`)."""
+"""Format without a column in the table, or page → how a run is made. The pages that are not here
+take their library."""
+
+
+LIBRARIES = {"lightning", "lightning-sharded", "lightning-deepspeed"}
+"""Formats of which only their library makes a run: tests/formats/test_lightning*.py."""
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -39,17 +46,20 @@ def test_a_format_of_the_table(run_of: Callable[[str], Path], tmp_path: Path, na
         law(root)
 
 
-@pytest.mark.parametrize("name", DESCRIBED)
-def test_a_page(tmp_path: Path, name: str) -> None:
-    root = DESCRIBED[name](tmp_path / "run")
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_format_beside_the_table(tmp_path: Path, name: str) -> None:
+    root = OTHERS[name](tmp_path / "run")
     for law in LAWS:
         law(root)
 
 
-def test_every_format_has_a_run_here(run_of: Callable[[str], Path]) -> None:
-    classes = {type(Run.open(run_of(name)).format).__name__ for name in FORMATS}
-    wanted = {path.rpartition(":")[2] for path in detect.FORMATS}
-    assert wanted - classes == set()
+def test_every_format_has_a_run_here(run_of: Callable[[str], Path], tmp_path: Path) -> None:
+    roots = [run_of(name) for name in FORMATS]
+    roots += [make(tmp_path / name) for name, make in OTHERS.items()]
+    formats = [Run.open(root).format for root in roots]
+    classes = {type(each).__name__ for each in formats}
+    assert {path.rpartition(":")[2] for path in detect.FORMATS} <= classes
+    assert {*detect.DESCRIBED} - {each.name for each in formats} == LIBRARIES
 
 
 @pytest.mark.parametrize(("base", "limit"), [(Checkpoint, 20), (Format, 12)])

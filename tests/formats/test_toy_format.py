@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ckptsurgeon.formats.layout import Format
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.recipe.file import from_data
+from tests.support.conformance import LAWS
 from tests.support.snapshot import snapshot
 
 
@@ -57,6 +59,9 @@ def test_a_format_is_one_class_and_one_line(
     before = snapshot(tmp_path)
 
     monkeypatch.setattr(detect, "FORMATS", (*detect.FORMATS, f"{__name__}:Toy"))
+    lawful = Path(shutil.copytree(tmp_path, tmp_path.with_name("lawful")))
+    for law in LAWS:
+        law(lawful)
     run = Run.open(tmp_path)
     recipe = {"rollback": {"to": 1}, "set": {"lr": 3e-5, "beta2": 0.98}, "reset": ["moments"]}
     surgery.apply(run, plan(run, from_data(recipe)))

@@ -13,18 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
-from ckptsurgeon.formats.capabilities import Cools
 from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.described.description import COUNTERS, Description
 from ckptsurgeon.formats.described.savers import Saving
 from ckptsurgeon.formats.megatron.dist import GROUPS, MegatronDistCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
-from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
-from ckptsurgeon.formats.schedules.check import refuse_several
-from ckptsurgeon.formats.values import Decay, Located, Place, Setting, State
+from ckptsurgeon.formats.schedules.torch_schedulers import TorchSchedulers
+from ckptsurgeon.formats.values import Located, Place, State
 from ckptsurgeon.hints import command
 
 CHAINED = re.compile(r"chained_(\d+)\.")
@@ -36,7 +32,7 @@ ELSEWHERE = (
 
 
 @dataclass
-class DescribedMegatron(Saving, MegatronDistCheckpoint):
+class DescribedMegatron(Saving, TorchSchedulers, MegatronDistCheckpoint):
     """`schedulers` and `savers` are (file, key path) in the common state, `counters` by name."""
 
     by_name: ClassVar[str] = (
@@ -53,12 +49,8 @@ class DescribedMegatron(Saving, MegatronDistCheckpoint):
 
     def find(self, field: str) -> list[Place]:
         """Lr and weight decay of the groups win: no scheduler writes them before an update."""
-        if field == "scheduler":
-            return [
-                Place(file, path, get(self.trees[file], path)) for file, path in self.schedulers
-            ]
-        if field == "position":
-            return self.below(self.schedulers, "last_epoch")
+        if field in ("scheduler", "position"):
+            return self.of_schedulers(field)
         if field in COUNTERS:
             return self.below(self.counters.get(field, ()))
         if field in ("lr", "weight_decay"):
@@ -77,25 +69,6 @@ class DescribedMegatron(Saving, MegatronDistCheckpoint):
         """The value: the trainer scales none by a group."""
         return value
 
-    # --- the schedule ----------------------------------------------------------------------------
-
-    def _scheduler(self) -> Any:
-        places = self.locate("scheduler")
-        return places[0].value if places else None
-
-    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """By the class of the saved scheduler; lr alone where none is saved."""
-        refuse_several(self.path.name, len(self.schedulers))
-        return saved.reschedule(self, self._scheduler(), values)
-
-    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
-        """By the class of the saved scheduler."""
-        refuse_several(self.path.name, len(self.schedulers))
-        with understood(self.path):
-            if torch.is_torch(self._scheduler()):
-                return torch_cooldown.cooldown(self, decay)
-        raise Cools.lacking(self)
-
     # --- meaning ---------------------------------------------------------------------------------
 
     def read_state(self) -> State:
@@ -107,12 +80,7 @@ class DescribedMegatron(Saving, MegatronDistCheckpoint):
             )
         for name in ("lr", "weight_decay", "consumed_samples"):
             agree(name, self.locate(name))
-        rates, schedule = self.rates(), self._scheduler()
-        peak, words = max(rates), ""
-        if torch.is_torch(schedule):
-            peak, words = torch.peak(self), torch.words(schedule)
-        elif schedule is not None:
-            words = "an unknown schedule"
+        rates, (words, peak) = self.rates(), self.in_words()
         tokens = self.agreed("tokens")
         return State(
             step=self.step,
@@ -125,18 +93,16 @@ class DescribedMegatron(Saving, MegatronDistCheckpoint):
             tokens=int(tokens[0]) if tokens else None,
             gigaflos=None,
             saved_at=max(path.stat().st_mtime for path in (*self.archives, self.saved.path)),
-            notes=tuple(self._notes(rates, schedule)),
+            notes=tuple(self._notes(rates)),
             peak_lr=peak,
             scheduler=words,
         )
 
-    def _notes(self, rates: Sequence[float], schedule: Any) -> list[str]:
+    def _notes(self, rates: Sequence[float]) -> list[str]:
         notes = known_globals.notes(self.shallow_globals())
         if len(set(rates)) > 1:
             notes.append(f"param groups have different learning rates: {list(rates)}")
-        if torch.is_torch(schedule):
-            notes += torch.notes(schedule)
-        return notes + self.description.doubts()
+        return [*notes, *self.on_schedule(), *self.description.doubts()]
 
     def dialect(self) -> str:
         """What kind of checkpoint this is, in a few words."""

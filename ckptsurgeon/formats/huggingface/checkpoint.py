@@ -127,6 +127,6 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint, Ha
         """By the Trainer's arguments where its schedule is one of its own. Refused for several
         optimizers."""
         refuse_several(self.path.name, self.several())
-        if self.family == "transformers" and torch.kind(self.schedule()) == "LambdaLR":
+        if self.family == "transformers" and torch.kind(self.saved_schedule()) == "LambdaLR":
             return transformers.cooldown(self, decay)
         return super().cooldown(decay)

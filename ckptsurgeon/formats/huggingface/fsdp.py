@@ -63,7 +63,7 @@ class FsdpCheckpoint(TrainerState, ScheduledCheckpoint, HasHeads):
 
     def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """By the Trainer's arguments where its schedule is one of its own."""
-        if self.texts and torch.kind(self.schedule()) == "LambdaLR":
+        if self.texts and torch.kind(self.saved_schedule()) == "LambdaLR":
             return transformers.cooldown(self, decay)
         return super().decaying(decay)
 

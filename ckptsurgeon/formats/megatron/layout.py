@@ -108,10 +108,12 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
         return self._expected(folder)
 
     def _expected(self, folder: Path) -> list[str]:
-        ranks = _ranks(folder)
-        if not ranks:
-            return ["mp_rank_00/model_optim_rng.pt"]
-        first = MegatronCheckpoint(folder, 0, *read_shards([ranks[0] / "model_optim_rng.pt"]))
+        names = [rank.name for rank in _ranks(folder)] or ["mp_rank_00"]
+        shards = [folder / name / "model_optim_rng.pt" for name in names]
+        held = [shard for shard in shards if shard.is_file()]
+        if not held:
+            return [f"{name}/model_optim_rng.pt" for name in names]
+        first = MegatronCheckpoint(folder, 0, *read_shards(held[:1]))
         with understood(folder):
             args = first.args()
             sizes = [
@@ -123,7 +125,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
             reasons = [problem("ranks", size) for size in (*sizes, data, total)]
         if any(reasons):
             raise SurgeryError(
-                f"{ranks[0]}: {next(filter(None, reasons))}",
+                f"{held[0].parent}: {next(filter(None, reasons))}",
                 next="compare its sizes with the command line of the trainer",
             )
         names = [

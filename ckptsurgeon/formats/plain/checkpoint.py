@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats import known_globals, optimizer_state
-from ckptsurgeon.formats.capabilities import Cools, NamesGroups, NamesMoments, Repeats
+from ckptsurgeon.formats.capabilities import NamesGroups, NamesMoments, Repeats
 from ckptsurgeon.formats.checkpoint import Disagreement
 from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.constants import GROUP
@@ -22,23 +22,19 @@ from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
-from ckptsurgeon.formats.schedules.check import refuse_several
+from ckptsurgeon.formats.schedules import saved
+from ckptsurgeon.formats.schedules.torch_schedulers import TorchSchedulers
 from ckptsurgeon.formats.values import (
-    Decay,
     Located,
     Part,
     Place,
-    Setting,
     State,
     StateDict,
 )
 
-UNKNOWN = "an unknown schedule"
-
 
 @dataclass
-class TorchCheckpoint(JsonBeside, Cools, NamesGroups, NamesMoments, Repeats):
+class TorchCheckpoint(TorchSchedulers, JsonBeside, NamesGroups, NamesMoments, Repeats):
     """One saved step. `optimizers` are (file, path of the state dict), `schedulers` (file, path of
     a scheduler's state), `scales` (file, path of the loss scale), `weights_at` (file, path of a
     dict of weights by name). `repeated` are `copies`."""
@@ -69,15 +65,9 @@ class TorchCheckpoint(JsonBeside, Cools, NamesGroups, NamesMoments, Repeats):
             return Places(c for item in self.optimizers for c in self._moment(item, field))
         if field == "adam_step":
             return Places(column for item in self.optimizers for column in self._steps(item))
-        if field == "scheduler":
-            return [
-                Place(file, path, get(self.trees[file], path)) for file, path in self.schedulers
-            ]
-        if field == "position":
-            return self.below(self.schedulers, "last_epoch")
         if field == "loss_scale":
             return self.below(self.scales)
-        return []
+        return self.of_schedulers(field)
 
     def _in_groups(self, item: Located, name: str, wins: bool) -> Iterator[Place]:
         return optimizer_state.groups(self, *item, name, wins)
@@ -175,13 +165,6 @@ class TorchCheckpoint(JsonBeside, Cools, NamesGroups, NamesMoments, Repeats):
         """Whether the next step uses the lr of the param groups."""
         return True
 
-    def schedule(self) -> Any:
-        """The state of the first scheduler, or None."""
-        if not self.schedulers:
-            return None
-        file, path = self.schedulers[0]
-        return get(self.trees[file], path)
-
     def scaler_start(self) -> list[tuple[Place, Any]]:
         """Of torch's GradScaler."""
         return saved.scaler_start(self, self.scales)
@@ -189,20 +172,6 @@ class TorchCheckpoint(JsonBeside, Cools, NamesGroups, NamesMoments, Repeats):
     def several(self) -> int:
         """How many optimizers there are: those in one file, as each rank may have a file."""
         return len({path for _, path in self.optimizers})
-
-    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
-        """By the class of the saved scheduler; lr alone where none is saved. Refused for several
-        optimizers: a recipe has one lr."""
-        refuse_several(self.path.name, self.several())
-        return saved.reschedule(self, self.schedule(), values)
-
-    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
-        """By the class of the saved scheduler. Refused for several optimizers."""
-        refuse_several(self.path.name, self.several())
-        with understood(self.path):
-            if torch.is_torch(self.schedule()):
-                return torch_cooldown.cooldown(self, decay)
-        raise Cools.lacking(self)
 
     def contradictions(self) -> list[str]:
         """Fields that the optimizers of several files hold differently."""
@@ -226,20 +195,7 @@ class TorchCheckpoint(JsonBeside, Cools, NamesGroups, NamesMoments, Repeats):
 
     def notes(self) -> Iterator[str]:
         """What a reader of the promise must know."""
-        if isinstance(schedule := self.schedule(), Mapping):
-            yield from torch.notes(schedule)
-
-    def scheduler(self) -> tuple[str, float | None]:
-        """The schedule in words, and the rate that it decays from: none of several optimizers, as
-        each has its own."""
-        schedule, one = self.schedule(), self.several() <= 1
-        if torch.is_torch(schedule):
-            peak = torch.peak(self) if one and self.locate("lr") else None
-            return torch.words(schedule), peak
-        if schedule is None:
-            peak = max(self.rates(), default=None) if one else None
-            return UNKNOWN if saved.is_unseen(self, schedule) else "", peak
-        return UNKNOWN, None
+        yield from self.on_schedule()
 
     def read_state(self) -> State:
         """The lr is that of the first param group."""
@@ -250,7 +206,7 @@ class TorchCheckpoint(JsonBeside, Cools, NamesGroups, NamesMoments, Repeats):
         if len(set(rates)) > 1:
             notes.append(f"param groups have different learning rates: {rates}")
         notes += self.notes()
-        words, peak = self.scheduler()
+        words, peak = self.in_words()
         ranks = self.ranks[0] * self.ranks[1]
         return State(
             step=self.iteration(),

@@ -150,7 +150,7 @@ class FairseqCheckpoint(TorchCheckpoint):
             ),
         )
 
-    def scheduler(self) -> tuple[str, float | None]:
+    def in_words(self) -> tuple[str, float | None]:
         """The flags that the run was started with."""
         name = self.argument("lr_scheduler", "_name") or self.argument("", "lr_scheduler")
         warmup = self.argument("lr_scheduler", "warmup_updates")

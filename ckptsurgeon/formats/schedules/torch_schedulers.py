@@ -1,0 +1,84 @@
+"""A checkpoint with torch's schedulers, saved as state dicts, whatever else its trainer is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Key
+from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.formats.capabilities import Cools
+from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
+from ckptsurgeon.formats.schedules.check import refuse_several
+from ckptsurgeon.formats.values import Decay, Located, Place, Setting
+
+UNKNOWN = "an unknown schedule"
+
+
+class TorchSchedulers(Checkpoint, Cools):
+    """`schedulers` are (file, path of a scheduler's state); the first one counts."""
+
+    schedulers: tuple[Located, ...]
+
+    def of_schedulers(self, field: str) -> list[Place]:
+        """The places of a field of the schedule; none of another field."""
+        if field == "scheduler":
+            return [Place(file, path, self.saved_by(file, path)) for file, path in self.schedulers]
+        return self.below(self.schedulers, "last_epoch") if field == "position" else []
+
+    def saved_by(self, file: Path, path: tuple[Key, ...]) -> Any:
+        """The whole state of the scheduler there."""
+        return get(self.trees[file], path)
+
+    def saved_schedule(self) -> Any:
+        """The state of the first scheduler, or None."""
+        places = self.locate("scheduler")
+        return places[0].value if places else None
+
+    def several(self) -> int:
+        """How many optimizers there are: a recipe has one lr."""
+        return len(self.schedulers)
+
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """By the class of the saved scheduler; lr alone where none is saved. Refused for several
+        optimizers."""
+        refuse_several(self.path.name, self.several())
+        schedule = self.saved_schedule()
+        settings, notes = saved.reschedule(self, schedule, values)
+        return settings if schedule is None else self.placed(settings), notes
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the class of the saved scheduler. Refused for several optimizers."""
+        refuse_several(self.path.name, self.several())
+        with understood(self.path):
+            settings, notes = self.decaying(decay)
+            return self.placed(settings), notes
+
+    def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """What a cooldown makes of torch's scheduler."""
+        if not torch.is_torch(self.saved_schedule()):
+            raise Cools.lacking(self)
+        return torch_cooldown.cooldown(self, decay)
+
+    def placed(self, settings: list[Setting]) -> list[Setting]:
+        """With the places as the files name them."""
+        return settings
+
+    def in_words(self) -> tuple[str, float | None]:
+        """The schedule in words, and the rate that it decays from: none of several optimizers, as
+        each has its own."""
+        schedule, one = self.saved_schedule(), self.several() <= 1
+        if torch.is_torch(schedule):
+            return torch.words(schedule), torch.peak(self) if one and self.locate("lr") else None
+        if schedule is not None:
+            return UNKNOWN, None
+        unseen = saved.is_unseen(self, schedule)
+        return UNKNOWN if unseen else "", max(self.rates(), default=None) if one else None
+
+    def on_schedule(self) -> list[str]:
+        """What a reader of the promise must know of the saved scheduler."""
+        schedule = self.saved_schedule()
+        return list(torch.notes(schedule)) if isinstance(schedule, Mapping) else []
