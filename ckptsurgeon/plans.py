@@ -48,6 +48,8 @@ class Plan:
     step: int | None = None
     steps: tuple[int, ...] = ()
     logs: tuple[str, ...] = ()
+    restored: str = ""
+    """Of an undo or a redo: whether what it brings back is what was taken away, see `kept`."""
 
     @property
     def empty(self) -> bool:
@@ -74,3 +76,4 @@ class Receipt:
     step: int | None = None
     steps: tuple[int, ...] = ()
     logs: tuple[str, ...] = ()
+    restored: str = ""

@@ -109,14 +109,26 @@ def apply(
         raise
 
 
+AsTheyAre = Annotated[
+    bool,
+    typer.Option(
+        "--as-they-are", help="Restore kept files as they are, though somebody changed them."
+    ),
+]
+
+
 def undo(
     receipt: Annotated[
         str | None, typer.Argument(metavar="ID", help="A receipt of `log` [the last one].")
     ] = None,
+    as_they_are: AsTheyAre = False,
     *,
     common: Editing,
 ) -> None:
     """Restore the bytes from before a surgery.
+
+    What it brings back is compared with what the surgery kept of it: small files by their sha256,
+    shards by size and time. A file that somebody changed is refused by name.
 
     Examples:
     ckptsurgeon undo
@@ -125,7 +137,7 @@ def undo(
     from ckptsurgeon import surgery
 
     run = open_for(common)
-    _take_back(run, surgery.plan_undo(run, receipt), common)
+    _take_back(run, surgery.plan_undo(run, receipt, as_they_are=as_they_are), common)
 
 
 def redo(
@@ -133,6 +145,7 @@ def redo(
         str | None,
         typer.Argument(metavar="ID", help="A surgery that was undone [the last one]."),
     ] = None,
+    as_they_are: AsTheyAre = False,
     *,
     common: Editing,
 ) -> None:
@@ -148,7 +161,7 @@ def redo(
     from ckptsurgeon import surgery
 
     run = open_for(common)
-    _take_back(run, surgery.plan_redo(run, receipt), common)
+    _take_back(run, surgery.plan_redo(run, receipt, as_they_are=as_they_are), common)
 
 
 def _take_back(run: Run, plan: Plan, common: Editing) -> None:

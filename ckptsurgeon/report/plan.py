@@ -35,6 +35,7 @@ from ckptsurgeon.report.style import (
     table,
     value,
 )
+from ckptsurgeon.transaction.kept import CHANGED, SAME
 
 if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe
@@ -158,12 +159,22 @@ def cost(edits: Sequence[Edit]) -> str:
 RELAUNCH = command("relaunch")
 
 
+_RESTORED = {
+    SAME: "byte for byte what it was before",
+    CHANGED: "what it was before",
+    "": "restored, and was not compared with what it was before",
+}
+"""What an undo may say, by what it compared."""
+
+
 def done(receipt: Receipt, style: Style, *, resume: Hint = RELAUNCH) -> str:
     """What was done, and the two commands that come next; `resume` is empty for bare logs."""
     text = f"receipt {receipt.id}"
     if receipt.undoes is not None:
         what = "the run is" if receipt.steps else "what it changed is"
-        text += f"; {what} byte for byte what it was before {receipt.undoes}"
+        text += f"; {what} {_RESTORED.get(receipt.restored, _RESTORED[''])} {receipt.undoes}"
+        if receipt.restored == CHANGED:
+            text += ", but for the files that were changed since"
     lines = []
     if receipt.promise is not None:
         named = {"lr", *(change.field for change in receipt.changes)}

@@ -22,25 +22,45 @@ from ckptsurgeon.edits import (
     Truncate,
 )
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import again
 from ckptsurgeon.operations import rollback
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import loud, relinked, replaced, rewrite, touched
-from ckptsurgeon.transaction import assumptions, receipts
+from ckptsurgeon.transaction import assumptions, kept, receipts
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import kept_tails
 from ckptsurgeon.transaction.names import refuse_foreign
 
 
-def plan_restore(run: Run, receipt: Receipt, title: str) -> Plan:
+def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = False) -> Plan:
     """The plan that takes `receipt` back, a surgery or an undo, and keeps what it takes away: what
-    was written since goes to the attic, and so do the bytes that are cut off."""
+    was written since goes to the attic, and so do the bytes that are cut off.
+
+    Raises SurgeryError where somebody changed what was kept; with `as_they_are` such files are
+    taken as they are, and a warning names them."""
+    restored, changed = kept.compared(run.root, receipt.id, receipt.inverse)
+    for edit in receipt.inverse:
+        if isinstance(edit, Truncate) and edit.file in changed:
+            assumptions.check_size(run.root / edit.file, edit)
+    names = ", ".join(changed[:3]) + (f" … ({len(changed)})" if len(changed) > 3 else "")
+    if changed and not as_they_are:
+        raise SurgeryError(
+            f"{names}: changed since surgery {receipt.id}, so what it was before can't be restored",
+            next=(
+                "put it back from a copy of the run, with its time (cp -p)",
+                again("--as-they-are", why="takes changed files as they are now"),
+            ),
+        )
+    warnings = [f"changed since {receipt.id}, and taken as they are: {names}"] if changed else []
     new = receipts.next_id(run.root)
     since = _since(run, receipt, new)
     gone = [move.src for move in since]
     inverse, linked = _inverse(run, receipt, new, gone)
     first, last = _replaced(run, linked, new)
     changes, pointers = _pointers(run, receipt, new)
+    if gone:
+        warnings.append(f"written since {receipt.id}, to the attic: {', '.join(gone)}")
     edits = [*first, *since, *_tails(run, inverse, new), *inverse, *last, *pointers]
     refuse_foreign(run.root, run.logs.named(), edits, f"receipt {receipt.id}")
     return Plan(
@@ -52,11 +72,12 @@ def plan_restore(run: Run, receipt: Receipt, title: str) -> Plan:
         edits=tuple(edits),
         assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(touched(edits))),
         promise=None,
-        warnings=(f"written since {receipt.id}, to the attic: {', '.join(gone)}",) if gone else (),
+        warnings=tuple(warnings),
         undoes=receipt.id,
         step=receipt.step,
         steps=receipt.steps,
         logs=receipt.logs,
+        restored=restored,
     )
 
 
@@ -71,8 +92,8 @@ def _inverse(
     staging, attic = f"{HOME}/staging/{receipt.id}/", f"{HOME}/attic/{id}/"
     edits: list[Edit] = []
     linked: list[Truncate | Append] = []
-    for kept in receipt.inverse:
-        edit = _appended(run, receipt, kept) if isinstance(kept, Tail) else kept
+    for old in receipt.inverse:
+        edit = _appended(run, receipt, old) if isinstance(old, Tail) else old
         if isinstance(edit, (Truncate, Append)):
             _refuse_resized(run, edit)
             (linked if _has_links(run, edit) else edits).append(edit)
@@ -152,14 +173,14 @@ def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
         return []
     ours = made(receipt.inverse)
     known = {*receipt.logs, *ours}
-    kept = {str(path) for file in ours for path in (file, *PurePosixPath(file).parents)}
+    edited = {str(path) for file in ours for path in (file, *PurePosixPath(file).parents)}
     newer = [
         run.relative(path)
         for step in run.steps()
         if step not in receipt.steps
         for path in run.entries(step)
     ]
-    out = [file for file in newer if file not in kept]
+    out = [file for file in newer if file not in edited]
     out += [file for file in run.logs.event_files() if file not in known]
     return [Move(file, run.attic(file, id)) for file in out]
 

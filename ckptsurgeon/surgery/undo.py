@@ -18,19 +18,21 @@ from ckptsurgeon.transaction.names import refuse_foreign
 ROLLBACK = command("rollback", "--to", "STEP", why="to a saved step that `status` lists")
 
 
-def plan_undo(run: Run, id: str | None = None) -> Plan:
+def plan_undo(run: Run, id: str | None = None, *, as_they_are: bool = False) -> Plan:
     """The inverse of receipt `id`, or of the newest surgery that is not undone yet.
 
     What the trainer wrote since goes to the attic: nothing is lost, and the run is byte for byte
     what it was before that surgery. If that only renamed or compacted, what was trained since
-    stays, and only the files that it changed are brought back."""
+    stays, and only the files that it changed are brought back. Files that somebody changed in the
+    attic are refused, or with `as_they_are` taken so."""
     run.refuse_interrupted()
     receipt = _chosen(run, run.receipts(), id)
     _refuse_lost(run, receipt)
-    return plan_restore(run, receipt, f"undo {receipt.id} ({receipt.title})")
+    title = f"undo {receipt.id} ({receipt.title})"
+    return plan_restore(run, receipt, title, as_they_are=as_they_are)
 
 
-def plan_redo(run: Run, id: str | None = None) -> Plan:
+def plan_redo(run: Run, id: str | None = None, *, as_they_are: bool = False) -> Plan:
     """The inverse of an undo: of that of surgery `id`, or of the newest that was not redone yet.
     The surgery is in force again, bit for bit, and so is what was trained on it."""
     run.refuse_interrupted()
@@ -38,7 +40,8 @@ def plan_redo(run: Run, id: str | None = None) -> Plan:
     receipt = _undone(run, done, id)
     _refuse_lost(run, receipt)
     surgery = next((item for item in done if item.id == receipt.undoes), receipt)
-    return plan_restore(run, receipt, f"redo {surgery.id} ({surgery.title})")
+    title = f"redo {surgery.id} ({surgery.title})"
+    return plan_restore(run, receipt, title, as_they_are=as_they_are)
 
 
 # --- which surgery -------------------------------------------------------------------------------

@@ -162,17 +162,17 @@ def receipt_file(id: str) -> str:
 
 
 def records(id: str) -> dict[str, str]:
-    """Staged name → final name of the two records of a surgery."""
+    """Staged name → final name of the records of a surgery, the receipt last."""
     return {
         f"{HOME}/staging/{id}.{name}": f"{HOME}/receipts/{id}/{name}"
-        for name in ("recipe.json", "receipt.json")
+        for name in ("recipe.json", "kept.json", "receipt.json")
     }
 
 
-def contents(receipt: Receipt) -> dict[str, bytes]:
-    """Staged name → bytes of the two records."""
-    documents = (receipt.recipe, to_json(receipt))
-    return dict(zip(records(receipt.id), map(_pretty, documents), strict=True))
+def contents(receipt: Receipt, kept: bytes) -> dict[str, bytes]:
+    """Staged name → bytes of the records; `kept` says what is taken away (`kept.document`)."""
+    documents = (_pretty(receipt.recipe), kept, _pretty(to_json(receipt)))
+    return dict(zip(records(receipt.id), documents, strict=True))
 
 
 def of(plan: Plan) -> Receipt:
@@ -198,6 +198,7 @@ def of(plan: Plan) -> Receipt:
         step=plan.step,
         steps=plan.steps,
         logs=plan.logs,
+        restored=plan.restored,
     )
 
 

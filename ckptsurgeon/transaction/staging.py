@@ -33,7 +33,7 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.plans import Plan, Receipt
-from ckptsurgeon.transaction import computing, receipts
+from ckptsurgeon.transaction import computing, kept, receipts
 from ckptsurgeon.transaction.computing import Place, Sum
 from ckptsurgeon.transaction.content import joined, read
 from ckptsurgeon.transaction.home import HOME
@@ -89,7 +89,7 @@ def make_directories(root: Path, names: Iterable[str]) -> None:
 def write(root: Path, plan: Plan, receipt: Receipt, jobs: int) -> None:
     """Write every staged file, make it durable, and read it back."""
     staged = _staged(plan.edits)
-    for name, data in receipts.contents(receipt).items():
+    for name, data in receipts.contents(receipt, kept.document(root, plan.edits)).items():
         staged.append(_Staged(name, Content((data,))))
     tails = tuple(edit.data for edit in _appends(plan.edits))
     if tails:

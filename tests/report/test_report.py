@@ -353,7 +353,7 @@ done: receipt 0001; verified: step 6211 uses lr 2.685e-05
   undo     ckptsurgeon undo 0001
   resume   ckptsurgeon relaunch"""
     )
-    undo = replace(RECEIPT, id="0002", promise=None, undoes="0001", steps=(6210,))
+    undo = replace(RECEIPT, id="0002", promise=None, undoes="0001", steps=(6210,), restored="same")
     assert report.done(undo, LOOK) == (
         "done: receipt 0002; the run is byte for byte what it was before 0001\n"
         "  resume   ckptsurgeon relaunch"

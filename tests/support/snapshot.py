@@ -17,13 +17,13 @@ Snapshot = dict[str, tuple[str, str, int]]
 
 def snapshot(root: Path, *, own: bool = False) -> Snapshot:
     """Every name below `root` outside the surgeon's own folders; with `own`, those too: without
-    their times, and a receipt, which holds the time, only as there."""
+    their times, and a receipt and its record, which hold times, only as there."""
     found: Snapshot = {}
     for name, info in walk(root, own):
         inside = own and HOME in name
         if stat.S_ISDIR(info.st_mode):
             found[name] = ("folder", "", 0)
-        elif inside and name.endswith("/receipt.json"):
+        elif inside and name.endswith(("/receipt.json", "/kept.json")):
             found[name] = ("receipt", "", 0)
         else:
             time = 0 if inside or stat.S_ISLNK(info.st_mode) else info.st_mtime_ns

@@ -1,0 +1,141 @@
+"""What the files were that a surgery took away, so that an undo knows whether somebody changed them
+since. Reads only.
+
+A file of up to `SMALL` bytes that was replaced, or moved by itself, is known by its sha256. Of all
+others, which may be terabytes, the size and the time of the last write are kept: nobody writes to
+a file without changing its time, but who sets the time back is not noticed, nor is a broken disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.edits import Content, Edit, Inverse, Move, Replace, Tail, Truncate
+from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.inverse import kept_tails
+
+SMALL = 1 << 20
+GRAINS = (1, 100, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
+"""Nanoseconds: in which units file systems and archives keep the time of a file."""
+SAME, UNKNOWN, CHANGED = "same", "not compared", "changed"
+
+_Known = tuple[int, int, str]
+"""Size, time of the last write, and sha256 or the empty text."""
+EMPTY: _Known = (0, 0, hashlib.sha256().hexdigest())
+
+
+def record_file(id: str) -> str:
+    """Where it is written what surgery `id` took away."""
+    return f"{HOME}/receipts/{id}/kept.json"
+
+
+def document(root: Path, edits: Iterable[Edit]) -> bytes:
+    """What the record says: name in the attic → size, time, sha256 of what comes to lie there."""
+    known: dict[str, _Known] = {}
+    staged: dict[str, Replace] = {}
+    for edit in edits:
+        if isinstance(edit, Replace):
+            before = staged.get(edit.file)  # what the file is by then, if it is replaced twice
+            if before is None:
+                known[edit.kept] = _known(root / edit.file, digest=True)
+            elif before.content is None:
+                known[edit.kept] = _known(root / before.staged, digest=True)
+            elif before.content == Content(()):
+                known[edit.kept] = EMPTY
+            staged[edit.file] = edit
+        elif isinstance(edit, Move) and edit.content is None and _in_attic(edit.dst):
+            for path in _files(root / edit.src):
+                below = os.path.relpath(path, root / edit.src)
+                name = edit.dst if below == "." else f"{edit.dst}/{below}"
+                known[name] = _known(path, digest=below == ".")
+    lines = (f"{json.dumps(name)}: {json.dumps(each)}" for name, each in known.items())
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode(errors="backslashreplace")
+
+
+def compared(root: Path, id: str, inverse: Iterable[Inverse]) -> tuple[str, list[str]]:
+    """Whether what the `inverse` of surgery `id` brings back is what that took away: SAME, UNKNOWN
+    where nothing says so, or CHANGED, with the files that came, went or were written to."""
+    known = _read(root / record_file(id))
+    names = sorted(known)
+    unknown = False
+    changed: list[str] = []
+    for edit in inverse:
+        if isinstance(edit, (Truncate, Tail)):
+            wanted = edit.new_mtime_ns if isinstance(edit, Truncate) else edit.mtime_ns
+            unknown |= wanted is None
+            if wanted is not None and not _at(_mtime(root / edit.file), wanted):
+                changed.append(edit.file)
+            continue
+        name = edit.staged if isinstance(edit, Replace) else edit.src
+        if not _in_attic(name) or name == kept_tails(id):
+            continue
+        first, end = (bisect_left(names, f"{name}{after}") for after in "/0")  # 0 comes after /
+        expected = {n: known[n] for n in (name, *names[first:end]) if n in known}
+        if not expected:
+            unknown = True
+            continue
+        there = {os.path.relpath(path, root): path for path in _files(root / name)}
+        changed += sorted(expected.keys() ^ there.keys())
+        changed += [n for n in expected if n in there and not _same(there[n], expected[n])]
+    return (CHANGED if changed else UNKNOWN if unknown else SAME), changed
+
+
+def _in_attic(name: str) -> bool:
+    return f"/{HOME}/attic/" in f"/{name}"
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """The file itself, or every file below a folder; a link is a file."""
+    if path.is_symlink() or not path.is_dir():
+        if os.path.lexists(path):
+            yield path
+        return
+    for here, folders, names in os.walk(path):
+        links = [name for name in folders if (Path(here) / name).is_symlink()]
+        yield from (Path(here) / name for name in [*names, *links])
+
+
+def _known(path: Path, *, digest: bool) -> _Known:
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return status.st_size, 0, hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
+    short = digest and stat.S_ISREG(status.st_mode) and status.st_size <= SMALL
+    return status.st_size, status.st_mtime_ns, _sha256(path) if short else ""
+
+
+def _same(path: Path, expected: _Known) -> bool:
+    size, mtime_ns, digest = expected
+    now = _known(path, digest=bool(digest))
+    return now[0] == size and (now[2] == digest if digest else _at(now[1], mtime_ns))
+
+
+def _at(found: int, wanted: int) -> bool:
+    """Whether it is the time that was set, as far as the file system can tell."""
+    return any(found == wanted // grain * grain for grain in GRAINS)
+
+
+def _mtime(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _read(path: Path) -> dict[str, _Known]:
+    """The record, by name; empty where there is none, or none that can be read."""
+    try:
+        found: Any = json.loads(path.read_bytes())
+        return {str(n): (int(size), int(at), str(sha)) for n, (size, at, sha) in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
