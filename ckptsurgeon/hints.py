@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 DRY_RUN = ("--dry-run",)
 """What a command goes without that does what was only shown."""
+OF_RECIPES = ("plan", "apply")
+"""Commands that take a recipe and KEY=VALUE."""
 DRY = re.compile(r"-(?P<letters>[nyq]*n[nyq]*)(?P<more>.*)")
 """-n, alone or among other letters."""
 
@@ -45,6 +47,8 @@ class Again:
     dropped: tuple[str, ...] = ()
     swapped: tuple[str, str] | None = None
     why: str = ""
+    setting: str = ""
+    """KEY=VALUE that a command which takes a recipe gets in place of the options."""
 
     def __str__(self) -> str:
         words = list(TYPED.get().words)
@@ -52,7 +56,9 @@ class Again:
             return self._sentence()
         end = words.index("--") if "--" in words else len(words)
         typed = [kept for word in words[:end] if (kept := self._kept(word))]
-        return quoted("ckptsurgeon", *typed, *self.added, *words[end:])
+        recipe = self.setting and any(word in OF_RECIPES for word in words[:end])
+        added = (self.setting,) if recipe else self.added
+        return quoted("ckptsurgeon", *typed, *added, *words[end:])
 
     def _kept(self, word: str) -> str:
         if self.swapped is not None and word == self.swapped[0]:
@@ -116,10 +122,11 @@ def again(
     without: Sequence[str] = (),
     swapped: tuple[object, object] | None = None,
     why: str = "",
+    setting: str = "",
 ) -> Again:
     """The command that was typed, once more: `again("--yes")`, `again(swapped=(350, 300))`."""
     pair = None if swapped is None else (str(swapped[0]), str(swapped[1]))
-    return Again(tuple(map(str, added)), tuple(without), pair, why)
+    return Again(tuple(map(str, added)), tuple(without), pair, why, setting)
 
 
 def shell(*commands: Sequence[object], into: object = "", why: str = "") -> Shell:
@@ -135,7 +142,10 @@ def text(hint: Hint) -> str:
 
 def apart(hint: Hint) -> tuple[str, str]:
     """What to type or to do, and the reason."""
-    return (hint, "") if isinstance(hint, str) else (str(hint), hint.why)
+    if isinstance(hint, str):
+        act, _, why = hint.partition("    ")
+        return act, why.strip()
+    return str(hint), hint.why
 
 
 def quoted(*words: object) -> str:

@@ -105,7 +105,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
             except KeyboardInterrupt:
                 raise _stopped(run, plan) from None
         common.report(
-            lambda: report.done(receipt, common.style, resume=_resume(run)),
+            lambda: report.done(receipt, common.style, resume=_resume(run, plan)),
             lambda: report.plan_json(plan, run.format.name, receipt),
         )
     if common.relaunch:
@@ -120,14 +120,20 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
             raise
 
 
-def _resume(run: Run) -> Hint:
+def _resume(run: Run, plan: Plan) -> Hint:
     """How the run goes on: by relaunch where it is known how its trainer is started."""
     if run.bare:
         return ""
     if run.launchable:
         return command("relaunch")
-    read = command("verify", "--log", "FILE")
-    return f"start its trainer as before; then {read} reads what it prints"
+    from ckptsurgeon.launch.flags import takes_flags
+
+    read = f"then {command('verify', '--log', 'FILE')} reads what it prints"
+    if takes_flags(run):
+        return f"start its trainer with what {command('relaunch', '--print-flags')} says; {read}"
+    if plan.warnings:
+        return f"start its trainer as before, but for the notes above; {read}"
+    return f"start its trainer as before; {read}"
 
 
 def show(run: Run, plan: Plan, common: Common, then: Hint = "") -> None:

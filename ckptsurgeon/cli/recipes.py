@@ -55,6 +55,11 @@ def plan(
     from ckptsurgeon import surgery
     from ckptsurgeon.recipe.file import load
 
+    if recipe.suffix == ".json":
+        raise UsageError(
+            f"{recipe} is a finished plan, not a recipe",
+            next=command("apply", recipe, "--dry-run", why="shows it"),
+        )
     request = load(recipe, overrides or ()).but(why=why)
     run = common.open_run()
     new_plan = surgery.plan(run, request, allow_globals=allow_global or ())

@@ -6,6 +6,7 @@ import difflib
 import errno
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -56,7 +57,11 @@ def from_click(error: Any, words: Sequence[str]) -> UsageError:
         what = f"{' '.join(loose)}: each KEY=VALUE takes a --set of its own" if loose else what
         next = shell(["ckptsurgeon", *typed]) if loose else next
     elif what.startswith("Got unexpected extra argument"):
-        what = f"`{path}` does not take {what.partition('(s) (')[2].rstrip(')')}"
+        extra = what.partition(" (")[2].rstrip(")")
+        what = f"`{path}` does not take {extra}"
+        if list(words).count(extra) == 1 and Path(extra).is_dir():
+            at = list(words).index(extra)
+            next = shell(["ckptsurgeon", *words[:at], "-C", extra, *words[at + 1 :]])
     elif "should be a valid integer" in what:
         parameter = error.param
         argument = parameter.param_type_name == "argument"

@@ -7,8 +7,20 @@ alone; either way a launch script from before the surgery is wrong.
 from __future__ import annotations
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.advice import Advice
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.run.run import Run
+
+
+def takes_flags(run: Run) -> bool:
+    """Whether its launcher takes values from flags. Opens the latest step of a format of which some
+    trainers do; False for one that can't be read."""
+    if type(run.format).launch_flags is Advice.launch_flags:
+        return False
+    try:
+        return bool(run.format.launch_flags(run.root, run.checkpoint(run.latest())))
+    except SurgeryError:
+        return False
 
 
 def launch_flags(run: Run) -> list[str]:

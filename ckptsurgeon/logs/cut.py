@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from ckptsurgeon.edits import AnyChange, Aside, Content, Rewrite, Span, relative
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import again
 from ckptsurgeon.logs import lineage
 from ckptsurgeon.logs.lineage import Lineage
 from ckptsurgeon.logs.marks import Marks
@@ -149,9 +151,11 @@ def _cut_branches(
         if not (cut & (kinds != FILE_VERSION)).any():
             continue
         if folders[i].exists():
+            names = (f"{folder.name}-{n}" for n in itertools.count(2))
+            free = next(name for name in names if not folder.with_name(name).exists())
             raise UsageError(
                 f"{folders[i]} exists, so a cut branch can't be kept there",
-                next="give another name: --keep-tb NAME",
+                next=again("--keep-tb", free, setting=f"tensorboard.keep_as={free}"),
             )
         first = int(cut.argmax())
         headed = kinds[first] == FILE_VERSION

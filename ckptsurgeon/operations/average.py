@@ -73,7 +73,7 @@ class Average(Section):
         if self.steps and len(set(numbers)) < 2:
             raise UsageError(
                 "`average.steps` needs two different steps",
-                next=command("average", "20", "40", why="in a recipe steps: [20, 40]"),
+                next=command("average", "--last", "2", why="in a recipe last: 2"),
             )
         for step in numbers:
             check_step(int(step))

@@ -307,8 +307,13 @@ def rename_tb_events(
     elif mapping is None and tags and len(tags) % 2 == 0:
         pairs = dict(zip(tags[::2], tags[1::2], strict=True))
     else:
+        what = "no tag to rename was given: OLD NEW, or --map FILE"
+        if tags:
+            what = "the tags to rename are given as OLD NEW or --map FILE, not both"
+        if tags and mapping is None:
+            what = f"{tags[-1]!r} has no new name: tags are given as OLD NEW or --map FILE"
         raise UsageError(
-            "the tags to rename are given as OLD NEW or --map FILE, not both",
+            what,
             next=command("rename-tb-events", "lm loss", "lm-loss-training/lm loss"),
         )
     return {"tensorboard": {"rename": pairs, "regex": regex, "allow_merge": allow_merge}}

@@ -12,6 +12,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import NamesGroups
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
+from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.limits import broken_limit
@@ -131,7 +132,7 @@ def _new(
     if schedulers and not all("lr_lambdas" in p.value for p in schedulers):
         raise SurgeryError(
             "this scheduler computes the rates of all groups from more than their peaks",
-            next="set-lr for all groups, or set the rate where the trainer makes its scheduler",
+            next=(command("set-lr", f"{value:g}", why="of all groups"), AFTER_LOADING),
         )
     peak = float(before) if before else float(place.value)
     if not schedulers or not peak:

@@ -95,9 +95,7 @@ class Repair(Section):
 
 def _newest(run: Run) -> int:
     """The newest step that is complete and can be read: a half-copied shard has its name, too."""
-    problem = SurgeryError(
-        f"no complete checkpoint in {run.root}", next=command("status", why="what is missing")
-    )
+    problem = run.none_complete()
     for step in reversed(run.steps()):
         if run.complete(step):
             try:

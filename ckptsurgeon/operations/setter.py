@@ -8,8 +8,8 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, Place
-from ckptsurgeon.formats.capabilities import AdjustsGroups
-from ckptsurgeon.hints import command
+from ckptsurgeon.formats.capabilities import AdjustsGroups, NamesGroups
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.run.run import Run
 
@@ -49,7 +49,8 @@ class Setter(PlaceChanges):
         if "lr" in given and any(place.value is None for place in self.checkpoint.locate("lr")):
             raise SurgeryError(
                 "lr is None in a param group: this optimizer computes its own rate",
-                next="give it an lr where the trainer makes its optimizer (relative_step=False)",
+                next="set relative_step=False and an lr in param_groups in the trainer's code, "
+                "once the checkpoint is loaded: what the code sets before is replaced on resume",
             )
         if given:
             settings, warnings = self.checkpoint.reschedule(given)
@@ -80,11 +81,21 @@ class Setter(PlaceChanges):
             if not places and value != 0:
                 raise SurgeryError(
                     "every param group has weight decay 0, so none shows which should decay",
-                    next="set the weight decay in the trainer, which knows its parameters",
+                    next=self._decay_by_name(value),
                 )
         own = AdjustsGroups.optional(self.checkpoint)
         for place in places:
             self.put(key, place, value if own is None else own.in_group(key, place, value))
+
+    def _decay_by_name(self, value: float) -> Hint:
+        """How a weight decay gets into groups of which none has one."""
+        if NamesGroups.optional(self.checkpoint) is not None:
+            words = ("set", f"weight_decay={short(value)}", "--params", "weight")
+            return command(*words, why="of the groups whose parameters' names match")
+        return (
+            "set weight_decay in param_groups in the trainer's code, once the checkpoint is "
+            "loaded: what the code sets before is replaced on resume"
+        )
 
     def setting(self, key: str, value: float) -> None:
         """A number that the param groups hold under a name of its own, or as the n-th of several:
@@ -103,7 +114,8 @@ class Setter(PlaceChanges):
             if isinstance(place.value, bool) or not isinstance(place.value, (int, float)):
                 raise SurgeryError(
                     f"{key} is {place.value!r} here, not a number",
-                    next="set it where the trainer makes its optimizer",
+                    next="set it in param_groups in the trainer's code, once the checkpoint is "
+                    "loaded: what the code sets before is replaced on resume",
                 )
             self.put(key, place, value)
         if not places:

@@ -157,6 +157,8 @@ def cost(edits: Sequence[Edit]) -> str:
 
 
 RELAUNCH = command("relaunch")
+COUNTED = ("adam_step", "consumed_samples", "data_batches", "data_epoch", "rewarm")
+"""Fields of a promise that most surgeries move and few are about."""
 
 
 _RESTORED = {
@@ -177,9 +179,9 @@ def done(receipt: Receipt, style: Style, *, resume: Hint = RELAUNCH) -> str:
             text += ", but for the files that were changed since"
     lines = []
     if receipt.promise is not None:
-        named = {"lr", *(change.field for change in receipt.changes)}
-        text += f"; {_verdict(receipt.promise, named)}"
-        lines = reasons(receipt.promise, style, named)
+        changed = {change.field for change in receipt.changes}
+        text += f"; {_verdict(receipt.promise, changed)}"
+        lines = reasons(receipt.promise, style, {"lr", *changed})
     lines.insert(0, f"{style.paint('done:', GREEN)} {text}")
     if receipt.undoes is None:
         lines.append(f"  undo     {command('undo', receipt.id)}")
@@ -188,8 +190,9 @@ def done(receipt: Receipt, style: Style, *, resume: Hint = RELAUNCH) -> str:
     return "\n".join(lines)
 
 
-def _verdict(values: Promise, named: Collection[str]) -> str:
-    """What was read back from the disk of the fields in `named`, as far as a trainer is bound."""
+def _verdict(values: Promise, changed: Collection[str]) -> str:
+    """What was read back from the disk of the fields that were `changed`, as far as a trainer is
+    bound; lr where nothing that the next update uses was."""
     if values.lr == 0 and (values.rewarm or ("",))[0] == HOLD:
         _, start, end = values.rewarm or ("", 0, 0)
         until = f" until the schedule is at sample {end}, from {start}"
@@ -197,11 +200,15 @@ def _verdict(values: Promise, named: Collection[str]) -> str:
             step, rate = values.then
             until = f"; lr {value('lr', rate)} from step {step}"
         return f"verified: step {values.step} holds the weights{until}"
+    items = fields(values)
+    silent = {*COUNTED, *(["lr"] if "lr" in values.not_known else [])}
+    shown = [item for name, item in items if name in changed and name not in silent]
     if "lr" in values.not_known:
-        return f"verified on disk; what lr step {values.step} uses is not known here"
-    (_, first), *others = fields(values)
-    brief = [item for name, item in others if name in named and item.endswith(ONE_STEP)]
-    return f"verified: step {values.step} uses {', '.join([first, *brief])}"
+        known = f"verified on disk{': ' if shown else ''}{', '.join(shown[:MANY])}"
+        return f"{known}; what lr step {values.step} uses is not known here"
+    if not shown or "lr" in changed:
+        shown = list(dict.fromkeys([items[0][1], *shown]))
+    return f"verified: step {values.step} uses {', '.join(shown[:MANY])}"
 
 
 def reasons(promise: Promise, style: Style, named: Collection[str] = ("lr",)) -> list[str]:

@@ -16,7 +16,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import Checkpoint, Format, State
 from ckptsurgeon.formats.layout import CleansUp, resumes
 from ckptsurgeon.formats.logs import Logs
-from ckptsurgeon.hints import again, command
+from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.plans import Fingerprint, Receipt
 from ckptsurgeon.run import moved, search, writers
 from ckptsurgeon.run.log_folders import LogFolders
@@ -48,7 +48,7 @@ class Run:
         moved.refuse_moved(Path(start))
         here = Path(start).resolve()
         if not here.is_dir():
-            raise UsageError(f"{start} is not a directory", next=command("status", run="RUN"))
+            raise UsageError(f"{start} is not a directory", next=search.meant(Path(start)))
         run = cls.around(here, format)
         if run is None:
             search.refuse_none(here, format)
@@ -163,7 +163,7 @@ class Run:
         """Whether every shard of `step` is there (names and world sizes, not contents)."""
         return self.condition(step) == "complete"
 
-    def _in_attic(self, step: int) -> list[str]:
+    def _in_attic(self, step: int) -> list[Hint]:
         """Where a step is that a surgery in force took away, as a hint."""
         name = re.compile(rf"\D*0*{step}(\.\w+)?")
         in_force = receipts.standing(self.receipts())
@@ -172,8 +172,8 @@ class Run:
             kept = (edit for edit in moves if (self.root / edit.src).exists())  # not pruned
             if any(name.fullmatch(Path(edit.dst).name) for edit in kept):
                 newest = receipt is in_force[-1]
-                typed = command("undo", receipt.id) if newest else command("log")
-                return [f"{typed}    {receipt.id} moved step {step} to the attic"]
+                words = ("undo", receipt.id) if newest else ("log",)
+                return [command(*words, why=f"{receipt.id} moved step {step} to the attic")]
         return []
 
     def condition(self, step: int) -> str:
@@ -242,7 +242,11 @@ class Run:
         named = self.pointers()
         if not named:
             return self._resumed()
-        fix = command("repair-latest", why="make every pointer name the newest complete step")
+        fix: Sequence[Hint] = [
+            command("repair-latest", why="make every pointer name the newest complete step")
+        ]
+        if not any(map(self.complete, self.steps())):
+            fix = self.none_complete().hints
         for file, step in named.items():
             pointer = self.root / file
             if step is None:
@@ -259,12 +263,7 @@ class Run:
         steps = self.steps()
         complete = [step for step in steps if self.complete(step)]
         if not complete:
-            missing = self.format.missing(self.root, steps[-1]) if steps else []
-            raise SurgeryError(
-                f"no complete checkpoint in {self.root}"
-                + (f": no {missing[0]}" if missing else ""),
-                next=command("status", why="what is missing"),
-            )
+            raise self.none_complete()
         resumed = resumes(self.format, self.root)
         if resumed is not None and resumed > complete[-1]:
             missing = self.format.missing(self.root, resumed)
@@ -274,6 +273,18 @@ class Run:
                 next=command("rollback", "--to", complete[-1], why="moves it to the attic"),
             )
         return complete[-1]
+
+    def none_complete(self) -> SurgeryError:
+        """The refusal where no saved step is complete: no command of this run makes one, but undo
+        where a surgery moved it aside."""
+        steps = self.steps()
+        missing = self.format.missing(self.root, steps[-1]) if steps else []
+        hints: list[Hint] = [f"restore a step from a copy into {self.root}/"]
+        for receipt in receipts.standing(self.receipts())[-1:]:
+            if any(isinstance(e, Move) and (self.root / e.src).exists() for e in receipt.inverse):
+                hints.insert(0, command("undo", receipt.id, why="brings back what it moved aside"))
+        lacking = f": no {missing[0]}" if missing else ""
+        return SurgeryError(f"no complete checkpoint in {self.root}{lacking}", next=hints)
 
     # --- surgeries -------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.detect import SIGNS, detect, is_run, named, nameless
 from ckptsurgeon.formats.logs import Logs
-from ckptsurgeon.hints import command
+from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.transaction.home import HOME
 
 SETTINGS = "ckptsurgeon.yaml"
@@ -57,8 +58,23 @@ def refuse_none(here: Path, format: str) -> NoReturn:
     raise UsageError(
         f"no training run in {here} or above ({SIGNS})",
         next=[command("status", run=folder) for folder in below[:3]]
-        or command("status", run="RUN", why="RUN is the folder that holds the checkpoints"),
+        or (
+            command("status", run="RUN", why="RUN is the folder that holds the checkpoints"),
+            "--format torch:PATH=KEYS or --format FILE.yaml    for a layout that is not known: "
+            "docs/described.md",
+        ),
     )
+
+
+def meant(start: Path) -> list[Hint]:
+    """What helps where `start` is no directory: one beside it with nearly that name, or how a run
+    is named."""
+    beside = start.absolute().parent
+    names = [path.name for path in beside.iterdir() if path.is_dir()] if beside.is_dir() else []
+    near = difflib.get_close_matches(start.name, names, n=1)
+    return [again(swapped=(start, start.with_name(name))) for name in near] or [
+        command("status", run="RUN", why="RUN is the folder that holds the checkpoints")
+    ]
 
 
 def _settings(file: Path) -> dict[str, Any]:

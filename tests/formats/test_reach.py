@@ -194,7 +194,9 @@ def test_a_rate_that_only_flags_decide_is_not_verified(tmp_path: Path, trainer: 
     assert made.promise is not None and set(made.promise.not_known) == {"lr"}
     step = made.promise.step
     head, but, *_ = report.done(receipt, LOOK).splitlines()
-    assert head.endswith(f"verified on disk; what lr step {step} uses is not known here")
+    assert head.endswith(
+        f"verified on disk: beta 0.8, 0.95; what lr step {step} uses is not known here"
+    )
     assert but == f"  but      {made.promise.not_known['lr']}"
     found = look.verify(Run.open(root))
     text = report.verification(found, LOOK)

@@ -349,7 +349,7 @@ next: ckptsurgeon status
 def test_done_names_the_next_commands() -> None:
     assert report.done(RECEIPT, LOOK) == (
         """\
-done: receipt 0001; verified: step 6211 uses lr 2.685e-05
+done: receipt 0001; verified: step 6211 uses lr 2.685e-05, skip 6900-7010
   undo     ckptsurgeon undo 0001
   resume   ckptsurgeon relaunch"""
     )

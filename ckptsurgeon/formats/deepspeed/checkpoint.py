@@ -40,6 +40,7 @@ from ckptsurgeon.formats.json_beside import transformers_config
 from ckptsurgeon.formats.megatron import batch
 from ckptsurgeon.formats.sane import is_count, understood
 from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_cooldown
+from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.formats.schedules.names import is_megatron
 from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trained_after
 from ckptsurgeon.formats.values import (
@@ -98,7 +99,7 @@ class DeepSpeedCheckpoint(
             raise SurgeryError(
                 "the class of the saved scheduler is not known, so what it makes of an lr "
                 "is not either",
-                next="set lr where the trainer makes its scheduler",
+                next=AFTER_LOADING,
             )
         settings, warnings = annealing.reschedule(self, values)
         if schedule is not None and self.megatron:

@@ -18,6 +18,7 @@ from ckptsurgeon.formats.deepspeed.engine import Engine, EngineCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import STEP
 from ckptsurgeon.formats.huggingface import fsdp
 from ckptsurgeon.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from ckptsurgeon.formats.huggingface.engine import TrainerEngine
 from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
 from ckptsurgeon.formats.layout import FindsStep, NamesElsewhere
 from ckptsurgeon.formats.schedules.torch import is_torch
@@ -84,7 +85,8 @@ class _Saved(StepFolders, FindsStep):
         if engine := _engine(folder):
             inner = Engine(engine).open(folder, step, without)
             trees, archives = read_shards(schedulers)
-            return EngineCheckpoint(
+            kind = TrainerEngine if self.name == "transformers" else EngineCheckpoint
+            return kind(
                 folder,
                 step,
                 inner.trees | trees,

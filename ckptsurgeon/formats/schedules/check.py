@@ -18,6 +18,13 @@ ASSERTED = ", and the trainer asserts max_lr >= min_lr on resume"
 """What both of Megatron's schedulers make of a low peak."""
 
 
+AFTER_LOADING = (
+    "set lr in the trainer's code once the checkpoint is loaded, in param_groups and in base_lrs "
+    "of the scheduler: what the code sets before is replaced on resume"
+)
+"""What helps where the rates are the checkpoint's and no rule says what to write into it."""
+
+
 def refuse_low_peak(peak: float, floor: float, asserted: str = "") -> None:
     """Raise UsageError for a peak below the floor; `asserted` says what the trainer makes of it."""
     if peak < floor:
@@ -41,7 +48,7 @@ def refuse_several(checkpoint: str, optimizers: int) -> None:
     if optimizers > 1:
         raise SurgeryError(
             f"{checkpoint} holds {optimizers} optimizers, and a recipe has one lr",
-            next=command("show", why="their rates; set lr where the trainer makes them"),
+            next=(command("show", why="their rates"), AFTER_LOADING),
         )
 
 
@@ -53,7 +60,7 @@ def one_scheduler(checkpoint: Checkpoint) -> Sequence[Place]:
         raise SurgeryError(
             "several schedulers share one optimizer: what they make of a rate together is not "
             "known here",
-            next="set lr where the trainer makes its schedulers",
+            next=AFTER_LOADING,
         )
     return places
 

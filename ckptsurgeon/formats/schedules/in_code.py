@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.formats.schedules.shapes import as_lambda
 from ckptsurgeon.formats.values import Decay
 
@@ -41,7 +42,7 @@ def _beginning(state: Mapping[str, Any], groups: Groups) -> tuple[int, float]:
     if base <= 0:
         raise SurgeryError(
             "the base rate of the saved scheduler is 0: no factor of it is a rate",
-            next="set lr where the trainer makes its scheduler",
+            next=AFTER_LOADING,
         )
     return now, base
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats.schedules.check import refuse_low_peak
+from ckptsurgeon.formats.schedules.check import AFTER_LOADING, refuse_low_peak
 from ckptsurgeon.formats.values import Decay
 
 NAME = "CosineAnnealing"
@@ -137,5 +137,5 @@ def _refuse_foreign(state: State, name: str, given: Sequence[Sequence[float]]) -
         f"the scheduler's last rate is {saved[0]!r}, and {name} at step {state['last_epoch']} "
         f"gives {' or '.join(dict.fromkeys(repr(mine[0]) for mine in given))}: what it makes of "
         "another lr is unknown",
-        next="set lr where the trainer makes its scheduler",
+        next=AFTER_LOADING,
     )

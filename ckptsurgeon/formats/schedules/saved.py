@@ -9,6 +9,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import annealing, nemo, torch
+from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.formats.values import Located, Place, Setting
 from ckptsurgeon.promise import Caveat
 
@@ -36,7 +37,7 @@ def reschedule(
                 )
             raise SurgeryError(
                 f"what the saved scheduler makes of an lr is not known here: {why}",
-                next="set lr where the trainer makes its scheduler",
+                next=AFTER_LOADING,
             )
         settings, notes = annealing.reschedule(checkpoint, values)
         return settings, [*notes, *([UNSEEN] if is_unseen(checkpoint, schedule) else [])]

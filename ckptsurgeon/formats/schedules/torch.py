@@ -18,7 +18,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.sane import refuse_rates
 from ckptsurgeon.formats.schedules import in_code, nemo, plateau
-from ckptsurgeon.formats.schedules.check import one_scheduler, refuse_low_peak
+from ckptsurgeon.formats.schedules.check import AFTER_LOADING, one_scheduler, refuse_low_peak
 from ckptsurgeon.formats.values import Place, Setting
 from ckptsurgeon.hints import command
 from ckptsurgeon.promise import Caveat
@@ -158,7 +158,8 @@ def reschedule(
                 "WarmupPolicy, WarmupAnnealing and three more of NeMo's save the same keys",
                 next=in_code.restarting(state, groups, values)
                 if again
-                else "set it where the trainer makes its scheduler; lr alone can be set here",
+                else "set it in a new scheduler in the trainer's code, and load no lr_scheduler "
+                "state; lr alone can be set here",
             )
         raise SurgeryError(
             f"{name} keeps no {', '.join(lacking)} in its state: the trainer's own code has it",
@@ -173,7 +174,7 @@ def reschedule(
             raise SurgeryError(
                 f"the base rate of {name} is 0, so what the schedule makes of another one is "
                 "not known",
-                next="set lr where the trainer makes its scheduler",
+                next=AFTER_LOADING,
             )
         factor = values["lr"] / top
     new = one_cycle(state, groups, factor, values) if name == "OneCycleLR" else None

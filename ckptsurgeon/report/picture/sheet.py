@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.hints import command
 from ckptsurgeon.logs.curves import Branch, Curve
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS, LOSS_SCALE, LR
 from ckptsurgeon.report.picture.arrows import Arrow, label, rows
@@ -43,7 +42,7 @@ def draw(story: Story, format: str, x: str = "steps", theme: Theme = LIGHT) -> b
         raise SurgeryError(
             f"there is nothing to draw: {story.advice.reason}",
             untouched="nothing was written",
-            next=command("advise", why="what the logs say"),
+            next="--log FILE, --tb DIR or --tag loss=NAME    where the loss is",
         )
     try:
         import matplotlib

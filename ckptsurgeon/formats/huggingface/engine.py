@@ -1,0 +1,39 @@
+"""A step of the Trainer that an engine of DeepSpeed wrote. Its rates are in the Trainer's arguments
+too, which its DeepSpeed config must repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptsurgeon.formats.deepspeed.engine import EngineCheckpoint
+from ckptsurgeon.formats.schedules import torch, transformers
+from ckptsurgeon.formats.values import Decay, Setting
+
+ARGUMENTS = {"lr": "--learning_rate", "warmup": "--warmup_steps", "decay": "--max_steps"}
+"""Key of a recipe → the argument that the Trainer compares with the DeepSpeed config."""
+
+
+@dataclass
+class TrainerEngine(EngineCheckpoint):
+    """As the Trainer resumes it."""
+
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """Of a scheduler of DeepSpeed, also the Trainer's own arguments: it ends with a ValueError
+        where they differ from the config."""
+        settings, notes = super().reschedule(values)
+        flags = [f"{ARGUMENTS[key]} {values[key]!r}" for key in values if key in ARGUMENTS]
+        if notes and flags and not torch.is_torch(self.schedule()):
+            notes = [
+                *notes,
+                f"relaunch with {' '.join(flags)} too: the Trainer compares its arguments with "
+                'each copy in the DeepSpeed config that is not "auto"',
+            ]
+        return settings, notes
+
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """By the Trainer's arguments where its schedule is one of its own."""
+        if torch.kind(self.schedule()) == "LambdaLR":
+            return transformers.cooldown(self, decay)
+        return super().cooldown(decay)
