@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ckptsurgeon import operations
-from ckptsurgeon.edits import AnyChange, Aside, Change
+from ckptsurgeon.edits import AnyChange, Aside, Change, Rewrite
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats.known_globals import refuse_unknown
@@ -150,11 +150,20 @@ def _target(run: Run, recipe: Recipe) -> int:
 
 
 def _stay(run: Run, changes: list[AnyChange]) -> list[int]:
-    """The saved steps that are still in the run after these changes."""
+    """The saved steps that are still in the run after these changes. One that is left in a copy
+    alone leaves with it, when that becomes a copy of another."""
     gone = {c.file for c in changes if isinstance(c, Aside) and c.field == "checkpoint"}
-    if not gone:
+    anew = {c.file for c in changes if isinstance(c, Rewrite) and c.field == "latest"}
+    if not gone and not anew:
         return run.steps()
-    return [s for s in run.steps() if not gone & {run.relative(path) for path in run.entries(s)}]
+
+    def stays(step: int) -> bool:
+        own = {run.relative(path) for path in run.entries(step)}
+        if own:
+            return not gone & own
+        return not anew.issuperset(map(run.relative, run.format.files(run.root, step)))
+
+    return [step for step in run.steps() if stays(step)]
 
 
 def _title(run: Run, sections: list[Section], step: int) -> str:
