@@ -64,7 +64,11 @@ class Holder:
     time: str
 
     def __str__(self) -> str:
-        return f"“{self.title}” on {self.host} (process {self.pid}, since {self.time})"
+        title, host, time = (
+            text if text.isprintable() else repr(text)
+            for text in (self.title, self.host, self.time)
+        )
+        return f"“{title}” on {host} (process {self.pid}, since {time})"
 
 
 _UNREADABLE = Holder("", "an unknown host", "", 0, 0, 0, 0, "unreadable lock record", "?")

@@ -18,6 +18,8 @@ from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.transaction.home import HOME
 
 KeyPath = tuple[Key, ...]
+NUMBER = re.compile(r"\{[^\W\d]\w*\}")
+"""In a file pattern: some number, by its name."""
 ANY = "*"
 """In a key path: each item of a list, each value of a dict. In a file pattern: any text."""
 LOADERS = ("dcp", "deepspeed", "megatron")
@@ -337,10 +339,10 @@ def _regex(text: str) -> str:
     """The regular expression of one name on a path. A number is written without leading zeros or
     with them; a name that comes twice is one number."""
     out, seen = "", set()
-    for part in re.split(r"(\{\w+\}|\*)", text):
+    for part in re.split(r"(\{[^\W\d]\w*\}|\*)", text):
         if part == ANY:
             out += r".*"
-        elif part.startswith("{") and part.endswith("}"):
+        elif NUMBER.fullmatch(part):
             name = part[1:-1]
             out += rf"(?P={name})" if name in seen else rf"(?P<{name}>\d{{1,18}})"
             seen.add(name)
