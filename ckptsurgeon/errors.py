@@ -3,6 +3,7 @@
 SurgeryError                     exit 1   failed or refused; the run is exactly as it was
 ├── UsageError                   exit 2   the request itself is wrong (flag, recipe key, value)
 ├── DamagedFile                  exit 1   a file is not what its reader needs: path and byte offset
+├── NotUnderstood                exit 1   a file is sound, and what a field of it means is not known
 ├── VerificationFailed           exit 4   the disk disagrees with the promise
 └── InterruptedSurgery           exit 5   a committed surgery is waiting for `recover`
 """
@@ -17,6 +18,7 @@ UNTOUCHED = "the run is exactly as it was"
 DEFECT = "this is a defect of ckptsurgeon: report it with the recipe and what `show` prints"
 """What to do next where a plan contradicts itself."""
 DAMAGE = command("verify", why="list every damaged file")
+SHOW = command("show", why="what is understood; what does not need the rest goes on without it")
 
 
 class SurgeryError(Exception):
@@ -63,6 +65,14 @@ class DamagedFile(SurgeryError):
         super().__init__(f"{path}: byte {offset}: {what}", next=next, untouched=untouched)
         self.path = path
         self.offset = offset
+
+
+class NotUnderstood(SurgeryError):
+    """A file can be read, and a value in it is of a kind that is not known here: whoever needs the
+    value is refused, and nobody else. `what` names the file and the key path."""
+
+    def __init__(self, what: str, *, next: Hint | Sequence[Hint] = SHOW) -> None:
+        super().__init__(what, next=next)
 
 
 class VerificationFailed(SurgeryError):

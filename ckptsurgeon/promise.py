@@ -38,8 +38,10 @@ class Promise:
 
     What follows says how far the values reach, and is no value itself. `one_step` are the fields
     that only this step uses as they are, `not_known` those that the checkpoint does not decide,
-    each with the reason and what helps. `then` is the first step after a window that holds the
-    weights, and its rate."""
+    each with the reason and what helps; `not_understood` those that it keeps in a way that is not
+    known here, which are None, with the key path. `then` is the first step after a window that
+    holds the weights, and its rate. `asked` is whether a loader of the trainer has been asked, in
+    a test, which values it takes."""
 
     step: int
     lr: float | None
@@ -60,7 +62,14 @@ class Promise:
     data_batches: int | None = None
     one_step: Mapping[str, str] = field(default_factory=dict, compare=False)
     not_known: Mapping[str, str] = field(default_factory=dict, compare=False)
+    not_understood: Mapping[str, str] = field(default_factory=dict, compare=False)
     then: tuple[int, float] | None = field(default=None, compare=False)
+    asked: bool = field(default=True, compare=False)
+
+    @classmethod
+    def unknown(cls, step: int) -> Promise:
+        """That the next step is `step`, and nothing else."""
+        return cls(step, None, None, None, None, None, None, None, None, None, None)
 
     @classmethod
     def values(cls) -> tuple[str, ...]:

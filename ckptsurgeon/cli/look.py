@@ -11,7 +11,13 @@ import typer
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Common, Jobs
-from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError, VerificationFailed
+from ckptsurgeon.errors import (
+    DamagedFile,
+    NotUnderstood,
+    SurgeryError,
+    UsageError,
+    VerificationFailed,
+)
 from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.operations.completion import saved_steps
 
@@ -225,6 +231,8 @@ def doctor(
                 diagnoses += [Finding(fact, check) for fact in seen.facts]
             except UsageError:
                 raise
+            except NotUnderstood as error:
+                print(f"no vital signs: {error.what}", file=sys.stderr)
             except SurgeryError as error:  # mostly one that is among the findings already
                 diagnoses.append(Finding(f"the vital signs can't be read: {error.what}", check))
     common.answer(

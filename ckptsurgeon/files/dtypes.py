@@ -43,6 +43,8 @@ _NUMBERS = {
     "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h",
     "int8": "b", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "bool": "?",
 }  # fmt: skip
+NUMBERS = frozenset((*_NUMBERS, "bfloat16"))
+"""What `number` can read."""
 
 
 def number(data: bytes, dtype: str, order: str) -> int | float | bool:

@@ -6,20 +6,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ckptsurgeon.edits import Key
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.formats import param_groups
 from ckptsurgeon.formats.columns import Places
 from ckptsurgeon.formats.fields import FIELDS
-from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.sane import of_field, understood
 from ckptsurgeon.formats.trees import Trees
 from ckptsurgeon.formats.values import Part, Place, Setting, State, StateDict
 from ckptsurgeon.hints import command
 from ckptsurgeon.promise import Promise
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -44,6 +46,8 @@ class Checkpoint(Trees, ABC):
     def __post_init__(self) -> None:
         self._places: dict[str, Sequence[Place]] = {}
         self._state: State | None = None
+        self.unclear: dict[str, str] = {}
+        """Field → why the state does not say it."""
 
     # --- fields ----------------------------------------------------------------------------------
 
@@ -57,7 +61,7 @@ class Checkpoint(Trees, ABC):
         list when it is kept nowhere. Raises DamagedFile for a value that it can't have."""
         assert field in FIELDS, f"no field is called {field}"
         if field not in self._places:
-            with understood(self.path):
+            with of_field(field), understood(self.path):
                 places = self.find(field)
             self.check(field, places)
             self._places[field] = places
@@ -78,32 +82,71 @@ class Checkpoint(Trees, ABC):
         agree(field, places)
         return [place.value for place in places if place.file == places[0].file]
 
+    def clear(self, field: str) -> list[Any]:
+        """What is `agreed`; nothing where it is not understood, which the state then says."""
+        return self.where_clear(field, lambda: self.agreed(field), [])
+
+    def where_clear(self, field: str, read: Callable[[], T], other: T) -> T:
+        """What `read` gives; `other` where that is not understood, which the state then says."""
+        try:
+            with of_field(field), understood(self.path):
+                return read()
+        except NotUnderstood as error:
+            self.unclear.setdefault(field, error.what)
+            return other
+
     # --- meaning ---------------------------------------------------------------------------------
 
     @abstractmethod
     def read_state(self) -> State:
-        """The state, from what `agreed` and `promise` say."""
+        """The state, from what `clear` and `promise` say. What raises NotUnderstood here makes
+        all of it not understood."""
 
     def state(self) -> State:
         """What is in the checkpoint. Raises Disagreement with the files that differ."""
         if self._state is None:
-            with understood(self.path):
-                state = self.read_state()
-            self._state = replace(state, promise=state.promise.told(state.notes))
+            try:
+                with understood(self.path):
+                    state = self.read_state()
+            except NotUnderstood as error:
+                self.unclear.setdefault("state", error.what)
+                state = self.unread()
+            notes = (*state.notes, *dict.fromkeys(self.unclear.values()))
+            promise = replace(
+                state.promise.told(notes), not_understood=dict(self.unclear), asked=self.asked
+            )
+            self._state = replace(state, promise=promise, notes=notes)
         return self._state
+
+    def unread(self) -> State:
+        """A state of which nothing is known but the step."""
+        return State(
+            step=self.step,
+            promise=Promise.unknown(self.step + 1),
+            schedule=None,
+            dialect="what it holds is not understood",
+            data_parallel=1,
+            model_parallel=1,
+            dynamic_loss_scale=False,
+            tokens=None,
+            gigaflos=None,
+            saved_at=max((path.stat().st_mtime for path in self.archives), default=0.0),
+        )
 
     def rates(self) -> list[float]:
         """The lr of each param group, without those that are None: their optimizer computes one."""
-        return [float(rate) for rate in self.agreed("lr") if rate is not None]
+        return [float(rate) for rate in self.clear("lr") if rate is not None]
 
     def promise(self, step: int, lr: float | None) -> Promise:
         """What the step after `step` will use: `lr`, and of every other field what is agreed."""
-        headers = self.headers()
-        betas, eps = self.agreed("betas"), self.agreed("eps")
-        decays, adam = self.agreed("weight_decay"), self.agreed("adam_step")
-        scale, clip = self.agreed("loss_scale"), self.agreed("clip_grad")
-        samples, seed, skip = (self.agreed(n) for n in ("consumed_samples", "seed", "skip"))
-        epoch, batches = self.agreed("data_epoch"), self.agreed("data_batches")
+        none: list[StateDict] = []
+        headers = self.where_clear("optimizer", self.headers, none)
+        name = self.where_clear("optimizer", lambda: param_groups.named(headers), "")
+        betas, eps = self.clear("betas"), self.clear("eps")
+        decays, adam = self.clear("weight_decay"), self.clear("adam_step")
+        scale, clip = self.clear("loss_scale"), self.clear("clip_grad")
+        samples, seed, skip = (self.clear(n) for n in ("consumed_samples", "seed", "skip"))
+        epoch, batches = self.clear("data_epoch"), self.clear("data_batches")
         ranges = skip[0] if skip else None
         return Promise(
             step=step + 1,
@@ -117,7 +160,7 @@ class Checkpoint(Trees, ABC):
             consumed_samples=int(samples[0]) if samples else None,
             skip=None if ranges is None else tuple((int(a), int(b)) for a, b in ranges),
             seed=int(seed[0]) if seed else None,
-            optimizer=param_groups.named(headers) or None,
+            optimizer=name or None,
             groups=param_groups.differing(betas, eps),
             settings=param_groups.numbers(headers) or None,
             data_epoch=int(epoch[0]) if epoch else None,
@@ -176,6 +219,11 @@ class Checkpoint(Trees, ABC):
                 beside = self.at(place.file, (*place.path[:-1], name))
                 out += [Setting("loss_scale", p, start) for p in beside if p.value is not None]
         return out
+
+    @property
+    def asked(self) -> bool:
+        """Whether a loader of the trainer has been asked, in a test, which values it takes."""
+        return True
 
     # --- tensors ---------------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Append, Change, Content
-from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.columns import Places
-from ckptsurgeon.formats.sane import problem
+from ckptsurgeon.formats.sane import impossible, problem
 from ckptsurgeon.formats.values import Place
 
 
@@ -33,8 +33,13 @@ class JsonBeside(Checkpoint):
         super().check(name, Places(c for c in columns if c.file not in self.texts), problem)
         for place in Places(column for column in columns if column.file in self.texts):
             if reason := problem(name, place.value):
-                where = ".".join(map(str, place.path))
-                raise DamagedFile(str(place.file), 0, f"{where}: {reason}")
+                raise self.refused(name, place, reason)
+
+    def refused(self, name: str, place: Place, reason: str) -> SurgeryError:
+        """As `Checkpoint` does."""
+        if place.file not in self.texts or not impossible(place.value):
+            return super().refused(name, place, reason)
+        return DamagedFile(str(place.file), 0, f"{'.'.join(map(str, place.path))}: {reason}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptsurgeon.edits import Key
-from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.files.dtypes import NUMBERS
+from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats import moments
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.columns import Column, Places
+from ckptsurgeon.formats.sane import is_number, not_understood
 from ckptsurgeon.formats.values import Place
 
 
@@ -26,24 +28,39 @@ def groups(
     checkpoint: Checkpoint, file: Path, base: tuple[Key, ...], name: str, wins: bool = True
 ) -> Iterator[Place]:
     """`name` in each param group of the state dict that `base` leads to; none where a wrapper of an
-    optimizer saves in a way of its own."""
-    for i, group in enumerate(get(checkpoint.trees[file], base).get("param_groups", ())):
+    optimizer saves in a way of its own. Raises NotUnderstood where it is no list of dicts."""
+    for i, group in enumerate(_inside(checkpoint, file, base, "param_groups", (list, tuple))):
         path = (*base, "param_groups", i, name)
-        if type(group) is not dict:
+        if type(group) is dict:  # nearly always, and five times as fast
+            if name in group:
+                yield Place(file, path, checkpoint.plain(file, group[name]), wins)
+        elif isinstance(group, (Mapping, Object)):
             yield from checkpoint.at(file, path, wins)
-        elif name in group:  # nearly always, and five times as fast
-            yield Place(file, path, checkpoint.plain(file, group[name]), wins)
+        else:
+            raise not_understood(file, path[:-1], group, "a param group")
 
 
 def states(checkpoint: Checkpoint, file: Path, base: tuple[Key, ...]) -> States:
-    """The state of each parameter in the state dict that `base` leads to."""
-    entries = get(checkpoint.trees[file], base).get("state", {})
-    each = {
-        key: state
-        for key, state in entries.items()
-        if type(state) is dict or isinstance(state, Mapping)
-    }
+    """The state of each parameter in the state dict that `base` leads to. Raises NotUnderstood
+    where one is no dict."""
+    each = {}
+    for key, state in _inside(checkpoint, file, base, "state", Mapping).items():
+        if type(state) is dict or isinstance(state, Mapping):
+            each[key] = state
+        elif isinstance(key, int):  # else it is of the whole optimizer
+            raise not_understood(file, (*base, "state", key), state, "the state of a parameter")
     return States((*base, "state"), each)
+
+
+def _inside(checkpoint: Checkpoint, file: Path, base: tuple[Key, ...], key: str, kind: Any) -> Any:
+    """What the state dict that `base` leads to has under `key`, or nothing."""
+    saved = get(checkpoint.trees[file], base)
+    if not isinstance(saved, Mapping):
+        raise not_understood(file, base, saved, "the state dict of an optimizer")
+    entries = saved.get(key, ())
+    if not isinstance(entries, kind) and entries != ():
+        raise not_understood(file, (*base, key), entries, "what an optimizer keeps there")
+    return entries or {}
 
 
 def moment(
@@ -76,13 +93,14 @@ def steps(
     tensors = {
         key: value
         for key, value in numbers.items()
-        if type(value) is Tensor and (not value.size or value.numel == 1)
+        if type(value) is Tensor and value.numel == 1 and value.dtype in NUMBERS
     }
     if tensors:
         archive = checkpoint.archives[file]
         with archive.reading():
             numbers |= zip(tensors, archive.values([*tensors.values()]), strict=True)
-    top = max((*numbers.values(), *(place.value for place in beside)), default=None)
+    counted = (*numbers.values(), *(place.value for place in beside))
+    top = max((value for value in counted if is_number(value)), default=None)
     by_winning: dict[bool, dict[Key, Any]] = {}
     for key, value in numbers.items():
         by_winning.setdefault(loaded and value == top, {})[key] = value

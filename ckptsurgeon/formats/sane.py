@@ -1,7 +1,8 @@
 """Whether a value that a shard holds can be what its field means.
 
 A shard may come from anyone: a number that is none, a list that contains itself, or one whose text
-would fill the memory is refused with the file before anything is computed from it.
+would fill the memory is refused with the file before anything is computed from it. A value of a
+kind that is not known here is another thing: it stops only what needs it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.edits import Key
+from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.hints import command
 
 MAX_NODES = 10_000
@@ -54,10 +56,26 @@ def problem(field: str, value: Any) -> str:
         right, requirement = all(map(_is_range, pairs)), "a list of pairs of iterations"
     elif field == "rewarm":
         right, requirement = is_window(value), "a re-warm window"
+    elif field == "position":  # torch's may be -1
+        right, requirement = right and type(value) in (int, float), "a number"
+    elif field == "decay_style":
+        right, requirement = isinstance(value, str), "a name"
     elif field == "ranks":
         right = is_count(value) and 0 < value <= MAX_RANKS
         requirement = f"a whole number from 1 to {MAX_RANKS}"
     return "" if right else refusal(field, value, requirement)
+
+
+def impossible(value: Any) -> bool:
+    """Whether `value` is a number, or has numbers side by side, that no field can have: NaN, below
+    0, too large; or has no end. All else that a field does not take is of a kind that is not known
+    here, which may be sound."""
+    if not is_bounded(value):
+        return True
+    items: Iterable[Any] = value if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, Mapping):
+        items = value.values()
+    return any(type(item) in (int, float) and not is_number(item) for item in items)
 
 
 def refusal(field: str, value: Any, requirement: str) -> str:
@@ -114,7 +132,8 @@ def refuse_rates(rates: Iterable[float]) -> None:
 
 @contextlib.contextmanager
 def understood(path: Path) -> Iterator[None]:
-    """What can't be computed from the values in `path` is an error of the file."""
+    """What can't be computed from the values in `path` is not understood: they are of other kinds
+    than the code expects, or are not there."""
     try:
         yield
     except (
@@ -125,10 +144,29 @@ def understood(path: Path) -> Iterator[None]:
         TypeError,
         ValueError,
     ) as e:
-        raise SurgeryError(
-            f"{path}: its pickle holds what no trainer saves ({type(e).__name__}: {str(e)[:100]})",
-            next=command("doctor", why="which step can be read"),
+        raise NotUnderstood(
+            f"{path}: what it holds is not understood here ({type(e).__name__}: {str(e)[:100]})"
         ) from None
+
+
+@contextlib.contextmanager
+def of_field(field: str) -> Iterator[None]:
+    """What is not understood inside is of `field`, and says so."""
+    try:
+        yield
+    except NotUnderstood as error:
+        if not error.what.startswith(f"{field} is "):
+            error.what = f"{field} is not understood: {error.what}"
+        raise
+
+
+def not_understood(
+    file: Path, path: Iterable[Key], value: Any, requirement: str, field: str = ""
+) -> NotUnderstood:
+    """The error of whoever needs what is at `path`, where `value` is none of the `requirement`."""
+    where = ".".join(map(str, path))
+    what = f"{file.name}: {where or 'it'} is {_short(value)}, not {requirement}"
+    return NotUnderstood(f"{field} is not understood: {what}" if field else what)
 
 
 def _is_range(pair: Any) -> bool:

@@ -19,15 +19,15 @@ from ckptsurgeon.edits import (
     Key,
     Renamed,
 )
-from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.errors import DamagedFile, NotUnderstood, SurgeryError
 from ckptsurgeon.files.archives import append, compact
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import contiguous
-from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, element, number
+from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, NUMBERS, element, number
 from ckptsurgeon.files.pickles.tree import Tensor, get, get_each
 from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.patched import New, patched
-from ckptsurgeon.formats.sane import problem
+from ckptsurgeon.formats.sane import impossible, is_bounded, problem
 from ckptsurgeon.formats.shard_files import opened
 from ckptsurgeon.formats.values import Located, Place
 
@@ -62,8 +62,29 @@ class Trees:
         return places[0].value if places else None
 
     def plain(self, file: Path, value: Any) -> Any:
-        """`value`, or the number in it if it is a tensor of one element."""
-        if not isinstance(value, Tensor) or value.numel != 1:
+        """`value`, with the number in place of a tensor of one element: of it, or of a list."""
+        kind = type(value)
+        if kind is Tensor:
+            return self._number(file, value)
+        if kind in (list, tuple) and any(type(item) is Tensor for item in value):
+            return kind(self._number(file, item) for item in value)
+        return value
+
+    def numbers(self, file: Path, value: Any) -> Any:
+        """The same at any depth: schedulers of an optimizer whose lr is a tensor keep tensors."""
+        return self._deep(file, value) if is_bounded(value) else value
+
+    def _deep(self, file: Path, value: Any) -> Any:
+        kind = type(value)
+        if kind is dict:
+            return {key: self._deep(file, item) for key, item in value.items()}
+        if kind in (list, tuple):
+            return kind(self._deep(file, item) for item in value)
+        return self._number(file, value)
+
+    def _number(self, file: Path, value: Any) -> Any:
+        """A tensor of one element whose bytes say a number as that, all else as it is."""
+        if type(value) is not Tensor or value.numel != 1 or value.dtype not in NUMBERS:
             return value
         return self.archives[file].value(value)
 
@@ -105,11 +126,24 @@ class Trees:
         places: Sequence[Place],
         problem: Callable[[str, Any], str] = problem,
     ) -> None:
-        """Raise DamagedFile for a value in which `problem` finds that `name` can't have it."""
+        """Raise NotUnderstood for a value of a kind of which `problem` finds that `name` can't have
+        it, DamagedFile for one that no field can have."""
         for column in Places.of(places).columns:
-            if reason := next(filter(None, (problem(name, each) for each in _apart(column))), ""):
-                start = self.archives[column.file].payload(PICKLE)
-                raise DamagedFile(str(column.file), start, f"{PICKLE}: {reason}")
+            if any(problem(name, each) for each in _apart(column)):
+                for place in column:
+                    if reason := problem(name, place.value):
+                        raise self.refused(name, place, reason)
+
+    def refused(self, name: str, place: Place, reason: str) -> SurgeryError:
+        """The error of a place whose value is not one of `name`."""
+        if not impossible(place.value):
+            key, _, rest = reason.removeprefix(name).partition(" is ")
+            where = ".".join(map(str, place.path))
+            return NotUnderstood(
+                f"{name} is not understood: {place.file.name}: {where}{key} is {rest}"
+            )
+        start = self.archives[place.file].payload(PICKLE)
+        return DamagedFile(str(place.file), start, f"{PICKLE}: {reason}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

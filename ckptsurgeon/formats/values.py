@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckptsurgeon.edits import ZEROS, Fill, Key
+from ckptsurgeon.errors import NotUnderstood
 from ckptsurgeon.hints import Hint
 from ckptsurgeon.promise import Promise
 
@@ -251,3 +252,11 @@ class State:
     scheduler: str = ""
     sizes: tuple[tuple[int, int], ...] = ()
     data: str = ""
+
+    def needed(self, *fields: str) -> Promise:
+        """The promise, for who can't do without these `fields` of the checkpoint. Raises
+        NotUnderstood where one of them is not understood."""
+        for name in ("state", *fields):
+            if name in self.promise.not_understood:
+                raise NotUnderstood(self.promise.not_understood[name])
+        return self.promise

@@ -7,7 +7,7 @@ import math
 
 from ckptsurgeon import look
 from ckptsurgeon.edits import Change
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.formats.layout import HasHazards
@@ -52,7 +52,8 @@ def diagnose(run: Run) -> list[Finding]:
     out += _loss(run)
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
         checkpoint = run.checkpoint(verification.step)
-        out += _adam_step(run, checkpoint)
+        with contextlib.suppress(NotUnderstood):
+            out += _adam_step(run, checkpoint)
         out += _replicas(checkpoint)
     return out
 
@@ -81,7 +82,7 @@ def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Finding]:
     steps count saves, only one that was lost is found."""
     state = checkpoint.state()
     promise, step = state.promise, state.promise.adam_step
-    if step is None:
+    if step is None or promise.not_understood.keys() & {"skip", "iteration"}:
         return []
     skipped = max((int(place.value) for place in checkpoint.locate("skipped_steps")), default=0)
     skipped += promise.passed(0, state.step)

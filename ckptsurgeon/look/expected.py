@@ -13,6 +13,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint, Place, State, rampup
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
+from ckptsurgeon.formats.schedules.saved import SCALED
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.logs.printed.word import Expected
 from ckptsurgeon.operations.place_changes import of_settings
@@ -202,7 +203,8 @@ def _remedy(run: Run, checkpoint: Checkpoint, state: State, surgeries: list[Rece
         )
     if changes := _schedule(surgeries):
         with contextlib.suppress(SurgeryError):
-            hints += checkpoint.reschedule(changes)[1]
+            notes = checkpoint.reschedule(changes)[1]
+            hints += [note for note in notes if note != SCALED]
     if run.format.launch_flags(run.root, checkpoint):
         hints.append(command("relaunch", "--print-flags", why="what its launcher must say"))
     return hints

@@ -14,6 +14,7 @@ import typer
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Checkpoint, Decay, State
 from ckptsurgeon.formats.capabilities import Cools
+from ckptsurgeon.formats.schedules.check import refuse_computed
 from ckptsurgeon.formats.schedules.shapes import SHAPES
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.batch import TOTAL
@@ -64,6 +65,7 @@ class Cooldown(Section):
         return [f"cool down to {self.to:g} in {self.steps} steps ({self.shape})"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        refuse_computed(checkpoint)
         state, steps = checkpoint.state(), self.steps or 0
         done = _done(state)
         if steps > done:
@@ -71,7 +73,7 @@ class Cooldown(Section):
                 f"a cooldown of {steps} steps is longer than the run before it: {done} steps",
                 next=command("cooldown", max(1, done // 10), why="or 10%"),
             )
-        lr = state.promise.lr
+        lr = state.needed("lr", "rewarm").lr
         if lr == 0:  # of the first param group, which may be a frozen one
             lr = max((float(p.value) for p in checkpoint.locate("lr") if p.value), default=0.0)
         if lr is not None and self.to >= lr and not _open_window(state):
@@ -110,7 +112,7 @@ class Cooldown(Section):
 def _done(state: State) -> int:
     """The updates so far: where the number of a step counts saves, as Accelerate's does, Adam has
     more."""
-    return max(state.step, state.promise.adam_step or 0)
+    return max(state.step, state.needed("adam_step").adam_step or 0)
 
 
 def _open_window(state: State) -> bool:
@@ -132,6 +134,7 @@ def samples_to(run: Run, recipe: Recipe, state: State, steps: int) -> int | None
     """The samples that the next `steps` trained iterations take; None where the checkpoint counts
     no samples. Skipped iterations are not counted."""
     settings, skips = recipe[Hyperparameters], recipe[Skip]
+    state.needed("consumed_samples", "batch_size", "rampup", "skip")
     if state.batch_size is None or state.promise.consumed_samples is None:
         if settings.batch_size is not None:
             raise UsageError(

@@ -137,6 +137,8 @@ def _new(
     peak = float(before) if before else float(place.value)
     if not schedulers or not peak:
         yield place, value
+        if before and place.value:
+            yield Place(place.file, beside, before), before * (value / place.value)
         return
     yield place, place.value * (value / peak)
     yield Place(place.file, beside, before), value

@@ -92,6 +92,9 @@ class Hyperparameters(Section):
         ramp_of(self.rampup, self.batch_size)
 
     def settled(self, state: State) -> Hyperparameters:
+        scaled = [key for key, value in self.given().items() if isinstance(value, str)]
+        of_schedule = ["scheduler"] if {"lr", "min_lr"} & {*scaled} else []
+        state.needed(*scaled, *of_schedule)
         return self.scaled(_present(state))
 
     def scaled(self, present: Mapping[str, float | None]) -> Hyperparameters:
@@ -131,7 +134,7 @@ class Hyperparameters(Section):
         setter = Setter(run, checkpoint)
         setter.schedule(values)
         for key in ("beta1", "beta2"):
-            if key in values and checkpoint.settings(key) and not checkpoint.locate("betas"):
+            if key in values and not checkpoint.locate("betas") and checkpoint.settings(key):
                 setter.setting(key, values[key])
             elif key in values:
                 setter.beta(int(key[-1]) - 1, values[key])

@@ -54,6 +54,7 @@ class Rewarm(Section):
         one, and ends after `iterations` trained ones; skipped and overflowed ones do not count."""
         places = checkpoint.locate("rewarm")
         state = checkpoint.state()
+        state.needed("scheduler", "batch_size", "rampup", "consumed_samples", "skip")
         if not places or state.schedule is None or state.batch_size is None:
             raise _kept_nowhere(run, checkpoint.path.name, state, self)
         settings, skips = recipe[Hyperparameters], recipe[Skip]

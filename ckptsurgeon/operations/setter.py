@@ -9,6 +9,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import AdjustsGroups, NamesGroups
+from ckptsurgeon.formats.schedules.check import refuse_computed
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.run.run import Run
@@ -46,12 +47,8 @@ class Setter(PlaceChanges):
                 "this checkpoint keeps no position of a scheduler that could be set",
                 next="its trainer derives it from a counter: set iteration or consumed_samples",
             )
-        if "lr" in given and any(place.value is None for place in self.checkpoint.locate("lr")):
-            raise SurgeryError(
-                "lr is None in a param group: this optimizer computes its own rate",
-                next="set relative_step=False and an lr in param_groups in the trainer's code, "
-                "once the checkpoint is loaded: what the code sets before is replaced on resume",
-            )
+        if "lr" in given:
+            refuse_computed(self.checkpoint)
         if given:
             settings, warnings = self.checkpoint.reschedule(given)
             for field, place, value in settings:

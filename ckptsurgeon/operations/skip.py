@@ -117,7 +117,7 @@ class Skip(Section):
             return _advanced(run, self, state)
         if settings.consumed_samples is not None:
             return settings.consumed_samples
-        return state.promise.consumed_samples or 0
+        return state.needed("consumed_samples").consumed_samples or 0
 
 
 def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
@@ -142,7 +142,7 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
 def _past(run: Run, new: Sequence[tuple[int, int]], state: State, done: int) -> list[str]:
     """What to know of ranges that begin at or before the iteration `done`. Raises UsageError for
     one that ends there too, unless the checkpoint has it already: it would skip nothing."""
-    present = merge((int(first), int(last)) for first, last in state.promise.skip or ())
+    present = merge((int(first), int(last)) for first, last in state.needed("skip").skip or ())
     notes = []
     for first, last in merge(new):
         if first > done or any(a <= first and last <= b for a, b in present):
@@ -203,13 +203,15 @@ def merge(items: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _counter(state: State) -> str:
     """What says where the data goes on: samples, or the batches that a loader counts."""
-    return "consumed_samples" if state.promise.data_batches is None else "data_batches"
+    promise = state.needed("data_batches")
+    return "consumed_samples" if promise.data_batches is None else "data_batches"
 
 
 def _movable(state: State) -> bool:
     """Whether counters say where the data goes on, and how far an iteration moves it."""
-    samples = state.promise.consumed_samples is not None and state.batch_size is not None
-    return samples or state.promise.data_batches is not None
+    promise = state.needed("consumed_samples", "batch_size", "rampup", "data_batches")
+    samples = promise.consumed_samples is not None and state.batch_size is not None
+    return samples or promise.data_batches is not None
 
 
 def _advanced(run: Run, section: Skip, state: State) -> int:

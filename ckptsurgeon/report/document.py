@@ -13,7 +13,7 @@ from ckptsurgeon.hints import apart
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.edits import acts
-from ckptsurgeon.report.fields import SHOWN
+from ckptsurgeon.report.fields import SHOWN, places
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, State
@@ -59,7 +59,16 @@ def plan_json(plan: Plan, format: str, receipt: Receipt | None = None) -> dict[s
         "undoes": plan.undoes,
         "applied": receipt is not None,
         "receipt": None if receipt is None else receipt.id,
+        "verdict": None if receipt is None else _verdict(plan.promise),
     }
+
+
+def _verdict(promise: Promise | None) -> str | None:
+    """`verified`, or `written` where no loader of the trainer was ever asked which values it takes;
+    null without a promise."""
+    if promise is None:
+        return None
+    return "verified" if promise.asked else "written"
 
 
 def _step(promise: Promise | None) -> int | None:
@@ -112,7 +121,7 @@ def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
                     "value": plain(place.value),
                     "wins": place.wins,
                 }
-                for place in checkpoint.locate(field)
+                for place in places(checkpoint, field)
             ]
             for field in SHOWN
         },
@@ -129,6 +138,7 @@ def verification_json(result: Verification, word: Word | None = None) -> dict[st
         "promise": plain(result.promise),
         "files": result.files,
         "sound": not result.findings,
+        "verdict": _verdict(result.promise),
         "findings": list(result.findings),
         "level": result.level,
         "no_crc": result.no_crc,

@@ -47,6 +47,7 @@ SHARDS = (*TORCH, SAFE)
 HOLD = "hold"
 """The kind of a re-warm window in which the weights stay."""
 ONE_STEP = " (for this step only)"
+NOT_ASKED = "whether your trainer takes it is not known"
 LABELS = {
     "betas": "beta", "adam_step": "adam step", "weight_decay": "weight decay",
     "loss_scale": "loss scale", "clip_grad": "clip", "consumed_samples": "next sample",
@@ -72,12 +73,13 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> 
         about = f"{clean(undone.title)}   by {clean(undone.user)}, {undone.when}"
         head = hanging(f"receipt {undone.id}   ", about, style)
         rows = [*changes(undone.changes, back=True), *rows]
-    label = f"  step {plan.promise.step} will use   " if plan.promise else "  cost   "
+    label = "  cost   "
     lines = [*head, "", *table(rows, style), ""]
     if undone is not None:  # the changes are what the receipt says, and this is what is done
         lines += [*table(edits(plan.edits), style), ""]
-    if plan.promise is not None:
-        lines += packed(label, promise(plan.promise), style)
+    if plan.promise is not None and (values := promise(plan.promise)):
+        label = f"  step {plan.promise.step} {'will' if plan.promise.asked else 'would'} use   "
+        lines += packed(label, values, style)
     undo = "" if plan.undoes else ", undo kept"
     lines += hanging(f"{'  cost':<{len(label)}}", f"{cost(plan.edits)}{undo}", style)
     return "\n".join([*lines, *_notes(plan, style)])
@@ -187,12 +189,18 @@ def done(receipt: Receipt, style: Style, *, resume: Hint = RELAUNCH) -> str:
         lines.append(f"  undo     {command('undo', receipt.id)}")
     if resume:
         lines.append(f"  resume   {hint_text(resume)}")
+    untold = receipt.promise is not None and not receipt.promise.asked
+    if untold and "verify --log" not in hint_text(resume):
+        to_know = command("verify", "--log", "FILE", why="what it printed from then on")
+        lines.append(f"  to know  {hint_text(to_know)}")
     return "\n".join(lines)
 
 
 def _verdict(values: Promise, changed: Collection[str]) -> str:
     """What was read back from the disk of the fields that were `changed`, as far as a trainer is
     bound; lr where nothing that the next update uses was."""
+    if not values.asked:
+        return f"written, and read back; {NOT_ASKED}"
     if values.lr == 0 and (values.rewarm or ("",))[0] == HOLD:
         _, start, end = values.rewarm or ("", 0, 0)
         until = f" until the schedule is at sample {end}, from {start}"
@@ -201,6 +209,8 @@ def _verdict(values: Promise, changed: Collection[str]) -> str:
             until = f"; lr {value('lr', rate)} from step {step}"
         return f"verified: step {values.step} holds the weights{until}"
     items = fields(values)
+    if not items:
+        return "verified on disk"
     silent = {*COUNTED, *(["lr"] if "lr" in values.not_known else [])}
     shown = [item for name, item in items if name in changed and name not in silent]
     if "lr" in values.not_known:

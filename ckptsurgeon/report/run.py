@@ -10,8 +10,8 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.layout import resumes
 from ckptsurgeon.hints import Hint, command, text
 from ckptsurgeon.promise import Promise
-from ckptsurgeon.report.fields import SHOWN
-from ckptsurgeon.report.plan import fields, promise, reasons
+from ckptsurgeon.report.fields import SHOWN, places
+from ckptsurgeon.report.plan import NOT_ASKED, fields, promise, reasons
 from ckptsurgeon.report.style import (
     GREEN,
     RED,
@@ -110,7 +110,10 @@ def _named(run: Run, step: int | None) -> str:
 
 def _hyperparameters(state: State) -> list[Row]:
     values = state.promise
-    rows = [Row("lr", "not known" if values.lr is None else f"{values.lr:.3e}", schedule(state))]
+    lr = "not known" if values.lr is None else f"{values.lr:.3e}"
+    if {"lr", "state"} & values.not_understood.keys():
+        lr = "not understood"
+    rows = [Row("lr", lr, schedule(state))]
     own = {"betas", "adam_step", "eps", *dict(values.settings or ())}
     own_items = [
         re.sub(r"^\w+ (?=step)", "", item) for field, item in fields(values) if field in own
@@ -139,6 +142,8 @@ def _hyperparameters(state: State) -> list[Row]:
 def schedule(state: State) -> str:
     """The schedule in words: where it goes, and where it stands."""
     fields = state.schedule
+    if {"scheduler", "state"} & state.promise.not_understood.keys():
+        return "its schedule is not understood"
     if fields is None:
         return clean(state.scheduler) or "no schedule is saved"
     peak, floor = float(fields["max_lr"]), float(fields["min_lr"])
@@ -190,7 +195,7 @@ def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     lines = [f"{clean(run.name)}   step {state.step}", "", *table(rows, style), ""]
     place_rows: list[Row] = []
     for field in SHOWN:
-        place_rows += _places(field, checkpoint.locate(field))
+        place_rows += _places(field, places(checkpoint, field))
     return "\n".join([*lines, *table(place_rows, style)])
 
 
@@ -229,6 +234,8 @@ def verification(
         lines.append(f"  no CRC: damage in {size(result.no_crc)} of this step can't be detected")
     for name, moment in (result.moments or {}).items():
         lines.append(f"  {name}: L1 norm {moment.l1:.6g}   max {moment.max:.6g}")
+    unclear = {} if result.promise is None else result.promise.not_understood
+    lines += [f"  {clean(text)}" for text in dict.fromkeys(unclear.values())]
     lines += [f"  not compared: {clean(text)}" for text in result.not_compared]
     lines += [] if word is None else _word(word, style)
     return "\n".join(lines)
@@ -268,10 +275,10 @@ def _next(values: Promise | None, style: Style) -> list[str]:
     if values is None:
         return []
     name = f"{values.optimizer}: " if values.optimizer else ""
-    return [
-        f"  step {values.step} uses {name}{'   '.join(promise(values)[:3])}",
-        *reasons(values, style),
-    ]
+    verb = "uses" if values.asked else "would use"
+    uses = [f"  step {values.step} {verb} {name}{'   '.join(promise(values)[:3])}"]
+    told = [] if values.asked else [f"  {NOT_ASKED}: ckptsurgeon verify --log FILE compares"]
+    return [*(uses if promise(values) else []), *reasons(values, style), *told]
 
 
 def diagnoses(

@@ -194,14 +194,17 @@ def test_a_rate_that_only_flags_decide_is_not_verified(tmp_path: Path, trainer: 
     assert made.promise is not None and set(made.promise.not_known) == {"lr"}
     step = made.promise.step
     head, but, *_ = report.done(receipt, LOOK).splitlines()
+    asked = trainer == "olmo-core"
+    known = f"verified on disk: beta 0.8, 0.95; what lr step {step} uses is not known here"
     assert head.endswith(
-        f"verified on disk: beta 0.8, 0.95; what lr step {step} uses is not known here"
+        known if asked else "written, and read back; whether your trainer takes it is not known"
     )
     assert but == f"  but      {made.promise.not_known['lr']}"
     found = look.verify(Run.open(root))
     text = report.verification(found, LOOK)
     assert but in text.splitlines()
     assert ("lr" in text.splitlines()[1]) is (made.promise.lr is not None)
+    assert ("would use" in text) is not asked
     assert ("(as saved; the trainer decides)" in text) is (made.promise.lr is not None)
 
 

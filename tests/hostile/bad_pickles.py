@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "14 stack underflow": (first(b"R"), "lacks its values"),
     "14 GET of what is not there": (first(b"j\xf0\x0f\0\0"), "is not set"),
     "14 empty": (instead(b""), "it is empty"),
-    "14 no dict": (instead(P + b"N."), "no trainer saves"),
+    "14 no dict": (instead(P + b"N."), "is not understood here"),
     "16 lr is NaN": (
         lambda data: re.sub(
             rb"(X\x02\0\0\0lrq.)G.{8}", rb"\1G" + struct.pack(">d", float("nan")), data, flags=re.S

@@ -5,13 +5,14 @@ Checked against torch's own reader and optimizer.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ckptsurgeon.edits import Key
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats import known_globals
@@ -23,8 +24,11 @@ from ckptsurgeon.formats.dcp.optimizer import Optimizer
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.values import COUNTING, MOMENTS, Part, Place, State, StateDict
+from ckptsurgeon.formats.values import COUNTING, MOMENTS, Part, Place, State, StateDict, Weight
 from ckptsurgeon.hints import command
+
+FOREIGN = re.compile(r"(^|\.)(state|param_groups)\.")
+"""What the name of a value of an optimizer has in it, whoever saved it."""
 
 
 @dataclass
@@ -39,6 +43,8 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
     models: tuple[Saved, ...] = field(kw_only=True, default=())
     options: Mapping[str, str] = field(kw_only=True)
 
+    named_by_folder: ClassVar[bool] = False
+    """Whether only the name of the step's folder says whose it is, and no page or other file."""
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Counter → the path of its value; each trainer keeps them where it likes (`counted`)."""
 
@@ -49,10 +55,27 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
         every = (*(saved for saved, _ in named), *self.models)
         self.folders = {saved.path: saved for saved in every}
 
+    def refuse_foreign(self) -> None:
+        """Raise NotUnderstood for a folder with an optimizer by names that are not this trainer's:
+        only the name of the step is."""
+        if not self.named_by_folder:
+            return
+        if any(True for each in self.optimizers if each.groups or any(each.steps())):
+            return
+        if names := [name for name in self.saved.items if FOREIGN.search(name)]:
+            raise NotUnderstood(
+                f"{self.path.name} is called as a step of {self.trainer} is, and is none: it holds "
+                f"{names[0]}, and nothing of the name {self.prefix}*; a page with `loader: dcp` "
+                "can say what is whose (docs/described.md)",
+                next=command("check-format", "FILE", why="tries your page; then --format FILE"),
+            )
+
     # --- places ----------------------------------------------------------------------------------
 
     def find(self, field: str) -> list[Place]:
         """Among the values of the optimizer, and the counters beside it."""
+        if field in (*GROUP, *ALL, *self.counters, "adam_step"):
+            self.refuse_foreign()
         if field in GROUP:
             wins = self.wins(field)
             return [
@@ -130,6 +153,7 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
 
     def parts(self) -> list[Part]:
         """Each chunk of a tensor is a cut; the weights are their own masters."""
+        self.refuse_foreign()
         out: list[Part] = []
         for each in self.optimizers:
             for name in each.saved.items:
@@ -140,6 +164,11 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
             chunks = self.chunks(saved, name, owner, "weights")
             out += (part for part in chunks if part.place.value.dtype not in COUNTING)
         return out
+
+    def weights(self) -> Iterator[Weight]:
+        """As `DcpShards` does, of this trainer's folders."""
+        self.refuse_foreign()
+        return super().weights()
 
     def named_weights(self) -> Iterator[tuple[Saved, str, str]]:
         """Each weight: where it is saved, by which name, and the parameter that it is of."""
@@ -152,6 +181,7 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
     def state_dicts(self) -> list[StateDict]:
         """One for all parameters of an optimizer with the same keys, as several may be one flat
         dict. Of a setting, the first parameter's: only what an optimizer counts may differ."""
+        self.refuse_foreign()
         return [
             self._state_dict(each, alike, states)
             for each in self.optimizers
@@ -210,6 +240,8 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
                     agree(name, places)
                 if name == "iteration" and places:
                     out += self._of_another_step(places[0].value)
+            except NotUnderstood:  # the state says so
+                continue
             except SurgeryError as error:
                 out.append(error.what)
         return list(dict.fromkeys(out))
@@ -229,7 +261,7 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
     @property
     def has_optimizer(self) -> bool:
         """By its param groups."""
-        return bool(self.locate("lr"))
+        return any(each.groups for each in self.optimizers)
 
     @abstractmethod
     def next_rate(self) -> float | None:
@@ -245,17 +277,20 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
 
     def read_state(self) -> State:
         """The lr is that of the first parameter."""
+        self.refuse_foreign()
         if not self.has_optimizer:
             raise SurgeryError(
                 f"{self.path.name} keeps no optimizer: it holds the model alone",
                 next=command("status", why="a step that has one"),
             )
-        iteration, tokens = self.agreed("iteration"), self.agreed("tokens")
+        iteration, tokens = self.clear("iteration"), self.clear("tokens")
         step = int(iteration[0]) if iteration else self.step
         files = (path.stat().st_mtime for path in (*self.folders, *self.archives))
+        none: float | None = None
+        rate = self.where_clear("lr", self.next_rate, none)
         return State(
             step=step,
-            promise=self.promise(step, self.next_rate()),
+            promise=self.promise(step, rate),
             schedule=None,
             dialect=f"{self.trainer} · torch dcp · {len(self.saved.items)} values",
             data_parallel=max(1, len(self.archives)),
@@ -264,9 +299,9 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
             tokens=int(tokens[0]) if tokens else None,
             gigaflos=None,
             saved_at=max(files),
-            notes=tuple(self.notes()),
-            peak_lr=self.peak(),
-            scheduler=self.scheduler(),
+            notes=tuple(self.where_clear("scheduler", self.notes, [])),
+            peak_lr=self.where_clear("lr", self.peak, none),
+            scheduler=self.where_clear("scheduler", self.scheduler, "an unknown schedule"),
         )
 
     def notes(self) -> list[str]:

@@ -34,6 +34,7 @@ class OlmoCoreCheckpoint(DcpCheckpoint, HasHeads):
     config: Mapping[str, Any] = field(kw_only=True, default_factory=dict)
     ephemeral: bool = field(kw_only=True, default=False)
 
+    named_by_folder: ClassVar[bool] = True
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "iteration": ("global_step",),
         "tokens": ("global_train_tokens_seen",),

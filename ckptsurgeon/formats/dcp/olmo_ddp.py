@@ -72,7 +72,7 @@ class OlmoDdpCheckpoint(OlmoCoreCheckpoint):
     @property
     def has_optimizer(self) -> bool:
         """By the steps of its parameters."""
-        return bool(self.locate("adam_step"))
+        return any(True for each in self.optimizers for _ in each.steps())
 
     def find(self, field: str) -> list[Place]:
         """The step counts where the config does not begin it anew."""

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.edits import Append, Change, Content, Key
-from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, NEW, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.capabilities import HasArchives, HasWeights, NamesMoments
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.dcp import weights
-from ckptsurgeon.formats.sane import problem
+from ckptsurgeon.formats.sane import impossible, problem
 from ckptsurgeon.formats.values import MOMENTS, Blob, Box, Part, Place, Weight
 
 
@@ -129,10 +129,16 @@ class DcpShards(Checkpoint, NamesMoments, HasWeights, HasArchives):
         super().check(name, [p for p in places if p.file not in self.folders], problem)
         for place in (place for place in places if place.file in self.folders):
             if reason := problem(name, place.value):
-                saved = self.folders[place.file]
-                item = saved.of(place.path)
-                where = str(saved.folder / item.file)
-                raise DamagedFile(where, item.start, f"{place.path[0]}: {reason}")
+                raise self.refused(name, place, reason)
+
+    def refused(self, name: str, place: Place, reason: str) -> SurgeryError:
+        """As `Checkpoint` does."""
+        saved = self.folders.get(place.file)
+        if saved is None or not impossible(place.value):
+            return super().refused(name, place, reason)
+        item = saved.of(place.path)
+        where = str(saved.folder / item.file)
+        return DamagedFile(where, item.start, f"{place.path[0]}: {reason}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

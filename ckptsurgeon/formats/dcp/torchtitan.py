@@ -20,6 +20,7 @@ from ckptsurgeon.promise import Caveat
 class TorchtitanCheckpoint(DcpCheckpoint):
     """All is among the values of `.metadata`."""
 
+    named_by_folder: ClassVar[bool] = True
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "iteration": ("train_state.step",),
         "tokens": ("train_state.ntokens_seen",),

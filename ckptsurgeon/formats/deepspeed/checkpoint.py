@@ -214,18 +214,17 @@ class DeepSpeedCheckpoint(
 
     def read_state(self) -> State:
         """AnnealingLR's lr where the groups' is not used, times the share of an open window."""
-        schedules = self.in_models("lr_scheduler")
-        self.check("lr_scheduler", schedules, annealing.problem)
-        agree("lr_scheduler", schedules)
-        schedule = self.schedule()
+        known: tuple[Any, dict[str, Any] | None] = None, None
+        schedule, annealed = self.where_clear("scheduler", self._schedules, known)
         notes = known_globals.notes(self.globals())
         rates = self.rates()
         if len(set(rates)) > 1:
             notes.append(f"param groups have different learning rates: {rates}")
-        annealed = self.annealed()
         lr = rates[0] if rates else None
         if annealed is not None and not self.groups_win:
             lr = annealing.learning_rate(annealed)
+        if "scheduler" in self.unclear and not self.groups_win:
+            lr, self.unclear["lr"] = None, self.unclear["scheduler"]
         notes += self._of_universal_copy()
         notes += flags.notes(self) if self.megatron else ()
         if self.elastic:
@@ -233,32 +232,33 @@ class DeepSpeedCheckpoint(
                 "an elastic checkpoint keeps no param groups: betas, eps and weight decay are on "
                 "the trainer's command line"
             )
-        counted = (self._one("iteration"), self._one("global_steps"), self.step)
-        iteration = next(count for count in counted if count is not None)
-        rewarm = self.agreed("rewarm")
+        none: int | None = None
+        iteration = self.where_clear("iteration", self._iteration, self.step)
+        rewarm = self.clear("rewarm")
         now = annealed["num_steps"] if annealed else 0
         window = open_window(rewarm[0], now) if rewarm else ()
-        promise = self.promise(int(iteration), None if lr is None else lr * factor(window, now))
+        promise = self.promise(iteration, None if lr is None else lr * factor(window, now))
         first = self.trees[self._models[0]]
         if torch.is_torch(schedule):
             notes += torch.notes(schedule)
         notes += deepspeed.notes(schedule, self.config())
-        scheduler, peak = self._scheduler()
+        unclear: tuple[str, float | None] = "an unknown schedule", None
+        scheduler, peak = self.where_clear("scheduler", self._scheduler, unclear)
         gigaflos = self.in_models("args", "gigaflos_no_embeds")
         state = State(
-            step=int(iteration),
+            step=iteration,
             promise=self._by_its_name(replace(promise, rewarm=window if rewarm else None)),
             schedule=annealed,
             dialect=f"deepspeed · zero {self.stage()} · {parallel.sizes(first)}",
             data_parallel=int(first.get("dp_world_size", 1)),
             model_parallel=int(first.get("mp_world_size", 1)),
             dynamic_loss_scale=any(self._dynamic(item) for item in self._optimizers),
-            tokens=self._one("tokens"),
+            tokens=self.where_clear("tokens", lambda: self._one("tokens"), none),
             gigaflos=float(gigaflos[0].value) if gigaflos else None,
             saved_at=max(path.stat().st_mtime for path in self._models),
             notes=tuple(notes),
-            batch_size=self._batch_size(),
-            rampup=self._rampup(),
+            batch_size=self.where_clear("batch_size", self._batch_size, none),
+            rampup=self.where_clear("rampup", self._rampup, None),
             peak_lr=peak,
             scheduler=scheduler,
         )
@@ -267,6 +267,17 @@ class DeepSpeedCheckpoint(
             return state
         then = after[0], annealing.learning_rate({**annealed, "num_steps": after[1]})
         return replace(state, promise=replace(state.promise, then=then))
+
+    def _schedules(self) -> tuple[Any, dict[str, Any] | None]:
+        """The saved scheduler, and the same by AnnealingLR's names if it is one of Megatron's."""
+        schedules = self.in_models("lr_scheduler")
+        self.check("lr_scheduler", schedules, annealing.problem)
+        agree("lr_scheduler", schedules)
+        return self.schedule(), self.annealed()
+
+    def _iteration(self) -> int:
+        counted = (self._one("iteration"), self._one("global_steps"), self.step)
+        return next(int(count) for count in counted if count is not None)
 
     def _of_universal_copy(self) -> Iterator[str]:
         """What to know where there is one, and where another step's is still pointed to."""
@@ -283,7 +294,7 @@ class DeepSpeedCheckpoint(
     def _by_its_name(self, promise: Promise) -> Promise:
         """As the bundled trainer calls its optimizer: swapped, SGDW stands on groups that keep
         Adam's betas and eps, for the way back, and uses neither."""
-        named = [str(place.value) for place in self.locate("optimizer")]
+        named = [str(name) for name in self.clear("optimizer")]
         if not named:
             return promise
         promise = replace(promise, optimizer=BUNDLED.get(named[0], named[0]))

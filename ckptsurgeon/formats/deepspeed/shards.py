@@ -132,7 +132,8 @@ class DeepSpeedShards(Checkpoint, NamesGroups):
 
     def schedule(self) -> Any:
         """The state of the scheduler in the first model file, or None."""
-        return self.trees[self._models[0]].get("lr_scheduler")
+        file = self._models[0]
+        return self.numbers(file, self.trees[file].get("lr_scheduler"))
 
     def annealed(self) -> dict[str, Any] | None:
         """AnnealingLR's state by its present names, or None where another scheduler is saved."""
@@ -177,7 +178,11 @@ class DeepSpeedShards(Checkpoint, NamesGroups):
         if field == "loss_scale":
             return [p for i in items for p in optimizer.scaler(self, i, "cur_scale")]
         if field == "scheduler":
-            return [place for place in self.in_models("lr_scheduler") if place.value is not None]
+            return [
+                place._replace(value=self.numbers(place.file, place.value))
+                for place in self.in_models("lr_scheduler")
+                if place.value is not None
+            ]
         if field == "seed":
             return self.in_models("args", field, wins=self.bundled)
         if field in BATCH:

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats.deepspeed import parallel
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
+from ckptsurgeon.formats.sane import is_count, understood
 from ckptsurgeon.formats.schedules.annealing import learning_rate
 
 RANK = re.compile(r"zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt")
@@ -36,7 +37,10 @@ def contradictions(checkpoint: DeepSpeedShards) -> list[str]:
     out: list[str] = []
     for look in (_impossible, _disagreements, _foreign, _layers, _mappings):
         try:
-            out += look(checkpoint)
+            with understood(checkpoint.path):
+                out += look(checkpoint)
+        except NotUnderstood:  # the state says so
+            continue
         except SurgeryError as error:
             out.append(error.what)
     return list(dict.fromkeys(out))
@@ -121,6 +125,8 @@ def _impossible(checkpoint: DeepSpeedShards) -> Iterator[str]:
     for name in NUMBERS:
         try:
             checkpoint.locate(name)
+        except NotUnderstood:
+            continue
         except SurgeryError as error:
             yield error.what
 
@@ -129,7 +135,8 @@ def _foreign(checkpoint: DeepSpeedShards) -> Iterator[str]:
     """Shards that agree with each other, and still belong to another step or world size."""
     for path, tree in checkpoint.models().items():
         # `set iteration` changes one of the two; a file of another step differs in both.
-        counters = [tree[key] for key in ("iteration", "global_steps") if key in tree]
+        found = [tree.get(key) for key in ("iteration", "global_steps")]
+        counters = [count for count in found if is_count(count)]
         if counters and checkpoint.step not in counters:
             yield f"{path.name}: holds step {counters[0]}, not {checkpoint.step}"
     first = next(iter(checkpoint.models().values()))

@@ -43,6 +43,11 @@ class DescribedCheckpoint(Saving, TorchCheckpoint, HasWeights):
         return int(places[0].value) if places else self.step
 
     @property
+    def asked(self) -> bool:
+        """By its page."""
+        return self.description is None or bool(self.description.witness)
+
+    @property
     def numbered(self) -> bool:
         """Of several optimizers each update counts as a step."""
         return self.several() <= 1
@@ -70,7 +75,7 @@ class DescribedCheckpoint(Saving, TorchCheckpoint, HasWeights):
 
     def read_state(self) -> State:
         """With the tokens, where the page names them."""
-        tokens = self.agreed("tokens")
+        tokens = self.clear("tokens")
         return replace(super().read_state(), tokens=int(tokens[0]) if tokens else None)
 
     def notes(self) -> Iterator[str]:

@@ -14,3 +14,8 @@ class DescribedEngine(Saving, EngineCheckpoint):
     """`savers` are (file, key path), in the client state."""
 
     savers: tuple[Located, ...] = ()
+
+    @property
+    def asked(self) -> bool:
+        """By its page, which has doubts otherwise."""
+        return not self.doubts

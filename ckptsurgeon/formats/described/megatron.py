@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import known_globals
-from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.described.description import COUNTERS, Description
 from ckptsurgeon.formats.described.savers import Saving
 from ckptsurgeon.formats.megatron.dist import GROUPS, MegatronDistCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
-from ckptsurgeon.formats.schedules.torch_schedulers import TorchSchedulers
+from ckptsurgeon.formats.schedules.torch_schedulers import NOT_KNOWN, TorchSchedulers
 from ckptsurgeon.formats.values import Located, Place, State
 from ckptsurgeon.hints import command
 
@@ -71,6 +70,11 @@ class DescribedMegatron(Saving, TorchSchedulers, MegatronDistCheckpoint):
 
     # --- meaning ---------------------------------------------------------------------------------
 
+    @property
+    def asked(self) -> bool:
+        """By its page."""
+        return bool(self.description.witness)
+
     def read_state(self) -> State:
         """The lr is that of the first param group, which the trainer logs."""
         if not self.all_groups():
@@ -78,18 +82,19 @@ class DescribedMegatron(Saving, TorchSchedulers, MegatronDistCheckpoint):
                 f"{self.path.name} keeps no optimizer: it holds the model alone",
                 next=command("status", why="a step that has one"),
             )
-        for name in ("lr", "weight_decay", "consumed_samples"):
-            agree(name, self.locate(name))
-        rates, (words, peak) = self.rates(), self.in_words()
-        tokens = self.agreed("tokens")
+        for name in ("weight_decay", "consumed_samples"):
+            self.clear(name)
+        rates = self.rates()
+        words, peak = self.where_clear("scheduler", self.in_words, NOT_KNOWN)
+        tokens = self.clear("tokens")
         return State(
             step=self.step,
-            promise=self.promise(self.step, rates[0]),
+            promise=self.promise(self.step, rates[0] if rates else None),
             schedule=None,
             dialect=self.dialect(),
             data_parallel=1,
             model_parallel=1,
-            dynamic_loss_scale=bool(self.locate("loss_scale")),
+            dynamic_loss_scale=bool(self.clear("loss_scale")),
             tokens=int(tokens[0]) if tokens else None,
             gigaflos=None,
             saved_at=max(path.stat().st_mtime for path in (*self.archives, self.saved.path)),

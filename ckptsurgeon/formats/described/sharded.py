@@ -35,6 +35,11 @@ class DescribedSharded(Saving, SafetensorsBeside, ScheduledCheckpoint):
     counters: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(COUNTERS, ())
 
     @property
+    def asked(self) -> bool:
+        """By its page."""
+        return self.description is None or bool(self.description.witness)
+
+    @property
     def numbered(self) -> bool:
         """Of several optimizers each update counts as a step."""
         return len(self.optimizers) == 1

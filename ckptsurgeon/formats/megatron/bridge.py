@@ -88,6 +88,11 @@ def spelled(text: str) -> str:
 class BridgeCheckpoint(MegatronCheckpoint):
     """What is Bridge's own in a checkpoint of either layout."""
 
+    @property
+    def asked(self) -> bool:
+        """No: its source was read."""
+        return False
+
     def args(self) -> Mapping[str, Any]:
         """Those of the config that was saved with the step."""
         if not hasattr(self, "_args"):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ckptsurgeon.edits import AnyChange
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.formats import head_counts, heads, known_globals
 from ckptsurgeon.formats.capabilities import AdjustsGroups, Cools, HasHeads, NamesMoments, Rebatches
-from ckptsurgeon.formats.checkpoint import agree
 from ckptsurgeon.formats.heads import Attention
 from ckptsurgeon.formats.megatron import arguments, batch, flags, identity, parts, soundness
 from ckptsurgeon.formats.megatron.shards import MegatronShards
@@ -70,6 +70,8 @@ class MegatronCheckpoint(MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMo
                     next="set the schedule on the trainer's command line",
                 )
             return [Setting("lr", p, values["lr"]) for p in self.locate("lr")], []
+        for name in SCHEDULE:
+            self.locate(name)  # all of it is computed with
         settings: list[Setting] = []
         warnings: list[str] = []
         new = dict(schedule)
@@ -105,6 +107,7 @@ class MegatronCheckpoint(MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMo
         """From here on in one of the scheduler's own styles; 1-sqrt is WSD's minus_sqrt, whose
         length and style are on the command line. All groups keep their proportions."""
         with understood(self.path):
+            self.state().needed("scheduler")
             present = self.state().schedule
             if present is None:
                 raise SurgeryError(
@@ -184,7 +187,10 @@ class MegatronCheckpoint(MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMo
         """Raises SurgeryError where two param groups would become one to the loader."""
         new = super().after(changes, root)
         for before, item in zip(self._optimizers, new._optimizers, strict=True):
-            known = identity.twins(self.groups(before))
+            try:
+                known = identity.twins(self.groups(before))
+            except NotUnderstood:  # nothing of them is changed: who needs them has refused
+                continue
             made = [pair for pair in identity.twins(new.groups(item)) if pair not in known]
             if made:
                 raise SurgeryError(
@@ -211,33 +217,45 @@ class MegatronCheckpoint(MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMo
                 next=command("status", why="a step that has one"),
             )
         for name in (*SCHEDULE, "lr", "weight_decay"):
-            agree(name, [p for p in self.locate(name) if p.wins])
-        rates = [self.rate(group) for group in groups]
-        decays = [self._decay(group) for group in groups]
-        iteration = self.agreed("iteration")
+            self.clear(name)
+        floats: list[float] = []
+        if odd := next((self.unclear[name] for name in SCHEDULE if name in self.unclear), ""):
+            self.unclear["lr"] = odd
+        rates = floats
+        if not odd:
+            rates = self.where_clear("lr", lambda: [self.rate(group) for group in groups], rates)
+        decays = self.where_clear("weight_decay", lambda: [*map(self._decay, groups)], floats)
+        iteration = self.clear("iteration")
         step = int(iteration[0]) if iteration else self.step
         main = self.main()
-        steps = arguments.sizes(args)
+        none: tuple[tuple[int, int], ...] = ()
+        steps = self.where_clear("batch_size", lambda: arguments.sizes(args), none)
         size = None if args.get("step_batch_size_schedule") else args.get("global_batch_size")
         size = steps[-1][1] if steps else size
         notes = known_globals.notes(self.shallow_globals())
-        notes += flags.notes(self, main)
-        promise = self.promise(step, rates[main])
-        eps = groups[main].get("eps", promise.eps)  # µP has others in hidden layers
+        notes += self.where_clear("scheduler", lambda: [*flags.notes(self, main)], [])
+        promise = self.promise(step, rates[main] if rates else None)
+        eps = promise.eps
+        if "eps" not in self.unclear:
+            eps = groups[main].get("eps", eps)  # µP has others in hidden layers
+        named: Mapping[str, Any] | None = None
+        if schedule is not None:
+            plain = partial(arguments.plain, schedule, groups[main])
+            named = self.where_clear("scheduler", plain, named)
         return State(
             step=step,
             promise=replace(promise, weight_decay=tuple(decays) or None, eps=eps),
-            schedule=None if schedule is None else arguments.plain(schedule, groups[main]),
+            schedule=named,
             dialect=self.dialect(),
             data_parallel=int(args.get("data_parallel_size") or 1),
             model_parallel=len(self._roots),
-            dynamic_loss_scale=bool(self.locate("loss_scale")),
+            dynamic_loss_scale=bool(self.clear("loss_scale")),
             tokens=None,
             gigaflos=None,
             saved_at=max(file.stat().st_mtime for file, _ in self._roots),
             notes=tuple(notes),
             batch_size=size if isinstance(size, int) else None,
-            rampup=arguments.rampup(args),
+            rampup=self.where_clear("rampup", lambda: arguments.rampup(args), None),
             sizes=steps,
             data=arguments.data(args, self.pending()),
         )

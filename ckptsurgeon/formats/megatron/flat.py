@@ -128,6 +128,11 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
         state = {name.removeprefix(SCHEDULER): self._value(name) for name in names}
         return state or None
 
+    @property
+    def asked(self) -> bool:
+        """Of torch_dcp, not of fsdp_dtensor, which names its parameters: that source was read."""
+        return not self._named
+
     def agreed(self, field: str) -> list[Any]:
         """Of settings that each parameter has, every different value once."""
         values = super().agreed(field)

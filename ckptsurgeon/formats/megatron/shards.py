@@ -24,7 +24,7 @@ from ckptsurgeon.formats.megatron.options import BATCH
 from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.sane import not_understood, understood
 from ckptsurgeon.formats.schedules import megatron
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
 from ckptsurgeon.formats.values import Place, StateDict, Strip
@@ -99,12 +99,19 @@ class MegatronShards(Checkpoint, HasPadding):
                     yield from self.chain(file, (*path, key))
 
     def groups(self, item: Optimizer) -> list[Mapping[str, Any]]:
-        """Its param groups; none when they are kept elsewhere."""
+        """Its param groups; none when they are kept elsewhere. Raises NotUnderstood for another
+        thing in their place."""
+        path = (*item.base, "param_groups")
         try:
-            entries = get(self.trees[item.file], (*item.base, "param_groups"))
+            entries = get(self.trees[item.file], path)
         except KeyError:
             return []
-        return [group for group in entries if isinstance(group, Mapping)]
+        if not isinstance(entries, (list, tuple)):
+            raise not_understood(item.file, path, entries, "a list of param groups")
+        for i, group in enumerate(entries):
+            if not isinstance(group, Mapping):
+                raise not_understood(item.file, (*path, i), group, "a param group")
+        return [*entries]
 
     def all_groups(self) -> list[Mapping[str, Any]]:
         """The param groups of every optimizer, in order."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptsurgeon.edits import Key
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.formats.megatron.shards import MegatronShards
+from ckptsurgeon.formats.sane import is_count, understood
 from ckptsurgeon.formats.values import Place
 
 
@@ -16,7 +17,10 @@ def contradictions(checkpoint: MegatronShards) -> list[str]:
     out: list[str] = []
     for look in (_values, _steps, _rates):
         try:
-            out += look(checkpoint)
+            with understood(checkpoint.path):
+                out += look(checkpoint)
+        except NotUnderstood:  # the state says so
+            continue
         except SurgeryError as error:
             out.append(error.what)
     return list(dict.fromkeys(out))
@@ -42,6 +46,8 @@ def _values(checkpoint: MegatronShards) -> Iterator[str]:
             by_path: dict[tuple[Key, ...], list[Place]] = {}
             for place in checkpoint.locate(name):
                 by_path.setdefault(place.path, []).append(place)
+        except NotUnderstood:
+            continue
         except SurgeryError as error:
             yield error.what
             continue
@@ -61,7 +67,11 @@ def _steps(checkpoint: MegatronShards) -> Iterator[str]:
         yield f"the param groups count different Adam steps, and the loader asserts one: {steps}"
     for place in checkpoint.in_roots("iteration"):
         # `set iteration` leaves Adam's step; a shard of another step has its own.
-        if place.value != checkpoint.step and (not steps or place.value in steps):
+        if (
+            is_count(place.value)
+            and place.value != checkpoint.step
+            and (not steps or place.value in steps)
+        ):
             yield f"{_short(place.file)}: holds iteration {place.value}, not {checkpoint.step}"
 
 

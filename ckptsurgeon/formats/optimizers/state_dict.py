@@ -9,6 +9,7 @@ from typing import Any
 from ckptsurgeon.edits import Key
 from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.constants import NESTED
+from ckptsurgeon.formats.sane import not_understood
 from ckptsurgeon.formats.values import Place, StateDict
 
 BESIDE = frozenset(
@@ -57,8 +58,15 @@ def state_dict(
 ) -> StateDict:
     """What torch's `optimizer.state_dict()` returned, with `tree` under `base`. `loose` is whether
     its loader does without the state of a parameter. An entry of the states that is of no
-    parameter counts as a key of its own. Of `bare` states there are the keys alone."""
-    states = tree.get("state") or {}
+    parameter counts as a key of its own. Of `bare` states there are the keys alone. Raises
+    NotUnderstood where the states are no dict, or the groups no list of dicts."""
+    if not isinstance(tree, Mapping):
+        raise not_understood(file, base, tree, "the state dict of an optimizer")
+    states, groups = tree.get("state", {}), tree.get("param_groups", ())
+    if not isinstance(states, Mapping):
+        raise not_understood(file, (*base, "state"), states, "a dict of states")
+    if not isinstance(groups, (list, tuple)):
+        raise not_understood(file, (*base, "param_groups"), groups, "a list of param groups")
     parameters: dict[Any, Mapping[Any, Any]] = {}
     others: dict[Any, Any] = {}
     for key, value in states.items():
@@ -75,7 +83,9 @@ def state_dict(
         place = Place(file, (*base, "state", key), value)
         state.setdefault(str(key), []).append(Column.of(place))
     group: dict[str, list[Place]] = {}
-    for i, values in enumerate(tree.get("param_groups") or ()):
+    for i, values in enumerate(groups):
+        if not isinstance(values, Mapping):
+            raise not_understood(file, (*base, "param_groups", i), values, "a param group")
         for key, value in values.items():
             place = Place(file, (*base, "param_groups", i, key), value)
             group.setdefault(str(key), []).append(place)

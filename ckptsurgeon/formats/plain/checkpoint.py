@@ -23,7 +23,7 @@ from ckptsurgeon.formats.optimizers.state_dict import state_dict
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import saved
-from ckptsurgeon.formats.schedules.torch_schedulers import TorchSchedulers
+from ckptsurgeon.formats.schedules.torch_schedulers import NOT_KNOWN, TorchSchedulers
 from ckptsurgeon.formats.values import (
     Located,
     Part,
@@ -178,7 +178,7 @@ class TorchCheckpoint(TorchSchedulers, JsonBeside, NamesGroups, NamesMoments, Re
         sentences = []
         for name in (*GROUP, "adam_step", "loss_scale", "scheduler"):
             try:
-                self.agreed(name)
+                self.clear(name)
             except Disagreement as error:
                 sentences.append(error.what)
         return sentences
@@ -200,27 +200,28 @@ class TorchCheckpoint(TorchSchedulers, JsonBeside, NamesGroups, NamesMoments, Re
     def read_state(self) -> State:
         """The lr is that of the first param group."""
         rates = self.rates()
-        promise = self.promise(self.iteration(), rates[0] if rates else None)
-        self.agreed("scheduler")
+        step = self.where_clear("iteration", self.iteration, self.step)
+        promise = self.promise(step, rates[0] if rates else None)
+        self.clear("scheduler")
         notes = known_globals.notes(self.globals())
         if len(set(rates)) > 1:
             notes.append(f"param groups have different learning rates: {rates}")
-        notes += self.notes()
-        words, peak = self.in_words()
+        notes += self.where_clear("scheduler", lambda: [*self.notes()], [])
+        words, peak = self.where_clear("scheduler", self.in_words, NOT_KNOWN)
         ranks = self.ranks[0] * self.ranks[1]
         return State(
-            step=self.iteration(),
+            step=step,
             promise=promise,
             schedule=None,
             dialect=f"{self.family} · {ranks} rank{'s' if ranks > 1 else ''}",
             data_parallel=self.ranks[0],
             model_parallel=self.ranks[1],
-            dynamic_loss_scale=bool(self.locate("loss_scale")),
+            dynamic_loss_scale=bool(self.clear("loss_scale")),
             tokens=None,
             gigaflos=None,
             saved_at=max(path.stat().st_mtime for path in self.archives),
             notes=tuple(notes),
             peak_lr=peak,
             scheduler=words,
-            batch_size=self.batch_size(),
+            batch_size=self.where_clear("batch_size", self.batch_size, None),
         )

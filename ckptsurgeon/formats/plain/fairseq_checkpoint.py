@@ -44,6 +44,11 @@ class FairseqCheckpoint(TorchCheckpoint):
         warmup = self.argument("lr_scheduler", "warmup_updates")
         return name == "reduce_lr_on_plateau" and (not warmup or self.iteration() > warmup)
 
+    @property
+    def asked(self) -> bool:
+        """No: its source was read."""
+        return False
+
     def iteration(self) -> int:
         """`num_updates` of the last entry of optimizer_history."""
         return int(updates(next(iter(self.trees.values()))))

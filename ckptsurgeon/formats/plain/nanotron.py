@@ -50,6 +50,11 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads):
             return super().find(field)
         return [place for file in self.texts for place in self.at(file, path)]
 
+    @property
+    def asked(self) -> bool:
+        """No: its source was read."""
+        return False
+
     def iteration(self) -> int:
         """`last_train_step`: the loop goes on after it."""
         steps = [place.value for place in self.locate("iteration")]

@@ -15,17 +15,21 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get, strides
 from ckptsurgeon.formats import optimizer_state
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.sane import mapping, not_understood
 from ckptsurgeon.formats.values import COUNTING, MOMENTS, NUMBER, Located, Part, Place, Weight
 
 
 def named(state_dict: Mapping[Any, Any]) -> dict[Key, str]:
     """The key of a state → its parameter, where what torch saved says so."""
     out: dict[Key, str] = {}
-    for group in state_dict.get("param_groups") or ():
-        numbers, names = group.get("params"), group.get("param_names")
-        if isinstance(names, (list, tuple)) and len(names) == len(numbers):
+    groups, states = mapping(state_dict).get("param_groups"), mapping(state_dict).get("state")
+    for group in groups if isinstance(groups, (list, tuple)) else ():
+        numbers, names = mapping(group).get("params"), mapping(group).get("param_names")
+        if not isinstance(numbers, (list, tuple)) or not isinstance(names, (list, tuple)):
+            continue
+        if len(names) == len(numbers):
             out |= {number: str(name) for number, name in zip(numbers, names, strict=True)}
-    return out | {key: key for key in state_dict.get("state") or () if isinstance(key, str)}
+    return out | {key: key for key in mapping(states) if isinstance(key, str)}
 
 
 def weights(places: Iterable[tuple[str, Place]], cut: str) -> Iterator[Part]:
@@ -80,6 +84,8 @@ def moments(
         name = names.get(key, "")
         for kind in MOMENTS:
             value = state.get(kind)
+            if kind in state and not isinstance(value, (Tensor, Object)):
+                raise not_understood(file, (*before, key, kind), value, "a tensor", kind)
             if isinstance(value, Tensor):
                 number = numbered.format(f"{NUMBER}{key}")
                 owner = name if known.get(name) == value.numel else number

@@ -39,11 +39,13 @@ def problem(field: str, state: Any) -> str:
     named = normal(state)
     if named is None:
         return sane.problem(field, state)
-    numbers = [named[key] for key in KEYS - {"decay_style"}]
-    right = sane.is_bounded(state) and all(map(sane.is_number, numbers))
-    if right and isinstance(named["decay_style"], str):
-        return ""
-    return sane.refusal(field, state, "AnnealingLR's numbers and decay style")
+    if not sane.is_bounded(state):
+        return sane.refusal(field, state, "AnnealingLR's numbers and decay style")
+    for key in sorted(KEYS - {"decay_style"}):
+        if not sane.is_number(named[key]):
+            return sane.refusal(f"{field}.{key}", named[key], "a finite number, 0 or more")
+    style = named["decay_style"]
+    return "" if isinstance(style, str) else sane.refusal(f"{field}.decay_style", style, "a name")
 
 
 def normal(schedule: Any, decay_tokens: int | None = None) -> dict[str, Any] | None:
@@ -104,7 +106,9 @@ def reschedule(
 ) -> tuple[list[Setting], list[str]]:
     """`values` in the scheduler's state in every model shard, and the groups' lr that it gives at
     the saved position, so that the first step has it too. See `Checkpoint.reschedule`."""
-    present = checkpoint.state().schedule
+    state = checkpoint.state()
+    present = state.schedule
+    state.needed("scheduler", *(["lr"] if "lr" in values else []))
     if present is None:
         if set(values) != {"lr"}:
             raise SurgeryError(
@@ -159,6 +163,7 @@ def cooldown(
     """The present rate as the peak, with a warm-up that is over here: so the position stays, and
     the decay is from here to the end that is asked for. `shapes` are those that the trainer knows,
     by its own names."""
+    checkpoint.state().needed("scheduler")
     present = checkpoint.state().schedule
     if present is None:
         raise SurgeryError(
@@ -190,13 +195,16 @@ def present_rate(rate: float, peak: float) -> float:
 
 def unscheduled(checkpoint: Checkpoint, lr: float) -> Iterator[Setting]:
     """Where no scheduler is kept: groups of different rates keep their proportions (as those of
-    Muon and of Adam beside it), and the largest gets `lr`."""
-    for name in ("lr", "initial_lr"):
-        places = checkpoint.locate(name)
-        top = max((place.value for place in places), default=0.0)
-        for place in places:
-            same = place.value == top or not top
-            yield Setting("lr", place, lr if same else place.value * (lr / top))
+    Muon and of Adam beside it), and the largest gets `lr`. initial_lr, which a rate may be computed
+    from, is scaled as the rate is."""
+    places = checkpoint.locate("lr")
+    top = max((place.value for place in places), default=0.0)
+    for place in places:
+        same = place.value == top or not top
+        yield Setting("lr", place, lr if same else place.value * (lr / top))
+    for place in checkpoint.locate("initial_lr") if top else ():
+        if place.value is not None:
+            yield Setting("initial_lr", place, place.value * (lr / top))
 
 
 def _rates(checkpoint: Checkpoint, rate: float, peak: float) -> list[Setting]:

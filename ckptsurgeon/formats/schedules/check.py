@@ -8,11 +8,22 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.sane import not_understood
 from ckptsurgeon.formats.values import Decay, Place
 from ckptsurgeon.hints import command
 
 CALLS = frozenset({"_step_count", "_is_initial", "verbose", "_get_lr_called_within_step"})
 """Keys of torch's schedulers that say nothing of the schedule: copies may differ in them."""
+
+RATES = frozenset({"base_lrs", "_last_lr", "max_lrs", "min_lrs"})
+NUMBERS = frozenset(
+    {
+        "last_epoch", "_step_count", "T_max", "eta_min", "T_0", "T_i", "T_mult", "T_cur", "gamma",
+        "step_size", "total_steps", "factor", "start_factor", "end_factor", "total_iters", "power",
+        "total_size", "step_ratio", "patience", "cooldown", "num_bad_epochs",
+    }
+)  # fmt: skip
+"""Keys of torch's schedulers that a rate is computed from: lists of numbers, and numbers."""
 
 ASSERTED = ", and the trainer asserts max_lr >= min_lr on resume"
 """What both of Megatron's schedulers make of a low peak."""
@@ -54,8 +65,11 @@ def refuse_several(checkpoint: str, optimizers: int) -> None:
 
 def one_scheduler(checkpoint: Checkpoint) -> Sequence[Place]:
     """Every place of the scheduler. Raises SurgeryError where there are several for one optimizer,
-    as Lightning takes them: each goes on from what the others made of the rate."""
+    as Lightning takes them: each goes on from what the others made of the rate. Raises
+    NotUnderstood for one with a value of another kind than torch's classes keep."""
     places = checkpoint.locate("scheduler")
+    for place in places:
+        refuse_odd(place)
     if any(_apart(place.value, places[0].value) for place in places):
         raise SurgeryError(
             "several schedulers share one optimizer: what they make of a rate together is not "
@@ -92,3 +106,32 @@ def samples_of(decay: Decay) -> int:
             ),
         )
     return decay.samples
+
+
+def refuse_odd(place: Place) -> None:
+    """Raise NotUnderstood where the scheduler at `place` has something else in place of a number or
+    of rates."""
+    inner = place.value.get("_schedulers") if isinstance(place.value, Mapping) else None
+    if isinstance(inner, (list, tuple)):
+        for i, each in enumerate(inner):
+            refuse_odd(place._replace(path=(*place.path, "_schedulers", i), value=each))
+    for key, value in place.value.items() if isinstance(place.value, Mapping) else ():
+        path = (*place.path, key)
+        if key in RATES and not isinstance(value, (list, tuple)):
+            raise not_understood(place.file, path, value, "a list of rates", "scheduler")
+        numbers = {path: value} if key in NUMBERS else {}
+        if key in RATES:
+            numbers = {(*path, i): rate for i, rate in enumerate(value)}
+        for where, number in numbers.items():
+            if not isinstance(number, (int, float)) or isinstance(number, bool):
+                raise not_understood(place.file, where, number, "a number", "scheduler")
+
+
+def refuse_computed(checkpoint: Checkpoint) -> None:
+    """Raise SurgeryError where the optimizer computes its own rate: its lr is None."""
+    if any(place.value is None for place in checkpoint.locate("lr")):
+        raise SurgeryError(
+            "lr is None in a param group: this optimizer computes its own rate",
+            next="set relative_step=False and an lr in param_groups in the trainer's code, "
+            "once the checkpoint is loaded: what the code sets before is replaced on resume",
+        )

@@ -14,7 +14,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.schedules.annealing import unscheduled
-from ckptsurgeon.formats.schedules.check import refuse_low_peak
+from ckptsurgeon.formats.schedules.check import one_scheduler, refuse_low_peak
 from ckptsurgeon.formats.values import Place, Setting
 from ckptsurgeon.hints import command
 
@@ -43,7 +43,7 @@ def reschedule(
 ) -> tuple[list[Setting], list[str]]:
     """The groups' lr, the largest of which gets `lr`, and the floors. See
     `Checkpoint.reschedule`."""
-    places = checkpoint.locate("scheduler")
+    places = one_scheduler(checkpoint)
     if lacking := sorted(values.keys() - {"lr", "min_lr"}):
         raise SurgeryError(
             f"{called(places[0].value)} has no {', '.join(lacking)}: a metric decides when its "

@@ -14,9 +14,15 @@ from ckptsurgeon.formats.values import Located, Place, Setting
 from ckptsurgeon.promise import Caveat
 
 UNSEEN = Caveat(
-    "a scheduler of torch left initial_lr in the param groups, and its state is not among what is "
-    "read here: the trainer's scheduler makes the rate from the second update on",
+    "initial_lr in the param groups says that a scheduler makes the rate, and its state is not "
+    "among what is read here: lr is what the last step used, and what the next one uses is not "
+    "known",
     "lr",
+    known=False,
+)
+SCALED = (
+    "initial_lr of the param groups is scaled as lr is: code that computes the rate from it, as "
+    "torch's schedulers do, goes on from the new one"
 )
 
 
@@ -40,7 +46,7 @@ def reschedule(
                 next=AFTER_LOADING,
             )
         settings, notes = annealing.reschedule(checkpoint, values)
-        return settings, [*notes, *([UNSEEN] if is_unseen(checkpoint, schedule) else [])]
+        return settings, [*notes, *([SCALED] if is_unseen(checkpoint, schedule) else [])]
 
 
 def is_unseen(checkpoint: Checkpoint, schedule: Any) -> bool:

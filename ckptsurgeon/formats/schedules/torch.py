@@ -15,10 +15,16 @@ from typing import Any
 
 from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.sane import refuse_rates
+from ckptsurgeon.formats.sane import is_number, not_understood, refuse_rates
 from ckptsurgeon.formats.schedules import in_code, nemo, plateau
-from ckptsurgeon.formats.schedules.check import AFTER_LOADING, one_scheduler, refuse_low_peak
+from ckptsurgeon.formats.schedules.check import (
+    AFTER_LOADING,
+    one_scheduler,
+    refuse_low_peak,
+    refuse_odd,
+)
 from ckptsurgeon.formats.values import Place, Setting
 from ckptsurgeon.hints import command
 from ckptsurgeon.promise import Caveat
@@ -119,7 +125,10 @@ def words(schedule: Mapping[str, Any]) -> str:
 def peak(checkpoint: Checkpoint) -> float:
     """What `lr` of a recipe sets and scales: the largest base_lr, or max_lr of OneCycleLR."""
     places = checkpoint.locate("scheduler")
-    return max(peaks(places[0].value, group_rates(checkpoint, places[0])), default=0.0)
+    refuse_odd(places[0])
+    in_groups = kind(places[0].value) in ("OneCycleLR", *plateau.NAMES)
+    groups = group_rates(checkpoint, places[0]) if in_groups else []
+    return max(peaks(places[0].value, groups), default=0.0)
 
 
 def notes(schedule: Mapping[str, Any]) -> list[str]:
@@ -335,13 +344,19 @@ def group_rates(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, floa
     keys = ("lr", "initial_lr", "max_lr", "min_lr")
     out = []
     for place in mine.values():
-        entries = {k: checkpoint.value(place.file, checkpoint.beside(place, k)) for k in keys}
-        out.append({key: float(value) for key, value in entries.items() if value is not None})
+        rates = {}
+        for key in keys:
+            path = checkpoint.beside(place, key)
+            if (value := checkpoint.value(place.file, path)) is not None:
+                if not is_number(value):
+                    raise not_understood(place.file, path, value, "a rate", key)
+                rates[key] = float(value)
+        out.append(rates)
     state = scheduler.value
-    rates = state.get("base_lrs", state.get("_last_lr"))
-    if len(rates) != len(out):
+    saved = state.get("base_lrs", state.get("_last_lr"))
+    if len(saved) != len(out):
         raise SurgeryError(
-            f"the scheduler has {len(rates)} rates, and the optimizer {len(out)} param groups",
+            f"the scheduler has {len(saved)} rates, and the optimizer {len(out)} param groups",
             next=command("verify", why="list what contradicts itself"),
         )
     return out
@@ -374,7 +389,8 @@ def settings_of(checkpoint: Checkpoint, places: Sequence[Place], new: New) -> It
             old = checkpoint.value(scheduler.file, full)
             if old is not None and not _same(old, value):
                 name = NAMES.get(str(path[-1]), "lr")
-                yield Setting(name, Place(scheduler.file, full, old), value)
+                place = Place(scheduler.file, full, old)
+                yield from (Setting(name, *each) for each in _apart(checkpoint, place, value))
     for place in checkpoint.locate("lr"):
         index = checkpoint.group_of(place)
         for key, value in new.groups[index].items():
@@ -382,6 +398,17 @@ def settings_of(checkpoint: Checkpoint, places: Sequence[Place], new: New) -> It
             old = checkpoint.value(place.file, path)
             if old is not None and not _same(old, value):
                 yield Setting(NAMES.get(key, "lr"), Place(place.file, path, old), value)
+
+
+def _apart(checkpoint: Checkpoint, place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
+    """The place and its value; of rates that are tensors each, as an optimizer has them whose lr is
+    one."""
+    saved = get(checkpoint.trees[place.file], place.path)
+    if not isinstance(saved, (list, tuple)) or not any(type(item) is Tensor for item in saved):
+        yield place, value
+        return
+    for i, (old, new) in enumerate(zip(place.value, value, strict=True)):
+        yield Place(place.file, (*place.path, i), old), new
 
 
 def _same(old: Any, new: Any) -> bool:

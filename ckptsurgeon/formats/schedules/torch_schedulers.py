@@ -16,6 +16,8 @@ from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.formats.values import Decay, Located, Place, Setting
 
 UNKNOWN = "an unknown schedule"
+NOT_KNOWN: tuple[str, float | None] = (UNKNOWN, None)
+"""What `in_words` says of a schedule that is not understood."""
 
 
 class TorchSchedulers(Checkpoint, Cools):
@@ -31,7 +33,7 @@ class TorchSchedulers(Checkpoint, Cools):
 
     def saved_by(self, file: Path, path: tuple[Key, ...]) -> Any:
         """The whole state of the scheduler there."""
-        return get(self.trees[file], path)
+        return self.numbers(file, get(self.trees[file], path))
 
     def saved_schedule(self) -> Any:
         """The state of the first scheduler, or None."""
@@ -81,4 +83,5 @@ class TorchSchedulers(Checkpoint, Cools):
     def on_schedule(self) -> list[str]:
         """What a reader of the promise must know of the saved scheduler."""
         schedule = self.saved_schedule()
-        return list(torch.notes(schedule)) if isinstance(schedule, Mapping) else []
+        unseen = [saved.UNSEEN] if saved.is_unseen(self, schedule) else []
+        return [*(torch.notes(schedule) if isinstance(schedule, Mapping) else ()), *unseen]

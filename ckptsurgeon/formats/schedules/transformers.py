@@ -14,7 +14,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.schedules import torch_cooldown
-from ckptsurgeon.formats.schedules.check import refuse_no_rate
+from ckptsurgeon.formats.schedules.check import one_scheduler, refuse_no_rate
 from ckptsurgeon.formats.values import Decay, Setting
 
 Share = Callable[[int], float | None]
@@ -51,7 +51,7 @@ def schedule(arguments: Mapping[str, Any], total: Any) -> Share | None:
 def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[str]]:
     """The rate of the next step as the base rate, and the arguments that make the Trainer's
     warmup_stable_decay of it. Raises SurgeryError with them where nothing else is to do."""
-    (state, *_) = (place.value for place in checkpoint.locate("scheduler"))
+    (state, *_) = (place.value for place in one_scheduler(checkpoint))
     top = max((float(place.value) for place in checkpoint.locate("lr")), default=0.0)
     refuse_no_rate(top)
     settings = torch_cooldown.rebased(checkpoint)

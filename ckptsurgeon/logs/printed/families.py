@@ -57,8 +57,8 @@ FAMILIES: Mapping[str, Sequence[Family]] = {
 
 
 def families(format: str, own: bool = False) -> Sequence[Family]:
-    """The families of a format; `own` is a run of the bundled trainer."""
-    return (BUNDLED,) if own else FAMILIES.get(format, ())
+    """The families of a format, of a page's all; `own` is a run of the bundled trainer."""
+    return (BUNDLED,) if own else FAMILIES.get(format) or every()
 
 
 def every() -> Sequence[Family]:
