@@ -28,6 +28,8 @@ class Command:
     why: str = ""
     run: str = ""
     """The run it is for, where that is not the one of what was typed."""
+    real: bool = False
+    """Whether it goes without the --dry-run of what was typed."""
 
     def __str__(self) -> str:
         before, after = TYPED.get().options(self)
@@ -55,19 +57,19 @@ class Again:
         if not words or (self.swapped is not None and words.count(self.swapped[0]) != 1):
             return self._sentence()
         end = words.index("--") if "--" in words else len(words)
-        typed = [kept for word in words[:end] if (kept := self._kept(word))]
+        typed = [kept for word in words[:end] if (kept := self._kept(word)) is not None]
         recipe = self.setting and any(word in OF_RECIPES for word in words[:end])
         added = (self.setting,) if recipe else self.added
         return quoted("ckptsurgeon", *typed, *added, *words[end:])
 
-    def _kept(self, word: str) -> str:
+    def _kept(self, word: str) -> str | None:
         if self.swapped is not None and word == self.swapped[0]:
             return self.swapped[1]
         if word in self.dropped:
-            return ""
+            return None
         if "--dry-run" in self.dropped and (match := DRY.fullmatch(word)):
             letters = match["letters"].replace("n", "") + match["more"]
-            return f"-{letters}" if letters else ""
+            return f"-{letters}" if letters else None
         return word
 
     def _sentence(self) -> str:
@@ -112,9 +114,9 @@ TYPED: ContextVar[Typed] = ContextVar("TYPED", default=NOTHING)
 """What was typed; nothing where this package is called from Python."""
 
 
-def command(*words: object, why: str = "", run: object = "") -> Command:
+def command(*words: object, why: str = "", run: object = "", real: bool = False) -> Command:
     """`ckptsurgeon` with these words: `command("rollback", "--to", 6210, why="it is sound")`."""
-    return Command(tuple(map(str, words)), why, str(run))
+    return Command(tuple(map(str, words)), why, str(run), real)
 
 
 def again(

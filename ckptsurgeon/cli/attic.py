@@ -83,7 +83,7 @@ def prune(
     if common.dry_run or not chosen:
         then: Hint = again(without=DRY_RUN)
         if keep is None:
-            then = command("prune", "--keep", "N", why="the newest N stay undoable")
+            then = command("prune", "--keep", "N", why="the newest N stay undoable", real=True)
         text = report.attic(chosen, common.style)
         common.answer(
             lambda: report.with_apply(text, then) if chosen else text,

@@ -70,7 +70,7 @@ def plan(
         words = [str(recipe), *(overrides or ())]
         words += [f"--why={why}"] if why is not None else []
         words += [f"--allow-global={name}" for name in allow_global or ()]
-    then = command("apply", *words)
+    then = command("apply", *words, real=True)
     show(run, new_plan, common, then)
     if exit_code and not new_plan.empty:
         raise typer.Exit(3)

@@ -42,11 +42,13 @@ def _taken(hint: Command, common: Common, given: Sequence[Given]) -> tuple[list[
         for option in given:
             if option.name not in own and any(issubclass(kind, option.bundle) for kind in kinds):
                 after += option.words
-    if row is not None and row.changes and common.dry_run and not own & {"-n", "--dry-run"}:
+    shown_only = common.dry_run and not hint.real and not own & {"-n", "--dry-run"}
+    if row is not None and row.changes and shown_only:
         after.append("--dry-run")
     before: list[str] = []
     if common.where is not None and not hint.run and "--tb" not in {*own, *after}:
-        before += ["-C", str(common.where)]
+        named = str(common.where)
+        before += ["-C", f"./{named}" if named.startswith("-") else named]
     if common.format_name and "--format" not in own:
         before += ["--format", common.format_name]
     return before, after

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckptsurgeon.hints import command
+from ckptsurgeon.hints import command, text
 from ckptsurgeon.look.clear import broken, diverged, level
 from ckptsurgeon.report.style import Row
 
@@ -45,27 +45,26 @@ def sparkline(seen: Glance, saved: Sequence[int], room: int = WIDTH) -> list[Row
     if SAVED in ticks:
         rows.append(Row("loss", "".join(ticks).rstrip()))
         said += f"   {SAVED} a saved step"
-    return [*rows, Row("loss", said), Row("advise", _verdict(seen))]
+    return [*rows, Row("loss", said), _verdict(seen)]
 
 
-def _verdict(seen: Glance) -> str:
+def _verdict(seen: Glance) -> Row:
     """What these points decide. What they leave open is never called diverged or healthy."""
+    advise = text(command("advise", why="says more"))
     if (step := broken(seen)) is not None:
-        return f"the loss diverged, and is no number since step {step}: {command('advise')}"
+        return Row("advise", f"the loss diverged, and is no number since step {step}", advise)
     if (step := diverged(seen)) is not None:
-        return f"the loss diverged at step {step}: {command('advise')}"
+        return Row("advise", f"the loss diverged at step {step}", advise)
     ends, points = level(seen), len(seen.values)
     if ends is not None and ends.calm:
-        return f"the loss is at its best level of the last {points} points"
+        return Row("advise", f"the loss is at its best level of the last {points} points")
     if ends is not None:
-        return (
-            f"the loss is {ends.above:.2g} above its best level, that of step {ends.step}: "
-            f"{command('advise')} says if it diverged"
-        )
+        said = f"the loss is {ends.above:.2g} above its best level, that of step {ends.step}"
+        return Row("advise", said, text(command("advise", why="says if it diverged")))
     bad = sum(not math.isfinite(value) for value in seen.values)
     if bad:
-        return f"the loss was no number at {bad} of {points} points: see {command('advise')}"
-    return f"{points} points of the loss are too few to tell: see {command('advise')}"
+        return Row("advise", f"the loss was no number at {bad} of {points} points", advise)
+    return Row("advise", f"{points} points of the loss are too few to tell", advise)
 
 
 def _bar(mean: float | None, low: float, high: float) -> str:

@@ -178,7 +178,8 @@ def test_doctor_says_that_the_loss_diverged(surgeon: Surgeon, diverged: Path) ->
 def test_status_shows_the_loss_on_a_terminal_alone(surgeon: Surgeon, diverged: Path) -> None:
     code, shown = on_terminal("", "-C", diverged, "status")
     assert code == 0 and "█" in shown and "a saved step" in shown
-    assert f"the loss diverged at step 201: ckptsurgeon -C {diverged} advise" in shown
+    assert "the loss diverged at step 201" in shown
+    assert f" ckptsurgeon -C {diverged} advise" in shown
     assert "advise" not in surgeon("status", "-C", diverged).stdout
 
 

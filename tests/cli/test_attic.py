@@ -151,7 +151,7 @@ def test_prune_asks_how_many_to_keep(surgeon: Surgeon, trained: Trained, words: 
     assert next_ones[0] == f"next: ckptsurgeon -C {root} prune --dry-run    what each of them keeps"
     as_json = json.loads(surgeon("prune", *words, "--json", "-C", root).stderr)
     assert as_json["exit_code"] == 2
-    assert as_json["next"][1] == f"ckptsurgeon -C {root} prune --keep 1"
+    assert as_json["next"][1] == f"ckptsurgeon -C {root} prune --keep 1 --json"
     assert as_json["comment"][1] == "the newest stays undoable"
     assert (root / ".ckptsurgeon" / "attic" / "0001").is_dir()
     assert snapshot(root) == before

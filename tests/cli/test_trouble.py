@@ -153,7 +153,8 @@ def test_an_interrupted_surgery_waits_for_recover(surgeon: Surgeon, trained: Tra
         surgery.apply(run, plan, progress=stop)
     told = surgeon("status", "-C", root)
     assert told.exit_code == 0
-    assert f"interrupted: set lr=0.0005   ckptsurgeon -C {root} recover" in told.stdout
+    shown = " ".join(told.stdout.split())
+    assert f"interrupted: set lr=0.0005 ckptsurgeon -C {root} recover" in shown
     for words in (
         ["set-lr", "1e-4", "--yes"],
         ["rollback", "--to", 4, "-n"],

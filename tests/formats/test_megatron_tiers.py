@@ -75,7 +75,7 @@ def test_local_checkpoints_in_the_run_go_aside(tmp_path: Path) -> None:
     local(folder, 10, 30, 40)
     before = snapshot(root)
     (hazard,) = [item for item in diagnose(Run.open(root)) if "local checkpoints" in item.what]
-    assert "up to iteration 40" in hazard.what and "rollback --to 30" in hazard.next
+    assert "up to iteration 40" in hazard.what and "rollback --to 30" in str(hazard.next)
     with pytest.raises(SurgeryError, match="iteration 40, and the trainer loads it") as error:
         plan(root, {"set": {"beta2": 0.99}})
     assert "rollback --to 30" in error.value.next[0]

@@ -260,7 +260,7 @@ def test_unlock_spares_a_surgery_that_is_alive_here(tmp_path: Path) -> None:
             with pytest.raises(SurgeryError, match=f"alive on this machine.*{pid}") as caught:
                 lock.unlock(tmp_path)
             assert f"kill {pid} " in caught.value.next[1]
-            assert "ckptsurgeon recover" in caught.value.next[1]
+            assert "ckptsurgeon recover" in caught.value.next[2]
         finally:
             os.kill(pid, signal.SIGCONT)
         record = lock.holder(tmp_path)
