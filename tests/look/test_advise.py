@@ -18,7 +18,8 @@ import pytest
 from ckptsurgeon.logs.curves import Branch, Curve, Curves, of_rows
 from ckptsurgeon.logs.rows import of_file
 from ckptsurgeon.look.advise import judge
-from ckptsurgeon.look.advise.rules import cusum, halvings, sigma, zclip
+from ckptsurgeon.look.advise.rises import cusum, onset
+from ckptsurgeon.look.advise.rules import falls, sigma, zclip
 from tests.look.advised_runs import CASES, ITERATIONS, SEEDS, curves, kept, make
 from tests.look.stability_monitor import CURVES, METRICS, VERDICTS, column
 from tests.support.launch import launch, run_module
@@ -114,7 +115,7 @@ def test_seven_sigma_needs_a_thousand_points() -> None:
 
 def test_a_constant_is_never_a_spike() -> None:
     values = np.full(400, 2.0)
-    assert not sigma(values, 128, 6.0).any() and not cusum(values)
+    assert not sigma(values, 128, 6.0).any() and cusum(values) is None
 
 
 def test_zclip_takes_an_outlier_in_only_as_far_as_it_would_be_clipped() -> None:
@@ -127,15 +128,17 @@ def test_three_halvings_within_fifty_steps() -> None:
     steps = np.arange(0, 200, 10)
     slow = 2.0 ** (16 - np.arange(20) // 6)
     fast = np.where(steps < 100, 65536.0, 65536.0 / 2.0 ** np.minimum((steps - 90) // 10, 5))
-    assert not halvings(steps, slow).any()
-    assert steps[halvings(steps, fast)][0] == 120
+    assert not falls(steps, slow)
+    ((first, last),) = falls(steps, fast)
+    assert (steps[first], steps[last]) == (100, 140)
 
 
 def test_a_slow_rise_is_found_where_it_began() -> None:
     noise = np.random.default_rng(2).normal(0, 0.1, 600)
     rise = np.where(np.arange(600) < 300, 2.0, 2.0 + 0.005 * (np.arange(600) - 300))
-    ((begin, seen),) = cusum(rise + noise)
-    assert 300 <= begin < 340 and begin < seen
+    found = cusum(rise + noise)
+    assert found is not None and found.begin < found.seen < 420
+    assert abs(onset(rise + noise, found, 3.5) - 300) <= 20
 
 
 # --- what can't be told --------------------------------------------------------------------------
@@ -147,11 +150,17 @@ def curve(values: Any, signal: str = "loss", every: int = 1) -> Branch:
     return {signal: Curve(steps, values, np.full(len(values), math.nan))}
 
 
-@pytest.mark.parametrize("points", [1, 2, 50, 100])
+@pytest.mark.parametrize("points", [1, 2, 20])
 def test_too_few_points_tell_nothing(points: int) -> None:
     told = judge(Curves(curve(np.linspace(3.0, 9.0, points), every=1000)))
     assert told.verdict == "unknown" and f"{points} points" in told.reason
     assert not told.spikes and told.spike is None
+
+
+@pytest.mark.parametrize("points", [50, 100])
+def test_a_short_log_that_only_rises_has_diverged(points: int) -> None:
+    told = judge(Curves(curve(np.linspace(3.0, 9.0, points), every=1000)))
+    assert told.verdict == "diverged" and told.spike is not None
 
 
 def test_nan_is_told_even_of_few_points() -> None:

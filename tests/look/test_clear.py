@@ -91,5 +91,5 @@ def test_what_is_open_is_left_to_advise() -> None:
 
 def test_its_numbers_are_those_of_advise() -> None:
     assert clear.SETTLED == spikes.SETTLED and clear.PATIENCE == spikes.PATIENCE
-    assert spikes.needed(None) == clear.WINDOW + 1
+    assert spikes.needed("olmo-core") == clear.WINDOW + 1
     assert spikes.WINDOW["olmo2"] == clear.MOST

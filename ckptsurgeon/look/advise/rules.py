@@ -6,6 +6,7 @@ are the business of the rule `nan` alone: the others pass over them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -71,65 +72,74 @@ def zclip(values: Floats, threshold: float = 2.5, alpha: float = 0.97, first: in
     return flags
 
 
-def halvings(steps: Ints, values: Floats, count: int = 3, within: int = 50) -> Flags:
-    """A loss scale that has gone down by 2^`count` or more since its highest value of the last
-    `within` steps.
+def falls(
+    steps: Ints, values: Floats, count: int = 3, within: int = 50, points: int = 5
+) -> list[tuple[int, int]]:
+    """The first and the last drop of each fall of a loss scale: one that takes it down by
+    2^`count` or more within `within` steps, or within `points` points where they lie further apart.
+    Drops that follow each other so closely are one fall.
 
     Source: OPT-175B's logbook and BigScience's tr8 chronicles: a scale that falls and falls is how
     a divergence of fp16 shows first."""
     import numpy as np
 
-    drops = np.flatnonzero(np.diff(values) < 0) + 1
+    chains: list[list[int]] = []
+    for i in (np.flatnonzero(np.diff(values) < 0) + 1).tolist():
+        near = chains and (
+            i - chains[-1][-1] <= points or steps[i] - steps[chains[-1][-1]] <= within
+        )
+        chains[-1].append(i) if near else chains.append([i])
+    return [
+        (chain[0], chain[-1]) for chain in chains
+        if _fell(steps, values, chain, 2.0**count, within, points)
+    ]  # fmt: skip
+
+
+def _fell(
+    steps: Ints, values: Floats, chain: list[int], times: float, within: int, points: int
+) -> bool:
+    """Whether a chain of drops contains one by so many `times` within the window."""
+    import numpy as np
+
+    for i in chain:
+        begin = min(max(0, i - points), int(np.searchsorted(steps, steps[i] - within)))
+        if values[begin:i].max(initial=0.0) >= times * values[i]:
+            return True
+    return False
+
+
+def early(values: Floats, until: int = 128, window: int = 32, threshold: float = 8.0) -> Flags:
+    """Of the first `until` points, which the rules above do not judge: those that lie `threshold`
+    sigma and a tenth of the level above the median of the `window` points before them. Sigma is the
+    noise from point to point. Our own."""
+    import numpy as np
+
     flags = np.zeros(len(values), bool)
-    for i in drops.tolist():
-        begin = int(np.searchsorted(steps, steps[i] - within))
-        flags[i] = values[begin:i].max(initial=0.0) >= 2**count * values[i]
+    for i in range(window, min(until, len(values))):
+        before = values[i - window : i]
+        level = float(np.median(before))
+        flags[i] = values[i] - level > max(threshold * max(noise(before), STEADY), 0.1 * abs(level))
     return flags
 
 
-def cusum(
-    values: Floats, slack: float = 1.0, limit: float = 20.0, window: int = 50
-) -> list[tuple[int, int]]:
-    """Slow rises over the best level so far: the point from which the sum of what lies above that
-    level by more than `slack` sigma grew, and the one at which it reached `limit` sigma.
-
-    The level is the lowest mean of `window` points so far, sigma the noise from point to point.
-    Source: E. S. Page, "Continuous inspection schemes", Biometrika 41 (1954); sigma by the median
-    of absolute differences."""
-    import numpy as np
-
-    if len(values) <= 2 * window:
-        return []
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    means = (sums[window:] - sums[:-window]) / window
-    best = np.minimum.accumulate(means)
-    sigma = noise(values)
-    if sigma < STEADY:
-        return []
-    excess = (values[window:] - best[: len(values) - window]) / sigma - slack
-    found: list[tuple[int, int]] = []
-    total, begin, over = 0.0, 0, False
-    for i, more in enumerate(excess.tolist()):
-        if total <= 0.0:
-            begin = i
-        total = max(0.0, total + min(more, limit / 2))
-        if total > limit and not over:
-            found.append((window + begin, window + i))
-        over = (over or total > limit) and total > 0.0
-    return found
-
-
 def noise(values: Floats) -> float:
-    """The standard deviation from point to point, by the median of absolute differences: a trend
-    and single spikes do not count."""
+    """The standard deviation from point to point, by the median of how far points lie from the
+    middle of two neighbours: a trend and single spikes do not count. It is the larger one by the
+    next neighbours and by those five points away, for noise whose neighbours are alike."""
     import numpy as np
 
-    return float(np.median(np.abs(np.diff(values)))) / (0.6745 * 2**0.5) if len(values) > 1 else 0.0
+    most = 0.0
+    for far in (1, 5):
+        if len(values) > 2 * far:
+            apart = values[far:-far] - (values[2 * far :] + values[: -2 * far]) / 2
+            most = max(most, float(np.median(np.abs(apart))))
+    return most / (0.6745 * math.sqrt(1.5))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule as `--rule` names it: what it says in the output, and the signals that it judges."""
+    """A rule as `--rule` names it: what it says in the output, and the signals that it judges.
+    `judge` flags points; rules without it find stretches (`signs.py`)."""
 
     name: str
     text: str
@@ -145,8 +155,10 @@ RULES: Mapping[str, Rule] = {
         Rule("olmo-core", "6 sigma over 128 points (OLMo-core)", (LOSS, GRAD_NORM),
              lambda _, values: sigma(values, 128, 6.0)),
         Rule("zclip", "a z-score above 2.5 (ZClip)", (GRAD_NORM,), lambda _, values: zclip(values)),
-        Rule("loss-scale", "three halvings within 50 steps", (LOSS_SCALE,), halvings),
-        Rule("cusum", "a slow rise over the best level (CUSUM)", (LOSS,)),
+        Rule("early", "8 sigma within the first 128 points", (LOSS,),
+             lambda _, values: early(values)),
+        Rule("loss-scale", "three halvings within 50 steps", (LOSS_SCALE,)),
+        Rule("cusum", "a rise that matters over the best level (CUSUM)", (LOSS,)),
         Rule("nan", "not a finite number", (LOSS, GRAD_NORM)),
     )
 }  # fmt: skip

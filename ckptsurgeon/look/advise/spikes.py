@@ -8,39 +8,42 @@ from typing import Any
 
 from ckptsurgeon.logs.curves import Branch, Curve
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS
-from ckptsurgeon.look.advise.rules import RULES, cusum, noise
+from ckptsurgeon.look.advise.rises import LONG, Rise, cusum, onset, scale
+from ckptsurgeon.look.advise.rules import noise
+from ckptsurgeon.look.advise.signs import Sign, signs
 
 PATIENCE = 100
 """Steps within which the loss must be back, or the spike is malignant: as far as PaLM went back."""
 LEAD = 5
 """Points by which another signal may move before the loss and still belong to the same spike."""
 SETTLED = 11
-"""Points whose median must be back: one low batch is no recovery."""
-WINDOW = {"olmo2": 1000}
-"""Points before a spike that say what the level was; 128 for the other rules."""
-AUTO = ("olmo2", "olmo-core", "loss-scale", "cusum", "nan")
-
-
-@dataclass(frozen=True)
-class Sign:
-    """A point at which a rule says that a signal left its course. `seen` is the step from which on
-    it could be told, later than that for a slow rise."""
-
-    signal: str
-    step: int
-    rule: str
-    seen: int
+"""Points whose median must be back: one low batch is no recovery. A log that names a step only now
+and then must have so many points of PATIENCE, too."""
+WINDOW = {"olmo2": 1000, "early": 32}
+"""Points before a spike that say how the loss scattered; 128 for the other rules."""
+FALLS = 0.15
+"""Share of a jump by which the loss must have fallen again where other data made it."""
+LASTING = 0.6
+"""Share of a rise that matters which must last: a spike on the crest of a wave of the data is not
+back at once."""
+NEAR, LATE = 10, 3
+"""Points before and after the one at which a rise began by its shape, in which the sign of another
+rule dates it."""
+LEAST = 4 * SETTLED
+"""Points of the loss below which nothing is said by all rules together."""
+AUTO = ("olmo2", "olmo-core", "early", "loss-scale", "cusum", "nan")
 
 
 @dataclass(frozen=True)
 class Spike:
     """From the step `first`, at which `signal` moved by `rule`, to `last`, at which the loss was
-    back, or None. `level` is what the loss was before, `peak` its highest value.
+    back, or None. `peak` is the highest value of the loss.
 
-    `slow` is a rise that no rule for spikes sees.
-    `malignant` means that it was not back within PATIENCE; None: the log ends before that can be
-    told. `signs` are those of all signals, in order. After a `shift` the loss falls again from a
-    new level: other data would look like this."""
+    `level` is the mean of the LONG points before. `slow` is a rise that no rule for spikes sees.
+    `malignant` means that it was not back within PATIENCE, at a level that matters; None: the log
+    ends before that can be told. `signs` are those of all signals, in order. After a `shift` the
+    loss stays at a new level that is hardly higher, or falls again from it: other data would look
+    like this. `broken` is the first step at which the loss was no number."""
 
     first: int
     last: int | None
@@ -52,29 +55,29 @@ class Spike:
     peak: float | None = None
     shift: bool = False
     slow: bool = False
+    broken: int | None = None
 
 
 def needed(rule: str | None) -> int:
     """How many points of the loss a rule must have seen before it says anything."""
-    return {"olmo2": 1001, "zclip": 26, "nan": 1, "loss-scale": 2, "cusum": 101}.get(
-        rule or "", 129
-    )
+    own = {"olmo2": 1001, "olmo-core": 129, "zclip": 26, "nan": 1, "loss-scale": 2, "early": 33}
+    return own.get(rule or "", LEAST)
 
 
 def find(branch: Branch, rule: str | None = None) -> list[Spike]:
     """All spikes in these curves, oldest first, by one rule or by all of AUTO.
 
     By itself OLMo 2's rule judges what has 1,000 points before it, and OLMo-core's what has not."""
-    signs = _signs(branch, (rule,) if rule else AUTO)
-    curve = branch[LOSS]
-    own = [sign for sign in signs if sign.signal == LOSS]
-    judged = _of_loss(curve, [sign for sign in own if sign.rule != "cusum"], branch)
-    slow = _of_loss(curve, [sign for sign in own if sign.rule == "cusum"], branch)
-    judged = _either(judged, slow)
-    others = [sign for sign in signs if sign.signal != LOSS]
-    spikes = [_with(spike, others, curve) for spike in judged]
+    rules = (rule,) if rule else AUTO
+    found = signs(branch, rules)
+    loss = _Loss(branch)
+    own = [sign for sign in found if sign.signal == LOSS]
+    rises = loss.rises(own) if "cusum" in rules else []
+    judged = sorted([*rises, *loss.sharp(own, rises)], key=lambda spike: spike.first)
+    others = [sign for sign in found if sign.signal != LOSS]
+    spikes = [_with(spike, others, loss.curve) for spike in judged]
     taken = {sign for spike in spikes for sign in spike.signs}
-    inside = [(s.first, curve.steps[-1] if s.last is None else s.last) for s in spikes]
+    inside = [loss.span(spike) for spike in judged]
     alone = [
         sign for sign in others
         if sign not in taken and not any(a <= sign.step <= b for a, b in inside)
@@ -83,109 +86,213 @@ def find(branch: Branch, rule: str | None = None) -> list[Spike]:
     return sorted(spikes, key=lambda spike: spike.first)
 
 
-# --- signs ---------------------------------------------------------------------------------------
-
-
-def _signs(branch: Branch, rules: Sequence[str]) -> list[Sign]:
-    import numpy as np
-
-    out: list[Sign] = []
-    for name in rules:
-        for signal in RULES[name].signals:
-            curve = branch.get(signal)
-            if curve is None:
-                continue
-            finite = np.isfinite(curve.values)
-            steps, values = curve.steps[finite], curve.values[finite]
-            judge = RULES[name].judge
-            if name == "nan":
-                found = curve.steps[~finite] if signal == LOSS else curve.steps[:0]
-            elif name == "cusum":
-                out += [Sign(signal, int(steps[a]), name, int(steps[b])) for a, b in cusum(values)]
-                continue
-            else:
-                assert judge is not None
-                flags = judge(steps, values)
-                if name == "olmo-core" and "olmo2" in rules:
-                    flags[1000:] = False
-                found = steps[flags]
-            out += [Sign(signal, step, name, step) for step in found.tolist()]
-    return sorted(out, key=lambda sign: sign.step)
-
-
 # --- the loss ------------------------------------------------------------------------------------
 
 
-def _of_loss(curve: Curve, signs: Sequence[Sign], branch: Branch) -> list[Spike]:
-    import numpy as np
+class _Loss:
+    """The loss while its spikes are judged: what is not finite counts as higher than any number."""
 
-    values = np.where(np.isfinite(curve.values), curve.values, np.inf)
-    medians = _ahead(values)
-    spikes: list[Spike] = []
-    end = -1
-    for sign in signs:
-        k, seen = np.searchsorted(curve.steps, [sign.step, sign.seen]).tolist()
-        if k <= end:
-            continue
-        before = values[:k][np.isfinite(values[:k])]
-        if sign.rule == "cusum":
-            best = float(_means(before).min(initial=np.inf))
-            usual: float | None = best
-            bound, ahead = best + noise(before) / 2, np.append(_means(values), [np.inf] * 49)
-        else:
+    def __init__(self, branch: Branch) -> None:
+        import numpy as np
+
+        self.branch, self.curve = branch, branch[LOSS]
+        self.steps = self.curve.steps
+        finite = np.isfinite(self.curve.values)
+        self.known = np.flatnonzero(finite)  # the points of `plain`
+        self.plain = self.curve.values[finite]
+        self.values = np.where(finite, self.curve.values, np.inf)
+        self.ahead = _ahead(self.values)
+        self.begun = float(np.median(self.plain[:5])) if len(self.plain) else np.inf
+        self.size = np.full(len(self.values), np.inf)
+        self.size[self.known] = scale(self.plain)[1]
+
+    def rises(self, own: Sequence[Sign]) -> list[Spike]:
+        """Rises that matter, dated by the first sign of another rule near to where they began.
+        After a shift the level is a new one."""
+        out: list[Spike] = []
+        base = start = 0
+        scales = scale(self.plain)
+        while (rise := cusum(self.plain[base:], start - base, scales)) is not None:
+            spike, end = self._rise(rise, base, own)
+            start = max(end, base + rise.seen + 1)
+            if spike is not None:
+                out.append(spike)
+                if spike.shift:
+                    base = start = base + max(rise.seen, rise.begin + SETTLED)
+                    scales = scale(self.plain[base:], self.begun)
+        return out
+
+    def _rise(self, rise: Rise, start: int, own: Sequence[Sign]) -> tuple[Spike | None, int]:
+        """The spike that a rise in `plain` is, and the point at which it ends there; None where it
+        never was as high as matters, over SETTLED points."""
+        import numpy as np
+
+        began, seen = (int(self.known[start + k]) for k in (rise.begin, rise.seen))
+        back = self._back(seen, rise.level + rise.size / 3)
+        end = len(self.values) if back is None else back
+        high = _highest(self.values[began:end])
+        stop = int(np.searchsorted(self.known, end))
+        if high < rise.level + rise.size:
+            return None, stop
+        shape = int(self.known[start + onset(self.plain[start:], rise, high)])
+        near = [
+            sign for sign in own
+            if shape - NEAR <= (k := self._point(sign.step)) <= min(seen, shape + LATE)
+            and self.values[k] > rise.level + rise.size / 2
+        ]  # fmt: skip
+        step = int(self.steps[shape])
+        sign = Sign(LOSS, step, "cusum", int(self.steps[seen]))
+        if near:
+            sign = near[0]
+        k = self._point(sign.step)
+        malignant = self._malignant(seen, back)
+        malignant = malignant if self._lasted(began, end, rise.level, rise.size) else False
+        shift = self._shifted(k, rise.level)
+        return self._spike(sign, back, False if shift else malignant, shift, slow=not near), stop
+
+    def sharp(self, own: Sequence[Sign], rises: Sequence[Spike]) -> list[Spike]:
+        """What the other rules say, apart from the `rises`."""
+        import numpy as np
+
+        spans = [self.span(spike) for spike in rises]
+        out: list[Spike] = []
+        end = -1
+        for sign in own:
+            k = self._point(sign.step)
+            if k <= end or any(a <= sign.step <= b for a, b in spans):
+                continue
+            before = self.values[:k][np.isfinite(self.values[:k])]
             last = before[-WINDOW.get(sign.rule, 128) :]
-            usual = float(last.mean()) if len(last) else None
-            bound = np.inf if usual is None else usual + 2 * float(last.std())
-            ahead = np.maximum(medians, values)  # back at a point that is good itself
-        good = np.flatnonzero((ahead[seen + 1 :] <= bound) & np.isfinite(ahead[seen + 1 :]))
-        back = seen + 1 + int(good[0]) if len(good) else None
-        malignant = _malignant(curve.steps, seen, back, values)
-        if sign.rule == "cusum" and malignant is not True:
-            continue  # a swell that went back is no spike
-        end = len(values) if back is None else back
-        after = values[k:end]
+            usual = float(before[-LONG:].mean()) if len(before) else None
+            bound = np.inf
+            if usual is not None:
+                bound = max(
+                    float(last.mean()) + 2 * float(last.std()), usual + 2 * noise(before[-LONG:])
+                )
+            back = self._back(k, bound)
+            malignant, shift = self._malignant(k, back), False
+            end = len(self.values) if back is None else back
+            if malignant is not False and usual is not None:
+                until = self._point(sign.step + self._patience(k))
+                high = float(np.median(self.values[k : min(end, until)])) >= usual + self.size[k]
+                high = high and self._lasted(k, end, usual, float(self.size[k]))
+                shift = malignant is True and (
+                    self._shifted(k, usual) or (not high and back is None)
+                )
+                malignant = malignant if high and not shift else False
+                end = until if shift else end
+            out.append(self._spike(sign, back, malignant, shift))
+        return out
+
+    def _spike(
+        self,
+        sign: Sign,
+        back: int | None,
+        malignant: bool | None,
+        shift: bool,
+        slow: bool = False,
+    ) -> Spike:
+        import numpy as np
+
+        k = self._point(sign.step)
+        after = self.values[k : len(self.values) if back is None else back]
         peak = float(after[np.isfinite(after)].max(initial=-np.inf))
-        spikes.append(
-            Spike(
-                sign.step,
-                None if back is None else int(curve.steps[back]),
-                LOSS,
-                sign.rule,
-                malignant,
-                (sign,),
-                usual,
-                peak if np.isfinite(peak) else None,
-                slow=sign.rule == "cusum",
-            )
+        broken = np.flatnonzero(np.isinf(after))
+        before = self.values[:k][np.isfinite(self.values[:k])][-LONG:]
+        level = float(before.mean()) if len(before) else None
+        return Spike(
+            sign.step, None if back is None else int(self.steps[back]), LOSS, sign.rule, malignant,
+            (sign,), level, peak if np.isfinite(peak) else None, shift, slow,
+            int(self.steps[k + broken[0]]) if len(broken) else None,
+        )  # fmt: skip
+
+    def _lasted(self, k: int, end: int, level: float, size: float) -> bool:
+        """Whether what followed the first SETTLED points was high, too, or the log ends there."""
+        import numpy as np
+
+        after = self.values[k + SETTLED : end]
+        return (
+            k + 2 * SETTLED > len(self.values)
+            or bool(np.isinf(after).any())
+            or _highest(after) >= level + LASTING * size
         )
-        if back is None and usual is not None and _shifted(values, k, usual, branch):
-            spikes[-1] = replace(spikes[-1], malignant=False, shift=True)
-    return spikes
+
+    def span(self, spike: Spike) -> tuple[int, int]:
+        """The steps in which no other spike of the loss is looked for: until it was back, or, at a
+        new level, until that is known."""
+        if spike.shift:
+            return spike.first, spike.first + self._patience(self._point(spike.first))
+        return spike.first, int(self.steps[-1]) if spike.last is None else spike.last
+
+    def _patience(self, k: int) -> int:
+        """PATIENCE in steps, SETTLED points or more."""
+        beyond = self.steps[min(k + SETTLED, len(self.steps) - 1)]
+        return max(PATIENCE, int(beyond - self.steps[k]))
+
+    def _point(self, step: int) -> int:
+        import numpy as np
+
+        return int(np.searchsorted(self.steps, step))
+
+    def _back(self, k: int, bound: float) -> int | None:
+        """The first point after `k` that is good itself, with the median of those that follow."""
+        import numpy as np
+
+        ahead = np.maximum(self.ahead, self.values)[k + 1 :]
+        good = np.flatnonzero((ahead <= bound) & np.isfinite(ahead))
+        return k + 1 + int(good[0]) if len(good) else None
+
+    def _malignant(self, k: int, back: int | None) -> bool | None:
+        """None: the log ends before the loss had PATIENCE to come back. A loss that is no number at
+        the end, three times or more, does not come back."""
+        import numpy as np
+
+        end = len(self.steps) - 1 if back is None else back
+        waited = bool(self.steps[end] - self.steps[k] >= PATIENCE and end - k >= SETTLED)
+        if back is not None:
+            return waited
+        lost = len(self.values) - k >= 3 and bool(np.isinf(self.values[-3:]).all())
+        return True if waited or lost else None
+
+    def _shifted(self, k: int, usual: float) -> bool:
+        """Whether the loss jumped at once to a level below where the run began, and has fallen
+        since, with a gradient norm as before. A model that breaks takes some updates to it, or goes
+        higher; without a gradient norm nothing tells the two apart."""
+        import numpy as np
+
+        after = self.values[k:]
+        if len(after) < 4 * SETTLED or np.isinf(after).any():
+            return False
+        top, jump = float(np.partition(after, -3)[-3]), float(np.median(after[2:10]))
+        at_once = jump - usual >= 0.5 * (top - usual)
+        part = len(after) // 4
+        fell = float(after[:part].mean() - after[-part:].mean())
+        falls = fell > max(4 * noise(after) / part**0.5, FALLS * (top - usual))
+        return at_once and falls and top < self.begun and self._calm(k)
+
+    def _calm(self, k: int) -> bool:
+        """Whether the gradient norm is at most twice what it was before point k of the loss."""
+        import numpy as np
+
+        norm = self.branch.get(GRAD_NORM)
+        if norm is None:
+            return False
+        border = int(np.searchsorted(norm.steps, self.steps[k]))
+        before, after = norm.values[max(0, border - 128) : border], norm.values[border + SETTLED :]
+        if not len(before) or not len(after):
+            return False
+        return bool(np.median(after) <= 2 * np.median(before))
 
 
-def _means(values: Any) -> Any:
-    """The mean of each point and the 49 after it."""
+def _highest(values: Any) -> float:
+    """The highest median of LONG finite points that follow each other, of SETTLED or of 3 where
+    these are few."""
     import numpy as np
 
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    return (sums[50:] - sums[:-50]) / 50
-
-
-def _either(sharp: Sequence[Spike], slow: Sequence[Spike]) -> list[Spike]:
-    """Of a slow rise and a spike that is not back, in one time, the spike: it says better when it
-    began. Spikes that are back are part of the rise around them."""
-
-    def has(spike: Spike, rise: Spike) -> bool:
-        ends = rise.first if spike.last is None else spike.last
-        return ends >= rise.first and spike.first <= rise.signs[0].seen + PATIENCE
-
-    known = [spike for spike in sharp if spike.malignant or spike.shift]
-    rises = [rise for rise in slow if not any(has(spike, rise) for spike in known)]
-    apart = [
-        spike for spike in sharp
-        if not any(rise.first <= spike.first and rise.last is None for rise in rises)
-    ]  # fmt: skip
-    return [*apart, *rises]
+    values = values[np.isfinite(values)]
+    each = next((n for n in (LONG, SETTLED) if len(values) >= 2 * n), 3)
+    whole = values[: len(values) // each * each].reshape(-1, each)
+    return float(np.median(whole, axis=1).max(initial=-np.inf))
 
 
 def _ahead(values: Any) -> Any:
@@ -199,50 +306,6 @@ def _ahead(values: Any) -> Any:
     return out
 
 
-def _malignant(steps: Any, k: int, back: int | None, values: Any) -> bool | None:
-    """None: the log ends before the loss had PATIENCE to come back. A loss that is no number at
-    the end, three times or more, does not come back."""
-    import numpy as np
-
-    if back is not None:
-        return bool(steps[back] - steps[k] > PATIENCE)
-    if steps[-1] - steps[k] >= PATIENCE and len(steps) - k > SETTLED:
-        return True
-    return True if len(values) - k >= 3 and not np.isfinite(values[-3:]).any() else None
-
-
-def _shifted(values: Any, k: int, usual: float, branch: Branch) -> bool:
-    """Whether the loss jumped at once to a level below where the run began, and has fallen since
-    with a gradient norm as before. A model that breaks takes some updates to it, or goes higher."""
-    import numpy as np
-
-    after = values[k:]
-    if len(after) < 4 * SETTLED or not np.isfinite(after).all():
-        return False
-    peak = float(after.max())
-    at_once = float(after[:3].max()) - usual >= 0.5 * (peak - usual)
-    part = len(after) // 4
-    sigma = noise(after)
-    fell = float(after[:part].mean() - after[-part:].mean())
-    falls = fell > 4 * sigma / part**0.5
-    begun = float(values[:3].mean())
-    return at_once and falls and peak < begun and _calm(branch, k)
-
-
-def _calm(branch: Branch, k: int) -> bool:
-    """Whether the gradient norm is at most twice what it was before point k of the loss."""
-    import numpy as np
-
-    norm = branch.get(GRAD_NORM)
-    if norm is None:
-        return True
-    border = int(np.searchsorted(norm.steps, branch[LOSS].steps[k]))
-    before, after = norm.values[max(0, border - 128) : border], norm.values[border + SETTLED :]
-    if not len(before) or not len(after):
-        return True
-    return bool(np.median(after) <= 2 * np.median(before))
-
-
 # --- the other signals ---------------------------------------------------------------------------
 
 
@@ -253,7 +316,7 @@ def _with(spike: Spike, others: Sequence[Sign], curve: Curve) -> Spike:
     first = spike.first
     chain: list[Sign] = []
     for sign in reversed([sign for sign in others if sign.step < spike.first]):
-        gap = np.searchsorted(curve.steps, first) - np.searchsorted(curve.steps, sign.step)
+        gap = np.searchsorted(curve.steps, first) - np.searchsorted(curve.steps, sign.seen)
         if gap > LEAD:
             break
         first = sign.step
