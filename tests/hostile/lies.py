@@ -21,6 +21,8 @@ from tests.support.snapshot import HOME
 from tests.support.tiny_run import make_run
 
 OWNER = 65534
+PRECIOUS = "precious"
+"""What is in the victim's files."""
 DEAD = 2**22 + 1
 """No process has this number."""
 Lie = Callable[[Path, str], None]
@@ -47,11 +49,13 @@ def world(place: Path) -> Path:
     """A folder with a run on which one surgery was done, and the victim beside it."""
     victim = place / "victim"
     (victim / "empty").mkdir(parents=True)
-    for name in ("file", "events.out.tfevents.1", "x.heir"):
-        (victim / name).write_text("precious")
+    for name in ("file", "events.out.tfevents.1"):
+        (victim / name).write_text(PRECIOUS)
+    (victim / "file.heir").write_text(json.dumps(_record("0123456789abcdef")))
     root = make_run(place / "run", steps=(4, 8))
     surgery.apply(Run.open(root), plan(Run.open(root), from_data({"rollback": {"to": 4}})))
     (root / "linked").symlink_to(victim)
+    (root / "latest").write_text("a file of the run")
     (root / HOME / "attic/0009").symlink_to(victim)
     (root / HOME / "attic/0001/file").write_text("planted")
     return place
@@ -76,6 +80,7 @@ def receipt(root: Path, **said: Any) -> None:
     """The newest receipt says this, too."""
     path = root / HOME / "receipts/0001/receipt.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+    (root / HOME / "staging/0001").mkdir(parents=True, exist_ok=True)
 
 
 def _inverse(*edits: Any) -> Lie:
@@ -87,7 +92,7 @@ def _filled(value: Any, lead: str) -> Any:
         return {key: _filled(item, lead) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_filled(item, lead) for item in value]
-    return lead if value == "LEAD" else value
+    return value.replace("LEAD", lead) if isinstance(value, str) else value
 
 
 def _id(root: Path, lead: str) -> None:
@@ -97,12 +102,12 @@ def _id(root: Path, lead: str) -> None:
 KEPT = f"{HOME}/attic/0001/file"
 MOVES: dict[str, dict[str, Any]] = {
     "move from": {"kind": "Move", "src": "LEAD", "dst": "stolen", "content": None, "like": None},
-    "move to": {"kind": "Move", "src": KEPT, "dst": "LEAD", "content": None, "like": None},
+    "move to": {"kind": "Move", "src": KEPT, "dst": "LEAD.tfevents", "content": None, "like": None},
     "replace": {"kind": "Replace", "file": "LEAD", "staged": KEPT,
                 "kept": f"{HOME}/staging/0001/k", "content": None},
-    "replace by": {"kind": "Replace", "file": "config", "staged": "LEAD",
+    "replace by": {"kind": "Replace", "file": "latest", "staged": "LEAD",
                    "kept": f"{HOME}/staging/0001/k", "content": None},
-    "replace and keep as": {"kind": "Replace", "file": "config", "staged": KEPT, "kept": "LEAD",
+    "replace and keep as": {"kind": "Replace", "file": "latest", "staged": KEPT, "kept": "LEAD.new",
                             "content": None},
     "truncate": {"kind": "Truncate", "file": "LEAD", "old_size": 1, "new_size": 8,
                  "digest": hashlib.sha256(b"recious").hexdigest(), "spans": [[1, 8]],
@@ -125,8 +130,14 @@ def journal(root: Path, **said: Any) -> None:
     body = json.dumps(entry).encode()
     (root / HOME / "journal").write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
     staging = root / HOME / "staging"
-    (staging / "0002").mkdir(parents=True, exist_ok=True)
+    for id in ("0001", "0002"):
+        (staging / id).mkdir(parents=True, exist_ok=True)
     (staging / "0002.tails").write_bytes(b"evil")
+
+
+def _empty(lead: str) -> str:
+    """The empty folder beside what it leads to."""
+    return f"{lead.rpartition('/')[0]}/empty"
 
 
 def _step(edit: dict[str, Any]) -> Lie:
@@ -138,14 +149,19 @@ def _step(edit: dict[str, Any]) -> Lie:
 
 def lock(root: Path, token: str) -> None:
     """A stale lock, and what its token would make a claim lead through."""
-    record = {"token": token, "host": os.uname().nodename, "boot": "another boot",
-              "namespace": Path("/proc/self/ns/pid").stat().st_ino, "pid": DEAD, "start": 1,
-              "uid": 0, "title": "set lr", "time": "2026-01-01T00:00:00Z"}  # fmt: skip
-    (root / HOME / "lock").write_text(json.dumps(record))
+    (root / HOME / "lock").write_text(json.dumps(_record(token)))
+
+
+def _record(token: str) -> dict[str, Any]:
+    return {
+        "token": token, "host": os.uname().nodename, "boot": "another boot",
+        "namespace": Path("/proc/self/ns/pid").stat().st_ino, "pid": DEAD, "start": 1, "uid": 0,
+        "title": "set lr", "time": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
 
 
 def _token(root: Path, lead: str) -> None:
-    lock(root, f"/../../{lead.removesuffix('.heir')}")
+    lock(root, f"/../../{lead}")
     (root / HOME / "lock.").mkdir(exist_ok=True)
 
 
@@ -170,6 +186,7 @@ def saved_plan(root: Path, *edits: Any) -> None:
         "changes": [], "edits": list(edits), "assumes": [], "promise": None,
     }  # fmt: skip
     (root / "plan.json").write_text(json.dumps(document))
+    (root / HOME / "staging/0001").mkdir(parents=True, exist_ok=True)
 
 
 def _planned(edit: dict[str, Any]) -> Lie:
@@ -201,7 +218,7 @@ SOURCES = {
         lambda root, lead: journal(root, files=[lead], committed=False), (*RECOVER, *SET)
     ),
     "journal: directories": Source(
-        lambda root, lead: journal(root, directories=[f"{lead}/../empty"], committed=False), RECOVER
+        lambda root, lead: journal(root, directories=[_empty(lead)], committed=False), RECOVER
     ),
     "journal: id": Source(lambda root, lead: journal(root, id=lead), RECOVER),
     "lock: token": Source(_token, (*SET, *UNDO, *RECOVER, ("unlock", "-y"), ("status",))),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ckptsurgeon.surgery import render, restore, undo
+from ckptsurgeon.transaction import journal, lock
 from tests.hostile import lies
 from tests.hostile.watched import as_user, load_everything, run_watched
 
@@ -65,3 +68,25 @@ def test_an_honest_run_takes_the_same_commands(place: Path) -> None:
     world = lies.copied(place / "template", place / "honest")
     for words in (*lies.LOOK, *lies.SET, ("undo", "-y"), ("undo", "-y"), *lies.PRUNE):
         assert run_watched(world / "run", words)[0] == 0, words
+
+
+REACHING = sorted({
+    *(source for source in lies.SOURCES if source.startswith(("receipt: ", "journal: ", "plan: "))),
+    "lock: token",
+} - {"receipt: id", "journal: id"})  # fmt: skip
+"""Those that nothing but the check of names, and of tokens, stands in the way of."""
+
+
+@pytest.mark.parametrize("source", REACHING)
+def test_the_watch_sees_a_lie_that_is_believed(
+    place: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the check of names, the same lies lead to the victim."""
+    for module in (journal, undo, render, restore):
+        for check in ("refuse_foreign", "refuse_foreign_staging"):
+            monkeypatch.setattr(module, check, lambda *_: None, raising=False)
+    monkeypatch.setattr(lock, "TOKEN", re.compile(".*"))
+    root = hostile(place, source, "climbs")
+    with pytest.raises(AssertionError, match=r"touched the victim|copied what the victim has"):
+        for words in lies.SOURCES[source].commands:
+            run_watched(root, words)

@@ -14,6 +14,7 @@ from typing import Any
 
 import ckptsurgeon
 from tests.hostile.hostile_run import call
+from tests.hostile.lies import PRECIOUS
 
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
 """Audit events of a process that is started."""
@@ -53,6 +54,12 @@ def seen(folder: Path) -> Seen:
     return out
 
 
+def copies(root: Path) -> list[Path]:
+    """Files of the run that have what is in the victim's."""
+    files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+    return [path for path in files if path.read_bytes() == PRECIOUS.encode()]
+
+
 def words_in(root: Path, words: Sequence[str]) -> list[str]:
     """The command in this run, as a person types it; PLAN is the plan that lies there."""
     return [str(root / "plan.json") if word == "PLAN" else word for word in words] + [
@@ -68,6 +75,7 @@ def run_watched(root: Path, words: Sequence[str]) -> tuple[int, str]:
         status, out, said = call(*words_in(root, words))
     assert seen(victim) == before, f"{words} touched the victim\n{out}{said}"
     assert sorted(root.parent.iterdir()) == beside, f"{words} left something beside the run"
+    assert not copies(root), f"{words} copied what the victim has\n{out}{said}"
     assert "Traceback" not in out + said
     assert status in (0, 1, 2, 4, 5), (status, said)
     return status, out + said
