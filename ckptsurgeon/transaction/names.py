@@ -10,8 +10,9 @@ before anything is done with it:
 - In `.ckptsurgeon` it is in the staging or the attic of a surgery, and only an edit of files that
   come and go has such a name: nothing there is replaced, appended to or truncated.
 
-What an edit copies bytes from is in the run or a log folder too, or is a file that the plan has
-fingerprinted. Reads only; what changes after the check meets `disk`, which follows no link.
+What an edit copies bytes from is in the run or a log folder too, wherever links lead; or it is the
+file that it edits, or one that the plan has fingerprinted. Reads only; what changes after the check
+meets `disk`, which follows no link.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def refuse_foreign(
                 raise run.foreign(name, "is neither staged nor in an attic")
             run.refuse_file(name)
         for name in _sources(edit):
-            if name not in known:
-                run.below(name)
+            if name not in known and name not in _files(edit):
+                run.refuse_source(name)
         for name in (*_files(edit), *_passing(edit)):
             run.enter(name)
     run.refuse_links()
@@ -159,6 +160,7 @@ class _Bounds:
         self.logs = [str(folder).rstrip("/") for folder in logs]
         self.where = where
         self._entered: dict[str, str] = {}
+        self._read: set[str] = set()
 
     def below(self, name: str) -> dict[str, tuple[str, ...]]:
         """The folder that `name` may not leave, with the parts of the name below it: the run, or
@@ -195,6 +197,16 @@ class _Bounds:
             raise self.foreign(name, f"is in {HOME}, where only surgeries keep what they need")
         if name.startswith("../") and EVENTS not in posixpath.basename(name):
             raise self.foreign(name, "lies outside of the run and is no event file")
+
+    def refuse_source(self, name: str) -> None:
+        """Raise unless it is in the run or in a log folder, wherever links on the way lead."""
+        self.below(name)
+        if name not in self._read:
+            self._read.add(name)
+            real = os.path.realpath(f"{self.root}/{name}")
+            own = (os.path.realpath(self.root), *self.logs)
+            if not any(real.startswith(f"{folder}/") for folder in own):
+                raise self.foreign(name, "leads out of the run, and the plan did not read it")
 
     def is_log_folder(self, name: str) -> bool:
         """Whether it is one of the log folders itself."""
