@@ -1,7 +1,8 @@
 """Each refusal leads somewhere: its hints are followed, on the run that was refused, to their end.
 
 A hint ends well if it is a command that works as it is printed, or if it names a flag, a key or a
-file of the trainer. It may not lead in a circle, to wrong usage, or past three commands.
+file of the trainer. It may not lead in a circle, to wrong usage, or past three commands, and keeps
+the --dry-run and the --json of what was typed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from ckptsurgeon import Run
 from ckptsurgeon.cli import app
+from ckptsurgeon.cli.commands import commands
 from tests.formats.matrix import FORMATS
 from tests.support.snapshot import snapshot
 
@@ -79,7 +81,7 @@ COMMANDS = (
     "show",
     "show FIRST",
     "fork BRANCH --copy",
-    "export EXPORT",
+    "export -o EXPORT",
     "compact",
     "shrink",
     "prune",
@@ -94,6 +96,7 @@ OF_A_TRAINER = re.compile(
     r"|^mv \S+ \S+"
 )
 """A flag, a key of a config, a file, or the new name of a folder."""
+CARRIED = ("--dry-run", "--json")
 
 
 def walk(words: Sequence[str], way: tuple[str, ...] = ()) -> list[str]:
@@ -118,7 +121,13 @@ def walk(words: Sequence[str], way: tuple[str, ...] = ()) -> list[str]:
     bad = []
     for hint in hints:
         if hint.startswith("ckptsurgeon "):
-            following = shlex.split(hint.split("    ")[0])[1:]
+            typed = shlex.split(hint.split("    ")[0])[1:]
+            kept = {"--json"}
+            if commands()[typed[0]].changes and not _looks(words):
+                kept.add("--dry-run")
+            if "--help" not in typed and kept - set(typed):
+                bad.append(f"{shown} → {hint}: without {kept - set(typed)}")
+            following = [word for word in typed if word not in CARRIED]
             if shlex.join(following) in here:
                 bad.append(f"{shown} → {hint}: a circle")
             else:

@@ -114,7 +114,7 @@ def _local(run: Path, step: int, given: Any) -> list[Rival]:
     what = f"{folder} holds local checkpoints up to iteration {newest}"
     if _inside(folder, run):
         return [Rival(newest, what, tuple(files))]
-    return [Rival(newest, what, (), f"mv {folder} {folder}.aside    on every node")]
+    return [Rival(newest, what, (), shell(["mv", folder, f"{folder}.aside"], why="on every node"))]
 
 
 def _files(folder: Path) -> list[Path]:
