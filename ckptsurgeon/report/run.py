@@ -277,7 +277,8 @@ def _next(values: Promise | None, style: Style) -> list[str]:
     name = f"{values.optimizer}: " if values.optimizer else ""
     verb = "uses" if values.asked else "would use"
     uses = [f"  step {values.step} {verb} {name}{'   '.join(promise(values)[:3])}"]
-    told = [] if values.asked else [f"  {NOT_ASKED}: ckptsurgeon verify --log FILE compares"]
+    compare = command("verify", "--log", "FILE")
+    told = [] if values.asked else [f"  {NOT_ASKED}: {compare} compares"]
     return [*(uses if promise(values) else []), *reasons(values, style), *told]
 
 
