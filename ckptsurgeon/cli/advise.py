@@ -52,6 +52,10 @@ class RunOrLogs:
             help="What loss, grad-norm, loss-scale, lr are called in the logs; repeatable.",
         ),
     ] = None
+    step: Annotated[
+        str | None,
+        typer.Option("--step", metavar="NAME", help="What counts updates in --log FILE."),
+    ] = None
     branch: Annotated[
         list[str] | None,
         typer.Option("--branch", metavar="FILE", help="An event file of the newest branch."),
@@ -82,7 +86,7 @@ class RunOrLogs:
 
         tags, branch = _tags(self.tag or ()), self.branch or ()
         if self.log is not None:
-            return rows.of_file(self.log, tags)
+            return rows.of_file(self.log, tags, self.step)
         if not self.tb:
             assert run is not None
             return own(run, tags, branch=branch, order=self.order)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptsurgeon.logs import lineage, signals
 from ckptsurgeon.logs.axis import ITERATION, SAMPLES, axis, partner
-from ckptsurgeon.logs.signals import LOSS
+from ckptsurgeon.logs.signals import GRAD_NORM, LOSS
 from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.logs.tensorboard.event_file import DROPPED, Index
 from ckptsurgeon.logs.tensorboard.frame import Opened
@@ -196,8 +196,8 @@ def _branch(
                         steps //= per_step
                     walls = np.asarray(index.walls, np.float64)[rows]
                     parts.setdefault(signal, []).append((steps, values, walls))
-    return {signal: _curve(*map(np.concatenate, zip(*items, strict=True)))
-            for signal, items in parts.items()}  # fmt: skip
+    return _unfiltered({signal: _curve(*map(np.concatenate, zip(*items, strict=True)))
+                        for signal, items in parts.items()})  # fmt: skip
 
 
 def _curve(steps: Ints, values: Floats, walls: Floats) -> Curve:
@@ -235,6 +235,21 @@ def of_rows(rows: Iterable[Row], source: Path) -> Curves:
     return Curves(_of(kept), tuple(left), sources=(source,))
 
 
+def _unfiltered(branch: dict[str, Curve]) -> Branch:
+    """The loss as NaN where it is exactly 0 beside a gradient norm that is no number: the Hugging
+    Face Trainer logs 0 in place of a NaN (`logging_nan_inf_filter`, on unless it is told off)."""
+    import numpy as np
+
+    loss, norm = branch.get(LOSS), branch.get(GRAD_NORM)
+    if loss is None or norm is None:
+        return branch
+    zero, lost = loss.steps[loss.values == 0], norm.steps[~np.isfinite(norm.values)]
+    hidden = np.isin(loss.steps, np.intersect1d(zero, lost))
+    if hidden.any():
+        branch[LOSS] = Curve(loss.steps, np.where(hidden, np.nan, loss.values), loss.walls)
+    return branch
+
+
 def _of(rows: Sequence[Row]) -> Branch:
     import numpy as np
 
@@ -244,4 +259,4 @@ def _of(rows: Sequence[Row]) -> Branch:
         own = [(step, values[name], wall) for step, values, wall in rows if name in values]
         steps, values, walls = zip(*own, strict=True)
         out[name] = _curve(np.array(steps, np.int64), np.array(values, float), np.array(walls))
-    return out
+    return _unfiltered(out)

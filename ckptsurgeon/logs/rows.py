@@ -1,19 +1,26 @@
-"""Curves of a file that is no event file: CSV, JSON lines, `trainer_state.json`, printed lines."""
+"""Curves of a file that is no event file: a table, JSON lines, `trainer_state.json`, printed lines.
+
+Which name is the loss is decided once for a file, by what most of its rows have.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import Hint, again
 from ckptsurgeon.logs import signals
 from ckptsurgeon.logs.curves import Curves, Row, of_rows
 from ckptsurgeon.logs.printed.families import every
+from ckptsurgeon.logs.printed.pairs import counted, entry, pairs
 from ckptsurgeon.logs.printed.points import MAX_DOCUMENT
 from ckptsurgeon.logs.printed.stated import Stated
 
@@ -23,43 +30,159 @@ SAID = {
     "loss": signals.LOSS, "grad_norm": signals.GRAD_NORM, "loss_scale": signals.LOSS_SCALE,
     "consumed_samples": signals.SAMPLES, "batch_size": signals.BATCH_SIZE,
 }  # fmt: skip
+SHOWN = 12
+"""Names of a file that are listed where none of them is known."""
 RATES = ("lr", "next_lr", "either_lr")
 
 
-def of_file(path: Path, own: Mapping[str, str]) -> Curves:
+def of_file(path: Path, own: Mapping[str, str], step: str | None = None) -> Curves:
     """The curves in one file, by its first line: a table with a column of steps, an object a line,
-    a `trainer_state.json`, or lines that a trainer printed. `own` names columns of signals.
+    a `trainer_state.json`, or lines that a trainer printed. `own` names what signals are called in
+    it, `step` what counts updates.
 
-    Raises UsageError for a file that can't be read."""
+    Raises UsageError for a file that can't be read, or that has neither a loss nor a gradient norm
+    under a name that is known."""
     try:
         with path.open(encoding="utf-8", errors="backslashreplace", newline="") as file:
-            first = file.readline(MAX_DOCUMENT)
-            lines: Iterable[str] = chain([first], file)
-            columns = [name.strip() for name in first.strip().split(",")]
-            if any(name in columns for name in signals.STEPS) and len(columns) > 1:
-                return of_rows(_table(lines, own), path)
-            if path.suffix == ".json":
-                return of_rows(
-                    _records(_document(path, first + file.read(MAX_DOCUMENT)), own), path
-                )
-            if first.lstrip().startswith("{") and _object(first) is not None:
-                objects = (item for line in lines if (item := _object(line)) is not None)
-                curves = of_rows(_records(objects, own), path)
-                if {signals.LOSS, signals.GRAD_NORM} & curves.kept.keys():
-                    return curves
-                file.seek(0)  # the bundled trainer's promise is an object above printed lines
-                lines = file
-            return of_rows(_printed(lines), path)
+            curves = _read(path, file, own, step)
     except OSError as error:
         raise UsageError(
             f"{path} can't be read: {error.strerror}", next="--log FILE that the trainer wrote"
         ) from None
     except csv.Error as error:
         raise UsageError(f"{path}: {error}", next="--log FILE that the trainer wrote") from None
+    return curves
 
 
-def _table(lines: Iterable[str], own: Mapping[str, str]) -> Iterator[Row]:
-    yield from _records(csv.DictReader(line.replace("\0", "") for line in lines), own)
+def _read(path: Path, file: TextIO, own: Mapping[str, str], step: str | None) -> Curves:
+    first = file.readline(MAX_DOCUMENT)
+    if not first:
+        raise UsageError(f"{path} is empty", next="--log FILE that the trainer wrote")
+    lines: Iterable[str] = chain([first], file)
+    separator = max(",", "\t", ";", key=first.count)
+    columns = next(csv.reader([first.replace("\0", "")], delimiter=separator), [])
+    if len(columns) > 1 and (_step(columns, step) is not None or _is_header(columns)):
+        clean = (line.replace("\0", "") for line in lines)
+        return _curves(path, csv.DictReader(clean, delimiter=separator), own, step, columns)
+    if path.suffix == ".json":
+        return _curves(path, _document(path, first + file.read(MAX_DOCUMENT)), own, step)
+    if first.lstrip().startswith("{") and _object(first) is not None:
+        objects = (item for line in lines if (item := _object(line)) is not None)
+        try:
+            return _curves(path, objects, own, step)
+        except UsageError:
+            file.seek(0)  # the bundled trainer's promise is an object above printed lines
+            curves = _printed(path, file, own, step)
+            if curves is None:
+                raise
+            return curves
+    curves = _printed(path, lines, own, step)
+    if curves is None:
+        file.seek(0)
+        return _counted(path, file, own, step)
+    return curves
+
+
+def _is_header(columns: Sequence[str]) -> bool:
+    """Whether a first line is that of a table: names alone, one of them with a loss."""
+    names = [name.strip() for name in columns]
+    return (
+        all(name and _number(name) is None and len(name) < 200 for name in names)
+        and any("loss" in name.lower() for name in names)
+        and not any(re.search(r"loss\W+[\d.]", name) for name in names)
+    )
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+def _curves(
+    path: Path,
+    items: Iterable[Any],
+    own: Mapping[str, str],
+    step: str | None,
+    columns: Sequence[str] = (),
+) -> Curves:
+    """The curves of records: rows of a table, objects, the pairs of a line."""
+    at = _step(columns, step)
+    counts = {name: 0 for name in columns if name and name != at}
+    records: list[tuple[Mapping[str, Any], int | None]] = []
+    for item in items:
+        if not isinstance(item, Mapping):
+            continue
+        numbers = {k: v for k, v in item.items() if isinstance(k, str) and _number(v) is not None}
+        at = _step(numbers, step)
+        for name in numbers:
+            if name != at:
+                counts[name] = counts.get(name, 0) + 1
+        count = None if at is None else _number(numbers[at])
+        whole = count is not None and math.isfinite(count) and 0 <= count < 1 << 60
+        records.append((item, int(count) if count is not None and whole else None))
+    named = signals.commonest(counts, own)
+    if not {signals.LOSS, signals.GRAD_NORM} & {name for name, found in named.items() if found}:
+        raise _unknown(path, counts, own)
+    if len(alike := named.get(signals.LOSS, [])) > 1:
+        raise UsageError(
+            f"{path} has several columns that may be the loss: {_listed(alike)}",
+            next=[again("--tag", f"loss={name}") for name in alike[:3]],
+        )
+    rows = list(_rows(records, {name: found[0] for name, found in named.items() if found}))
+    if (not rows and any(at is not None for _, at in records)) or not records:
+        raise UsageError(
+            f"{path}: no row of it has a step and a loss", next="--log FILE that the trainer wrote"
+        )
+    if not rows:
+        raise UsageError(
+            f"{path}: nothing in it is known to count steps; it has {_listed(counts)}",
+            next=again("--step", "NAME", why="which of these counts updates"),
+        )
+    return of_rows(rows, path)
+
+
+def _rows(
+    records: Iterable[tuple[Mapping[str, Any], int | None]], named: Mapping[str, str]
+) -> Iterator[Row]:
+    """Those that have a step and a number of a signal."""
+    for item, step in records:
+        values = {signal: _number(item.get(name)) for signal, name in named.items()}
+        numbers = {signal: value for signal, value in values.items() if value is not None}
+        if step is not None and numbers:
+            times = (_number(item.get(name)) for name in TIMES)
+            when = next((value for value in times if value is not None), math.nan)
+            yield step, numbers, when
+
+
+def _step(names: Iterable[str], own: str | None) -> str | None:
+    """The name that counts updates: the user's, else the best known one."""
+    if own is not None:
+        return own if own in names else None
+    known = {signals.plain(name): name for name in reversed(list(names))}
+    exact = next((known[name] for name in signals.STEPS if name in known), None)
+    if exact is not None:
+        return exact
+    last = {name.rpartition("_")[2]: known[name] for name in known if " " in known[name]}
+    return next((last[name] for name in ("step", "iteration", "iter") if name in last), None)
+
+
+def _unknown(path: Path, counts: Mapping[str, int], own: Mapping[str, str]) -> UsageError:
+    """What to say where no loss is known: what there is, and the likeliest option."""
+    likely = [name for name in counts if "loss" in name.lower()] or list(counts)
+    hints: list[Hint] = [again("--tag", f"loss={name}") for name in likely[:3]]
+    if missing := [name for signal, name in own.items() if name not in counts]:
+        return UsageError(
+            f"{path} has no {missing[0]!r}; it has {_listed(counts)}",
+            next=[again(swapped=(f"loss={missing[0]}", f"loss={name}")) for name in likely[:3]]
+            or ["--log FILE that the trainer wrote"],
+        )
+    seen = f"; it has {_listed(counts)}" if counts else ", and no number with a name"
+    return UsageError(
+        f"{path}: no loss is known in it{seen}", next=hints or ["--log FILE that the trainer wrote"]
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    return ", ".join(every[:SHOWN]) + (f" … ({len(every)})" if len(every) > SHOWN else "")
 
 
 def _document(path: Path, text: str) -> list[Any]:
@@ -83,40 +206,62 @@ def _object(line: str) -> dict[str, Any] | None:
     return item if isinstance(item, dict) else None
 
 
-def _records(items: Iterable[Any], own: Mapping[str, str]) -> Iterator[Row]:
-    """Those that have a step and a number of a signal; rows of an evaluation have neither loss nor
-    norm under these names."""
-    for item in items:
-        if not isinstance(item, Mapping):
-            continue
-        steps = (_number(item.get(name)) for name in signals.STEPS)
-        step = next((value for value in steps if value is not None and math.isfinite(value)), None)
-        if step is None or not 0 <= step < 1 << 60:
-            continue
-        filled = [name for name in item if isinstance(name, str) and item[name] not in (None, "")]
-        named = signals.found(filled, own)
-        values = {signal: _number(item[name]) for signal, name in named.items()}
-        numbers = {signal: value for signal, value in values.items() if value is not None}
-        if numbers:
-            times = (_number(item.get(name)) for name in TIMES)
-            when = next((value for value in times if value is not None), math.nan)
-            yield int(step), numbers, when
+# --- printed lines -------------------------------------------------------------------------------
 
 
-def _printed(lines: Iterable[str]) -> Iterator[Row]:
-    """Lines are told apart by their form; those that continue one say more of its update."""
-    speakers = every()
+def _printed(
+    path: Path, lines: Iterable[str], own: Mapping[str, str], step: str | None
+) -> Curves | None:
+    """By the form of the lines, where a trainer is known by it; else by their names and numbers.
+    None where no line names a step."""
+    speakers = [] if own or step is not None else every()
+    rows: list[Row] = []
+    records: list[Mapping[str, float]] = []
     begun: Stated | None = None
     for line in lines:
         statement = next((s for item in speakers if (s := item.read(line)) is not None), None)
-        if statement is None:
+        if statement is None or _mute(statement):
+            found = {} if rows else pairs(line)
+            if _step(found, step) is not None and len(found) > 1:
+                records.append(found)
             continue
         if statement.continues:
             begun = None if begun is None else begun.joined(statement)
             continue
-        yield from () if begun is None else _said(begun)
+        rows += [] if begun is None else _said(begun)
         begun = statement
-    yield from () if begun is None else _said(begun)
+    rows += [] if begun is None else _said(begun)
+    if rows:
+        return of_rows(rows, path)
+    return _curves(path, records, own, step) if records else None
+
+
+def _counted(path: Path, lines: Iterable[str], own: Mapping[str, str], step: str | None) -> Curves:
+    """Dicts that name no step: by the progress bar before them, or by their own count."""
+    records: list[Mapping[str, object]] = []
+    bar: int | None = None
+    for line in lines:
+        bar = bar if (now := counted(line)) is None else now
+        found = entry(line)
+        if found is not None and step is None and _step(map(str, found), None) is None:
+            found = {**found, "step": len(records) + 1 if bar is None else bar}
+        records += [] if found is None else [found]
+    if not records:
+        raise UsageError(
+            f"{path}: no line of it is understood: none has a step and a number with a name",
+            next="--log FILE that the trainer wrote",
+        )
+    curves = _curves(path, records, own, step)
+    if bar is not None or step is not None:
+        return curves
+    note = "its lines name no step: a step is a line here"
+    return replace(curves, notes=(*curves.notes, note))
+
+
+def _mute(statement: Stated) -> bool:
+    """Whether a line has the form of a trainer, and its loss another one: of an older release."""
+    alone = not statement.begins and not statement.continues
+    return alone and statement.loss is None and statement.grad_norm is None
 
 
 def _said(statement: Stated) -> Iterator[Row]:

@@ -7,6 +7,7 @@ DeepSpeed's monitor.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 
 LOSS, GRAD_NORM, LOSS_SCALE, LR = "loss", "grad-norm", "loss-scale", "lr"
@@ -15,11 +16,11 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     LOSS: (
         "lm-loss-training/lm loss", "lm loss", "loss_metrics/global_avg_loss", "train/CE loss",
         "train/loss", "train_loss", "training_loss", "lm_loss", "loss", "train/train_loss",
-        "Train/loss", "Loss/train", "train_loss_step", "Train/Samples/train_loss",
+        "Train/loss", "Loss/train", "train_loss_step", "Train/Samples/train_loss", "trl",
     ),
     GRAD_NORM: (
         "grad-norm/grad-norm", "grad-norm", "grad_norm", "optim/total grad norm",
-        "train/grad_norm", "gnorm", "gradient_norm", "train/grad-norm", "total_grad_norm",
+        "train/grad_norm", "gnorm", "gradient_norm", "train/grad-norm", "total_grad_norm", "norm",
     ),
     LOSS_SCALE: (
         "loss-scale/loss-scale", "loss-scale", "loss_scale", "train/loss_scale",
@@ -38,8 +39,11 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Signal → names, the one to take first."""
-STEPS = ("step", "iteration", "global_step", "num_updates", "iter", "steps")
-"""The column that counts updates, in CSV and JSON."""
+STEPS = (
+    "trainer/global_step", "train/global_step", "global_step", "step", "iteration", "num_updates",
+    "iter", "steps", "current_steps", "update", "_step", "s",
+)  # fmt: skip
+"""What counts updates in a table, in JSON and in printed lines, the name to take first."""
 
 
 def found(names: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
@@ -49,4 +53,30 @@ def found(names: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
         name = own.get(signal) or next((name for name in known if name in names), None)
         if name is not None and name in names:
             chosen[signal] = name
+    return chosen
+
+
+def plain(name: str) -> str:
+    """A name without what trackers and trainers add to it: the run before it in an export of W&B
+    (`run - train/loss`), capitals, and blanks or hyphens for underscores."""
+    return re.sub(r"[ -]", "_", name.rpartition(" - ")[2].strip().lower())
+
+
+def commonest(counts: Mapping[str, int], own: Mapping[str, str]) -> dict[str, list[str]]:
+    """Signal → its names in a file, by `plain`, where `counts` says how often each name was filled.
+    The name comes first that has most points, of equals the one that is known best: means of an
+    epoch and of a whole run stand beside the loss of each step. Others of the same `plain` name
+    follow: nothing tells them apart."""
+    chosen: dict[str, list[str]] = {}
+    for signal, known in NAMES.items():
+        if signal in own:
+            chosen[signal] = [own[signal]] if own[signal] in counts else []
+            continue
+        order = list(dict.fromkeys(map(plain, known)))
+        names = [name for name in counts if plain(name) in order]
+        if not names:
+            continue
+        best = min(names, key=lambda name: (-counts[name], order.index(plain(name))))
+        same = [name for name in names if plain(name) == plain(best) and name != best]
+        chosen[signal] = [best, *same]
     return chosen

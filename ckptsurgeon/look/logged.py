@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.logs import curves, rows
 from ckptsurgeon.logs.curves import Curves
 from ckptsurgeon.logs.signals import LOSS
@@ -30,9 +31,10 @@ def own(
     for folder in [*(run.directory(step) for step in saved), run.root]:
         for name in HISTORIES:
             if (folder / name).is_file():
-                other = rows.of_file(folder / name, tags)
-                if LOSS in other.kept:
-                    return other
+                with contextlib.suppress(UsageError):  # a history without a loss is none
+                    other = rows.of_file(folder / name, tags)
+                    if LOSS in other.kept:
+                        return other
     per_step = _samples_of_a_step(run) if read.notes else None
     if per_step is None:
         return read

@@ -269,12 +269,8 @@ def test_a_tag_that_only_one_branch_has(surgeon: Surgeon, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("log.csv", "step,loss\n", "no tag in"),
         ("log.csv", "step,loss\n1,2.5\n", "1 points"),
         ("log.csv", "step,loss\nx,y\n,,,\n\0\n3,nan\n", "1 points"),
-        ("log.jsonl", '{"step": 1}\n[\n{"step": "a", "loss": 1}\n', "no tag in"),
-        ("log.jsonl", '{"step": 1e400, "loss": 1}\n{"step": true, "loss": 2}\n', "no tag in"),
-        ("log.txt", "", "no tag in"),
         ("log.txt", "\x1b[31m iteration 3/ 5 | lm loss: 1.0E+00 |\n", "1 points"),
         ("state.json", '{"log_history": [{"step": 3, "loss": 1.0}, 7, {"loss": 2}]}', "1 points"),
     ],
@@ -286,6 +282,30 @@ def test_poor_files_are_never_a_verdict(
     done = surgeon("advise", "--log", tmp_path / name)
     assert done.exit_code == 0, done.stderr
     assert "I can't tell" in done.stdout and says in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says", "next"),
+    [
+        ("log.csv", "step,loss\n", "no row of it has a step", ""),
+        ("log.jsonl", '{"step": 1}\n[\n{"step": "a", "loss": 1}\n', "step", ""),
+        ("log.jsonl", '{"step": 1e400, "loss": 1}\n{"step": true, "loss": 2}\n', "step", ""),
+        ("log.txt", "", "is empty", ""),
+        ("log.txt", "nothing here\n", "no line of it is understood", ""),
+        ("log.csv", "step,nll\n1,2.5\n", "it has nll", "--tag loss=nll"),
+        ("log.csv", "when,loss\n1,2.5\n2,2.4\n", "it has when, loss", "--step"),
+        ("log.txt", "step=1 nll=7.9\nstep=2 nll=7.8\n", "it has nll", "--tag loss=nll"),
+        ("log.csv", 'Step,a - loss,b - loss\n1,2,3\n', "a - loss, b - loss", "loss=b - loss"),
+    ],
+)  # fmt: skip
+def test_a_file_without_a_known_loss_is_refused_with_what_it_has(
+    surgeon: Surgeon, tmp_path: Path, name: str, content: str, says: str, next: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    for command in (("advise",), ("report", "-o", tmp_path / "run.svg")):
+        done = surgeon(*command, "--log", tmp_path / name)
+        assert done.exit_code == 2 and says in done.stderr and next in done.stderr, done.stderr
+    assert not (tmp_path / "run.svg").exists()
 
 
 @pytest.mark.parametrize(
