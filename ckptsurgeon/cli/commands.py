@@ -98,6 +98,10 @@ AFTER = (
         "check-format", "check_format:check_format",
         "Try a description of a trainer on a copy of its latest step.", (*LOOKS, 4, 130),
     ),
+    Command(
+        "check-optimizer", "check_optimizer:check_optimizer",
+        "Describe an optimizer by running it, and prove the description.", (*LOOKS, 4, 130),
+    ),
     Command("compact", "attic:compact", "Rewrite edited shards without dead bytes.", EDITS),
     Command("shrink", "attic:shrink", "Rewrite shards that were saved with unused bytes.", EDITS),
     Command("prune", "attic:prune", "Delete what past surgeries keep in the attic.", WRITES),

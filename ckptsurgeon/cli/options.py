@@ -74,13 +74,19 @@ class Common:
             "--format", metavar="FORMAT", help="What describes the files (docs/described.md)."
         ),
     ] = None
+    optimizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--optimizer", metavar="FILE", help="What describes the optimizer (docs/optimizers.md)."
+        ),
+    ] = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False
 
     def open_run(self) -> Run:
         """The run that -C, or the working directory, lies in."""
         from ckptsurgeon.run.run import Run
 
-        return Run.open(self.run_dir or Path(), self.format_name or "")
+        return Run.open(self.run_dir or Path(), self.format_name or "", self.optimizer or "")
 
     def step(self, text: str | None) -> int | None:
         """The step that was typed: a number, or the name of a folder of the run, or `latest`."""

@@ -51,6 +51,8 @@ def _taken(hint: Command, common: Common, given: Sequence[Given]) -> tuple[list[
         before += ["-C", f"./{named}" if named.startswith("-") else named]
     if common.format_name and "--format" not in own:
         before += ["--format", common.format_name]
+    if common.optimizer and "--optimizer" not in own:
+        before += ["--optimizer", str(common.optimizer)]
     return before, after
 
 

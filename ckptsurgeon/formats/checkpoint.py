@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 from ckptsurgeon.edits import Key
@@ -15,6 +15,7 @@ from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.formats import param_groups
 from ckptsurgeon.formats.columns import Places
 from ckptsurgeon.formats.fields import FIELDS
+from ckptsurgeon.formats.optimizers.table import TABLE, Known
 from ckptsurgeon.formats.sane import of_field, understood
 from ckptsurgeon.formats.trees import Trees
 from ckptsurgeon.formats.values import Part, Place, Setting, State, StateDict
@@ -29,6 +30,9 @@ class Checkpoint(Trees, ABC):
     """One saved step, its shards' trees read once. A family says by `find` where a field is, by
     `read_state` what it means, by `parts` whose each tensor is, and by `reschedule` and
     `scaler_start` what to write; it overrides of the rest what differs."""
+
+    known: Known = field(default=TABLE, kw_only=True)
+    """What is known of its optimizers."""
 
     growth: ClassVar[Mapping[str, int]] = {}
     """Counters beside a loss scale that its next growth is taken from → their start."""
@@ -141,7 +145,7 @@ class Checkpoint(Trees, ABC):
         """What the step after `step` will use: `lr`, and of every other field what is agreed."""
         none: list[StateDict] = []
         headers = self.where_clear("optimizer", self.headers, none)
-        name = self.where_clear("optimizer", lambda: param_groups.named(headers), "")
+        name = self.where_clear("optimizer", lambda: param_groups.named(headers, self.known), "")
         betas, eps = self.clear("betas"), self.clear("eps")
         decays, adam = self.clear("weight_decay"), self.clear("adam_step")
         scale, clip = self.clear("loss_scale"), self.clear("clip_grad")

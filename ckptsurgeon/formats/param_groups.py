@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from ckptsurgeon.formats.optimizers import table
+from ckptsurgeon.formats.optimizers.table import TABLE, Known
 from ckptsurgeon.formats.values import StateDict
 from ckptsurgeon.promise import Epsilon
 
@@ -21,9 +22,9 @@ def epsilon(eps: Any) -> Epsilon:
     return None if eps is None else float(eps)
 
 
-def named(headers: Sequence[StateDict]) -> str:
+def named(headers: Sequence[StateDict], known: Known = TABLE) -> str:
     """What the optimizers are called; empty where their keys are unknown."""
-    names = dict.fromkeys(table.name(each) for each in headers)
+    names = dict.fromkeys(table.name(each, known) for each in headers)
     return " and ".join(name for name in names if name)
 
 

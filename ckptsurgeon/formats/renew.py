@@ -42,7 +42,7 @@ def renewed(checkpoint: Checkpoint) -> list[Renewal]:
     rest: list[Renewal] = []
     whole: list[Place] = []
     for each in state_dicts:
-        known = recognise(each)
+        known = recognise(each, checkpoint.known)
         if known.refused:
             raise SurgeryError(
                 f"{each.file.name}: {known.name} can't begin anew in place: {known.refused}",
@@ -101,7 +101,7 @@ def _reasons(state_dict: StateDict, known: Entry) -> list[str]:
         one_of_each = {type(value): value for value in values}  # of thousands
         made = any(map(_is_made, one_of_each.values()))
         if start == ANEW or (made and start != CONSTANT):
-            reasons.append(f"{key} ({ROLES[key]}) itself when it begins")
+            reasons.append(f"{key} ({ROLES.get(key, 'a state')}) itself when it begins")
     switches = state_dict.group.get(known.unless, ()) if known.unless else ()
     if state_dict.state and any(place.value for place in switches):
         reasons.append(f"its state from the first gradient or a constant ({known.unless} is not 0)")
@@ -147,4 +147,5 @@ def _counters(state_dict: StateDict, known: Entry) -> Iterator[Renewal]:
                 origins = {other.path[:-1]: other.value for other in state_dict.group[start[1:]]}
                 yield Renewal(key, column, origins[place.path[:-1]])
             else:
-                yield Renewal(key, column, int(start) if isinstance(place.value, int) else start)
+                kind = type(place.value) if isinstance(place.value, (bool, int)) else float
+                yield Renewal(key, column, kind(start))

@@ -50,7 +50,7 @@ def _padded(checkpoint: Checkpoint) -> Iterator[Strip]:
     states: list[tuple[Hashable, dict[str, Place], Adam]] = []
     made: dict[Located, Adam] = {}
     for each in checkpoint.state_dicts():
-        lawful = adam.is_adam(each)
+        lawful = adam.is_adam(each, checkpoint.known)
         settings = Settings(checkpoint, each)
         for owner, state in owners(_in_pieces(each)).items():
             known = settings.adam(owner, state, lawful)

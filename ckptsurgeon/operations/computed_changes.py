@@ -58,7 +58,7 @@ def refuse_other_states(checkpoint: Checkpoint, next: Hint, stays: Collection[st
     for the keys `stays`: it would not agree with new ones of these two. AMSGrad divides by its
     max_exp_avg_sq, whatever exp_avg_sq is."""
     for each in checkpoint.state_dicts():
-        known = recognise(each)
+        known = recognise(each, checkpoint.known)
         usual = {*MOMENTS, *NUMBERED, *STEPS, *stays}
         if more := [key for key in changing(each, known, usual) if ROLES.get(key) not in BESIDE]:
             raise SurgeryError(

@@ -24,6 +24,7 @@ from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.stretches import pieces
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import source, sources_of, with_copies
+from ckptsurgeon.operations.known_optimizer import knowing
 from ckptsurgeon.operations.section import (
     Changes,
     Recipe,
@@ -81,6 +82,7 @@ class Graft(Section):
         return [f"graft the moments of step {self.step}{where}{f' ({part})' if part else ''}"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        checkpoint = knowing(run, checkpoint)
         donor_run = self._donor(run)
         if donor_run.root == run.root and self.step == checkpoint.step:
             raise UsageError(
@@ -231,7 +233,7 @@ def _steps(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Iterator[Chan
 def _refuse_more(checkpoint: Checkpoint) -> None:
     """Refuse an optimizer that keeps more than moments and a step: that would be of two steps."""
     for each in checkpoint.state_dicts():
-        known = recognise(each)
+        known = recognise(each, checkpoint.known)
         if more := changing(each, known, {*ALL, *NUMBERED, *STEPS}):
             raise SurgeryError(
                 f"{each.file.name}: {known.name} keeps {', '.join(more)} beside the moments, and "

@@ -23,6 +23,7 @@ from ckptsurgeon.formats.trees import are_zero
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.fields import Fields
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.known_optimizer import knowing
 from ckptsurgeon.operations.place_changes import of_column
 from ckptsurgeon.operations.rewarm import Hold, Ramp, Rewarm, window
 from ckptsurgeon.operations.section import (
@@ -89,6 +90,8 @@ class Reset(Section):
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         changes: list[AnyChange] = []
         warnings: list[str] = []
+        if "moments" in self.reset:
+            checkpoint = knowing(run, checkpoint)
         beta2 = recipe[Hyperparameters].beta2
         if "moments" not in self.reset:
             warnings += _young(checkpoint, beta2) if beta2 is not None else []
@@ -140,7 +143,7 @@ def _anew(checkpoint: Checkpoint, changes: Sequence[Change], rewarmed: bool) -> 
 def _refuse_partial(checkpoint: Checkpoint) -> None:
     """Refuse a reset of some parameters where an optimizer keeps more than the moments of each."""
     for each in checkpoint.state_dicts():
-        known = recognise(each)
+        known = recognise(each, checkpoint.known)
         usual = {*ALL, *NUMBERED, *STEPS}
         others = changing(each, known, usual)
         others += [key for key in each.state if known.state.get(key) == ANEW and key in usual]

@@ -19,6 +19,7 @@ from ckptsurgeon.report.document import (
 )
 from ckptsurgeon.report.edits import acts
 from ckptsurgeon.report.format_check import format_check, format_check_json
+from ckptsurgeon.report.optimizer_check import optimizer_check, optimizer_check_json
 from ckptsurgeon.report.plan import done, error, log, plan, recipe, recovery, waiting
 from ckptsurgeon.report.progress import Progress
 from ckptsurgeon.report.run import checkpoint, diagnoses, status, verification
@@ -50,6 +51,8 @@ __all__ = [
     "format_check_json",
     "log",
     "log_json",
+    "optimizer_check",
+    "optimizer_check_json",
     "plan",
     "plan_json",
     "recipe",

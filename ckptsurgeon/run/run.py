@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import Checkpoint, Format, State
 from ckptsurgeon.formats.layout import CleansUp, resumes
 from ckptsurgeon.formats.logs import Logs
+from ckptsurgeon.formats.optimizers import pages
+from ckptsurgeon.formats.optimizers.table import TABLE, Known
 from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.plans import Fingerprint, Receipt
 from ckptsurgeon.run import moved, search, writers
@@ -39,12 +42,19 @@ class Run:
     root: Path
     format: Format
     settings: Mapping[str, Any]
+    optimizer: str = ""
+    """A page that describes its optimizer (see `optimizers.pages`), given or in the settings."""
 
     @classmethod
-    def open(cls, start: str | os.PathLike[str], format: str = "") -> Run:
+    def open(
+        cls,
+        start: str | os.PathLike[str],
+        format: str = "",
+        optimizer: str | os.PathLike[str] = "",
+    ) -> Run:
         """The run at `start` or in the nearest folder above it, as git finds a repository. With
         `format` (see `detect.named`), or a `format` in the settings, the nearest one that this
-        recognizes."""
+        recognizes. `optimizer` is the path of a page, for one that the table does not have."""
         moved.refuse_moved(Path(start))
         here = Path(start).resolve()
         if not here.is_dir():
@@ -52,7 +62,9 @@ class Run:
         run = cls.around(here, format)
         if run is None:
             search.refuse_none(here, format)
-        return run
+        own = run.settings.get("optimizer")
+        page = str(optimizer) or (str(run.root / str(own)) if own else "")
+        return replace(run, optimizer=page) if page else run
 
     @classmethod
     def around(cls, folder: Path, format: str = "") -> Run | None:
@@ -216,7 +228,15 @@ class Run:
                 next=[*back, command("status", why="list the complete steps")],
             )
         with _damage_at(step):
-            return self.format.open(self.root, step)
+            checkpoint = self.format.open(self.root, step)
+        if self.optimizer:
+            checkpoint.known = self.known
+        return checkpoint
+
+    @cached_property
+    def known(self) -> Known:
+        """What its page says of its optimizer, besides the table."""
+        return Known(pages.read(Path(self.optimizer))) if self.optimizer else TABLE
 
     def state(self, step: int) -> State:
         """`step` as its trainer would see it, with what the surgeries here said of its values."""

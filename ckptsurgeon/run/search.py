@@ -79,7 +79,7 @@ def meant(start: Path) -> list[Hint]:
 
 def _settings(file: Path) -> dict[str, Any]:
     data = plain_yaml.read(file)
-    known = ("name", "tensorboard", "relaunch", "format")
+    known = ("name", "tensorboard", "relaunch", "format", "optimizer")
     for key in data:
         if key not in known:
             raise unknown_key(key, known, str(file))

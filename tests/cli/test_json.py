@@ -57,6 +57,7 @@ def printed(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> dict[str, dic
         "export": told("export", 4, "-o", tmp_path / "weights"),
         "fork": told("fork", tmp_path / "branch", "--step", 4, "--copy", "--set", "seed=7"),
         "check-format": told("check-format", OPTIMIZERS),
+        "check-optimizer": told("check-optimizer", "torch.optim.SGD"),
         "error": told("show", 5),
     }
     applied = told("apply", recipe, "--yes")

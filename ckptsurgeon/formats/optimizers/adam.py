@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptsurgeon.formats.optimizers.table import candidates
+from ckptsurgeon.formats.optimizers.table import TABLE, Known, candidates
 from ckptsurgeon.formats.values import StateDict
 
 NAMES = frozenset(
@@ -17,11 +17,11 @@ GaLore and Fira, which can't be told from Adam by their keys, keep those of a pr
 LARGEST = "max_exp_avg_sq"
 
 
-def is_adam(state_dict: StateDict) -> bool:
+def is_adam(state_dict: StateDict, known: Known = TABLE) -> bool:
     """Whether every optimizer that has these keys is one of `NAMES`; AMSGrad is not."""
     if LARGEST in state_dict.state:
         return False
     if any(place.value for place in state_dict.group.get("amsgrad", ())):
         return False
-    names = {entry.name for entry in candidates(state_dict)}
+    names = {entry.name for entry in candidates(state_dict, known)}
     return bool(names) and names <= NAMES

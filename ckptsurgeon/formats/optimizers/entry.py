@@ -18,11 +18,13 @@ ABSENT_KEY = "absent"
 NOTHING = "none"
 """None."""
 
+STARTS = (ZERO, CONSTANT, ANEW, ABSENT_KEY, NOTHING)
+"""What a key may begin with, besides a number and another key."""
 Start = str | float
 """One of these, a number, or `<KEY`: what the param group has under another key."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """An optimizer by its keys. `state` has what it keeps of each parameter, `group` its own
     settings in a param group, `counters` what it counts there: a key of state and counters → its
@@ -62,6 +64,6 @@ def _starts(words: str) -> Mapping[str, Start]:
 
 
 def _start(word: str) -> Start:
-    if word in (ZERO, CONSTANT, ANEW, ABSENT_KEY, NOTHING) or word.startswith("<"):
+    if word in STARTS or word.startswith("<"):
         return word
     return float(word)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from types import NoneType
+from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.optimizers import pytorch_optimizer, quantized, torch_optim, trainers
+from ckptsurgeon.formats.optimizers import (
+    pages,
+    pytorch_optimizer,
+    quantized,
+    torch_optim,
+    trainers,
+)
 from ckptsurgeon.formats.optimizers.entry import CONSTANT, Entry
 from ckptsurgeon.formats.values import StateDict
 
@@ -55,11 +64,27 @@ HYPERPARAMETERS = frozenset(
 """What `set` knows by the names of the param groups, besides those that every optimizer has."""
 
 
-def recognise(state_dict: StateDict) -> Entry:
+@dataclass(frozen=True)
+class Known:
+    """What is known of the optimizers of one run besides the table: the entries of its `page`, and
+    the `settings` that stay as they are, though no entry has them."""
+
+    page: tuple[Entry, ...] = ()
+    settings: frozenset[str] = frozenset()
+
+
+TABLE = Known()
+"""The table alone."""
+
+
+def recognise(state_dict: StateDict, known: Known = TABLE) -> Entry:
     """The optimizer that has just these keys. Raises SurgeryError for keys that none has, and for
     keys that are those of several which begin differently."""
     state, group = frozenset(state_dict.state) - STEPS, _settings(state_dict)
-    best = _best(state, group)
+    best = _best(state, group, known.page)
+    if not best and known.settings & group:
+        best = _best(state, group - known.settings, known.page)
+        group -= known.settings
     if not best or state_dict.beside:
         raise unknown(state_dict)
     if not state and not group & COUNTED:  # nothing to begin anew, whichever it is
@@ -74,12 +99,36 @@ def recognise(state_dict: StateDict) -> Entry:
     return best[0]
 
 
-def candidates(state_dict: StateDict) -> tuple[Entry, ...]:
+def unexplained(state_dict: StateDict, known: Known = TABLE) -> frozenset[str]:
+    """The keys of its groups that no optimizer has beside these states, and that may be settings:
+    a number, a text, a switch, None, or several of them."""
+    state, group = frozenset(state_dict.state) - STEPS, _settings(state_dict)
+    if _best(state, group, known.page):
+        return frozenset()
+    alike = [item for item in _entries(known.page) if state <= set(item.state)]
+    further = [sorted(group - _group(item)) for item in alike]
+    fewest = min(further, key=lambda keys: (len(keys), keys), default=[])
+    counted = {key for item in alike for key in item.counters}
+    return frozenset(
+        key
+        for key in fewest
+        if key not in counted and all(_is_plain(p.value) for p in state_dict.group[key])
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    several = isinstance(value, (list, tuple))
+    return all(
+        isinstance(v, (bool, int, float, str, NoneType)) for v in (value if several else [value])
+    )
+
+
+def candidates(state_dict: StateDict, known: Known = TABLE) -> tuple[Entry, ...]:
     """Every optimizer that has just these keys; none where no known one does."""
     state, group = frozenset(state_dict.state) - STEPS, _settings(state_dict)
     if state_dict.beside or not (state or group):
         return ()
-    return _best(state, group)
+    return _best(state, group, known.page)
 
 
 def changing(state_dict: StateDict, known: Entry, usual: Collection[str]) -> list[str]:
@@ -94,9 +143,9 @@ def with_groups(state_dict: StateDict, others: Sequence[StateDict]) -> StateDict
     return next((each for each in tries if candidates(each)), tries[0])
 
 
-def name(state_dict: StateDict) -> str:
+def name(state_dict: StateDict, known: Known = TABLE) -> str:
     """What the optimizer is called; of several with the same keys, all of them."""
-    best = candidates(state_dict)
+    best = candidates(state_dict, known)
     if not best:
         return ""
     names = dict.fromkeys(item.name for item in best)
@@ -111,13 +160,32 @@ def name(state_dict: StateDict) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _best(state: frozenset[str], group: frozenset[str]) -> tuple[Entry, ...]:
-    """The entries that have all of these keys and the fewest others: the same of every shard.
+def _best(
+    state: frozenset[str], group: frozenset[str], page: tuple[Entry, ...] = ()
+) -> tuple[Entry, ...]:
+    """The entries that have all of these keys and the fewest others: the same of every shard. Those
+    of a `page` come first; the pages that are shipped are read where the table has no such entry.
     Without groups, only optimizers of torch and of trainers: others save theirs."""
-    entries = ENTRIES if group else (*torch_optim.ENTRIES, *trainers.ENTRIES)
+    if found := _fitting(page, state, group):
+        return found
+    if not group:
+        return _fitting((*torch_optim.ENTRIES, *trainers.ENTRIES), state, group)
+    found = _fitting(ENTRIES, state, group)
+    if found and not any(_missing(found[0], state, group)):
+        return found
+    return _fitting((*ENTRIES, *pages.shipped()), state, group)
+
+
+def _fitting(
+    entries: Sequence[Entry], state: frozenset[str], group: frozenset[str]
+) -> tuple[Entry, ...]:
     fits = [item for item in entries if state <= set(item.state) and group <= _group(item)]
     fewest = min((_missing(item, state, group) for item in fits), default=(0, 0))
     return tuple(item for item in fits if _missing(item, state, group) == fewest)
+
+
+def _entries(page: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    return (*page, *ENTRIES, *pages.shipped())
 
 
 def unknown(state_dict: StateDict) -> SurgeryError:
@@ -137,8 +205,11 @@ def unknown(state_dict: StateDict) -> SurgeryError:
     return SurgeryError(
         f"{state_dict.file.name}: no known optimizer keeps {'; '.join(parts)}, "
         "so what a new one begins with is not known",
-        next="start the trainer without its saved optimizer state, or name the optimizer in an "
-        "issue: docs/optimizers.md has those that are known",
+        next=(
+            "ckptsurgeon check-optimizer MODULE.CLASS -o optimizer.yaml    where it is installed; "
+            "then again with --optimizer optimizer.yaml",
+            "start the trainer without its saved optimizer state",
+        ),
     )
 
 

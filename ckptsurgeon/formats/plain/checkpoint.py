@@ -79,7 +79,8 @@ class TorchCheckpoint(TorchSchedulers, JsonBeside, NamesGroups, NamesMoments, Re
     def _steps(self, item: Located) -> list[Column]:
         """Of the groups where no state has one, as apex keeps it."""
         columns = optimizer_state.steps(self, item[0], optimizer_state.states(self, *item))
-        return [*columns, *map(Column.of, self._in_groups(item, "step", not columns))]
+        groups = self._in_groups(item, "step", not columns)
+        return [*columns, *(Column.of(place) for place in groups if place.value is not None)]
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """By `param_names`, which torch saves of an optimizer that was made of named parameters."""

@@ -1,0 +1,358 @@
+"""What an optimizer keeps, found by running it: `python describe_optimizer.py save|compare …`.
+
+ckptsurgeon's `check-optimizer` starts this file by the Python in which the optimizer is installed,
+edits what it saved, and has it compare. It needs torch alone, and nothing of the trainer.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FIRST, SECOND = 7, 9
+"""The steps that are saved."""
+UPDATES = 6
+"""How many updates are compared: some optimizers use a buffer later than others."""
+TOLERANCE = 1e-6
+"""Of the largest weight, from the second update on; the first one is the same bit for bit."""
+TRIALS = ("reset", "set", "graft")
+SAVED = "saved"
+"""The folder that no trial edits."""
+NEVER = {"maximize", "differentiable", "capturable", "fused", "foreach", "verbose", "compile"}
+"""Switches of how a step is computed, or of its direction."""
+LR = 1e-2
+
+Make = Callable[[torch.nn.Module], Any]
+
+
+def model() -> torch.nn.Module:
+    """Matrices, an embedding and vectors."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Embedding(10, 8), torch.nn.Linear(8, 12), torch.nn.LayerNorm(12)
+    )
+
+
+def load(name: str) -> Any:
+    """The class `module.Class`."""
+    module, _, cls = name.rpartition(".")
+    return getattr(importlib.import_module(module), cls)
+
+
+def maker(cls: Any, given: Mapping[str, Any]) -> Make:
+    """What builds one for the parameters of a model, with an lr and a momentum where it has them
+    and the arguments do not say."""
+    accepts = inspect.signature(cls).parameters
+    arguments = dict(given)
+    if "lr" in accepts and not isinstance(accepts["lr"].default, (int, float)):
+        arguments.setdefault("lr", LR)
+    if "momentum" in accepts and accepts["momentum"].default == 0:
+        arguments.setdefault("momentum", 0.9)
+
+    def make(net: torch.nn.Module) -> Any:
+        params: Any = list(net.parameters())
+        if "optimizer" in next(iter(accepts)):  # it works on another one
+            params = torch.optim.AdamW(params, lr=LR)
+        optimizer = cls(params, **arguments)
+        if callable(getattr(optimizer, "train", None)):
+            optimizer.train()
+        return optimizer
+
+    return make
+
+
+def variants(cls: Any, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The arguments, and these with each switch of the class turned, as far as it steps then."""
+    out = [dict(given)]
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if isinstance(parameter.default, bool) and name not in {*NEVER, *given}:
+            out.append({**given, name: not parameter.default})
+    return [out[0], *(each for each in out[1:] if _steps(cls, each))]
+
+
+def _steps(cls: Any, arguments: Mapping[str, Any]) -> bool:
+    try:
+        trained(maker(cls, arguments), SECOND)
+    except Exception:  # any, of a library: this way it can't be used here
+        return False
+    return True
+
+
+def update(net: torch.nn.Module, optimizer: Any, seed: int) -> None:
+    """One step with gradients that depend on `seed` alone, and on the weights where it asks for
+    second derivatives."""
+    generator = torch.Generator().manual_seed(seed)
+    gradients = [torch.randn(p.shape, generator=generator) * 0.1 for p in net.parameters()]
+    torch.manual_seed(1000 + seed)
+    for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    before = [p.detach().clone() for p in net.parameters()]
+
+    def closure() -> torch.Tensor:
+        return torch.tensor(0.5 + seed * 0.01)
+
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        if "grad" not in str(error):
+            raise
+        with torch.no_grad():
+            for parameter, old in zip(net.parameters(), before, strict=True):
+                parameter.copy_(old)
+        optimizer.zero_grad()
+        pairs = zip(net.parameters(), gradients, strict=True)
+        terms = [(p * g).sum() + p.pow(3).sum() * 0.05 for p, g in pairs]
+        loss: Any = torch.stack(terms).sum()
+        loss.backward(create_graph=True)
+        optimizer.step()
+    except (TypeError, AttributeError) as error:
+        if "closure" not in str(error) and "NoneType" not in str(error):
+            raise
+        optimizer.step(closure)
+
+
+def trained(make: Make, updates: int) -> tuple[Any, Any]:
+    """A model and its optimizer after some updates."""
+    net = model()
+    optimizer = make(net)
+    for seed in range(updates):
+        update(net, optimizer, seed)
+    return net, optimizer
+
+
+def following(weights: Mapping[str, Any], make: Make, state: Any) -> list[list[torch.Tensor]]:
+    """The weights after each of the next updates, with a state that is loaded, or a new one."""
+    net = model()
+    net.load_state_dict(weights)
+    optimizer = make(net)
+    net.load_state_dict(weights)  # some optimizers write the weights when they begin
+    if state is not None:
+        optimizer.load_state_dict(copy.deepcopy(state))
+    out = []
+    for seed in range(100, 100 + UPDATES):
+        update(net, optimizer, seed)
+        out.append([p.detach().clone() for p in net.parameters()])
+    return out
+
+
+def differ(left: Sequence[Any], right: Sequence[Any]) -> str:
+    """How two runs differ; empty where the first updates are the same, and the others nearly."""
+    for number, (a, b) in enumerate(zip(left, right, strict=True), 1):
+        for mine, its in zip(a, b, strict=True):
+            apart = float((mine - its).abs().max() / its.abs().max())
+            if apart > TOLERANCE or (number == 1 and not torch.equal(mine, its)) or apart != apart:
+                return f"update {number} differs by {apart:.1e} of the largest weight"
+    return ""
+
+
+# --- what is found -------------------------------------------------------------------------------
+
+
+def save(folder: Path, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Train and save each variant for each trial, and say what its keys do."""
+    cls = load(name)
+    return {
+        "source": _source(cls),
+        "variants": [
+            _saved(folder / str(i), cls, arguments)
+            for i, arguments in enumerate(variants(cls, given))
+        ],
+    }
+
+
+def _source(cls: Any) -> str:
+    from importlib import metadata
+
+    package = cls.__module__.partition(".")[0]
+    names = metadata.packages_distributions().get(package, [])
+    return f"{names[0]} {metadata.version(names[0])}" if names else str(package)
+
+
+def _saved(folder: Path, cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    make = maker(cls, arguments)
+    net, optimizer = trained(make, 0)
+    fresh = copy.deepcopy(optimizer.state_dict())
+    states, weights = {}, {}
+    for seed in range(SECOND):
+        update(net, optimizer, seed)
+        if seed + 1 in (FIRST, SECOND):
+            states[seed + 1] = copy.deepcopy(optimizer.state_dict())
+            weights[seed + 1] = copy.deepcopy(net.state_dict())
+    for trial in (SAVED, *TRIALS):
+        for step in (FIRST, SECOND):
+            inside = folder / trial / f"step-{step}"
+            inside.mkdir(parents=True)
+            torch.save(states[step], inside / "optimizer.pt")
+            torch.save(weights[step], inside / "weights")
+    one, two = states[FIRST], states[SECOND]
+    moving = {key for key in _keys(one) if _of(one, key) != _of(two, key)}
+    groups = _groups(one, two, fresh)
+    found = {
+        "arguments": {key: repr(value) for key, value in arguments.items()},
+        "state": {key: _kind(one, key, key in moving) for key in sorted(_keys(one))},
+        "groups": groups,
+        "begins": _begins(cls, arguments, groups),
+        "beside": sorted(str(key) for key in one if key not in ("state", "param_groups")),
+    }
+    counters = {key: each for key, each in groups.items() if each["moves"]}
+    wanted = following(weights[SECOND], make, None)
+    for how, state in (("in place", _zeroed(two, moving)), ("left out", {})):
+        found[how] = _tried(two, state, counters, weights[SECOND], make, wanted)
+    return found
+
+
+def _tried(
+    saved: Any, state: Any, counters: Mapping[str, Any], weights: Any, make: Make, wanted: Any
+) -> str:
+    """Why the saved optimizer with this state is no new one; empty if it is."""
+    if state is None:
+        return "it keeps what is neither a tensor nor a number"
+    made = {**copy.deepcopy(saved), "state": state}
+    for group in made["param_groups"]:
+        for key, found in counters.items():
+            if found["absent"]:
+                group.pop(key, None)
+            else:
+                group[key] = found.get("new")
+    try:
+        return differ(following(weights, make, made), wanted)
+    except Exception as error:  # of the library: it can't load or step so
+        return f"{type(error).__name__}: {error}"[:200]
+
+
+def _zeroed(saved: Any, moving: Iterable[str]) -> Any:
+    out: dict[Any, Any] = {}
+    for key, each in saved["state"].items():
+        if not isinstance(each, dict):
+            return None
+        out[key] = {}
+        for name, value in each.items():
+            if name not in moving or value is None:
+                out[key][name] = value
+            elif isinstance(value, torch.Tensor):
+                out[key][name] = torch.zeros_like(value)
+            elif isinstance(value, (bool, int, float)):
+                out[key][name] = type(value)(0)
+            else:
+                return None
+    return out
+
+
+def _keys(saved: Any) -> set[str]:
+    each = [state for state in saved["state"].values() if isinstance(state, dict)]
+    return {key for state in each for key in state}
+
+
+def _of(saved: Any, key: str) -> str:
+    states = [state for state in saved["state"].values() if isinstance(state, dict)]
+    return repr([_text(state.get(key)) for state in states])
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _text(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_text(each) for each in value]
+    return value
+
+
+def _kind(saved: Any, key: str, moves: bool) -> str:
+    values = [s[key] for s in saved["state"].values() if isinstance(s, dict) and key in s]
+    plain = all(isinstance(v, (torch.Tensor, bool, int, float, type(None))) for v in values)
+    return ("moves" if moves else "stays") + ("" if plain else ", made")
+
+
+def _groups(one: Any, two: Any, fresh: Any) -> dict[str, dict[str, Any]]:
+    """Each key of the param groups: whether it moves, and what a new optimizer has there."""
+    out: dict[str, dict[str, Any]] = {}
+    for mine, its, new in zip(
+        one["param_groups"], two["param_groups"], fresh["param_groups"], strict=True
+    ):
+        for key in mine:
+            if key == "params":
+                continue
+            moves = repr(_text(mine[key])) != repr(_text(its.get(key)))
+            moves = moves or repr(_text(mine[key])) != repr(_text(new.get(key)))
+            known = out.setdefault(key, {"moves": False, "absent": key not in new})
+            known["moves"] |= moves
+            if key in new and isinstance(new[key], (bool, int, float, type(None))):
+                known["new"] = new[key]
+            known["plain"] = isinstance(mine[key], (bool, int, float, str, type(None), list, tuple))
+    return out
+
+
+def _begins(cls: Any, given: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, str]:
+    """Moving key of the groups → the argument that says what it begins with."""
+    out: dict[str, str] = {}
+    moving = {key: each.get("new") for key, each in groups.items() if each["moves"]}
+    for name, parameter in inspect.signature(cls).parameters.items():
+        value = given.get(name, parameter.default)
+        if not moving or not isinstance(value, float) or not value:
+            continue
+        try:
+            _, other = trained(maker(cls, {**given, name: value * 0.5}), 0)
+        except Exception:  # of the library: the argument can't be that
+            continue
+        for key, new in moving.items():
+            if key in other.param_groups[0] and other.param_groups[0][key] != new:
+                out[key] = name
+    return out
+
+
+# --- what was edited -----------------------------------------------------------------------------
+
+
+def compare(folder: Path, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """For each variant and trial, how the edited optimizer differs from what it should be; empty
+    where it does not."""
+    cls = load(name)
+    out = []
+    for i, arguments in enumerate(variants(cls, given)):
+        make = maker(cls, arguments)
+        out.append({trial: _compared(folder / str(i), trial, make) for trial in TRIALS})
+    return {"variants": out}
+
+
+def _compared(folder: Path, trial: str, make: Make) -> str:
+    edited = _read(folder / trial / f"step-{SECOND}" / "optimizer.pt")
+    weights = _read(folder / SAVED / f"step-{SECOND}" / "weights")
+    wanted: Any = None
+    if trial != "reset":
+        wanted = _read(folder / SAVED / f"step-{SECOND}" / "optimizer.pt")
+    if trial == "set":
+        for group in wanted["param_groups"]:
+            group["lr"] = group["lr"] * 0.5
+    if trial == "graft":
+        donor = _read(folder / SAVED / f"step-{FIRST}" / "optimizer.pt")
+        wanted["state"] = donor["state"]
+        for group, its in zip(wanted["param_groups"], donor["param_groups"], strict=True):
+            group.update({key: its[key] for key in ("step",) if key in its})
+    try:
+        return differ(following(weights, make, edited), following(weights, make, wanted))
+    except Exception as error:  # of the library: it can't load or step so
+        return f"{type(error).__name__}: {error}"[:200]
+
+
+def _read(path: Path) -> Any:
+    return torch.load(path, weights_only=False)
+
+
+def main(words: Sequence[str]) -> None:
+    """`save` or `compare`, a folder, the class, and its arguments as JSON; prints JSON."""
+    act, folder, name, given = words
+    acts = {"save": save, "compare": compare}
+    print(json.dumps(acts[act](Path(folder), name, json.loads(given))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
