@@ -31,7 +31,7 @@ from ckptsurgeon.files.pickles.scan import (
     scan,
 )
 from ckptsurgeon.files.pickles.splice import Nth
-from ckptsurgeon.files.pickles.tree import Global, Object
+from ckptsurgeon.files.pickles.tree import WIDEST, Global, Object, axes
 
 MOST = (2 << 30) - 1
 """Bytes of the longest `.metadata` that the native module reads: some 12 million chunks. It takes
@@ -116,14 +116,16 @@ def _natively(path: Path, data: bytes, status: os.stat_result) -> _Native | None
             data[at : at + length].decode("utf-8", "surrogatepass")
         names = [name.decode("utf-8", "surrogatepass") for name in table.names()]
         files = [name.decode("utf-8", "surrogatepass") for name in table.files()]
+        globals = frozenset(name.decode() for name in table.globals())
+        wholes = [
+            None if whole is None else _whole(whole[0].decode(), whole[1])
+            for whole in table.wholes()
+        ]
     except UnicodeDecodeError:
         return None
-    wholes = [
-        None if whole is None else _whole(whole[0].decode(), whole[1]) for whole in table.wholes()
-    ]
     return _Native(
         path, names, table.firsts().tolist(), files, wholes, table.ends(),
-        frozenset(name.decode() for name in table.globals()) - {*GETATTR} | table.members(),
+        globals - {*GETATTR} | table.members(),
         table.file(), table.start(), table.length(), table.offset(), table.shapes(),
         table, status,
     )  # fmt: skip
@@ -227,7 +229,8 @@ def _rows(path: Path, scanned: Scan, tree: Any, globals: frozenset[str]) -> _Gen
 def _item(number: int, index: Any, info: Any) -> Item:
     key, value = _attributes(index), _attributes(info)
     file, start, length = (value[field] for field in FIELDS)
-    if not (type(file) is str and type(start) is type(length) is int and start >= 0 < length):
+    whole = type(file) is str and type(start) is type(length) is int and start >= 0 < length
+    if not whole or start + length >= WIDEST:
         raise ValueError(f"{key['fqn']!r} lies at {start!r} in {file!r}")
     if type(key["fqn"]) is not str:
         raise ValueError(f"{key['fqn']!r} is no name")
@@ -237,7 +240,7 @@ def _item(number: int, index: Any, info: Any) -> Item:
         file=file,
         start=start,
         length=length,
-        offset=None if offset is None else tuple(offset),
+        offset=None if offset is None else axes(offset),
         transforms=tuple(value.get("transform_descriptors") or ()),
     )
 
@@ -250,12 +253,16 @@ def _described(
     try:
         tensor = _attributes(described[name])
         dtype, size = _attributes_or_tuple(tensor["properties"])[0], tensor["size"]
-        pieces = [_attributes(piece) for piece in tensor["chunks"]]
-        shapes = {tuple(piece["offsets"]): tuple(piece["sizes"]) for piece in pieces}
+        chunks = tensor["chunks"]
     except (KeyError, TypeError, IndexError):
         return None, {}
     named = isinstance(dtype, Global) and isinstance(size, tuple)
-    whole = _whole(f"{dtype.module}.{dtype.name}", size) if named else None
+    whole = _whole(f"{dtype.module}.{dtype.name}", axes(size)) if named else None
+    try:
+        pieces = [_attributes(piece) for piece in chunks]
+        shapes = {axes(piece["offsets"]): axes(piece["sizes"]) for piece in pieces}
+    except (KeyError, TypeError, IndexError):
+        return whole, {}
     return whole, dict(sorted(shapes.items())) if len(shapes) == len(pieces) else {}
 
 

@@ -52,7 +52,7 @@ class Stack {
 
  protected:
   static constexpr size_t kLeast = 1 << 20, kDeepest = 1 << 16, kOpen = 1 << 13, kAttributes = 8,
-                          kOddTexts = 1024, kLongestName = 4096, kMembers = 1024;
+                          kOddTexts = 1024, kLongestName = 4096, kMembers = 1024, kAxes = 64;
 
   enum class Kind : uint8_t {
     kOther, kNone, kInteger, kText, kGlobal, kTuple, kBoxed, kLed, kPlainTuple, kDict, kList, kSet,
@@ -237,6 +237,7 @@ class Stack {
     const auto each = [](Kind kind) { return [kind](const Item& item) { return item.is(kind); }; };
     if (std::all_of(stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end(),
                     each(Kind::kInteger))) {
+      if (count > kAxes) return false;
       numbers_.clear();
       for (size_t k = first; k < stack_.size(); ++k)
         numbers_.push_back(static_cast<int64_t>(stack_[k].b));
@@ -333,11 +334,8 @@ class Stack {
     }
     if (is_getattr(name) && (data_[i] != REDUCE || !member(words))) return false;
     made.flags |= kObject;
-    if (data_[i] == NEWOBJ) {
-      if (!is_object(name)) return false;
-      made.kind = Kind::kMade;
-    }
-    return true;
+    if (is_object(name)) made.kind = Kind::kMade;
+    return made.is(Kind::kMade) || data_[i] == REDUCE;
   }
 
   const uint8_t* data_;

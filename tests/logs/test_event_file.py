@@ -11,7 +11,7 @@ import pytest
 from google_crc32c import python as in_python
 
 from ckptsurgeon.errors import DamagedFile
-from ckptsurgeon.logs.tensorboard import crc32c, event_file, message
+from ckptsurgeon.logs.tensorboard import crc32c, event_file, frame, message
 from ckptsurgeon.logs.tensorboard.event_file import DROPPED, Index
 from tests.support.training_log import START, Job, points, write
 
@@ -149,6 +149,24 @@ def test_salvage_leaves_out_just_the_bad_record(
         assert found.kinds[20] == DROPPED
         kept = event_file.spans(found, [True] * len(found))
         assert b"".join(broken[a:b] for a, b in kept) == data[:start] + data[end:]
+
+
+def test_zeros_are_passed_over_at_once(
+    log: tuple[Path, bytes, Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stands before them: the head of a record that is too long, or bytes of another."""
+    _, data, _ = log
+    looked = []
+    judge = frame._bad_header
+    monkeypatch.setattr(frame, "_bad_header", lambda head: looked.append(1) or judge(head))
+    for zeros in (1 << 16, 1 << 24):
+        for rest in (b"", data):
+            path = tmp_path / "events.out.tfevents.1.a"
+            path.write_bytes(data + struct.pack("<Q", 1 << 31) + bytes(zeros) + rest)
+            looked.clear()
+            index = event_file.scan(path, salvage=True)
+            assert len(index) >= 30 and len(looked) < 2 * len(index) + 100
+            assert frame.first_good(data + bytes(zeros) + data, len(data)) == len(data) + zeros
 
 
 def test_a_length_that_no_record_has_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import Record
 from ckptsurgeon.files.dtypes import ITEM_BYTES, SAFETENSORS
-from ckptsurgeon.files.pickles.tree import Tensor, strides
+from ckptsurgeon.files.pickles.tree import Tensor, axes, strides
 
 LENGTH = 8
 SHARDING = "DCP_SHARDING_INFO"
@@ -82,13 +82,13 @@ class SafetensorsFile(Archive):
 def _offsets(metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     """By `_write_item` of torch's `distributed/checkpoint/filesystem.py`."""
     cut = json.loads(metadata.get(SHARDING, "{}"))
-    return {str(name): tuple(map(int, info["saved_offsets"])) for name, info in cut.items()}
+    return {str(name): axes(tuple(map(int, info["saved_offsets"]))) for name, info in cut.items()}
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> tuple[Tensor, int, int]:
     """A tensor, its first byte in the data, and how many it has."""
     begin, end = entry["data_offsets"]
-    shape, dtype = tuple(entry["shape"]), DTYPES.get(entry["dtype"], "")
+    shape, dtype = axes(tuple(entry["shape"])), DTYPES.get(entry["dtype"], "")
     if not dtype:
         dtype, shape = "uint8", (end - begin,)
     whole = all(type(number) is int and number >= 0 for number in (begin, end, *shape))

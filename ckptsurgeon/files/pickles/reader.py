@@ -9,7 +9,7 @@ from typing import Any
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.dtypes import STORAGES
 from ckptsurgeon.files.pickles.scan import Scan
-from ckptsurgeon.files.pickles.tree import Global, Object, Storage, Tensor, named
+from ckptsurgeon.files.pickles.tree import WIDEST, Global, Object, Storage, Tensor, named
 
 GETATTR = ("builtins.getattr", "__builtin__.getattr")
 
@@ -74,6 +74,7 @@ class _Unpickler(pickle.Unpickler):
             self.getattr = self.getattr or _Getattr()
             return self.getattr
         if (module, name) not in self.globals:
+            f"{module}.{name}".encode()  # half of a surrogate pair is in no name that is imported
             self.globals[module, name] = named(module, name)
         return self.globals[module, name]
 
@@ -83,7 +84,7 @@ class _Unpickler(pickle.Unpickler):
         kind, storage, key, _, numel = saved[:5]
         if kind != "storage" or (len(saved) > 5 and any(saved[5:])):
             raise ValueError(f"persistent id {kind!r} is not a whole storage")
-        if type(key) is not str or type(numel) is not int or numel < 0:
+        if type(key) is not str or type(numel) is not int or not 0 <= numel < WIDEST:
             raise ValueError(f"the storage {key!r:.99} has {numel!r:.99} elements")
         made = Storage(STORAGES[storage.name], key, numel)
         self.storages.append(made)

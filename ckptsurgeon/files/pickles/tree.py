@@ -16,6 +16,9 @@ from typing import Any
 from ckptsurgeon.edits import Each, Key
 from ckptsurgeon.files.dtypes import ITEM_BYTES, NUMPY, number
 
+MOST_AXES = 64
+WIDEST = 1 << 63
+
 
 class Global(type):
     """A name that the file would import, `module.name`, and nothing of what is behind it.
@@ -171,15 +174,26 @@ def _make_tuple(cls: Global, *args: Any) -> tuple[Any, ...]:
 def _make_tensor(
     cls: Global, storage: Storage, offset: int, size: Any, stride: Any, *rest: Any
 ) -> Tensor:
-    shape: tuple[int, ...]
-    steps: tuple[int, ...]
-    if len(size) == len(stride) == 1:  # nearly all: flat
-        shape, steps = (index(size[0]),), (index(stride[0]),)
-    else:
-        shape, steps = tuple(map(index, size)), tuple(map(index, stride))
+    shape, steps, start = axes(size), axes(stride), index(offset)
     if len(shape) != len(steps):
         raise ValueError(f"a tensor has {len(shape)} axes and {len(steps)} strides")
-    return Tensor(storage.dtype, storage.key, storage.numel, index(offset), shape, steps)
+    if not -WIDEST <= start < WIDEST:
+        raise ValueError("a tensor begins beyond 63 bits")
+    return Tensor(storage.dtype, storage.key, storage.numel, start, shape, steps)
+
+
+def axes(numbers: Any) -> tuple[int, ...]:
+    """Those of a shape, a stride or an offset, one for each axis. Raises ValueError for more than
+    torch has, or for one of more than 63 bits: what is computed of them has few digits then."""
+    if len(numbers) == 1:  # nearly all: flat
+        found: tuple[int, ...] = (index(numbers[0]),)
+    elif len(numbers) > MOST_AXES:
+        raise ValueError(f"a tensor of {len(numbers)} axes; torch has up to {MOST_AXES}")
+    else:
+        found = tuple(map(index, numbers))
+    if any(not -WIDEST <= number < WIDEST for number in found):
+        raise ValueError("an axis of more than 63 bits")
+    return found
 
 
 def _make_tensor_v3(

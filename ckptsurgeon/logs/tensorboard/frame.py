@@ -26,6 +26,7 @@ Data = bytes | mmap.mmap
 
 _HEADER = struct.Struct("<QI")
 _CHECK = struct.Struct("<I")
+_ZEROS = bytes(1 << 20)
 _NEXT = (
     command("truncate-tb-events", "--salvage", "…", why="leave out just that record"),
     "restore the file from a copy",
@@ -136,6 +137,9 @@ def first_good(data: Data, at: int) -> int:
             return size
         at = zeros - 4
         head = data[at : at + 12]
+        if not any(head):  # 12 zeros are no header: nor is what begins among more of them
+            at = max(at + 1, past_zeros(data, at) - 11)
+            continue
         if not _bad_header(head):
             after = at + OVERHEAD + _HEADER.unpack(head)[0]
             if after <= size:
@@ -143,6 +147,17 @@ def first_good(data: Data, at: int) -> int:
                 if masked(message) == _CHECK.unpack(data[after - 4 : after])[0]:
                     return at
         at += 1
+
+
+def past_zeros(data: Data, at: int) -> int:
+    """The first byte from `at` on that is not zero, or the size: a crash leaves gigabytes of zeros,
+    and they are compared a block at a time."""
+    while at < len(data):
+        block = data[at : at + len(_ZEROS)]
+        if block != _ZEROS[: len(block)]:
+            return at + len(block) - len(block.lstrip(b"\0"))
+        at += len(block)
+    return len(data)
 
 
 def _bad_header(head: bytes) -> str:
@@ -162,4 +177,4 @@ def _unfinished(data: Data, at: int, head: bytes) -> bool:
     to the end of the file (a crash may leave the length of a file without its data)."""
     if len(head) < 12:
         return True
-    return all(not any(data[i : i + 65536]) for i in range(at, len(data), 65536))
+    return past_zeros(data, at) == len(data)
