@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,3 +52,19 @@ def linear(costs: dict[int, Cost], slack: int = 2) -> None:
         first = (getattr(middle, kind) - getattr(small, kind)) / (b - a)
         then = (getattr(large, kind) - getattr(middle, kind)) / (c - b)
         assert then <= 1.5 * first + least, f"{kind}: {first:.1f} a unit, then {then:.1f}"
+
+
+def calls(work: Callable[[], object]) -> int:
+    """Of Python's functions and C's, that `work` makes."""
+    count = 0
+
+    def called(frame: Any, event: str, function: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count

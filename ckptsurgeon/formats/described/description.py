@@ -5,7 +5,6 @@ What a page does not name can't be edited; a key that is not known here is refus
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,13 +14,12 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
+from ckptsurgeon.formats.described.name_pattern import NamePattern
 from ckptsurgeon.transaction.home import HOME
 
 KeyPath = tuple[Key, ...]
-NUMBER = re.compile(r"\{[^\W\d]\w*\}")
-"""In a file pattern: some number, by its name."""
 ANY = "*"
-"""In a key path: each item of a list, each value of a dict. In a file pattern: any text."""
+"""In a key path: each item of a list, each value of a dict."""
 LOADERS = ("dcp", "deepspeed", "megatron")
 """What `loader` may name; without it a pattern is of files that torch.save wrote."""
 COUNTERS = ("iteration", "consumed_samples", "tokens")
@@ -39,7 +37,7 @@ class FilePattern:
     folder: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_parts", [re.compile(_regex(p)) for p in self.text.split("/")])
+        object.__setattr__(self, "_parts", [NamePattern(p) for p in self.text.split("/")])
 
     def entry(self, run: Path, file: Path) -> Path:
         """What is the step and nothing else: the first folder on the way to `file` whose name has
@@ -50,8 +48,7 @@ class FilePattern:
 
     def numbers(self, name: str) -> dict[str, int] | None:
         """Those in `name`, which has no folder in it; None if it is not of this pattern."""
-        match = re.fullmatch(_regex(self.text), name)
-        return {key: int(text) for key, text in match.groupdict().items()} if match else None
+        return NamePattern(self.text).numbers(name)
 
     @staticmethod
     def above(run: Path, file: Path, depth: int) -> Path:
@@ -61,19 +58,18 @@ class FilePattern:
     def matches(self, run: Path) -> list[tuple[Path, dict[str, int]]]:
         """Each file of this pattern below `run` with the numbers in its path, ascending by path."""
         found: list[tuple[Path, dict[str, int]]] = [(run, {})]
-        parts: list[re.Pattern[str]] = self._parts  # type: ignore[attr-defined]
+        parts: list[NamePattern] = self._parts  # type: ignore[attr-defined]
         for depth, part in enumerate(parts):
             last = depth == len(parts) - 1
             deeper: list[tuple[Path, dict[str, int]]] = []
             for folder, numbers in found:
                 for path in _listed(folder):
-                    match = part.fullmatch(path.name)
-                    if match is None:
+                    here = part.numbers(path.name)
+                    if here is None:
                         continue
                     dangling = last and path.is_symlink() and not path.exists()
                     if path.is_dir() is not (self.folder or not last) and not dangling:
                         continue
-                    here = {name: int(text) for name, text in match.groupdict().items()}
                     if all(numbers.get(name, number) == number for name, number in here.items()):
                         deeper.append((path, numbers | here))
             found = deeper
@@ -333,22 +329,6 @@ def _in_folder(pattern: FilePattern) -> bool:
 
 def _below(pattern: FilePattern, folder: FilePattern) -> bool:
     return pattern.text == folder.text or pattern.text.startswith(f"{folder.text}/")
-
-
-def _regex(text: str) -> str:
-    """The regular expression of one name on a path. A number is written without leading zeros or
-    with them; a name that comes twice is one number."""
-    out, seen = "", set()
-    for part in re.split(r"(\{[^\W\d]\w*\}|\*)", text):
-        if part == ANY:
-            out += r".*"
-        elif NUMBER.fullmatch(part):
-            name = part[1:-1]
-            out += rf"(?P={name})" if name in seen else rf"(?P<{name}>\d{{1,18}})"
-            seen.add(name)
-        else:
-            out += re.escape(part)
-    return out
 
 
 def _listed(folder: Path) -> list[Path]:
