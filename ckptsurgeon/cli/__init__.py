@@ -52,7 +52,11 @@ class Surgeon(TyperGroup):
     def _main(self, args: Sequence[str] | None, extra: dict[str, Any]) -> NoReturn:
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
-        typed = TYPED.set(Typed(tuple(words)))
+        if any(word.endswith("-completion") for word in words):
+            _in_our_order()
+        from ckptsurgeon.cli.options import OPENED
+
+        typed, opened = TYPED.set(Typed(tuple(words))), OPENED.set(None)
         try:
             status = super().main(words or ["--help"], prog_name="ckptsurgeon", **extra)
         except SurgeryError as error:
@@ -72,6 +76,7 @@ class Surgeon(TyperGroup):
             sys.exit(_fail(from_click(error, words), words))
         finally:
             TYPED.reset(typed)
+            OPENED.reset(opened)
         sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -147,14 +152,25 @@ def main() -> None:
     app()
 
 
+def _in_our_order() -> None:
+    """Bash sorts what it is given as text, 100 before 50: the script that Typer writes for it says
+    that it must not."""
+    from typer import _completion_shared as shared
+
+    scripts: dict[str, str] = getattr(shared, "_completion_scripts", {})
+    if bash := scripts.get("bash"):
+        scripts["bash"] = bash.replace(" -o default -F ", " -o default -o nosort -F ")
+
+
 def _fail(error: SurgeryError, words: Sequence[str]) -> int:
     from ckptsurgeon import report
-    from ckptsurgeon.cli.options import Cancelled, Declined
+    from ckptsurgeon.cli.options import OPENED, Cancelled, Declined
 
     if "--json" in words:
         import json
 
-        print(json.dumps(report.error_json(error)), file=sys.stderr)
+        document = {"schema": report.SCHEMA, "run": OPENED.get(), **report.error_json(error)}
+        print(json.dumps(document), file=sys.stderr)
     elif isinstance(error, Declined):
         print("declined: nothing was changed", file=sys.stderr)
     else:

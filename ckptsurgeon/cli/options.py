@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +32,8 @@ AllowGlobal = Annotated[
 
 
 NUMBER = re.compile(r"[+-]?[0-9]+")
+OPENED: ContextVar[str | None] = ContextVar("OPENED", default=None)
+"""The path of the run that this command has opened."""
 
 
 class Nowhere(io.TextIOBase):
@@ -86,7 +89,9 @@ class Common:
         """The run that -C, or the working directory, lies in."""
         from ckptsurgeon.run.run import Run
 
-        return Run.open(self.run_dir or Path(), self.format_name or "", self.optimizer or "")
+        run = Run.open(self.run_dir or Path(), self.format_name or "", self.optimizer or "")
+        OPENED.set(str(run.root))
+        return run
 
     def step(self, text: str | None) -> int | None:
         """The step that was typed: a number, or the name of a folder of the run, or `latest`."""
@@ -110,16 +115,22 @@ class Common:
         return None if stands else there
 
     def answer(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]]) -> None:
-        """Make and print the text, or with --json the document; with -q neither. Raises OSError
+        """Make and print the text, or with --json the document; with -q no text. Raises OSError
         when it does not reach stdout: a plan that nobody can see is not applied."""
-        if self.quiet:
+        if self.quiet and not self.as_json:
             return
         try:
-            print(json.dumps(document(), ensure_ascii=False) if self.as_json else text())
+            print(self._in_json(document()) if self.as_json else text())
             sys.stdout.flush()
         except OSError:
             sys.stdout = Nowhere()  # or the interpreter tries once more at its end
             raise
+
+    def _in_json(self, document: Mapping[str, Any]) -> str:
+        """With the run that it is of; what has no schema, as a recipe, is no document."""
+        if "schema" in document:
+            document = {"schema": document["schema"], "run": OPENED.get(), **document}
+        return json.dumps(document, ensure_ascii=False)
 
     def report(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]]) -> None:
         """As `answer`, of what is done: a reader that has gone and a full disk do not undo it, so

@@ -15,6 +15,7 @@ from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
 from ckptsurgeon.edits_json import Malformed, parsed, to_json
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
+from ckptsurgeon.operations.completion import surgeries
 from ckptsurgeon.plans import Plan
 from ckptsurgeon.transaction.assumptions import AGAIN
 
@@ -124,7 +125,10 @@ AsTheyAre = Annotated[
 
 def undo(
     receipt: Annotated[
-        str | None, typer.Argument(metavar="ID", help="A receipt of `log` [the last one].")
+        str | None,
+        typer.Argument(
+            metavar="ID", help="A receipt of `log` [the last one].", autocompletion=surgeries
+        ),
     ] = None,
     as_they_are: AsTheyAre = False,
     *,

@@ -3,15 +3,47 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from ckptsurgeon.errors import SurgeryError
 
+if TYPE_CHECKING:
+    from ckptsurgeon.run.run import Run
+
+STATES = ("moments", "loss-scale")
+"""What `reset` takes."""
+DECAY_STYLES = ("constant", "linear", "cosine")
+
 
 def saved_steps(ctx: typer.Context) -> list[str]:
-    """The steps of the run, in the format that `--format` or its settings name; nothing when there
-    is no run."""
+    """The steps of the run, ascending, in the format that `--format` or its settings name; nothing
+    when there is no run."""
+    run = run_of(ctx)
+    return [] if run is None else [str(step) for step in run.steps()]
+
+
+def surgeries(ctx: typer.Context) -> list[str]:
+    """The receipts of the run that are in force, the newest first."""
+    from ckptsurgeon.transaction.receipts import standing
+
+    run = run_of(ctx)
+    return [] if run is None else [item.id for item in reversed(standing(run.receipts()))]
+
+
+def states() -> list[str]:
+    """Of STATES."""
+    return [*STATES]
+
+
+def decay_styles() -> list[str]:
+    """Of DECAY_STYLES."""
+    return [*DECAY_STYLES]
+
+
+def run_of(ctx: typer.Context) -> Run | None:
+    """The run of what is typed so far."""
     from ckptsurgeon.run.run import Run
 
     above = ctx.parent.params if ctx.parent else {}
@@ -19,7 +51,6 @@ def saved_steps(ctx: typer.Context) -> list[str]:
         ctx.params.get(name) or above.get(name) for name in ("run_dir", "format_name")
     )
     try:
-        run = Run.open(Path(folder or "."), format or "")
-        return [str(step) for step in run.steps()]
+        return Run.open(Path(folder or "."), format or "")
     except (SurgeryError, OSError):
-        return []
+        return None

@@ -9,20 +9,20 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.formats.rampup import resized
 from ckptsurgeon.hints import command
+from ckptsurgeon.operations import completion
 from ckptsurgeon.operations.batch import batch_changes, ramp_of
+from ckptsurgeon.operations.completion import DECAY_STYLES
 from ckptsurgeon.operations.counters import COUNTERS, counter_changes
 from ckptsurgeon.operations.limits import broken_limit
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
 from ckptsurgeon.operations.setter import Setter, short
 from ckptsurgeon.run.run import Run
-
-DECAY_STYLES = ("constant", "linear", "cosine")
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,17 @@ def settings_of(pairs: Sequence[str]) -> list[str]:
     return [pair if pair.startswith("set.") else f"set.{pair}" for pair in pairs]
 
 
+def keys(ctx: typer.Context) -> list[str]:
+    """KEY= of what `set` can change, and of what else the param groups of the latest step hold."""
+    known = [key for key in Hyperparameters.__dataclass_fields__ if key != "settings"]
+    run = completion.run_of(ctx)
+    try:
+        own = () if run is None else run.state(run.latest()).promise.settings or ()
+    except (SurgeryError, OSError):
+        own = ()
+    return [f"{key}=" for key in dict.fromkeys((*known, *(key for key, _ in own)))]
+
+
 def set_lr(
     lr: Annotated[
         str | None,
@@ -217,7 +228,12 @@ def set_lr(
     ] = None,
     decay_style: Annotated[
         str | None,
-        typer.Option("--decay-style", metavar="STYLE", help="constant, linear or cosine."),
+        typer.Option(
+            "--decay-style",
+            metavar="STYLE",
+            help="constant, linear or cosine.",
+            autocompletion=completion.decay_styles,
+        ),
     ] = None,
     restart: Annotated[
         bool,
@@ -261,7 +277,11 @@ def set_lr(
 def set_values(
     settings: Annotated[
         list[str],
-        typer.Argument(metavar="KEY=VALUE", help="For example: beta2=0.95 eps=1e-8"),
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="For example: beta2=0.95 eps=1e-8",
+            autocompletion=keys,
+        ),
     ],
     params: Annotated[
         str | None,

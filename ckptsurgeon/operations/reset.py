@@ -21,6 +21,7 @@ from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.renew import renewed
 from ckptsurgeon.formats.trees import are_zero
 from ckptsurgeon.hints import command
+from ckptsurgeon.operations import completion
 from ckptsurgeon.operations.fields import Fields
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.known_optimizer import knowing
@@ -252,7 +253,10 @@ def states_of(names: Sequence[str]) -> list[str]:
 
 def reset(
     states: Annotated[
-        list[str], typer.Argument(metavar="moments|loss-scale", help="What to reset.")
+        list[str],
+        typer.Argument(
+            metavar="moments|loss-scale", help="What to reset.", autocompletion=completion.states
+        ),
     ],
     only: Annotated[
         str | None, typer.Option("--only", metavar="exp_avg", help="Reset only this moment.")

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.hints import command
+from ckptsurgeon.operations.completion import DECAY_STYLES
 from ckptsurgeon.operations.cooldown import Cooldown, refuse_both, samples_to
-from ckptsurgeon.operations.hyperparameters import DECAY_STYLES
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
 from ckptsurgeon.run.run import Run

@@ -16,9 +16,9 @@ from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import Ranks
 from ckptsurgeon.formats.layout import NamesElsewhere
 from ckptsurgeon.hints import command
-from ckptsurgeon.operations import events, swap_optimizer
+from ckptsurgeon.operations import completion, events, swap_optimizer
 from ckptsurgeon.operations.completion import saved_steps
-from ckptsurgeon.operations.hyperparameters import settings_of
+from ckptsurgeon.operations.hyperparameters import keys, settings_of
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.reset import states_of
 from ckptsurgeon.operations.rewarm import Hold, Ramp, window
@@ -161,11 +161,21 @@ def rollback(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="As `ckptsurgeon set`; repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="As `ckptsurgeon set`; repeatable.",
+            autocompletion=keys,
+        ),
     ] = None,
     reset: Annotated[
         list[str] | None,
-        typer.Option("--reset", metavar="STATE", help="moments or loss-scale; repeatable."),
+        typer.Option(
+            "--reset",
+            metavar="STATE",
+            help="moments or loss-scale; repeatable.",
+            autocompletion=completion.states,
+        ),
     ] = None,
     skip: Annotated[
         list[str] | None,

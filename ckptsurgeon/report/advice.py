@@ -214,6 +214,7 @@ def advice_json(told: Advice, proposals: Sequence[Proposal], run: str | None) ->
             {
                 "step": item.step,
                 "sound": item.sound,
+                "too_near": told.back_to is not None and item.step > told.back_to,
                 "distance": plain(item.distance),
                 "findings": list(item.findings),
             }

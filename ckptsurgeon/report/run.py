@@ -19,6 +19,7 @@ from ckptsurgeon.report.style import (
     Style,
     clean,
     count,
+    fits,
     hanging,
     names,
     number,
@@ -193,20 +194,23 @@ def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     rows += [Row(f"step {state.promise.step}", item) for item in promise(state.promise)]
     rows += [Row("note", clean(note)) for note in state.notes]
     lines = [f"{clean(run.name)}   step {state.step}", "", *table(rows, style), ""]
-    place_rows: list[Row] = []
-    for field in SHOWN:
-        place_rows += _places(field, places(checkpoint, field))
-    return "\n".join([*lines, *table(place_rows, style)])
+    found = {field: places(checkpoint, field) for field in SHOWN}
+    for depth in (3, 2, 1):
+        place_rows = [row for field in found for row in _places(field, found[field], depth)]
+        if fits(place_rows, style):
+            return "\n".join([*lines, *table(place_rows, style)])
+    apart = [Row(row.label, t) for row in place_rows for t in (row.text, f"  {row.note}")]
+    return "\n".join([*lines, *table(apart, style)])
 
 
-def _places(field: str, places: Sequence[Place]) -> list[Row]:
+def _places(field: str, places: Sequence[Place], depth: int) -> list[Row]:
     groups: dict[tuple[str, bool], list[Place]] = {}
     for place in places:
         text = value(field, place.value)
         groups.setdefault((text, place.wins), []).append(place)
     rows = []
     for (text, wins), group in sorted(groups.items(), key=lambda item: not item[0][1]):
-        path = clean(".".join(map(str, group[0].path[-3:])))
+        path = clean(".".join(map(str, group[0].path[-depth:])))
         shards = len({place.file for place in group})
         where = f"{count(len(group), 'place')} in {count(shards, 'shard')}"
         rows.append(Row(field, text, f"{'wins' if wins else 'copy'}   {where}   {path}"))

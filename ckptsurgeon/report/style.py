@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -45,6 +45,15 @@ class Row:
     sign: str = ""
 
 
+ALIGNED = 44
+"""The longest text that notes are aligned behind."""
+_COLUMNS: tuple[Callable[[Row], str], ...] = (
+    lambda row: row.label,
+    lambda row: row.text,
+    lambda row: row.note,
+)
+
+
 def table(rows: Iterable[Row], style: Style) -> list[str]:
     """Aligned lines; a label is printed once for the rows that follow each other under it.
 
@@ -55,7 +64,7 @@ def table(rows: Iterable[Row], style: Style) -> list[str]:
     signed = any(row.sign for row in rows)
     room = max(style.width - 2 - label - 2 * signed, 16)
     beside = [row for row in rows if row.note and len(row.text) + 3 + len(row.note) <= room]
-    column = max((len(row.text) for row in beside if len(row.text) <= 44), default=0)
+    column = max((len(row.text) for row in beside if len(row.text) <= ALIGNED), default=0)
     lines, last = [], ""
     for row in rows:
         name = "" if row.label == last else row.label
@@ -66,6 +75,12 @@ def table(rows: Iterable[Row], style: Style) -> list[str]:
             lines.append(style.paint(f"{start}{part}", color))
             name = sign = ""
     return lines
+
+
+def fits(rows: Sequence[Row], style: Style) -> bool:
+    """Whether each row takes one line of a table, and all notes begin in one column."""
+    widest = [max((len(part(row)) for row in rows), default=0) for part in _COLUMNS]
+    return 2 + widest[0] + 2 + widest[1] + 3 + widest[2] <= style.width and widest[1] <= ALIGNED
 
 
 def _parts(row: Row, column: int, room: int) -> list[str]:
@@ -146,9 +161,12 @@ def value(field: str, item: Any) -> str:
 
 
 def number(item: float) -> str:
-    """The shortest text that reads back as the same float: 0.999, 1e-08, 2048."""
+    """The shortest text that reads back as the same float: 0.999, 1e-08, 2048. Of one that was
+    computed, which takes 16 digits, the first ten."""
     short = f"{item:.6g}"
-    return short if float(short) == item else repr(item)
+    if float(short) == item:
+        return short
+    return repr(item) if float(f"{item:.14g}") == item else f"{item:.10g}"
 
 
 def clean(text: str) -> str:

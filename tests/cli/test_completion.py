@@ -50,3 +50,29 @@ def test_a_step_of_a_format_that_is_given(tmp_path: Path) -> None:
     assert complete(f"ckptsurgeon --format {page} show ", tmp_path) == ["10", "20"]
     (tmp_path / "ckptsurgeon.yaml").write_text("format: mine.yaml\n")
     assert complete("ckptsurgeon rollback --to ", tmp_path) == ["10", "20"]
+
+
+def test_values_are_completed_where_they_are_known(trained: Trained) -> None:
+    root = trained()
+    assert complete("ckptsurgeon reset ", root) == ["moments", "loss-scale"]
+    assert complete("ckptsurgeon rollback --reset ", root) == ["moments", "loss-scale"]
+    assert complete("ckptsurgeon set-lr --decay-style ", root) == ["constant", "linear", "cosine"]
+    assert complete("ckptsurgeon set beta", root) == ["beta1=", "beta2="]
+    assert "weight_decay=" in complete("ckptsurgeon set ", root)
+    assert complete("ckptsurgeon undo ", root) == []
+    for step in (6, 4):
+        surgeon = [sys.executable, "-m", "ckptsurgeon", "rollback", "--to", str(step), "--yes"]
+        subprocess.run(surgeon, cwd=root, check=True, capture_output=True)
+    assert complete("ckptsurgeon undo ", root) == ["0002", "0001"]
+
+
+def test_bash_keeps_the_order_of_numbers() -> None:
+    """It sorts what it is given, unless it is told not to: 100 came before 50."""
+    words = [sys.executable, "-m", "ckptsurgeon", "--show-completion", "bash"]
+    script = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+    ).stdout
+    assert "complete -o default -o nosort -F " in script

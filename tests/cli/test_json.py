@@ -70,7 +70,30 @@ def printed(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> dict[str, dic
 def test_the_documents_have_the_documented_keys(printed: dict[str, dict[str, Any]]) -> None:
     assert {name: list(document) for name, document in printed.items()} == documented()
     for name, document in printed.items():
-        assert document.get("schema") == (None if name in ("promise", "error") else 1), name
+        assert document.get("schema") == (None if name == "promise" else 1), name
+
+
+def test_every_document_names_its_run(
+    printed: dict[str, dict[str, Any]], surgeon: Surgeon, trained: Trained, tmp_path: Path
+) -> None:
+    """Those of a refusal too, once the run is found; one that is not found is null."""
+    del printed["promise"]
+    runs = {document["run"] for document in printed.values()}
+    assert len(runs) == 1 and None not in runs
+    refused = surgeon("status", "--json", "-C", tmp_path)
+    assert json.loads(refused.stderr)["run"] is None
+
+
+def test_a_quiet_command_prints_the_document_it_was_asked_for(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    root = trained()
+    loud = surgeon("status", "--json", "-C", root)
+    quiet = surgeon("status", "--json", "-q", "-C", root)
+    assert quiet.stdout == loud.stdout != ""
+    assert surgeon("status", "-q", "-C", root).stdout == ""
+    done = surgeon("set", "beta2=0.9", "--yes", "--json", "-q", "-C", root)
+    assert json.loads(done.stdout)["verdict"] == "verified" and done.stderr == ""
 
 
 def test_every_promise_has_the_same_keys(printed: dict[str, dict[str, Any]]) -> None:

@@ -133,3 +133,12 @@ def test_an_item_that_is_wider_than_the_line_is_continued() -> None:
         "         skip 1-2, 5-6,",
         "         9-10, 13-14",
     ]
+
+
+@pytest.mark.parametrize("width", ["50", "60", "80", "100", "140"])
+def test_the_places_of_a_step_stand_in_columns(surgeon: Surgeon, here: Path, width: str) -> None:
+    """All beside their values, behind each other, or all below them."""
+    shown = lines(narrow(surgeon, "show", width=width))
+    shown = shown[len(shown) - shown[::-1].index("") :]
+    found = [match for line in shown for match in re.finditer(r"(wins|copy)   \d", line)]
+    assert len(found) > 8 and len({match.start() for match in found}) == 1

@@ -317,5 +317,5 @@ def test_the_average_of_a_callback_is_not_what_is_trained(tmp_path: Path) -> Non
         with pytest.raises(SurgeryError, match="current_model_state has the weights once more"):
             surgery.plan(Run.open(tmp_path), from_data(recipe))
     surgery.plan(Run.open(tmp_path), from_data({"graft": {"step": 2}}))
-    (note,) = export(Run.open(tmp_path), 4, tmp_path / "weights").notes
+    (note,) = export(Run.open(tmp_path), 4, tmp_path.with_name("weights of it")).notes
     assert note.startswith("these weights are the average that WeightAveraging saved")

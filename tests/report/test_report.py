@@ -265,6 +265,7 @@ def test_numbers_keep_every_digit_they_need() -> None:
     assert [number(x) for x in (2048.0, 0.1, 1e-8, 0.1234567890123)] == [
         "2048", "0.1", "1e-08", "0.1234567890123",
     ]  # fmt: skip
+    assert number(184.41830399999932) == "184.418304"  # computed: its last digits say nothing
     assert [size(x) for x in (0, 999, 1200, 2.5e12)] == ["0 B", "999 B", "1.2 kB", "2.5 TB"]
 
 
