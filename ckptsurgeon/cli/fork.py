@@ -61,7 +61,7 @@ def fork(
     if common.dry_run:
         fork.refuse_place(run, folder)
         run.checkpoint(at)
-        files = run.format.files(run.root, at)
+        files = fork.files_of(run, at)
         total = sum(path.stat().st_size for path in files)
         done = fork.Fork(folder, at, len(files), total, None)
     else:

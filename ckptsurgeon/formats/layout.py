@@ -103,6 +103,18 @@ class HasHazards(ABC):
         """What leads a relaunch astray."""
 
 
+class NamesMore(ABC):
+    """A trainer whose files are not all known: some belong to a step by their names alone."""
+
+    @abstractmethod
+    def begun(self, run: Path, step: int) -> list[Path]:
+        """What is of a step after `step` by its name, while nothing else of that step is saved."""
+
+    @abstractmethod
+    def unclear(self, run: Path, step: int) -> list[Path]:
+        """What has the number of a saved step after `step` in its name, and may be of none."""
+
+
 class CleansUp(ABC):
     """A trainer whose clean-up would count what lies in an attic under its own name."""
 

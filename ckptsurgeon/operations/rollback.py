@@ -14,8 +14,8 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import Ranks
-from ckptsurgeon.formats.layout import NamesElsewhere
-from ckptsurgeon.hints import command
+from ckptsurgeon.formats.layout import NamesElsewhere, NamesMore
+from ckptsurgeon.hints import command, shell
 from ckptsurgeon.operations import completion, events, swap_optimizer
 from ckptsurgeon.operations.completion import saved_steps
 from ckptsurgeon.operations.hyperparameters import keys, settings_of
@@ -52,6 +52,7 @@ class Rollback(Section):
         later = (step for step in run.steps() if step > checkpoint.step)
         kept = run.format.pointers(run.root, checkpoint.step)  # a pointer changes where it lies
         newer = [path for step in later for path in run.entries(step) if path not in kept]
+        newer += _by_name(run, checkpoint.step)
         asides = [Aside(run.relative(path), "checkpoint") for path in newer]
         changes, warnings = _repoint(run, recipe, checkpoint)
         forgotten, told = _forget(run, checkpoint, newer)
@@ -91,6 +92,30 @@ class Repair(Section):
         if self.to is None and over:
             warnings.append(f"newer steps are incomplete or damaged: {', '.join(over)}")
         return changes, warnings
+
+
+def _by_name(run: Run, step: int) -> list[Path]:
+    """What else leaves with the steps after `step`. Raises SurgeryError with what may be theirs, as
+    half of a step is worse than all of it."""
+    if not isinstance(run.format, NamesMore):
+        return []
+    if unclear := run.format.unclear(run.root, step):
+        path = unclear[0]
+        more = f" (and {len(unclear) - 1} more)" if len(unclear) > 1 else ""
+        raise SurgeryError(
+            f"{run.relative(path)}{more} may be a part of a step after {step}, by the number in "
+            "its name: no page says so, and names of its kind do not go with the saved steps",
+            next=(
+                "a page that has it under `files`, with {step} and `optional: true`, if it is: "
+                "docs/described.md",
+                shell(
+                    ["mkdir", "-p", run.root.with_name(f"{run.root.name}.aside")],
+                    ["mv", *unclear, run.root.with_name(f"{run.root.name}.aside")],
+                    why="if it is not: outside of the run it is in nobody's way",
+                ),
+            ),
+        )
+    return run.format.begun(run.root, step)
 
 
 def _newest(run: Run) -> int:

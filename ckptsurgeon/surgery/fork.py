@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ckptsurgeon import disk, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.hints import again, shell
 from ckptsurgeon.operations.section import Recipe
 from ckptsurgeon.plans import Receipt
@@ -124,8 +125,18 @@ def make_partial(folder: Path, what: str) -> Path:
     return partial
 
 
+def files_of(run: Run, step: int) -> list[Path]:
+    """Every file that a fork of `step` begins with: also what is the step's by its name alone."""
+    more = [
+        below
+        for path in run.entries(step)
+        for below in (files_below(path) if path.is_dir() else [path])
+    ]
+    return list(dict.fromkeys([*run.format.files(run.root, step), *more]))
+
+
 def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:
-    files = run.format.files(run.root, step)
+    files = files_of(run, step)
     folders = {partial}
 
     def made(source: Path) -> Path:

@@ -42,7 +42,7 @@ def named(name: str, known: Sequence[str]) -> Described:
 def _torch(name: str) -> Description:
     """Torch files by their path from the run, with an optimizer's state dict under KEYS (joined by
     dots, nothing for the whole file). Without {step} in the path, each is step 0."""
-    path, equals, keys = name.removeprefix(TORCH).partition("=")
+    path, equals, keys = name.removeprefix(TORCH).rpartition("=")
     if not path or not equals:
         raise UsageError(
             f"{name!r} is not torch:PATH=KEYS",

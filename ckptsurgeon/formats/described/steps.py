@@ -15,7 +15,8 @@ from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import expanded
 from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
 from ckptsurgeon.formats.described.sharded import SHARDS, begun
-from ckptsurgeon.formats.layout import Format, leads_inside
+from ckptsurgeon.formats.described.siblings import Siblings, siblings
+from ckptsurgeon.formats.layout import Format, NamesMore, leads_inside
 from ckptsurgeon.formats.megatron.dist import CONFIG, common_file, common_state
 from ckptsurgeon.formats.one_look import once
 from ckptsurgeon.formats.sane import is_count
@@ -26,7 +27,7 @@ _known: dict[tuple[object, ...], int | None] = {}
 """The step in a file, by the file as it was: names do not tell it."""
 
 
-class DescribedSteps(Format):
+class DescribedSteps(Format, NamesMore):
     """The steps of one page; what a restart loads of them is its layout's."""
 
     def __init__(self, description: Description) -> None:
@@ -151,15 +152,40 @@ class DescribedSteps(Format):
 
     def directory(self, run: Path, step: int) -> Path:
         """The folder of the step, or the run where steps are files."""
-        entries = self.entries(run, step)
-        return entries[0] if entries and entries[0].is_dir() else run
+        own = sorted(self._own(run, step))
+        return own[0] if own and own[0].is_dir() else run
 
     def entries(self, run: Path, step: int) -> list[Path]:
-        """The folder, or the files but for copies that a restart loads; and what lies beside them
-        and marks them as unfinished."""
-        entries = self._own(run, step)
-        beside = {path for path in self._marks(entries) if path.parent not in entries}
-        return sorted(entries | beside)
+        """The folder, or the files but for copies that a restart loads; what lies beside them and
+        marks them as unfinished; and what has their number in its name."""
+        own = self._described(run, step)
+        return [*sorted(own), *(self._siblings(run).own.get(step, ()) if own else ())]
+
+    def _described(self, run: Path, step: int) -> set[Path]:
+        """The entries that the page names."""
+        own = self._own(run, step)
+        return own | {path for path in self._marks(own) if path.parent not in own}
+
+    @once
+    def _siblings(self, run: Path) -> Siblings:
+        steps = {step: self._described(run, step) for step in self._found(run)}
+        copies = [path for path, _ in self._copies(run)]
+        known = {*copies, *self._marks(copies), *self.pointer_files(run)}
+        if not self.description.number:  # the folders on the way have no step by the page
+            known |= {parent for own in steps.values() for path in own for parent in path.parents}
+        return siblings(run, steps, known) if steps else Siblings()
+
+    def begun(self, run: Path, step: int) -> list[Path]:
+        """Names of a step above all saved ones."""
+        found = self._siblings(run)
+        return [path for each in sorted(found.beyond) if each > step for path in found.own[each]]
+
+    def unclear(self, run: Path, step: int) -> list[Path]:
+        """Names that are written as a step's and may mean something else."""
+        found = self._siblings(run).unclear
+        return list(
+            dict.fromkeys(path for each in sorted(found) if each > step for path in found[each])
+        )
 
     def _own(self, run: Path, step: int) -> set[Path]:
         shards = self._found(run).get(step, [])
@@ -172,9 +198,10 @@ class DescribedSteps(Format):
         return [path for path in marks if path.exists()]
 
     def files(self, run: Path, step: int) -> list[Path]:
-        """The shards, what lies beside them in a folder, and the copies of the step."""
+        """The shards, what lies beside them in a folder, and the copies of the step. What the page
+        does not name is not read."""
         shards = {path for path, _, _ in self._shards(run, step)}
-        whole = {*shards, *self.entries(run, step), *self._copies_of(run, step)}
+        whole = {*shards, *self._described(run, step), *self._copies_of(run, step)}
         below = {file for path in whole if path.is_dir() for file in files_below(path)}
         return sorted({path for path in whole if not path.is_dir()} | below)
 
