@@ -12,7 +12,7 @@ import typer
 from ckptsurgeon import disk
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.hints import command
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look.advise.rules import RULES
 from ckptsurgeon.operations.events import ORDERS
 from ckptsurgeon.operations.section import unknown_value
@@ -78,6 +78,14 @@ class RunOrLogs:
                 return None
             raise
 
+    def words(self) -> list[str]:
+        """These options as they are typed, for the command that does the same again."""
+        each = (("--tb", self.tb), ("--tag", self.tag), ("--branch", self.branch))
+        many = [str(word) for option, values in each for value in values or ()
+                for word in (option, value)]  # fmt: skip
+        one = (("--rule", self.rule), ("--step", self.step), ("--order", self.order))
+        return [*many, *(word for option, value in one if value for word in (option, value))]
+
     def read(self, run: Run | None) -> Curves:
         """The curves in what the options name, else in the run's own logs."""
         from ckptsurgeon.logs import curves, rows
@@ -113,9 +121,15 @@ def advise(
             "--level", metavar="0..4", min=0, max=4, help="How far saved steps are verified."
         ),
     ] = 2,
+    recipe: Annotated[
+        int | None,
+        typer.Option("--recipe", metavar="N", min=1, help="Take recipe N, not the first."),
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the first recipe there."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the recipe there and show its plan."
+        ),
     ] = None,
     *,
     logs: RunOrLogs,
@@ -125,21 +139,23 @@ def advise(
 
     It names the first signal that moved and the rule that says so (docs/advise.md), and changes
     nothing: its recipe is for `plan` and `apply`. Without a run it reads bare logs: --tb DIR or
-    --log FILE.
+    --log FILE. It exits 3 when the loss diverged.
 
     Examples:
     ckptsurgeon advise
+    ckptsurgeon advise -o recipe.yaml --recipe 2
     ckptsurgeon advise --tb tensorboard --json
     """
+    from ckptsurgeon.look.advise import DIVERGED
     from ckptsurgeon.look.advise import advise as judge
     from ckptsurgeon.report.advice import advice, advice_json, recipe_file
 
     run = logs.run(common)
     told = judge(logs.read(run), run, rule=logs.rule, level=level)
     proposals = [proposal(run, item) for item in told.remedies] if run is not None else []
-    written = ""
-    if output is not None and not common.dry_run:
-        chosen = next((item for item in proposals if item.recipe is not None), None)
+    chosen = _chosen(proposals, recipe)
+    written = output is not None and not common.dry_run
+    if output is not None and written:
         if chosen is None:
             raise SurgeryError(
                 f"nothing is proposed, so {output} is not written: {told.verdict}",
@@ -147,13 +163,51 @@ def advise(
                 next=command("advise", why="what the logs say"),
             )
         write(output, recipe_file(chosen, told).encode())
-        written = str(output)
     name = run.name if run is not None else ", ".join(path.name for path in told.curves.sources)
-    save = command("advise", "-o", "recipe.yaml" if output is None else output)
+    next: Hint | None = None
+    if chosen is not None and not written:
+        number = () if recipe is None else ("--recipe", recipe)
+        target = "recipe.yaml" if output is None else output
+        words = ("advise", "-o", target, *number, *logs.words())
+        next = command(*words, why="writes this recipe and shows its plan", real=True)
     common.answer(
-        lambda: advice(told, proposals, name, common.style, written, save),
+        lambda: advice(told, proposals, name, common.style, chosen, next),
         lambda: advice_json(told, proposals, None if run is None else str(run.root)),
     )
+    if run is not None and written and not common.as_json:
+        _show(run, chosen, output, common)
+    if told.verdict == DIVERGED:
+        raise typer.Exit(3)
+
+
+def _chosen(proposals: Sequence[Proposal], number: int | None) -> Proposal | None:
+    """The recipe of that number, or the first that `plan` accepts."""
+    if number is None or not proposals:
+        return next((item for item in proposals if item.recipe is not None), None)
+    if number > len(proposals):
+        raise UsageError(
+            f"--recipe {number}: {len(proposals)} are proposed",
+            next=command("advise", why="lists them"),
+        )
+    if (chosen := proposals[number - 1]).recipe is None:
+        raise SurgeryError(
+            f"--recipe {number}: {chosen.refused}",
+            untouched="nothing was written",
+            next=command("advise", why="lists those that this run can take"),
+        )
+    return chosen
+
+
+def _show(run: Run, chosen: Proposal | None, file: Path | None, common: Common) -> None:
+    """The plan of the recipe that was written, and the command that applies it."""
+    from ckptsurgeon import surgery
+    from ckptsurgeon.cli.carry_out import show
+    from ckptsurgeon.recipe.file import from_data
+
+    assert chosen is not None and chosen.recipe is not None
+    if not common.quiet:
+        print()
+    show(run, surgery.plan(run, from_data(chosen.recipe)), common, command("apply", file))
 
 
 def _tags(pairs: Sequence[str]) -> dict[str, str]:

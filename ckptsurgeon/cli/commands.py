@@ -13,7 +13,7 @@ EXIT_CODES = {
     0: "done, or nothing to do",
     1: "failed or declined; the run is exactly as it was",
     2: "wrong usage; the run is exactly as it was",
-    3: "diff, or with --exit-code: there are changes",
+    3: "diff, or with --exit-code: there are changes; advise: the loss diverged",
     4: "verification failed; the message says what differs",
     5: "an interrupted surgery is waiting: ckptsurgeon recover",
     130: "Ctrl-C before the commit point; the run is exactly as it was",
@@ -75,7 +75,7 @@ BEFORE = (
     Command(
         "advise", "advise:advise",
         "Say if the loss diverged, where to go back to, and what others did.",
-        LOOKS,
+        LOOKS_FOR_CHANGES,
     ),
     Command(
         "report", "picture:picture", "Draw the run: what was kept, what was left, and why.",

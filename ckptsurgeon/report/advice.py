@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.hints import Command, command, text
+from ckptsurgeon.hints import text
 from ckptsurgeon.report.document import SCHEMA, plain
 from ckptsurgeon.report.style import (
     GREEN,
@@ -24,13 +24,16 @@ from ckptsurgeon.report.style import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ckptsurgeon.hints import Hint
     from ckptsurgeon.look.advise import Advice
     from ckptsurgeon.look.advise.candidates import Candidate, Distance
     from ckptsurgeon.look.advise.remedies import Remedy
     from ckptsurgeon.look.advise.spikes import Spike
 
 SHOWN = 5
-"""Earlier spikes that are listed, the newest."""
+"""Earlier spikes of the loss that are listed, the newest."""
+LAST = 11
+"""Points whose median is what the loss is now."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +49,47 @@ def verdict(advice: Advice) -> str:
     """The verdict in one line."""
     spike = advice.spike
     if advice.verdict == "unknown":
-        return f"I can't tell: {advice.reason}"
+        return f"unknown: {advice.reason}"
     if advice.verdict == "healthy" or spike is None:
         shifts = [item for item in advice.spikes if item.shift]
-        if shifts:
-            return (
-                f"healthy: the loss jumped at {shifts[-1].first} and has fallen since, "
-                "as it does with other data"
-            )
-        return "healthy: the loss has not left its course, or came back at once"
+        said = f"healthy: no divergence in {_judged(advice)}"
+        if not shifts:
+            return said
+        return f"{said}; new level at {shifts[-1].first:,}, as other data would make it"
     if advice.verdict == "too early":
-        return f"too early to tell: the loss left its course at step {spike.first}"
+        after = count((advice.newest or spike.first) - spike.first, "step")
+        return (
+            f"too early to tell: the loss rose at {spike.first:,}{_rise(advice, spike)}, "
+            f"and the log ends {after} later"
+        )
     if advice.verdict == "recovered":
         assert spike.last is not None
-        took = spike.last - spike.first
-        return f"recovered: the loss left its course at step {spike.first}, back {took} steps later"
-    return f"the loss diverged at step {spike.first}"
+        took = count(spike.last - spike.first, "step")
+        return f"recovered: the loss rose at {spike.first:,} and was back after {took}"
+    first = spike.signs[0].signal
+    sign = "" if first == "loss" else f"; first sign: {first.replace('-', ' ')}"
+    return f"diverged at {spike.first:,}: loss{_rise(advice, spike)}{sign}"
+
+
+def _rise(advice: Advice, spike: Spike) -> str:
+    """The mean before, and the median of the last points; NaN where these are no numbers."""
+    now = _now(advice)
+    return f" {now}" if spike.level is None else f" {spike.level:.3g} → {now}"
+
+
+def _now(advice: Advice) -> str:
+    import numpy as np
+
+    last = advice.curves.kept["loss"].values[-LAST:]
+    if not np.isfinite(last[-3:]).any():
+        return "NaN"
+    return f"{float(np.median(last[np.isfinite(last)])):.3g}"
+
+
+def _judged(advice: Advice) -> str:
+    """Which points the rules could judge: those that have enough before them."""
+    loss = advice.curves.kept["loss"]
+    return f"steps {int(loss.steps[min(advice.unjudged, len(loss) - 1)]):,} to {advice.newest:,}"
 
 
 def advice(
@@ -69,11 +97,11 @@ def advice(
     proposals: Sequence[Proposal],
     name: str,
     style: Style,
-    written: str,
-    save: Command,
+    chosen: Proposal | None,
+    next: Hint | None,
 ) -> str:
-    """The verdict, what moved first, where to go back to, and what others did; `written` is the
-    file that has the first recipe, and `save` the command that writes one."""
+    """The verdict, what moved first, where to go back to, what others did, and the command that is
+    `next`, for the recipe that was `chosen`."""
     colors = {"healthy": GREEN, "recovered": GREEN, "diverged": RED}
     start, color = f"{clean(name)}   ", colors.get(told.verdict, YELLOW)
     lines = [
@@ -88,20 +116,17 @@ def advice(
         lines += ["", *table(_earlier(earlier), style)]
     if told.candidates:
         rows = [_candidate(item, told) for item in told.candidates]
-        lines += ["", "  saved before it, and what going back throws away", *table(rows, style)]
+        lines += ["", "  earlier checkpoints and what you would lose", *table(rows, style)]
         if told.back_to is None:
             lines.append("  none of them is sound and early enough to go back to")
     elif told.verdict == "diverged":
-        lines += ["", "  no step that was saved before it is known here"]
+        lines += ["", "  no checkpoint from before the onset is known here"]
     if proposals:
-        lines += ["", "  what others did", *_proposals(proposals, style)]
-        next = replace(save, why="the first as a recipe")
-        if written:
-            next = command("plan", written, why="what it would change")
-        if any(item.recipe is not None for item in proposals):
-            lines += ["", f"  next   {text(next)}"]
+        lines += ["", "  what others did", *_proposals(proposals, chosen, style)]
     notes = [note for note in told.curves.notes if note != told.reason]
     lines += [line for note in notes for line in hanging("  note   ", clean(note), style)]
+    if next is not None:
+        lines += ["", f"  next   {text(next)}"]
     return "\n".join(lines)
 
 
@@ -110,14 +135,20 @@ def _evidence(spike: Spike, told: Advice) -> list[Row]:
         Row("first" if i == 0 else "then", f"{sign.signal} at {sign.step}", _rule(sign.rule))
         for i, sign in enumerate(spike.signs)
     ]
+    if spike.broken is not None:
+        rows.append(Row("then", f"loss NaN at {spike.broken}", "not a finite number"))
     if spike.level is not None:
-        peak = "no number" if spike.peak is None else number(float(f"{spike.peak:.4g}"))
-        now = told.curves.kept["loss"].values[-1]
-        rows.append(Row("loss", f"{spike.level:.4g} before, {peak} at most, {now:.4g} now"))
+        peak = "NaN" if spike.peak is None else number(float(f"{spike.peak:.4g}"))
+        now = _now(told)
+        share = "" if now == "NaN" or not spike.level else (
+            f" ({100 * (float(now) / spike.level - 1):+.0f} %)"
+        )  # fmt: skip
+        rows.append(Row("loss", f"mean {spike.level:.4g} before, peak {peak}, {now} now{share}"))
     if spike.last is not None:
         rows.append(Row("back", f"at {spike.last}"))
     elif told.verdict == "diverged" and told.newest is not None:
-        rows.append(Row("back", f"not yet, {count(told.newest - spike.first, 'step')} later"))
+        after = count(told.newest - spike.first, "step")
+        rows.append(Row("back", f"not recovered after {after}"))
     return rows
 
 
@@ -128,17 +159,23 @@ def _rule(name: str) -> str:
 
 
 def _earlier(spikes: Sequence[Spike]) -> list[Row]:
+    """Those of the loss, the newest; the other signals in one row each."""
+    own = [item for item in spikes if item.signal == "loss"]
     rows = []
-    for item in spikes[-SHOWN:]:
-        back = "" if item.last is None or item.signal != "loss" else (
-            f"back after {count(item.last - item.first, 'step')}"
-        )  # fmt: skip
-        if item.shift:
-            back = "a new level, falling since: other data look like this"
-        text = f"{item.signal} at {item.first}"
-        rows.append(Row("earlier", text, "; ".join(filter(None, (_rule(item.rule), back)))))
-    if len(spikes) > SHOWN:
-        rows.append(Row("earlier", f"{len(spikes) - SHOWN} more"))
+    for item in own[-SHOWN:]:
+        back = "" if item.last is None else f"back after {count(item.last - item.first, 'step')}"
+        if item.shift and item.level:
+            back = "a new level: other data would look like this"
+        said = "; ".join(filter(None, (_rule(item.rule), back)))
+        rows.append(Row("earlier", f"loss at {item.first}", said))
+    if len(own) > SHOWN:
+        rows.append(Row("earlier", f"loss: {len(own) - SHOWN} more"))
+    others = [item for item in spikes if item.signal != "loss"]
+    for signal in dict.fromkeys(item.signal for item in others):
+        every = [item for item in others if item.signal == signal]
+        last = f", the last at {every[-1].first}" if len(every) > 1 else f" at {every[-1].first}"
+        said = f"{signal}: {count(len(every), 'spike')}{last}"
+        rows.append(Row("earlier", said, _rule(every[-1].rule)))
     return rows
 
 
@@ -148,9 +185,9 @@ def _candidate(item: Candidate, told: Advice) -> Row:
     if item.step == told.back_to:
         word = "sound: go back here"
     elif item.sound and told.back_to is not None and item.step > told.back_to:
-        word = "sound, but too near to the first sign"
+        word = "sound, but too close to onset"
     before = told.spike.first - item.step
-    return Row(f"{item.step}", f"{before} before it, {_distance(item.distance)}", word)
+    return Row(f"{item.step}", f"{before} steps earlier; {_distance(item.distance)}", word)
 
 
 def _distance(far: Distance) -> str:
@@ -173,10 +210,12 @@ def short(value: float) -> str:
     return f"{value:.4g}T"
 
 
-def _proposals(proposals: Sequence[Proposal], style: Style) -> list[str]:
+def _proposals(proposals: Sequence[Proposal], chosen: Proposal | None, style: Style) -> list[str]:
     lines = []
     for i, item in enumerate(proposals, 1):
-        lines += hanging(f"  {i}  ", f"{item.remedy.name}: {clean(item.remedy.why)}", style)
+        mark = "→" if item is chosen else " "
+        said = f"{item.remedy.name}: {clean(item.remedy.why)}"
+        lines += hanging(f"{mark} {i}  ", said, style)
         if item.recipe is None:
             lines += hanging("       not here: ", clean(item.refused), style)
         lines += hanging("       source: ", item.remedy.source, style)
@@ -189,7 +228,7 @@ def recipe_file(proposal: Proposal, told: Advice) -> str:
 
     assert told.spike is not None
     first = told.spike.signs[0]
-    why = f"{verdict(told)}; {first.signal} first, at {first.step}: {_rule(first.rule)}"
+    why = f"{verdict(told)}; {first.signal} at {first.step}: {_rule(first.rule)}"
     body = {"name": proposal.remedy.name, "why": why, **(proposal.recipe or {})}
     text = yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=100)
     return (

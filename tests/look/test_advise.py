@@ -163,7 +163,7 @@ def test_a_short_log_that_only_rises_has_diverged(points: int) -> None:
     assert told.verdict == "diverged" and told.spike is not None
 
 
-def test_nan_is_told_even_of_few_points() -> None:
+def test_nan_is_answereven_of_few_points() -> None:
     told = judge(Curves(curve([3.0, 2.9, 2.8, math.nan, math.nan, math.nan])))
     assert told.verdict == "diverged" and told.spike is not None and told.spike.first == 4
 
@@ -224,16 +224,16 @@ def test_following_the_advice_recovers_and_the_control_does_not(
     """The demo's run: it diverges, and diverges again when it is only rolled back."""
     root = tmp_path / "run"
     launch("--config=train/configs/demo.yaml", "--from-scratch", f"save={root}", f"data={corpus}")
-    run_module("ckptsurgeon", "advise", "-C", root, "-o", tmp_path / "recipe.yaml")
+    recipe = tmp_path / "recipe.yaml"
+    run_module("ckptsurgeon", "advise", "-C", root, "-o", recipe, status=3)
     tails = {}
     for name in ("control", "advised"):
         copy = shutil.copytree(root, tmp_path / name, symlinks=True)
         if name == "advised":
-            run_module("ckptsurgeon", "apply", tmp_path / "recipe.yaml", "-C", copy, "--yes")
+            run_module("ckptsurgeon", "apply", recipe, "-C", copy, "--yes")
         else:
-            back = json.loads(run_module("ckptsurgeon", "advise", "-C", copy, "--json").stdout)[
-                "back_to"
-            ]
+            answer = run_module("ckptsurgeon", "advise", "-C", copy, "--json", status=3)
+            back = json.loads(answer.stdout)["back_to"]
             run_module("ckptsurgeon", "rollback", "--to", back, "-C", copy, "--yes")
         launch(f"--config={copy / 'train.yaml'}")
         file = tmp_path / f"{name}.csv"

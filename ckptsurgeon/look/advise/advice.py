@@ -12,7 +12,7 @@ from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.advise.candidates import Candidate, back_to, candidates
 from ckptsurgeon.look.advise.remedies import Remedy, remedies
-from ckptsurgeon.look.advise.spikes import Spike, find, needed
+from ckptsurgeon.look.advise.spikes import Spike, find, needed, unjudged
 from ckptsurgeon.run.run import Run
 
 DIVERGED, RECOVERED, HEALTHY, OPEN, UNKNOWN = (
@@ -24,7 +24,8 @@ DIVERGED, RECOVERED, HEALTHY, OPEN, UNKNOWN = (
 class Advice:
     """The `verdict` is one of the five words above, `reason` why there is none. Of a run that has
     `diverged`, `spike` is the one to undo, `back_to` the saved step to go back to, and `remedies`
-    are recipes that do it, the best first. `newest` is the last logged step."""
+    are recipes that do it, the best first. `newest` is the last logged step; the first `unjudged`
+    of the points have too few before them for the rules."""
 
     verdict: str
     curves: Curves
@@ -32,6 +33,7 @@ class Advice:
     spike: Spike | None = None
     newest: int | None = None
     points: int = 0
+    unjudged: int = 0
     candidates: tuple[Candidate, ...] = ()
     back_to: int | None = None
     remedies: tuple[Remedy, ...] = ()
@@ -61,7 +63,7 @@ def advise(
             recipes = remedies(told.spike, curves.kept, to, run.checkpoint(to).state())
     return Advice(
         told.verdict, curves, told.spikes, told.spike, told.newest, told.points,
-        tuple(found), to, tuple(recipes),
+        told.unjudged, tuple(found), to, tuple(recipes),
     )  # fmt: skip
 
 
@@ -91,4 +93,4 @@ def judge(curves: Curves, rule: str | None = None) -> Advice:
         was = [spike for spike in spikes if spike.malignant]
         word = OPEN if waiting else RECOVERED if was else HEALTHY
         told = word, waiting[0] if waiting else was[-1] if was else None, ""
-    return Advice(told[0], curves, spikes, told[1], newest, points, reason=told[2])
+    return Advice(told[0], curves, spikes, told[1], newest, points, unjudged(rule), reason=told[2])

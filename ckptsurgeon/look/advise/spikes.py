@@ -64,6 +64,11 @@ def needed(rule: str | None) -> int:
     return own.get(rule or "", LEAST)
 
 
+def unjudged(rule: str | None) -> int:
+    """How many points at the beginning a rule says nothing of, but that they are no number."""
+    return 2 * SETTLED if rule in (None, "cusum") else needed(rule) - 1
+
+
 def find(branch: Branch, rule: str | None = None) -> list[Spike]:
     """All spikes in these curves, oldest first, by one rule or by all of AUTO.
 
