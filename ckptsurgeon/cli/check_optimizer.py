@@ -23,9 +23,9 @@ def check_optimizer(
         typer.Option("--arg", metavar="NAME=VALUE", help="What it is built with; may be repeated."),
     ] = None,
     python: Annotated[
-        str,
+        str | None,
         typer.Option("--python", metavar="PATH", help="The Python where it is installed [this]."),
-    ] = sys.executable,
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Save the page for --optimizer."),
@@ -49,7 +49,7 @@ def check_optimizer(
     if not module or not name:
         raise UsageError(f"{optimizer_class!r} is not MODULE.CLASS", next="timm.optim.AdamP")
     arguments = dict(_pair(text) for text in argument or ())
-    checked = check_optimizer(optimizer_class, arguments, python)
+    checked = check_optimizer(optimizer_class, arguments, python or sys.executable)
     page = page_text([checked])
     if output is not None and checked.right and not common.dry_run:
         _keep(output, page)

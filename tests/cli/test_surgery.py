@@ -215,7 +215,7 @@ def test_a_rate_that_leaps_is_pointed_out(surgeon: Surgeon, trained: Trained) ->
     assert "next: lr is at most 100\n" in refused.stderr
     endless = surgeon("set-lr", "1e309x", "--dry-run", "-C", root)
     assert (endless.exit_code, endless.stdout) == (2, "")
-    assert "next: lr is a finite number\n" in endless.stderr
+    assert "next: write a finite number\n" in endless.stderr
     assert "times what it was" not in surgeon("set-lr", "9e-3", "--dry-run", "-C", root).stdout
 
 
