@@ -21,17 +21,14 @@ def refuse_shadowed(run: Run, step: int, number: int, stay: Collection[int]) -> 
     if number == step or run.pointers():
         return
     entry = (run.entries(step) or [run.directory(step)])[0]
+    over = [other for other in stay if other != step and other >= number]
+    aside = [["mkdir", "ASIDE"], ["mv", *(p for o in over for p in run.entries(o)), "ASIDE"]]
     if isinstance(run.format, DescribedSteps) and run.format.description.number:
-        over = [other for other in stay if other != step and other >= number]
         if over:
             raise SurgeryError(
                 f"{entry.name} would be step {number}, and step {over[-1]} would be resumed in its "
                 "place: its trainer keeps no pointer",
-                next=shell(
-                    ["mkdir", "ASIDE"],
-                    ["mv", *run.entries(over[-1]), "ASIDE"],
-                    why="in another folder it is in nobody's way",
-                ),
+                next=shell(*aside, why="in another folder they are in nobody's way"),
             )
     elif number < step and resumes(run.format, run.root) is not None:
         name = re.sub(rf"(?<!\d)0*{step}(?!\d)", str(number), entry.name)
@@ -39,5 +36,9 @@ def refuse_shadowed(run: Run, step: int, number: int, stay: Collection[int]) -> 
             f"the next step would be {number + 1}, and {entry.name} keeps its name: its trainer "
             f"resumes the highest number, so until it saves a step after {step} each restart would "
             "come back here and train the same steps again",
-            next=shell(["mv", entry, entry.with_name(name)], why="then the same command again"),
+            next=shell(
+                *(aside if over else []),
+                ["mv", entry, entry.with_name(name)],
+                why="then the same command again",
+            ),
         )

@@ -45,7 +45,7 @@ DOCUMENT = REPO / "docs" / "formats.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 Maker = Callable[[Path], object]
-TRAINER_STATE = {"max_steps": 100, "train_batch_size": 16}
+TRAINER_STATE = {"max_steps": 100, "train_batch_size": 64}
 """Of what Hugging Face's Trainer keeps beside its step."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,8 +232,13 @@ def test_the_step_in_the_trainers_state_decides_the_batches_that_are_passed_over
 
 @pytest.mark.witness("Hugging Face", "set batch_size", by="transformers")
 def test_the_samples_go_on_with_another_batch_size(run: Callable[[str], Path]) -> None:
-    """A resume passes over `global_step` batches of the new size: the step is converted with it."""
+    """A resume passes over `global_step` batches of the new size: the step is converted with it,
+    and first its folder gets that number, or later resumes would come back to it."""
     root = run("linear")
+    with pytest.raises(SurgeryError, match="each restart would come back here") as named:
+        surgery.plan(Run.open(root), from_data({"set": {"batch_size": 8}}))
+    line = named.value.next[0].split("    ")[0].replace("ASIDE", str(root.parent / "aside"))
+    subprocess.run(line, shell=True, check=True)
     before = snapshot(root)
     batches: dict[int, Any] = {}
     rates: list[dict[str, Any]] = []
@@ -242,7 +248,7 @@ def test_the_samples_go_on_with_another_batch_size(run: Callable[[str], Path]) -
     assert "6 steps × 4 / 8 = 3" in told
     assert "--per_device_train_batch_size 8" in told
     assert "--max_steps 4 (8 × 4 / 8)" in told
-    state = json.loads((root / "checkpoint-6" / "trainer_state.json").read_text())
+    state = json.loads((root / "checkpoint-3" / "trainer_state.json").read_text())
     assert (state["train_batch_size"], state["global_step"]) == (8, 3)
     for auto in (False, True):  # the argument decides, or with it the checkpoint
         copy = Path(shutil.copytree(root, root.parent / f"resumed-{auto}"))
@@ -253,7 +259,7 @@ def test_the_samples_go_on_with_another_batch_size(run: Callable[[str], Path]) -
         again.args.per_device_train_batch_size = 4 if auto else 8
         again.args.auto_find_batch_size = auto
         again._train_batch_size = again.args.train_batch_size
-        again.train(str(copy / "checkpoint-6"))
+        again.train(str(copy / "checkpoint-3"))
         assert sorted(mine) == [3]
         assert torch.equal(mine[3], torch.cat([batches[6], batches[7]]))
         assert seen[0]["lr"] == rates[6]["lr"] == plan.promise.lr
