@@ -33,7 +33,7 @@ def check_optimizer(
     *,
     common: Common,
 ) -> None:
-    """Describe an optimizer as a page for --optimizer, and prove the page.
+    """Describe an optimizer by running it, and prove the description.
 
     It runs the class on a tiny model, reads what it saves, and tries reset, set and graft: the next
     update must be that of a new optimizer, of one with the new rate, of the grafted one. torch and

@@ -158,7 +158,7 @@ def redo(
     *,
     common: Editing,
 ) -> None:
-    """Take back an undo.
+    """Take back an undo: the surgery is in force again.
 
     The files are again what they were after the surgery, and what was trained on it comes back.
     It works until another surgery is done; what the trainer wrote since the undo goes to the attic.

@@ -18,6 +18,7 @@ from ckptsurgeon.formats.optimizers import (
 )
 from ckptsurgeon.formats.optimizers.entry import CONSTANT, Entry
 from ckptsurgeon.formats.values import StateDict
+from ckptsurgeon.hints import again, command
 
 ENTRIES: tuple[Entry, ...] = (
     *torch_optim.ENTRIES,
@@ -206,8 +207,14 @@ def unknown(state_dict: StateDict) -> SurgeryError:
         f"{state_dict.file.name}: no known optimizer keeps {'; '.join(parts)}, "
         "so what a new one begins with is not known",
         next=(
-            "ckptsurgeon check-optimizer MODULE.CLASS -o optimizer.yaml    where it is installed; "
-            "then again with --optimizer optimizer.yaml",
+            command(
+                "check-optimizer",
+                "MODULE.CLASS",
+                "-o",
+                "optimizer.yaml",
+                why="where the class is installed",
+            ),
+            again("--optimizer", "optimizer.yaml", why="with the page that it wrote"),
             "start the trainer without its saved optimizer state",
         ),
     )
