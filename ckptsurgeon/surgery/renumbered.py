@@ -22,7 +22,10 @@ def refuse_shadowed(run: Run, step: int, number: int, stay: Collection[int]) -> 
         return
     entry = (run.entries(step) or [run.directory(step)])[0]
     over = [other for other in stay if other != step and other >= number]
-    aside = [["mkdir", "ASIDE"], ["mv", *(p for o in over for p in run.entries(o)), "ASIDE"]]
+    aside: list[list[object]] = [
+        ["mkdir", "ASIDE"],
+        ["mv", *(p for o in over for p in run.entries(o)), "ASIDE"],
+    ]
     if isinstance(run.format, DescribedSteps) and run.format.description.number:
         if over:
             raise SurgeryError(

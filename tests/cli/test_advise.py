@@ -8,7 +8,6 @@ import io
 import json
 import math
 import random
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +20,9 @@ from ckptsurgeon.run.run import Run
 from tests.cli.conftest import Surgeon, on_terminal
 from tests.conftest import Trained
 from tests.look.advised_runs import kept
+from tests.support.event_logs import write_log
 from train.log import Report, loss_line
 from train.progress import Progress
-
-LOSS = "lm-loss-training/lm loss"
-
-
-def write_log(folder: Path, losses: Iterable[float], first: int = 1, tag: str = LOSS) -> Path:
-    """An event file by torch's own writer."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer: Any = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
-    for step, value in enumerate(losses, first):
-        writer.add_scalar(tag, value, step, walltime=1.7e9 + step)
-    writer.close()
-    return max(folder.glob("*tfevents*"))
 
 
 def spiked(points: int = 400, at: int = 250, height: float = 3.0) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 import shlex
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from ckptsurgeon import Hyperparameters, Recipe, Run, apply, plan
 from ckptsurgeon.cli.commands import Command, commands, examples
 from tests.cli.conftest import Surgeon
+from tests.support.event_logs import write_log
 from tests.support.launch import launch
 
 CASES = [
@@ -51,6 +53,14 @@ def train(root: Path, corpus: Path, *settings: str, ranks: int = 1) -> Path:
     return root
 
 
+def diverge(run: Path) -> None:
+    """Replace its logs with those of a loss that leaves its course at step 200, and no recipe."""
+    for path in [*run.glob("tensorboard/*tfevents*"), *run.glob("slurm*"), run / "recipe.yaml"]:
+        path.unlink()
+    dice = random.Random(2)
+    write_log(run / "tensorboard", [2 + dice.gauss(0, 0.05) for _ in range(200)] + [9.0] * 200)
+
+
 @pytest.mark.parametrize("line", CASES)
 def test_an_example_works_as_it_stands(
     surgeon: Surgeon,
@@ -67,8 +77,12 @@ def test_an_example_works_as_it_stands(
     if words[0] == "relaunch":
         words.insert(1, "--dry-run")  # the trainer itself is started in test_relaunch.py
         more = []
+    if words[0] == "redo":
+        assert surgeon("undo", *more).exit_code == 0
+    if "--recipe" in words:
+        diverge(tmp_path / "run")
     done = surgeon(*words, *more)
-    differs = words[0] == "diff"
+    differs = words[0] == "diff" or "--recipe" in words
     assert (done.exit_code, done.stderr) == (3 if differs else 0, "")
     assert done.stdout
 
