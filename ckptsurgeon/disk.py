@@ -18,6 +18,7 @@ import fcntl
 import mmap
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,6 +79,13 @@ def _above(path: Path) -> Iterator[tuple[str, int]]:
 
 
 # --- names ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """An empty folder outside of every run, removed in the end with all that is in it."""
+    with tempfile.TemporaryDirectory(prefix="ckptsurgeon-") as folder:
+        yield Path(folder)
 
 
 def make_directory(path: Path) -> None:

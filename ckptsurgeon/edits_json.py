@@ -131,7 +131,7 @@ class _Reading:
 
     def keys(self, document: Any) -> tuple[Any, ...]:
         if not isinstance(document, dict):
-            if not document or not set(map(type, document)) <= {int, str}:
+            if not document or not set(map(type, document)) <= {bool, int, str}:
                 raise ValueError("keys that are no numbers and no names")
             return tuple(document)
         first, last = document["first"], document["last"]

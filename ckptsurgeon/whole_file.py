@@ -15,8 +15,8 @@ def read(path: Path, most: int, *, follow: bool = True) -> bytes:
     """The bytes of a regular file; unless `follow`, of no link. Raises OSError: EINVAL for a FIFO,
     a device or a folder, EFBIG for more than `most` bytes, EAGAIN for what would have to be waited
     for, as some files of /proc."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags)
+    more = 0 if follow else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | more)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

@@ -1,4 +1,4 @@
-"""What a start of the command line loads, who may change the disk, and what tests import."""
+"""What a start of the command line loads, and what tests import."""
 
 from __future__ import annotations
 
@@ -41,54 +41,6 @@ def test_no_module_of_the_surgeon_loads_what_executes_checkpoints() -> None:
     ]
     loaded = loaded_after("\n".join(f"import {name}" for name in modules))
     assert not loaded & {"torch", "deepspeed", "tensorboard"}
-
-
-OF_OS = {
-    "chmod", "chown", "ftruncate", "link", "makedirs", "mkdir", "mknod", "pwrite", "pwritev",
-    "remove", "removedirs", "rename", "renames", "replace", "rmdir", "symlink", "truncate",
-    "unlink", "utime", "write", "copy_file_range", "sendfile", "posix_fallocate",
-}  # fmt: skip
-OF_PATH = {
-    "hardlink_to", "mkdir", "rmdir", "symlink_to", "touch", "unlink", "write_bytes", "write_text",
-}  # fmt: skip
-FLAGS = ("O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND")
-
-
-def test_only_disk_py_changes_the_disk() -> None:
-    found = [
-        f"{path.relative_to(REPO)}:{node.lineno}: {ast.unparse(node)}"
-        for path in sorted((REPO / "ckptsurgeon").rglob("*.py"))
-        if path.name != "disk.py"
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Call) and changes_the_disk(node)
-    ]
-    assert found == []
-
-
-def changes_the_disk(call: ast.Call) -> bool:
-    function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    owner = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
-    if name == "open":
-        values = [*call.args[:2], *(k.value for k in call.keywords if k.arg == "mode")]
-        texts = [str(v.value) for v in values if isinstance(v, ast.Constant)]
-        return any(flag in ast.unparse(call) for flag in FLAGS) or any(
-            0 < len(text) <= 3 and set(text) <= set("rwaxbt+") and set(text) & set("wax+")
-            for text in texts
-        )
-    if owner in ("shutil", "tempfile"):
-        return name != "get_terminal_size"
-    return name in OF_OS if owner == "os" else owner != "disk" and name in OF_PATH
-
-
-def test_the_check_sees_a_write() -> None:
-    for text in (
-        "open('x', 'w')", "path.open('ab')", "os.open(p, os.O_RDWR)", "os.replace(a, b)",
-        "path.write_text('x')", "shutil.rmtree(p)", "os.truncate(p, 0)", "path.unlink()",
-    ):  # fmt: skip
-        call = ast.parse(text).body[0]
-        assert isinstance(call, ast.Expr) and isinstance(call.value, ast.Call)
-        assert changes_the_disk(call.value), text
 
 
 def test_no_test_module_imports_another() -> None:

@@ -10,13 +10,12 @@ import importlib.util
 import json
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import surgery
+from ckptsurgeon import disk, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.optimizers.entry import ABSENT_KEY, NOTHING
 from ckptsurgeon.formats.optimizers.table import COMMON, STEPS
@@ -90,12 +89,11 @@ def check_optimizer(name: str, arguments: Mapping[str, Any], python: str) -> Che
 
 def check(name: str, ask: Ask) -> Checked:
     """The same, with an optimizer that `ask` runs."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with disk.scratch() as folder:
         saved = ask("save", folder)
         page = describe(name, saved)
         file = folder / "page.yaml"
-        file.write_text(json.dumps(page))  # which is YAML
+        disk.write_new(file, json.dumps(page).encode())  # which is YAML
         done = [
             {
                 trial: _carried_out(folder / str(i) / trial, data, file)

@@ -203,9 +203,9 @@ def _check_flags(path: Path) -> None:
     """Raise when the file system lets nobody rename or replace it, not even its owner or root
     (chattr +i and +a, ioctl_iflags(2)): the rights do not say so. In an append-only folder names
     may come but not go. Where the file system has no such flags there are none."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    more = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, os.O_RDONLY | more)
     except OSError:  # a link, or a file that may not be read
         return
     try:

@@ -205,6 +205,11 @@ class Metadata : public Stack {
       whole_of[name] = value.a + 1;
       return true;
     }
+    uint32_t name;
+    if (holder.b == 2 && key.is(Kind::kText) &&
+        names.known(bytes_of(key).data(), key.a, name) &&
+        (name == names.kCollides || (name < whole_of.size() && whole_of[name] != 0)))
+      return false;  // a tensor's name twice: the second would win
     if (holder.a == 0) return true;
     Attributes& own = pool_[holder.a - 1];
     if (!key.is(Kind::kText) || own.count == kAttributes) {

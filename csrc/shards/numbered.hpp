@@ -25,16 +25,8 @@ class Numbered {
   bool number(const Element* first, size_t count, uint32_t& out) {
     if (2 * (ends_.size() + 1) > table_.size()) grow();
     const std::string_view bytes = view(first, count);
-    size_t slot = hash(bytes);
-    while (const uint32_t other = table_[slot & (table_.size() - 1)]) {
-      const Run known = run(other - 1);
-      if (known.size == count && view(known.data, known.size) == bytes) {
-        out = other - 1;
-        return ++asked_ > 0;
-      }
-      if (++steps_ > 64 * (asked_ + ends_.size()) + 4096) return false;
-      ++slot;
-    }
+    size_t slot;
+    if (find(bytes, slot, out)) return out != kCollides;
     used_ += bytes.size() + 16;
     if (used_ > room_) return false;
     out = static_cast<uint32_t>(ends_.size());
@@ -42,6 +34,14 @@ class Numbered {
     ends_.push_back(all_.size());
     table_[slot & (table_.size() - 1)] = out + 1;
     return true;
+  }
+
+  static constexpr uint32_t kCollides = UINT32_MAX;
+
+  // Whether this run was there, and its number; kCollides where the hashes collide.
+  bool known(const Element* first, size_t count, uint32_t& out) {
+    size_t slot;
+    return !table_.empty() && find(view(first, count), slot, out);
   }
 
   size_t size() const { return ends_.size(); }
@@ -57,6 +57,22 @@ class Numbered {
   }
 
   static size_t hash(std::string_view bytes) { return std::hash<std::string_view>{}(bytes); }
+
+  // The slot of these bytes, and their number where they have one.
+  bool find(std::string_view bytes, size_t& slot, uint32_t& out) {
+    for (slot = hash(bytes); const uint32_t other = table_[slot & (table_.size() - 1)]; ++slot) {
+      const Run there = run(other - 1);
+      if (view(there.data, there.size) == bytes) {
+        out = other - 1;
+        return ++asked_ > 0;
+      }
+      if (++steps_ > 64 * (asked_ + ends_.size()) + 4096) {
+        out = kCollides;
+        return true;
+      }
+    }
+    return false;
+  }
 
   void grow() {
     table_.assign(table_.empty() ? 64 : 2 * table_.size(), 0);

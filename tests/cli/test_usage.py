@@ -71,7 +71,9 @@ def test_wrong_usage_is_three_lines(surgeon: Surgeon, name: str) -> None:
 def test_wrong_usage_with_json_is_one_object(surgeon: Surgeon) -> None:
     result = surgeon("rollback", "--json")
     told = json.loads(result.stderr)
-    assert set(told) == {"error", "untouched", "next", "comment", "exit_code"}
+    assert set(told) == {
+        "schema", "run", "error", "untouched", "next", "comment", "exit_code",
+    }  # fmt: skip
     assert (told["next"], told["comment"]) == (["ckptsurgeon status --json"], ["list the steps"])
     assert (told["exit_code"], result.exit_code, result.stdout) == (2, 2, "")
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from bench import chunked
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.edits import Change
-from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import dcp_metadata, native
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.chunks import Table
@@ -27,13 +27,22 @@ from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.recipe.file import from_data
 from tests.hostile.mutations import mutated
 from tests.support import enums_by_name
+from tests.support.dcp_tables import (
+    RANKS,
+    TENSORS,
+    as_any_pickle,
+    generally,
+    metadata,
+    natively,
+    needs_native,
+    told,
+)
 from tests.support.dcp_trainers import torchtitan
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
-TENSORS, RANKS, MUTATIONS = 2, 5, 1000
+MUTATIONS = 1000
 RECIPE: dict[str, Any] = {"set": {"beta2": 0.99}, "reset": ["moments"]}
-needs_native = pytest.mark.skipif(native.shards is None, reason="the native module is not built")
 
 
 @pytest.fixture(autouse=True)
@@ -48,42 +57,6 @@ def _quiet() -> Any:
 def root(tmp_path: Path) -> Path:
     chunked.make(tmp_path / "run", TENSORS, RANKS)
     return tmp_path / "run"
-
-
-def metadata(root: Path) -> Path:
-    return next(iter(sorted(root.glob("step-*/.metadata"))))
-
-
-def told(table: Table) -> dict[str, Any]:
-    """Everything that a table says; the numbers of rows are its own."""
-    return {
-        "items": {name: [item[1:] for item in found] for name, found in table.items.items()},
-        "shapes": {
-            name: [found.shape(k) for k in range(len(found))] for name, found in table.items.items()
-        },
-        "wholes": dict(zip(table.names, table.wholes, strict=True)),
-        "ends": dict(zip(table.files, table.ends, strict=True)),
-        "globals": table.globals,
-    }
-
-
-def outcome(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except DamagedFile:
-        return DamagedFile
-
-
-def natively(path: Path) -> Table | None:
-    return dcp_metadata._natively(path, path.read_bytes(), path.stat())
-
-
-def as_any_pickle(path: Path) -> Table:
-    return dcp_metadata._generally(path, path.read_bytes())
-
-
-def generally(path: Path) -> Any:
-    return outcome(lambda: told(as_any_pickle(path)))
 
 
 @needs_native

@@ -16,7 +16,7 @@ from bench import chunked
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.files.pickles.tree import axes
-from tests.files.test_chunks import (
+from tests.support.dcp_tables import (
     RANKS,
     TENSORS,
     as_any_pickle,
@@ -64,7 +64,7 @@ def rebuilt(data: bytes, chance: random.Random) -> bytes:
 
 
 @needs_native
-@pytest.mark.parametrize("rounds", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_both_readers_agree_on_any_order_of_opcodes(
     tmp_path: Path, protocol: int, rounds: int

@@ -17,13 +17,19 @@ from ckptsurgeon.plans import Plan
 from ckptsurgeon.transaction import journal, receipts
 from tests.support.torch_files import STATE, frozen, load, plain_shard, save
 
+STAGED, KEPT = (f".ckptsurgeon/{folder}/0001/shard.pt" for folder in ("staging", "attic"))
 NUMEL = 1 << 19
 MOMENTS = [(*STATE, group, name) for group in (0, 1) for name in ("exp_avg", "exp_avg_sq")]
 CHANGES = [Change("shard.pt", path[-1], "values", ZEROS, path) for path in MOMENTS]
 
 
 def plan(root: Path, content: Content) -> Plan:
-    edit = Replace("shard.pt", "staging/shard.pt", "attic/shard.pt", content)
+    edit = Replace(
+        "shard.pt",
+        ".ckptsurgeon/staging/0001/shard.pt",
+        ".ckptsurgeon/attic/0001/shard.pt",
+        content,
+    )
     return Plan("0001", str(root), "reset", {}, tuple(CHANGES), (edit,), (), None)
 
 

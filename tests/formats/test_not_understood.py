@@ -282,7 +282,7 @@ def test_a_count_of_none_and_states_by_view_stop_a_reset_alone(tmp_path: Path) -
         saved["param_groups"][0]["step"] = None
         torch.save(saved, file)
     said = looks(Run.open(root))
-    assert "adam_step is not understood: optimizer.pt: param_groups.0.step is None" in said
+    assert "adam_step" not in said  # None counts nothing
     for name in ("rollback", "lr", "betas", "eps", "weight_decay"):
         assert operate(root, "", name) is None, name
     refused = operate(root, "", "moments")
