@@ -88,6 +88,7 @@ def _is_header(columns: Sequence[str]) -> bool:
     names = [name.strip() for name in columns]
     return (
         all(name and _number(name) is None and len(name) < 200 for name in names)
+        and not names[0].startswith("{")
         and any("loss" in name.lower() for name in names)
         and not any(re.search(r"loss\W+[\d.]", name) for name in names)
     )

@@ -116,7 +116,7 @@ def _weights(named: bool, groups: Groups = GROUPS, table: Table = TABLE) -> dict
 def _moments(shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """exp_avg small enough beside exp_avg_sq for gradients to lead to it."""
     return {
-        name: (torch.rand(shape) + 0.1) * scale
+        name: (torch.rand(shape) ** 4 + 0.1) * scale  # some far above the median
         for name, scale in (("exp_avg", 0.2), ("exp_avg_sq", 1.0))
     }
 

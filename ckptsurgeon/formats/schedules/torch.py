@@ -403,7 +403,8 @@ def settings_of(checkpoint: Checkpoint, places: Sequence[Place], new: New) -> It
 def _apart(checkpoint: Checkpoint, place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
     """The place and its value; of rates that are tensors each, as an optimizer has them whose lr is
     one."""
-    saved = get(checkpoint.trees[place.file], place.path)
+    (there,) = checkpoint.at(place.file, place.path)
+    saved = get(checkpoint.trees[place.file], there.path)
     if not isinstance(saved, (list, tuple)) or not any(type(item) is Tensor for item in saved):
         yield place, value
         return
