@@ -11,6 +11,7 @@ import pytest
 
 from ckptsurgeon.logs.tensorboard.crc32c import masked
 from ckptsurgeon.plans import Receipt
+from ckptsurgeon.transaction.kept import document
 from ckptsurgeon.transaction.receipts import contents, records
 from tests.support.counted import counted, linear
 from tests.support.tiny_run import GROUP, LAMBDA_LR, make_run, write_torch_file
@@ -100,7 +101,7 @@ def receipts(root: Path, many: int) -> None:
             id=f"{number:04d}", title="set lr", why="", when="2026-01-01T00:00:00+00:00", user="a",
             host="b", version="1", recipe={}, changes=(), inverse=(), promise=None,
         )  # fmt: skip
-        documents = contents(receipt)
+        documents = contents(receipt, document(root, ()))
         for staged, final in records(receipt.id).items():
             (root / final).parent.mkdir(parents=True, exist_ok=True)
             (root / final).write_bytes(documents[staged])

@@ -24,6 +24,7 @@ FOUND_BY: dict[str, tuple[Any, ...]] = {
     "journal renamed before its bytes are durable": EXT4,
     "commit record not durable before redo": STRICT,
     "end record written before the rest is durable": EXT4,
+    "appended bytes never fsynced": EXT4,
     "end record written first": EIO,
     "pointer truncated in place": EIO,
     "no commit record": EIO,
@@ -66,7 +67,5 @@ def test_real_cut_finds_a_bug() -> None:
     reason = unavailable("ext4")
     if reason is not None:
         pytest.skip(reason)
-    report = run(
-        ROLLBACK, real_cuts, "ext4", 1, bug="end record written before the rest is durable"
-    )
+    report = run(ROLLBACK, real_cuts, "ext4", 1, bug="appended bytes never fsynced")
     assert report.violations

@@ -54,7 +54,7 @@ def test_an_input_that_changes_at_any_call_before_the_commit_is_kept(
     saved = save(world)
     wanted = toy.rollback(world)
     assert any(fingerprint.file == file for fingerprint in wanted.assumes)
-    calls = count_calls(lambda: journal.commit(world / "run", wanted))
+    calls = count_calls(lambda: journal.commit(world / "run", wanted, logs=toy.logs(world)))
     commit = max(i for i, call in enumerate(calls, 1) if call == "rename journal.new")
     assert commit > 30
     restore(saved, world)
@@ -72,7 +72,7 @@ def test_an_input_that_changes_at_any_call_before_the_commit_is_kept(
                 written(world, file)
 
         with hooked(hook):
-            code = exit_code(partial(journal.commit, world / "run", wanted))
+            code = exit_code(partial(journal.commit, world / "run", wanted, logs=toy.logs(world)))
         assert code == 1, f"call {at} ({calls[at - 1]}): exit {code}"
         difference = differs(snapshot(world, own=True), changed, times=True)
         assert difference is None, f"call {at} ({calls[at - 1]}): {difference}"
