@@ -93,7 +93,7 @@ COMMANDS = (
 )
 OF_A_TRAINER = re.compile(
     r"(?<![\w-])--?[a-z][\w.-]+|\b[a-z_]+\.[a-z_]+[\w.]*|\b[a-z]+_[a-z_]+\b|\S+\.(?:json|ya?ml|py|sh)\b"
-    r"|^mv \S+ \S+"
+    r"|^(?:mkdir ASIDE && )?mv \S+ \S+"
 )
 """A flag, a key of a config, a file, or the new name of a folder."""
 CARRIED = ("--dry-run", "--json")
