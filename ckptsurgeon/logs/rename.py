@@ -6,10 +6,12 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ckptsurgeon.edits import AnyChange, Content, Rewrite, Span, relative
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.expressions import bounded
 from ckptsurgeon.hints import command
 from ckptsurgeon.logs.cut import FIELD
 from ckptsurgeon.logs.tensorboard import event_file, renaming
@@ -123,7 +125,8 @@ def rename(
 
 def _matches(pattern: str, totals: Mapping[tuple[str, str], int]) -> bool:
     try:
-        return any(re.fullmatch(pattern, old) for old, _ in totals)
+        with bounded(pattern):
+            return any(re.fullmatch(pattern, old) for old, _ in totals)
     except re.error:
         return False
 
@@ -140,9 +143,11 @@ def _namer(pairs: Mapping[str, str], regex: bool) -> tuple[Callable[[str], str],
                 next="without --regex a tag is taken as it is written",
             ) from None
 
+        @cache
         def by_pattern(tag: str) -> str:
             for pattern, key, new in patterns:
-                match = pattern.fullmatch(tag)
+                with bounded(key):
+                    match = pattern.fullmatch(tag)
                 if match:
                     used.add(key)
                     return _expanded(match, new)

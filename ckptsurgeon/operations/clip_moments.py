@@ -15,6 +15,7 @@ import typer
 from ckptsurgeon.arithmetic import ITEM, floats
 from ckptsurgeon.edits import Change, Source
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.expressions import check_pattern
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.stretches import by_parameter
 from ckptsurgeon.hints import command
@@ -26,7 +27,7 @@ from ckptsurgeon.operations.computed_changes import (
     with_copies,
 )
 from ckptsurgeon.operations.reset import Reset
-from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, given
+from ckptsurgeon.operations.section import Changes, Recipe, Section, given
 from ckptsurgeon.run.run import Run
 
 SLICE = 1 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from ckptsurgeon.arithmetic import ITEM
 from ckptsurgeon.edits import AnyChange, Change, Computed, Key, Source, relative
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.expressions import search, unmatched
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import copies
@@ -19,7 +19,6 @@ from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.second_copies import second_copies
 from ckptsurgeon.formats.stretches import Kinds, Parameter
 from ckptsurgeon.hints import Hint, command
-from ckptsurgeon.operations.section import unmatched
 from ckptsurgeon.run.run import Run
 
 
@@ -108,7 +107,8 @@ def matching(
     parameters: Mapping[Parameter, Mapping[str, Sequence[Part]]], pattern: str, key: str
 ) -> list[Parameter]:
     """Those whose names match. Raises UsageError with the nearest names where none does."""
-    found = [parameter for parameter in parameters if re.search(pattern, parameter[0])]
+    chosen = search(pattern, (name for name, _ in parameters))
+    found = [parameter for parameter in parameters if parameter[0] in chosen]
     if not found:
         raise unmatched(pattern, {name for name, _ in parameters}, key)
     return found

@@ -5,7 +5,6 @@ Source: Marin, docs/reports/marin-32b-retro.md, where optimizer state was rebuil
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import typer
 
 from ckptsurgeon.edits import Change, Computed
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.expressions import check_pattern, search, unmatched
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Checkpoint, Part, Place
@@ -29,11 +29,9 @@ from ckptsurgeon.operations.section import (
     Changes,
     Recipe,
     Section,
-    check_pattern,
     check_step,
     given,
     unknown_value,
-    unmatched,
 )
 from ckptsurgeon.run.run import Run
 
@@ -129,16 +127,17 @@ class Graft(Section):
                 for each in (checkpoint, donor)
             )
             pairs = _pairs(name, [f.place for f in own], [f.place for f in theirs])
+            chosen = search(self.params, {part.parameter for part in own})
             for mine, other, pair in zip(own, theirs, pairs, strict=True):
                 known.add(mine.parameter)
                 if (mine.parameter, mine.start, mine.end) != (
                     other.parameter, other.start, other.end,
                 ):  # fmt: skip
                     raise _other_layout(name)
-                if re.search(self.params, mine.parameter) and mine.start < mine.end:
+                if mine.parameter in chosen and mine.start < mine.end:
                     field = f"{name} of {mine.parameter}"
                     yield self._copied(run, field, donor, *pair, (mine.start, mine.end))
-        if not any(re.search(self.params, name) for name in known):
+        if not search(self.params, known):
             raise unmatched(self.params, known, "graft.params")
 
     def _copied(

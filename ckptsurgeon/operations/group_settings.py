@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.expressions import check_pattern, search, unmatched
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import NamesGroups
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
@@ -17,7 +17,7 @@ from ckptsurgeon.hints import command
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.limits import broken_limit
 from ckptsurgeon.operations.place_changes import PlaceChanges
-from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, unmatched
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.run.run import Run
 
 PLURAL = {"beta1": ("betas", 0), "beta2": ("betas", 1), "beta3": ("betas", 2)}
@@ -100,9 +100,10 @@ def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
             f"no param group holds {key}", next=command("show", why="what they hold")
         )
     known = {name for names, _ in places for name in names}
+    chosen = search(pattern, known)
     out = []
     for names, place in places:
-        matching = [name for name in names if re.search(pattern, name)]
+        matching = [name for name in names if name in chosen]
         if matching and len(matching) < len(names):
             some = ", ".join(sorted(set(names) - set(matching))[:3])
             raise SurgeryError(

@@ -9,12 +9,12 @@ queries take all of it. Kimi measures S while it trains. A checkpoint has no inp
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.expressions import search
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.heads import Rows
@@ -68,7 +68,8 @@ def scaled(
                 "scale", "REGEX", "--by", "F", why="whole parameters, by a factor of your own"
             ),
         )
-    chosen = [layer for layer in layers if re.search(params, layer.queries)]
+    matching = search(params, (layer.queries for layer in layers))
+    chosen = [layer for layer in layers if layer.queries in matching]
     if not chosen:
         names = sorted({layer.queries for layer in layers})
         raise UsageError(

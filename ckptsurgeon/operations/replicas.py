@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -10,11 +9,12 @@ import typer
 
 from ckptsurgeon.edits import AnyChange, Change, Elements
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.expressions import check_pattern, search, unmatched
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats, from_floats
 from ckptsurgeon.formats import Checkpoint, Copy, Replica
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.hints import command
-from ckptsurgeon.operations.section import Changes, Recipe, Section, check_pattern, given, unmatched
+from ckptsurgeon.operations.section import Changes, Recipe, Section, given
 from ckptsurgeon.run.run import Run
 
 
@@ -35,7 +35,8 @@ class Replicas(Section):
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         replicas = HasReplicas.of(checkpoint).replicas()
-        matching = [r for r in replicas if re.search(self.params, r.parameter)]
+        chosen = search(self.params, (r.parameter for r in replicas))
+        matching = [r for r in replicas if r.parameter in chosen]
         if replicas and not matching:
             raise unmatched(
                 self.params, {r.parameter for r in replicas}, kind="replicated parameter"

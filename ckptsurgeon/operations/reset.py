@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -12,6 +11,7 @@ import typer
 
 from ckptsurgeon.edits import ABSENT, ZEROS, AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.expressions import check_pattern, search, unmatched
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import NamesMoments
 from ckptsurgeon.formats.columns import Column, Places
@@ -31,10 +31,8 @@ from ckptsurgeon.operations.section import (
     Changes,
     Recipe,
     Section,
-    check_pattern,
     given,
     unknown_value,
-    unmatched,
 )
 from ckptsurgeon.run.run import Run
 
@@ -172,16 +170,17 @@ def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
             continue
         fragments = NamesMoments.of(checkpoint).fragments(name)
         known |= {fragment.parameter for fragment in fragments}
+        chosen = search(part.params, known)
         changes += [
             Change(
                 run.relative(f.place.file), f"{name} of {f.parameter}", "values", ZEROS,
                 f.place.path, (f.start, f.end), f.place.chunks,
             )
             for f in fragments
-            if re.search(part.params, f.parameter)
+            if f.parameter in chosen
             if f.start < f.end and not checkpoint.is_zero(f.place, (f.start, f.end))
         ]  # fmt: skip
-    if part.params is not None and not any(re.search(part.params, name) for name in known):
+    if part.params is not None and not search(part.params, known):
         raise unmatched(part.params, known, "moments.params")
     return changes
 

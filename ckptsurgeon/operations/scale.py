@@ -14,6 +14,7 @@ import typer
 
 from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.expressions import check_pattern
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.stretches import Kinds, Parameter, by_parameter, within
 from ckptsurgeon.hints import command
@@ -34,7 +35,6 @@ from ckptsurgeon.operations.section import (
     Changes,
     Recipe,
     Section,
-    check_pattern,
     given,
     unknown_value,
 )

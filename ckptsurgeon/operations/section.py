@@ -7,8 +7,7 @@ stays as it is, and applying it twice changes nothing.
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -123,29 +122,6 @@ def unknown_value(text: str, known: Sequence[str], key: str) -> UsageError:
     near = difflib.get_close_matches(text, known, n=1, cutoff=0.6)
     hint = f"did you mean `{near[0]}`?" if near else f"one of: {', '.join(known)}"
     return UsageError(f"`{key}` is {text!r}", next=hint)
-
-
-def unmatched(
-    pattern: str, known: Collection[str], key: str = "", kind: str = "parameter"
-) -> UsageError:
-    """The error for a regular expression, the value of `key`, that none of the parameters `known`
-    matches, with the nearest names; `kind` is what they are called."""
-    names = sorted(known)
-    plain = re.sub(r"[\\^$.*+?()\[\]{}|]+", " ", pattern).strip()
-    near = difflib.get_close_matches(plain, names, n=3, cutoff=0.3) or names[:3]
-    where = f"`{key}`: " if key else ""
-    return UsageError(
-        f"{where}no {kind} matches {pattern!r}, of {len(names)} names",
-        next=f"the nearest are {', '.join(near)}",
-    )
-
-
-def check_pattern(key: str, pattern: str) -> None:
-    """Raise for a text that is not a regular expression."""
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise UsageError(f"`{key}`: {error}", next="a regular expression") from None
 
 
 def check_step(step: int | None) -> None:
