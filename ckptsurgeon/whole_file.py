@@ -10,6 +10,8 @@ from pathlib import Path
 MAX_RECORD = 512 << 20
 """Bytes of a receipt, a journal or a plan: the longest known, of 10,000 shards, have a tenth."""
 
+MAX_POINTER = 1 << 20
+
 
 def read(path: Path, most: int, *, follow: bool = True) -> bytes:
     """The bytes of a regular file; unless `follow`, of no link. Raises OSError: EINVAL for a FIFO,
@@ -29,3 +31,12 @@ def read(path: Path, most: int, *, follow: bool = True) -> bytes:
         raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
     finally:
         os.close(descriptor)
+
+
+def text(path: Path) -> str | None:
+    """What a pointer says, whose bytes may be any; None where there is none. Raises OSError as
+    `read` does."""
+    try:
+        return read(path, MAX_POINTER).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.edits import AnyChange, Content, Rewrite
+from ckptsurgeon.files.plain_yaml import MAX_BYTES
 from ckptsurgeon.run.run import CONFIG, Run
 
 
 def configured(run: Run, key: str) -> str | None:
     """What the config says of `key`, as YAML text; None without one."""
     path = run.root / CONFIG
-    text = path.read_text("utf-8", "surrogateescape") if path.is_file() else ""
+    text = (
+        whole_file.read(path, MAX_BYTES).decode("utf-8", "surrogateescape")
+        if path.is_file()
+        else ""
+    )
     match = re.search(rf"^{key}: *(.*?) *$", text, re.MULTILINE)
     return match[1] if match else None
 
@@ -23,7 +30,7 @@ def config_changes(run: Run, values: Mapping[str, str], note: str) -> list[AnyCh
     path = run.root / CONFIG
     if not values or not path.is_file():
         return []
-    old = path.read_text("utf-8", "surrogateescape")
+    old = _text(path)
     text = old if old.endswith("\n") else f"{old}\n"
     for key, value in values.items():
         line = f"{key}: {value}\n"
@@ -33,3 +40,7 @@ def config_changes(run: Run, values: Mapping[str, str], note: str) -> list[AnyCh
     if text == old:
         return []
     return [Rewrite(CONFIG, "config", Content((text.encode(errors="surrogateescape"),)), note)]
+
+
+def _text(path: Path) -> str:
+    return whole_file.read(path, MAX_BYTES).decode("utf-8", "surrogateescape")

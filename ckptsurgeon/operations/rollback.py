@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.edits import AnyChange, Aside, Change, Content, Relink, Rewrite, Span
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
@@ -151,7 +152,7 @@ def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
                 link = path.is_symlink()
                 changes.append(relinked(run, path, text) if link else _copy(run, path, text))
             continue
-        old = path.read_text("utf-8", "replace") if path.exists() else None
+        old = whole_file.text(path)
         changes.append(Change(run.relative(path), "latest", old, text))
     if recipe.get(swap_optimizer.SwapOptimizer) is None:
         changes += swap_optimizer.saved_config(run, checkpoint)

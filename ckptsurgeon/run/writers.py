@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.edits import relative
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.step_folders import files_below
@@ -23,6 +24,8 @@ FLUSH_S = 120
 """Seconds after which torch's writer has flushed what it holds."""
 AHEAD_S = 3600
 """Seconds by which the clock of another host, or of a file server, may be ahead of this one's."""
+MAX_RECORD = 1 << 16
+"""Bytes of what the bundled trainer says of its process."""
 MOUNTS = Path("/proc/self/mountinfo")
 REMOTE = ("nfs", "nfs4", "cifs", "smb3")
 EVENT_WRITER = re.compile(r"tfevents\.(?P<born>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.\d+")
@@ -46,13 +49,11 @@ def evidence(
 
 def _trainer(record: Path) -> list[str]:
     """The process that the bundled trainer's record names, if it runs on this host."""
-    if not record.is_file():
-        return []
     try:
-        data = json.loads(record.read_text("utf-8"))
+        data = json.loads(whole_file.read(record, MAX_RECORD))
         pid, ticks = int(data["pid"]), int(data["start_time"])
         here = data["host"] == socket.gethostname()
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return []
     running = here and process.start(pid) == ticks
     return [f"{record.name}: process {pid} is running"] if running else []

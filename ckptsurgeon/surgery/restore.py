@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.edits import (
     AnyChange,
     Append,
@@ -201,7 +202,7 @@ def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[AnyChange], lis
             if path.is_symlink():
                 links.append(rollback.relinked(run, path, text))
             continue
-        old = path.read_text("utf-8", "replace") if path.exists() else None
+        old = whole_file.text(path)
         changes.append(Change(file, "latest", old, text))
         edits.append(rewrite(run, file, Content((text.encode(),)), id, new=old is None))
     return [*links, *changes], [*relinked(run, links, id), *edits]

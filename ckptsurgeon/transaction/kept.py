@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.edits import Content, Edit, Inverse, Move, Replace, Tail, Truncate
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import kept_tails
@@ -129,13 +130,13 @@ def _mtime(path: Path) -> int:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(whole_file.read(path, SMALL, follow=False)).hexdigest()
 
 
 def _read(path: Path) -> dict[str, _Known]:
     """The record, by name; empty where there is none, or none that can be read."""
     try:
-        found: Any = json.loads(path.read_bytes())
+        found: Any = json.loads(whole_file.read(path, whole_file.MAX_RECORD, follow=False))
         return {str(n): (int(size), int(at), str(sha)) for n, (size, at, sha) in found.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
