@@ -46,24 +46,28 @@ def status(*, common: Common) -> None:
         if isinstance(error, DamagedFile):
             problem.hints = (command("doctor", why="what is damaged, and the way back"),)
     common.answer(
-        lambda: report.status(run, state, problem, common.style, _loss(run, common)),
+        lambda: report.status(run, state, problem, common.style, *_loss(run, common)),
         lambda: report.status_json(run, state, problem),
     )
 
 
-def _loss(run: Run, common: Common) -> Sequence[Row]:
-    """The end of the loss and what it says, on a terminal only: scripts read --json. Without NumPy,
-    which takes longer to load than all of `status`."""
+def _loss(run: Run, common: Common) -> tuple[Sequence[Row], tuple[str, Hint] | None]:
+    """The end of the loss, and what is wrong with it, on a terminal only: scripts read --json.
+    Without NumPy, which takes longer to load than all of `status`."""
     if not sys.stdout.isatty():
-        return ()
+        return (), None
     from ckptsurgeon.look.glance import glance
-    from ckptsurgeon.report.sparkline import sparkline
+    from ckptsurgeon.report.sparkline import headline, sparkline, unremarkable
 
     try:
         seen = glance(run)
     except (SurgeryError, OSError):  # a log that can't be read is no reason to show no status
-        return ()
-    return () if seen is None else sparkline(seen, run.steps(), common.style.width - BESIDE)
+        return (), None
+    if seen is None:
+        return (), None
+    said = headline(seen)
+    rows = sparkline(seen, run.steps(), common.style.width - BESIDE)
+    return [*rows, *([] if said else [unremarkable(seen)])], said
 
 
 def show(

@@ -17,6 +17,9 @@ WINDOW, SIGMAS, MOST = 128, 6.0, 1000
 STEADY = 1e-10
 """As in advise's rules. OLMo-core's 6 sigma over 128 points judge the first MOST points of a run;
 later ones are judged by 1,000 before them, more than a glance holds."""
+SHARE, LEARNT, NOISES = 0.125, 0.05, 4.0
+LEAST = 4 * SETTLED
+"""As in advise's rises: the least rise that matters, and the points below which nothing is said."""
 EVEN = 1e-9
 """A share of a bound by which two sums of the same numbers may differ: nothing is decided there."""
 
@@ -39,12 +42,7 @@ def level(seen: Glance) -> Level | None:
     values = seen.values
     if not all(map(math.isfinite, values)) or len(values) < 2 * SPAN:
         return None
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    means = [(b - a) / SPAN for a, b in zip(sums, sums[SPAN:], strict=False)]
-    jumps = [abs(b - a) for a, b in pairwise(values)]
-    noise = _median(jumps) / (0.6745 * 2**0.5)
+    means, noise = _means(values, SPAN), _noise(values)
     ends, best = _median(values[-SETTLED:]), min(means)
     return Level(
         best=best,
@@ -53,6 +51,35 @@ def level(seen: Glance) -> Level | None:
         noise=noise,
         calm=means[-1] <= best + noise / 2 and ends <= best + noise,
     )
+
+
+@dataclass(frozen=True)
+class Rise:
+    """The loss ends at `now`, as far above its `best` level, which it had up to `step`, as a rise
+    must be to matter. It may be a divergence, a spike that comes back, or other data."""
+
+    step: int
+    best: float
+    now: float
+
+
+def risen(seen: Glance) -> Rise | None:
+    """The rise that the loss ends on, by the least size that matters to advise; None where it ends
+    lower, or with under LEAST points. What is no number is left out."""
+    points = [
+        (step, value)
+        for step, value in zip(seen.steps, seen.values, strict=True)
+        if math.isfinite(value)
+    ]
+    if len(points) < LEAST:
+        return None
+    values = [value for _, value in points]
+    means = _means(values, SPAN if len(points) >= 4 * SPAN else SETTLED)
+    best, now = min(means), _median(values[-SETTLED:])
+    learnt = _median(values[:5]) - best
+    if now - best <= max(NOISES * _noise(values), SHARE * abs(best), LEARNT * learnt):
+        return None
+    return Rise(points[means.index(best) + len(values) - len(means)][0], best, now)
 
 
 def broken(seen: Glance) -> int | None:
@@ -101,6 +128,19 @@ def _back(after: Sequence[float], bound: float) -> bool:
         any(after[i] <= bound and _median(after[i : i + SETTLED]) <= bound for i in windows)
         or len(after) < SETTLED
     )
+
+
+def _means(values: Sequence[float], points: int) -> list[float]:
+    """Of each `points` that follow each other; the first is that of the first ones."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return [(b - a) / points for a, b in zip(sums, sums[points:], strict=False)]
+
+
+def _noise(values: Sequence[float]) -> float:
+    """From point to point, as a standard deviation."""
+    return _median([abs(b - a) for a, b in pairwise(values)]) / (0.6745 * 2**0.5)
 
 
 def _median(values: Sequence[float]) -> float:

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.logs import signals
 from ckptsurgeon.logs.axis import ITERATION, axis
-from ckptsurgeon.logs.signals import LOSS
+from ckptsurgeon.logs.signals import GRAD_NORM, LOSS
 from ckptsurgeon.logs.tensorboard import event_file
+from ckptsurgeon.logs.tensorboard.event_file import Index
 from ckptsurgeon.logs.tensorboard.frame import Opened, first_good
 from ckptsurgeon.logs.tensorboard.scalars import few
 from ckptsurgeon.run.run import Run
@@ -83,18 +85,28 @@ def _end(path: Path, most: int) -> _End:
         end = bytes(data[first_good(data, start) if start else 0 :])
     index = event_file.index(end, path, salvage=True)
     names = {tag for group in index.names for tag in group if axis(tag, {}) == ITERATION}
-    tag = signals.found(names, {}).get(LOSS)
-    if tag is None:
+    known = signals.found(names, {})
+    if LOSS not in known:
         return _End((), None, not start)
-    wanted = {i for i, group in enumerate(index.names) if tag in group}
-    records = [record for record, series in enumerate(index.tags) if series in wanted]
     points: dict[int, float] = {}
     last, whole = -1, not start
-    for record, value in few(index, end, tag, records):
-        step = int(index.steps[record])
+    for step, value in _logged(index, end, known[LOSS]):
         if step <= last:
             whole = False
             points = {at: value for at, value in points.items() if at < step}
         points[step] = value
         last = step
-    return _End(list(points.items()), tag, whole)
+    if (
+        GRAD_NORM in known and 0.0 in points.values()
+    ):  # as curves reads it: the Trainer logs NaN as 0
+        for step, norm in _logged(index, end, known[GRAD_NORM]):
+            if not math.isfinite(norm) and points.get(step) == 0.0:
+                points[step] = math.nan
+    return _End(list(points.items()), known[LOSS], whole)
+
+
+def _logged(index: Index, data: bytes, tag: str) -> Iterator[tuple[int, float]]:
+    """Step and number of each event under a tag, in file order."""
+    wanted = {i for i, group in enumerate(index.names) if tag in group}
+    records = [record for record, series in enumerate(index.tags) if series in wanted]
+    return ((int(index.steps[record]), value) for record, value in few(index, data, tag, records))

@@ -50,9 +50,10 @@ def status(
     problem: SurgeryError | None,
     style: Style,
     loss: Sequence[Row] = (),
+    headline: tuple[str, Hint] | None = None,
 ) -> str:
     """The run on one screen. `problem` is why the latest checkpoint can't be read, `loss` what
-    `sparkline` made of the logs."""
+    `sparkline` made of the logs, `headline` what is wrong with the loss and what to do next."""
     at = f"at step {state.step}   {state.dialect}" if state else run.format.name
     surgery, unfinished = _surgery(run), run.under_way() or run.interrupted()
     rows = surgery if unfinished else []
@@ -65,7 +66,12 @@ def status(
         rows += _hyperparameters(state)
     rows += loss
     rows += [*_events(run), *([] if unfinished else surgery), *_live(run)]
-    return "\n".join([*hanging(f"{clean(run.name)}   ", at, style), "", *table(rows, style)])
+    lines = [*hanging(f"{clean(run.name)}   ", at, style), ""]
+    if headline is not None:
+        what, next = headline
+        lines += [style.paint(line, RED) for line in hanging("  ", what, style)]
+        lines += [f"      next: {text(next)}", ""]
+    return "\n".join([*lines, *table(rows, style)])
 
 
 def _live(run: Run) -> list[Row]:

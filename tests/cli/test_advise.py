@@ -21,6 +21,7 @@ from tests.cli.conftest import Surgeon, on_terminal
 from tests.conftest import Trained
 from tests.look.advised_runs import kept
 from tests.support.event_logs import write_log
+from tests.support.tiny_run import make_run
 from train.log import Report, loss_line
 from train.progress import Progress
 
@@ -201,9 +202,10 @@ def test_doctor_says_that_the_loss_diverged(surgeon: Surgeon, diverged: Path) ->
 
 def test_status_shows_the_loss_on_a_terminal_alone(surgeon: Surgeon, diverged: Path) -> None:
     code, shown = on_terminal("", "-C", diverged, "status")
-    assert code == 0 and "█" in shown and "a saved step" in shown
-    assert "the loss diverged at step 201" in shown
-    assert f" ckptsurgeon -C {diverged} advise" in shown
+    assert code == 0 and "█" in shown and "steps 361 to 400: 9 to 9" in shown
+    head = shown.splitlines()[2:4]  # below the name of the run
+    assert head[0] == "  the loss diverged at step 201: 1.97 → 9"
+    assert head[1].startswith(f"      next: ckptsurgeon -C {diverged} advise")
     assert "advise" not in surgeon("status", "-C", diverged).stdout
 
 
@@ -231,6 +233,19 @@ def test_a_glance_reads_few_events_field_by_field(
     write_log(diverged / "tensorboard", spiked(20), first=290)  # training went back
     seen = glance(run)
     assert seen is not None and not seen.whole and clear.diverged(seen) is None
+
+
+def test_a_nan_that_the_trainer_logs_as_0_is_one_at_a_glance(tmp_path: Path) -> None:
+    """As it is for advise: 0 beside a gradient norm that is no number."""
+    losses = [2.0] * 90 + [0.0] * 10
+    make_run(tmp_path, (2, 4))
+    write_log(tmp_path / "runs", losses, tag="train/loss")
+    seen = glance(Run.open(tmp_path))
+    assert seen is not None and list(seen.values) == losses
+    norms = {"train/grad_norm": [1.0] * 90 + [math.nan] * 10}
+    write_log(tmp_path / "runs", losses, tag="train/loss", more=norms)
+    seen = glance(Run.open(tmp_path))
+    assert seen is not None and clear.broken(seen) == 91
 
 
 def test_nothing_is_proposed_to_a_healthy_run(surgeon: Surgeon, tmp_path: Path) -> None:

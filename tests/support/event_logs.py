@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 LOSS = "lm-loss-training/lm loss"
 
 
-def write_log(folder: Path, losses: Iterable[float], first: int = 1, tag: str = LOSS) -> Path:
-    """An event file by torch's own writer."""
+def write_log(
+    folder: Path,
+    losses: Iterable[float],
+    first: int = 1,
+    tag: str = LOSS,
+    more: Mapping[str, Sequence[float]] | None = None,
+) -> Path:
+    """An event file by torch's own writer; `more` has further tags."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
     for step, value in enumerate(losses, first):
         writer.add_scalar(tag, value, step, walltime=1.7e9 + step)
+        for other, values in (more or {}).items():
+            writer.add_scalar(other, values[step - first], step, walltime=1.7e9 + step)
     writer.close()
     return max(folder.glob("*tfevents*"))
