@@ -209,9 +209,9 @@ def doctor(
     """Say what is wrong with the run, and what to do.
 
     It reports all that verify finds at the latest step, and what makes a run diverge although every
-    file is sound: a lost Adam step, newer checkpoints of an abandoned branch, a stale pointer.
-    --vitals reads every tensor and tells what is unusual in it, which no exit code counts
-    (docs/vitals.md).
+    file is sound: a lost Adam step, a next rate of 0, newer checkpoints of an abandoned branch, a
+    stale pointer, logs that end before the newest checkpoint. --vitals reads every tensor and tells
+    what is unusual in it, which no exit code counts (docs/vitals.md).
 
     Examples:
     ckptsurgeon doctor

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Collection
 
 from ckptsurgeon import look
 from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
-from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.formats.layout import HasHazards
 from ckptsurgeon.hints import Hint, command
+from ckptsurgeon.logs.curves import Branch
+from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look.advise import DIVERGED, judge
 from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.look.logged import own
@@ -23,6 +26,11 @@ from ckptsurgeon.transaction.receipts import standing
 STEPS_AHEAD = 5
 """Updates whose size is shown when Adam's step was lost."""
 COUNTS = ("adam step", "iteration")
+SCHEDULE = {"lr", "min_lr", "warmup", "decay", "decay_style", "position"}
+"""Keys of `set` that move the next rate."""
+UNWRITTEN, INTERVALS = 10, 4
+"""Steps, and logged points, that may be missing at the end of the logs: a writer of TensorBoard
+keeps ten events in memory, which a killed job loses, and a step is saved between two points."""
 
 
 def diagnose(run: Run) -> list[Finding]:
@@ -49,25 +57,63 @@ def diagnose(run: Run) -> list[Finding]:
         )
     if isinstance(run.format, HasHazards):
         out += [Finding(*hazard) for hazard in run.format.hazards(run.root)]
-    out += _loss(run)
+    out += _logs(run, verification.step)
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
         checkpoint = run.checkpoint(verification.step)
         with contextlib.suppress(NotUnderstood):
             out += _adam_step(run, checkpoint)
+            out += _rate(run, checkpoint.state())
         out += _replicas(checkpoint)
     return out
 
 
-def _loss(run: Run) -> list[Finding]:
-    """A loss that left its course and is not back; nothing where the logs do not say."""
+def _logs(run: Run, step: int) -> list[Finding]:
+    """A loss that left its course and is not back, and logs that end before `step`; nothing where
+    the logs do not say."""
     try:
-        told = judge(own(run, {}))
+        curves = own(run, {})
+        told = judge(curves)
     except (SurgeryError, OSError):
         return []
-    if told.verdict != DIVERGED or told.spike is None:
+    out = []
+    if told.verdict == DIVERGED and told.spike is not None:
+        next = command("advise", why="where to go back to, and what others did")
+        out.append(Finding(f"the loss diverged at step {told.spike.first}", next))
+    return [*out, *_missing(run, step, curves.kept)]
+
+
+def _missing(run: Run, step: int, kept: Branch) -> list[Finding]:
+    """Logs that end long before the step that the trainer resumes. Nothing is said while a trainer
+    runs, which has events in memory, nor where logs and steps may count different things: no step
+    is saved in what was logged, or a surgery changed the iteration."""
+    if LOSS not in kept or run.writers() or _changed(run, ("iteration",)):
         return []
-    next = command("advise", why="where to go back to, and what others did")
-    return [Finding(f"the loss diverged at step {told.spike.first}", next)]
+    steps = kept[LOSS].steps
+    last, each = int(steps[-1]), max((int(steps[-1] - steps[0]) // max(1, len(steps) - 1)), 1)
+    if step - last <= max(UNWRITTEN, INTERVALS * each) or run.steps()[0] > last:
+        return []
+    cut = [r.id for r in standing(run.receipts()) if "after" in (r.recipe.get("tensorboard") or {})]
+    next: Hint = "name the folder that it logs to now in `tensorboard:` of ckptsurgeon.yaml"
+    if cut:
+        next = command("undo", cut[-1], why="brings back what this surgery cut off the logs")
+    return [Finding(f"the logs end at step {last}, before the checkpoint of step {step}", next)]
+
+
+def _rate(run: Run, state: State) -> list[Finding]:
+    """A next rate of 0 in the middle of a run. Where the decay has ended, so has the training; and
+    a warm-up begins at 0."""
+    if state.promise.lr != 0 or state.step == 0:
+        return []
+    receipts, schedule = standing(run.receipts()), state.schedule
+    set_here = [r for r in receipts if SCHEDULE & (r.recipe.get("set") or {}).keys()]
+    under_way = schedule is not None and int(schedule["num_steps"]) < int(schedule["decay_steps"])
+    if not set_here and not under_way:
+        return []
+    next = command("show", why="where the rate and the position of its schedule are kept")
+    if set_here:
+        next = command("undo", set_here[-1].id, why=f"takes back: {set_here[-1].title}")
+    what = f"the learning rate of step {state.promise.step} is 0: that update changes nothing"
+    return [Finding(what, next)]
 
 
 def _way_back(run: Run, step: int) -> Hint:
@@ -112,11 +158,19 @@ def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Finding]:
 def _counted_anew(run: Run) -> bool:
     """Whether a surgery that is in force set Adam's step, or what it is held to: the iteration, and
     the skip ranges, where some were forgotten."""
-    return any(
+    return _changed(run, COUNTS) or any(
         receipt.recipe.get("clear_skip")
         or "moments" in receipt.recipe.get("reset", ())  # also where the step was 0 already
-        or any(isinstance(change, Change) and change.field in COUNTS for change in receipt.changes)
         for receipt in standing(run.receipts())
+    )
+
+
+def _changed(run: Run, fields: Collection[str]) -> bool:
+    """Whether a surgery that is in force changed any of these fields."""
+    return any(
+        isinstance(change, Change) and change.field in fields
+        for receipt in standing(run.receipts())
+        for change in receipt.changes
     )
 
 

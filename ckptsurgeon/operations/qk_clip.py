@@ -3,7 +3,7 @@
 Source: Kimi K2 2507.20534, section 2.1: where the largest logit S of a head is above the threshold,
 its queries and keys take the root of threshold / S each; what heads share stays as it is, and the
 queries take all of it. Kimi measures S while it trains. A checkpoint has no inputs: here S is
-`sigmas` times the root mean square of the head's logits for inputs of no direction.
+`sigmas` times the root mean square of the head's logits for isotropic inputs.
 """
 
 from __future__ import annotations

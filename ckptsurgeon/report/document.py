@@ -176,8 +176,17 @@ def diagnoses_json(
         "healthy": not diagnoses,
         "findings": entries,
         "writers": run.writers(),
-        "vitals": plain(seen),
+        "vitals": None if seen is None else _vitals(seen),
     }
+
+
+def _vitals(seen: Vitals) -> dict[str, Any]:
+    """Each observation with what to do about it."""
+    document: dict[str, Any] = plain(dataclasses.replace(seen, next={}))
+    del document["next"]
+    for item in document["observations"]:
+        item["next"], item["comment"] = apart(seen.next[item["kind"]])
+    return document
 
 
 def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from ckptsurgeon.hints import text
 from ckptsurgeon.report.style import Style, clean, count
 
 if TYPE_CHECKING:
@@ -21,21 +22,25 @@ def signs(seen: Vitals, style: Style) -> list[str]:
 
 
 def _fitted(line: str, style: Style) -> list[str]:
-    """Further lines stand four columns right of the first."""
-    if len(line) <= style.width:
+    """Further lines stand four columns right of the first. A command stays whole."""
+    if len(line) <= style.width or line.startswith("      next: "):
         return [line]
     inner = textwrap.wrap(line.strip(), style.width - 6, break_on_hyphens=False)
     return [f"{'      ' if i else '  '}{part}" for i, part in enumerate(inner)]
 
 
 def _signs(seen: Vitals) -> list[str]:
-    """At most SHOWN observations, a line each, and how many more there are; with an earlier step
-    the GROWN parameters whose norms grew most."""
+    """At most SHOWN observations, a line each, what to do below the first of each kind, and how
+    many more there are; with an earlier step the GROWN parameters whose norms grew most."""
     lines = [f"vitals: step {seen.step}, {count(len(seen.signs), 'parameter')}"]
     width = max((len(item.parameter) for item in seen.observations[:SHOWN]), default=0)
     width = min(width, 40)
+    said: set[str] = set()
     for item in seen.observations[:SHOWN]:
         lines.append(f"  {clean(item.parameter):<{width}}  {item.what}")
+        if item.kind not in said:
+            lines.append(f"      next: {text(seen.next[item.kind])}")
+        said.add(item.kind)
     if not seen.observations:
         lines.append("  nothing unusual")
     if len(seen.observations) > SHOWN:
@@ -43,16 +48,15 @@ def _signs(seen: Vitals) -> list[str]:
     moving = [s.update_rms for s in seen.signs if s.update_rms is not None]
     if moving:
         middle = sorted(moving)[len(moving) // 2]
-        floor = "" if seen.noise is None else f"; pure noise has {seen.noise:.2f}"
+        floor = "" if seen.noise is None else f" (noise alone: {seen.noise:.2f})"
         lines.append(
-            f"  update RMS {min(moving):.2f} to {max(moving):.2f}, half are under {middle:.2f}"
-            f"{floor}"
+            f"  update RMS {min(moving):.2f} to {max(moving):.2f}, median {middle:.2f}{floor}"
         )
     return [
         *lines,
         *_logits(seen),
         *_norms(seen),
-        *(f"  not compared: {text}" for text in seen.not_compared),
+        *(f"  not compared: {why}" for why in seen.not_compared),
     ]
 
 
@@ -62,8 +66,8 @@ def _logits(seen: Vitals) -> list[str]:
     top, last = seen.attention[0], seen.attention[-1]
     since = "" if top.before is None else f", at step {seen.against} {top.before:.3g}"
     return [
-        f"  attention logits by the weights alone: RMS {top.rms:.3g} in {clean(top.layer)} head "
-        f"{top.head}{since}; {last.rms:.3g} in the largest head of {clean(last.layer)}"
+        f"  attention logits estimated from the weights: RMS {top.rms:.3g} in {clean(top.layer)} "
+        f"head {top.head}{since}; {last.rms:.3g} in the largest head of {clean(last.layer)}"
     ]
 
 

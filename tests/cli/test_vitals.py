@@ -104,7 +104,7 @@ def test_logits_that_grew_are_said(surgeon: Surgeon, trained: Trained) -> None:
     unusual = [item for item in vitals["observations"] if item["kind"] == "attention-logits"]
     assert [item["parameter"] for item in unusual] == ["layers.1"]
     text = surgeon("doctor", "--vitals", "-C", root).stdout
-    assert f"attention logits by the weights alone: RMS {top['rms']:.3g} in layers.1" in text
+    assert f"attention logits estimated from the weights: RMS {top['rms']:.3g} in layers.1" in text
 
 
 def test_growth_is_since_an_earlier_saved_step(surgeon: Surgeon, trained: Trained) -> None:

@@ -41,7 +41,7 @@ def estimated(root: Path, step: int) -> list[Logits]:
 
 
 def noise(count: int, hidden: int, center: bool) -> torch.Tensor:
-    """What a norm makes of inputs of no direction, before its gain."""
+    """What a norm makes of isotropic inputs, before its gain."""
     torch.manual_seed(3)
     x = torch.randn(count, hidden, dtype=torch.float64)
     x = x - x.mean(1, keepdim=True) if center else x

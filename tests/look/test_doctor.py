@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.launch.relaunch import command, relaunch
 from ckptsurgeon.look.doctor import diagnose, lost_step
+from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
+from tests.support.event_logs import write_log
+from tests.support.tiny_run import make_run
 
 
 def test_the_updates_after_a_lost_step_are_those_that_dettmers_reported() -> None:
@@ -102,3 +111,81 @@ def test_what_a_cut_shard_took_with_it_breaks_no_promise(trained: Trained) -> No
     shard.write_bytes(shard.read_bytes()[:1000])
     (told,) = findings(root)
     assert "the file is cut short" in told
+
+
+# --- the logs and the next rate ------------------------------------------------------------------
+
+
+def logged(root: Path, steps: Sequence[int], saved: Sequence[int]) -> list[Finding]:
+    """What is found in a run that logged these steps and saved those; its trainer has ended."""
+    make_run(root, saved)
+    (root / "runs").mkdir()
+    made = write_log(root / "unfinished", [2.0] * len(steps), at=steps)
+    os.utime(made, (1.7e9, 1.7e9))
+    made.rename(root / "runs" / "events.out.tfevents.1.elsewhere.1.0")
+    return diagnose(Run.open(root))
+
+
+@settings(max_examples=15, deadline=None)
+@given(each=st.integers(1, 50), points=st.integers(20, 100), after=st.integers(0, 49))
+def test_a_step_saved_between_two_logs_is_healthy(each: int, points: int, after: int) -> None:
+    """Also where the last ten events were lost with a killed job, as they are in memory."""
+    steps = range(each, each * points + 1, each)
+    with TemporaryDirectory() as root:
+        saved = (each * 2, steps[-1] + after % each)
+        assert logged(Path(root) / "run", steps, saved) == []
+    lost = steps[: -min(10 // each, len(steps) - 2) or None]
+    with TemporaryDirectory() as root:
+        assert logged(Path(root) / "run", lost, (each * 2, steps[-1])) == []
+
+
+@settings(max_examples=10, deadline=None)
+@given(each=st.integers(1, 20), points=st.integers(20, 100))
+def test_logs_that_end_before_the_newest_step_are_found(each: int, points: int) -> None:
+    steps = range(each, each * points + 1, each)
+    newest = steps[-1] + max(11, points // 3 * each)
+    with TemporaryDirectory() as root:
+        (found,) = logged(Path(root) / "run", steps, (steps[5], newest))
+    what = f"the logs end at step {steps[-1]}, before the checkpoint of step {newest}"
+    assert found.what == what and "`tensorboard:` of ckptsurgeon.yaml" in str(found.next)
+
+
+def test_logs_that_count_something_else_are_not_held_to_the_steps(tmp_path: Path) -> None:
+    """Epochs, say: no step is saved in what was logged."""
+    assert logged(tmp_path / "run", range(1, 30), (1000, 2000)) == []
+
+
+def test_what_cut_the_logs_can_be_undone(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    assert logged(root, range(1, 401), (100, 400)) == []
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data({"tensorboard": {"after": 300}})))
+    (found,) = diagnose(Run.open(root))
+    assert found.what == "the logs end at step 300, before the checkpoint of step 400"
+    assert str(found.next) == "ckptsurgeon undo 0001"
+
+
+def test_a_next_rate_of_0_is_found(trained: Trained) -> None:
+    """Where a surgery made it so its undo is next, else where it is kept."""
+    root = trained()
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data({"set": {"position": 0}})))
+    what = "the learning rate of step 9 is 0: that update changes nothing"
+    (found,) = diagnose(Run.open(root))
+    assert (found.what, str(found.next)) == (what, "ckptsurgeon undo 0001")
+    shutil.rmtree(root / ".ckptsurgeon")
+    (found,) = diagnose(Run.open(root))
+    assert (found.what, str(found.next)) == (what, "ckptsurgeon show")
+
+
+def test_a_decay_that_ended_at_0_is_the_end_of_a_run(trained: Trained) -> None:
+    root = trained()
+    run = Run.open(root)
+    state = run.state(8)
+    assert state.schedule is not None
+    at = int(state.schedule["num_steps"])
+    shorter = {"decay": at, "decay_style": "linear", "min_lr": 0.0, "warmup": 1}
+    surgery.apply(run, plan(run, from_data({"set": shorter})))
+    shutil.rmtree(root / ".ckptsurgeon")  # as if its trainer had been started so
+    run = Run.open(root)
+    assert run.state(8).promise.lr == 0 and diagnose(run) == []

@@ -20,6 +20,7 @@ from ckptsurgeon.formats import FIELDS, Checkpoint, Part, Place, capabilities
 from ckptsurgeon.formats.capabilities import Capability, NamesMoments, blobs
 from ckptsurgeon.formats.detect import detect
 from ckptsurgeon.formats.stretches import by_parameter
+from ckptsurgeon.look.doctor import diagnose
 from ckptsurgeon.recipe.file import from_data
 
 PROMISED = {"betas": tuple, "eps": float, "loss_scale": float, "consumed_samples": int}
@@ -208,6 +209,10 @@ def archives_inside_lie_in_files_of_the_step(root: Path) -> None:
         assert 0 <= blob.start < blob.start + blob.length <= blob.file.stat().st_size
 
 
+def what_its_trainer_saved_is_healthy(root: Path) -> None:
+    assert diagnose(Run.open(root)) == []
+
+
 LAWS: tuple[Callable[[Path], None], ...] = (
     it_is_recognized,
     steps_ascend_and_have_folders_and_files,
@@ -221,6 +226,7 @@ LAWS: tuple[Callable[[Path], None], ...] = (
     moments_by_parameter_are_all_that_are_located,
     what_it_cannot_do_is_refused_in_one_wording,
     archives_inside_lie_in_files_of_the_step,
+    what_its_trainer_saved_is_healthy,
     what_will_be_is_what_is_read_after_it_was_applied,
     pointers_that_are_written_are_read_back,
 )

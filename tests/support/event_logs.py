@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ def write_log(
     first: int = 1,
     tag: str = LOSS,
     more: Mapping[str, Sequence[float]] | None = None,
+    at: Iterable[int] | None = None,
 ) -> Path:
-    """An event file by torch's own writer; `more` has further tags."""
+    """An event file by torch's own writer, of each step from the `first` on or of those in `at`;
+    `more` has further tags."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
-    for step, value in enumerate(losses, first):
+    for i, (step, value) in enumerate(zip(at or count(first), losses, strict=False)):
         writer.add_scalar(tag, value, step, walltime=1.7e9 + step)
         for other, values in (more or {}).items():
-            writer.add_scalar(other, values[step - first], step, walltime=1.7e9 + step)
+            writer.add_scalar(other, values[i], step, walltime=1.7e9 + step)
     writer.close()
     return max(folder.glob("*tfevents*"))

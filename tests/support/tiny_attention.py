@@ -102,7 +102,7 @@ class Layer(NamedTuple):
 
 
 def estimates(layer: Layer, sigmas: float = 5) -> list[float]:
-    """The largest logit of each head by second moments of inputs of no direction."""
+    """The largest logit of each head by second moments of isotropic inputs."""
     heads, width, _ = layer.query.shape
     groups = len(layer.key)
     shift = torch.zeros_like(layer.gain) if layer.shift is None else layer.shift

@@ -18,8 +18,8 @@ CLIPPED = 100.0
 
 @dataclass(frozen=True)
 class Attention:
-    """The head of a layer whose logits have the largest root mean square, for inputs of no
-    direction; `bound` is what no input exceeds, `before` what the largest head of the layer had at
+    """The head of a layer whose logits have the largest root mean square, for isotropic inputs;
+    `bound` is what no input exceeds, `before` what the largest head of the layer had at
     the earlier step."""
 
     layer: str
@@ -71,8 +71,8 @@ def observations(found: Iterable[Attention]) -> list[Observation]:
         Observation(
             item.layer,
             "attention-logits",
-            f"head {item.head}: attention logits of RMS {item.rms:.3g} by the weights alone; "
-            f"{SIGMAS:g} times that is above {CLIPPED:g}",
+            f"head {item.head}: estimated attention logits have RMS {item.rms:.3g}, "
+            f"limit {CLIPPED / SIGMAS:g}",
             item.rms * SIGMAS / CLIPPED,
         )
         for item in found

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look.vitals.reading import Numbers, Reading
 
 AGREEING = 0.6
@@ -18,7 +19,7 @@ USUAL = (0.2, 0.4)
 YOUNG = 5
 """Times 1 / (1-b1): the updates after which a mean has forgotten that it began at 0."""
 FAINT = 0.5
-"""A share of elements whose sqrt(v) is under 10 eps, from which eps decides their updates."""
+"""A share of elements whose sqrt(v) is under 10 eps, from which eps dominates their updates."""
 BLANK = 0.01
 """A share of elements whose exp_avg is exactly 0 after an update, which hardly happens."""
 DENORMAL = 0.01
@@ -129,6 +130,32 @@ def _numbers(mine: Sequence[Reading], kind: str) -> list[Numbers]:
     return [r.kinds[kind] for r in mine if kind in r.kinds and r.kinds[kind].count]
 
 
+# --- what helps ---
+
+
+def advice(kind: str, step: int, against: int | None, older: int | None) -> Hint:
+    """What to do next about an observation of a kind at `step`. `against` is the earlier step that
+    was looked at beside it, `older` the newest one that could be."""
+    loss = command("advise", why="whether the loss suffered from it")
+    if kind == "untrained-rows":
+        return "nothing, if the data never has these tokens; else check the tokenizer"
+    if kind == "starved":
+        return "raise the load-balancing loss of the router where the trainer is started"
+    if kind == "attention-logits":
+        return command("scale", "--qk-clip", "100", "-n", why="which heads it would scale down")
+    if kind == "eps":
+        return command("show", why="its eps; `set eps=` lowers it")
+    if kind in ("untrained", "blank"):
+        return command("log", why="whether a surgery reset it; if none did, go back to before it")
+    if kind in ("update-rms", "norm-growth") or against is not None:
+        return loss
+    if older is None:
+        return "compare it with the next step that is saved: doctor --vitals --against STEP"
+    if kind == "unlike":
+        return command("verify", step, "--against", older, why="whether it follows from that step")
+    return command("doctor", "--vitals", "--against", older, why="whether it grew since")
+
+
 # --- what is unusual -----------------------------------------------------------------------------
 
 
@@ -162,7 +189,7 @@ def _of(sign: Sign) -> Iterator[Observation]:
     if sign.faint is not None and sign.faint > FAINT and sign.still != 1:
         yield say(
             "eps",
-            f"√v is under 10 eps in {sign.faint:.0%} of it: eps decides their updates",
+            f"√v is under 10 eps in {sign.faint:.0%} of it: eps dominates these updates",
             sign.faint / FAINT,
         )
     if sign.blank is not None and sign.blank > BLANK:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import blobs
-from ckptsurgeon.hints import command
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look.vitals import attention, facts, growth, observations
 from ckptsurgeon.look.vitals.attention import Attention
 from ckptsurgeon.look.vitals.growth import Growth
@@ -26,7 +27,7 @@ class Vitals:
     unusual, the most unusual first. `signs` has the numbers of each parameter, `noise` is the
     update RMS of gradients without direction, and `not_compared` says what could not be checked.
     `attention` has the largest head of each layer, `growth` the norms since step `against`, most
-    grown first."""
+    grown first, and `next` what to do about each kind of observation that was made."""
 
     step: int
     facts: tuple[str, ...]
@@ -37,6 +38,7 @@ class Vitals:
     against: int | None = None
     growth: tuple[Growth, ...] = ()
     attention: tuple[Attention, ...] = ()
+    next: Mapping[str, Hint] = field(default_factory=dict)
 
 
 @collector_paused()
@@ -80,6 +82,7 @@ def examine(
     unusual.sort(key=lambda item: -item.weight)
     not_compared += apart
     betas = checkpoint.locate("betas")
+    older = [other for other in run.steps() if other < checkpoint.step and run.complete(other)]
     return Vitals(
         step=checkpoint.step,
         facts=tuple(facts.findings(values)),
@@ -90,6 +93,10 @@ def examine(
         against=against,
         growth=tuple(grown),
         attention=tuple(heads),
+        next={
+            kind: observations.advice(kind, checkpoint.step, against, max(older, default=None))
+            for kind in dict.fromkeys(item.kind for item in unusual)
+        },
     )
 
 
