@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 
+from ckptsurgeon.hints import Command
+from ckptsurgeon.look.vitals.observations import advice
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
+from tests.support.launch import REPO
 from tests.support.torch_files import load_shard
 
 OPTIM = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
@@ -105,6 +109,27 @@ def test_logits_that_grew_are_said(surgeon: Surgeon, trained: Trained) -> None:
     assert [item["parameter"] for item in unusual] == ["layers.1"]
     text = surgeon("doctor", "--vitals", "-C", root).stdout
     assert f"attention logits estimated from the weights: RMS {top['rms']:.3g} in layers.1" in text
+
+
+def test_what_is_said_of_each_kind_of_observation_works_when_typed(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    root = trained()
+    table = (REPO / "docs" / "vitals.md").read_text().partition("## Observations")[2]
+    cells = re.findall(r"^\| (`.*?) \|", table.partition("## What is caught")[0], re.MULTILINE)
+    kinds = [kind for cell in cells for kind in re.findall(r"`([\w-]+)`", cell)]
+    assert len(kinds) > 10
+    hints = [
+        advice(kind, 8, against, older)
+        for kind in kinds
+        for against, older in ((None, None), (None, 6), (6, 6))
+    ]
+    for words in {hint.words for hint in hints if isinstance(hint, Command)}:
+        done = surgeon(*words, "-C", root)
+        assert done.exit_code in (0, 4), (words, done.output)
+    surgeon("scale", "layers.1.query_key_value.weight", "--by", "30", "--yes", "-C", root)
+    made = json.loads(surgeon("doctor", "--vitals", "--json", "-C", root).stdout)["vitals"]
+    assert made["observations"] and all(item["next"] for item in made["observations"])
 
 
 def test_growth_is_since_an_earlier_saved_step(surgeon: Surgeon, trained: Trained) -> None:
