@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Verification:
     """What `verify` found at one step; nothing means sound, as far as `level` goes. `no_crc`
     (from level 1) counts bytes that no CRC protects; `moments` are of level 4, and so are the
-    sentences of `not_compared`, on what could not be held against anything."""
+    sentences of `not_compared`, on what could not be held against anything. `against` is the
+    earlier step that every tensor was compared with."""
 
     step: int
     format: str
@@ -37,6 +38,7 @@ class Verification:
     no_crc: int | None
     moments: Mapping[str, Moment] | None
     not_compared: tuple[str, ...] = ()
+    against: int | None = None
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -125,6 +127,7 @@ def verify(
         no_crc=sound.no_crc,
         moments=None if sound.values is None else sound.values.moments,
         not_compared=tuple(not_compared),
+        against=against,
     )
 
 

@@ -142,6 +142,7 @@ def verification_json(result: Verification, word: Word | None = None) -> dict[st
         "findings": list(result.findings),
         "level": result.level,
         "no_crc": result.no_crc,
+        "against": result.against,
         "moments": plain(result.moments),
         "not_compared": list(result.not_compared),
         "word": word_json(word),

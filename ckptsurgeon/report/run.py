@@ -231,6 +231,7 @@ def verification(
     `remedy`."""
     head = (
         f"step {result.step}: {count(result.files, 'file')}, {result.format}, level {result.level}"
+        f"{'' if result.against is None else f', compared with step {result.against}'}"
     )
     if not result.findings:
         lines = [f"{style.paint('sound:', GREEN)} {head}", *_next(result.promise, style)]

@@ -55,6 +55,7 @@ def test_a_missing_shard_and_a_nan_are_said_and_do_not_stop_the_doctor(
 def test_against_takes_an_earlier_saved_step_alone(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
     told = surgeon("verify", "--against", 6, "-C", root)
+    assert told.stdout.splitlines()[0].endswith(", compared with step 6")
     assert told.exit_code == 0 and "level 4" in told.stdout
     for words, said in (((7,), "step 7 is not saved"), ((8,), "not before step 8")):
         refused = surgeon("verify", "--against", *words, "-C", root)
