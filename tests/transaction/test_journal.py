@@ -183,8 +183,10 @@ def test_an_interrupted_surgery_blocks_the_next(world: Path) -> None:
     assert "ckptsurgeon recover" in caught.value.next[0]
     found = {name: what for name, what in snapshot(world, own=True).items() if "/lock" not in name}
     assert found == {name: what for name, what in before.items() if "/lock" not in name}
+    steps = journal.waiting(world / "run", toy.logs(world))
+    assert "step100/shard3" in {step.file for step in steps if isinstance(step, Replace)}
     assert journal.recover(world / "run", logs=toy.logs(world)) == journal.Recovery(
-        "finished", "surgery 0001", "0001"
+        "finished", "surgery 0001", "0001", steps
     )
     assert journal.interrupted(world / "run") is None
     assert len(receipts.read(world / "run")) == 1
