@@ -23,7 +23,7 @@ help:
 	@echo "make drift    the same with the newest releases of those libraries, in an environment of its own"
 	@echo "make torch-headers  of the oldest and newest torch (220 MB); make test then compiles with them"
 	@echo "make demo     a run diverges, is operated on, and recovers (CPU, minutes)"
-	@echo "make bench    the figures of README.md, as ratios measured in one run"
+	@echo "make bench    docs/figures.md, as ratios measured in one run"
 	@echo "make lint     ruff, mypy, import-linter"
 	@echo "make nightly  the long sweeps too"
 	@echo "make dist     sdist, a wheel for each Python of PYTHONS, and one without compiled readers"
@@ -105,7 +105,7 @@ demo: venv
 	$(PY) -m bench.demo
 
 bench: venv
-	$(PY) -m bench
+	$(PY) -m bench --write
 
 # A compiled wheel for each Python that is here; any other installs the one in pure Python.
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13

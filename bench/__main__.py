@@ -1,6 +1,6 @@
-"""Measures the figures of README.md in one run, and fails if one misses what it must reach.
+"""Measures the figures of docs/figures.md in one run, and fails if one misses what it must reach.
 
-Usage: python -m bench [--quick] [SUBJECT…]
+Usage: python -m bench [--write] [--quick] [SUBJECT…]
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bench import (
     vitals,
 )
 from bench.process import REPO
-from bench.row import Row, table
+from bench.row import Row, page, table
 
 SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = {
     "startup": startup.measure,
@@ -70,13 +70,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=" ".join(SUBJECTS))
     parser.add_argument("--quick", action="store_true", help="small sizes, once; nothing must pass")
+    parser.add_argument("--write", action="store_true", help="write docs/figures.md anew")
     given = parser.parse_args()
+    if given.write and (given.quick or given.subjects):
+        parser.error("--write needs a whole run")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing large is left behind
     began = time.monotonic()
-    print(f"command  python -m bench {' '.join(sys.argv[1:])}".rstrip())
-    print(f"machine  {_machine()}", flush=True)
+    command, machine = f"python -m bench {' '.join(sys.argv[1:])}".rstrip(), _machine()
+    print(f"command  {command}\nmachine  {machine}", flush=True)
     rows = measure(given.subjects, given.quick)
     print(table(rows))
+    if given.write:
+        (REPO / "docs" / "figures.md").write_text(page(command, machine, rows), "utf-8")
     missed = [] if given.quick else [row.what for row in rows if not row.met]
     seconds = time.monotonic() - began
     print(f"{len(rows)} rows in {seconds:.0f} s; missed: {', '.join(missed) or 'none'}")

@@ -1,7 +1,7 @@
-"""Which of the new operations saves the demo's diverged run, and which does not.
+"""Which operations save a run that diverged in its warm-up, and which do not.
 
-The demo's run diverges since its warm-up climbs past what the model can bear. Each branch is a copy
-of it, rolled back or not, operated on, and trained on to the end by the trainer itself. Nothing is
+The run is that of train/configs/climb.yaml, whose rate climbs past what the model can bear. Each
+branch is a copy, rolled back or not, operated on, and trained on by the trainer itself. Nothing is
 judged: the losses are printed as they come out. Usage: python -m bench.rescue FOLDER
 """
 
@@ -34,7 +34,7 @@ BRANCHES: dict[str, list[str]] = {
     "clip_moments at 10 × the median at 150": [
         "rollback={to: 150}", "clip_moments={above: 10}",
     ],
-    "lr held at 3e-3 (the demo's surgery)": [
+    "lr held at 3e-3": [
         "rollback={to: 50}", HELD,
     ],
 }  # fmt: skip
@@ -48,7 +48,7 @@ def main() -> None:
     folder.mkdir(parents=True)
     _run("train", "prepare-data", "--pydoc", "--output", f"{folder}/topics")
     run = folder / "run"
-    words = ["--config", "train/configs/demo.yaml", "--from-scratch", f"save={run}"]
+    words = ["--config", "train/configs/climb.yaml", "--from-scratch", f"save={run}"]
     said = _run("train", *words, f"data={folder}/topics")
     _tell("the run itself", said)
     for name, recipe in BRANCHES.items():

@@ -44,6 +44,27 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def page(command: str, machine: str, rows: Sequence[Row]) -> str:
+    """docs/figures.md: the rows as Markdown, with what measured them."""
+    lines = [
+        "# Figures\n",
+        "`make bench` measures all in one run, exits non-zero where a target is missed, and",
+        "writes this page. A ratio says how many times less the surgeon takes.\n",
+        f"- command: `{command}`",
+        f"- machine: {machine}\n",
+        "| what | measured | must reach | |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        target = ""
+        if row.target is not None:
+            target = f"{'≥' if row.at_least else '≤'} {_number(row.target)} {row.unit}"
+        note = row.note.strip() + ("" if row.met else " MISSED")
+        measured = f"{_number(row.measured)} {row.unit}"
+        lines.append(f"| {row.what} | {measured} | {target} | {note.strip()} |")
+    return "\n".join(lines) + "\n"
+
+
 def _number(value: float) -> str:
     if value >= 100 or value == int(value):
         return f"{value:,.0f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.__main__ import measure
-from bench.row import Row, ratio, table
+from bench.row import Row, page, ratio, table
 
 
 def one(rows: list[Row], what: str) -> Row:
@@ -68,3 +68,9 @@ def test_a_missed_target_is_said() -> None:
     assert [row.met for row in rows] == [False, True, False, True]
     lines = table(rows).splitlines()[1:]
     assert ["MISSED" in line for line in lines] == [True, False, True, False]
+
+
+def test_the_page_names_command_machine_and_each_row() -> None:
+    written = page("python -m bench", "2 cores", [ratio("slow", 5, 10), Row("any", 9, "s")])
+    assert "`python -m bench`" in written and "2 cores" in written
+    assert written.endswith("| slow | 5 × | ≥ 10 × | MISSED |\n| any | 9 s |  |  |\n")

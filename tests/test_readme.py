@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import Trained
 from tests.support.launch import REPO
 
 BLOCK = re.compile(r"<!-- transcript: (\w+) -->\n```console\n(.*?)```", re.DOTALL)
@@ -37,25 +35,6 @@ def matches(shown: list[str], printed: list[str], same_numbers: bool = True) -> 
     return re.fullmatch(pattern, "".join(f"{line}\n" for line in printed)) is not None
 
 
-def test_the_transcript_is_what_the_commands_print(trained: Trained) -> None:
-    root = trained()
-    root = root.rename(root.parent / "tiny")
-    lines = transcript("tiny")
-    starts = [i for i, line in enumerate(lines) if line.startswith("$ ")]
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-        command = shlex.split(lines[start][2:])
-        assert command[0] == "ckptsurgeon"
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=root,
-            env={**os.environ, "COLUMNS": "100"},
-            capture_output=True,
-            text=True,
-        )
-        printed = done.stdout or done.stderr
-        assert matches(lines[start + 1 : end], printed.splitlines()), f"{command}\n{printed}"
-
-
 def test_the_demo_recovers_and_prints_what_the_readme_shows(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.demo", str(tmp_path / "demo")],
@@ -66,9 +45,13 @@ def test_the_demo_recovers_and_prints_what_the_readme_shows(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     printed = done.stdout.replace(f"{tmp_path}/", "").splitlines()
-    start = next(i for i, line in enumerate(printed) if line.startswith("$ ckptsurgeon apply"))
+    start = next(i for i, line in enumerate(printed) if line.startswith("$ cd "))
     end = next(i for i, line in enumerate(printed) if line.startswith("operated"))
     assert matches(transcript("demo"), printed[start : end + 1], same_numbers=False), done.stdout
+
+
+def test_the_readme_can_be_read_at_night() -> None:
+    assert len(README.split()) <= 1400
 
 
 def test_every_command_is_in_the_readme() -> None:
@@ -81,9 +64,9 @@ def test_every_command_is_in_the_readme() -> None:
 def test_a_row_of_a_command_names_options_that_it_has() -> None:
     reference = (REPO / "docs" / "cli.md").read_text("utf-8").split("\n## ")[1:]
     options = {text.split()[0]: set(OPTION.findall(text)) for text in reference}
-    rows = re.findall(r"^\| (`\w.*?`) \| (.*) \|$", README, re.MULTILINE)
+    rows = re.findall(r"^(`\w.*?`) \| (.*)$", README, re.MULTILINE)
     named = {row.strip("`").split()[0]: set(OPTION.findall(row + text)) for row, text in rows}
-    assert len(named.keys() & options.keys()) > 20
+    assert named.keys() >= options.keys()
     unknown = {name: used - options[name] for name, used in named.items() if name in options}
     assert {name: words for name, words in unknown.items() if words} == {}
 

@@ -160,9 +160,9 @@ def test_every_axis_is_drawn(story: Story, x: str) -> None:
 
 
 def test_the_foot_counts_what_was_thrown_away(story: Story) -> None:
-    """32 tokens a sample, 8 samples a step: 4 steps were kept and 4 thrown away."""
+    """32 tokens a sample, 8 samples a step: 4 steps were kept and 4 discarded."""
     assert footer(story) == (
-        "kept 1.024k tokens   ·   thrown away 1.024k tokens, 50 % of what was trained"
+        "kept 1.024k tokens   ·   discarded 1.024k tokens, 50 % of what was trained"
     )
 
 

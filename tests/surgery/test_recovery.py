@@ -55,7 +55,7 @@ ILLNESSES = {
         "roll-back-and-skip",
         ["rollback.to=20", f"skip=[{POISONED[0]}-{POISONED[1]}]"],
     ),
-    # train/configs/demo.yaml, steeper: the rate climbs by 0.03 an iteration.
+    # train/configs/climb.yaml, steeper: the rate climbs by 0.03 an iteration.
     "diverging": Illness(
         50,
         40,

@@ -1,4 +1,4 @@
-"""The words of a picture: the verdict above it, and at its foot what was kept and thrown away."""
+"""The words of a picture: the verdict above it, and at its foot what was kept and discarded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def headline(story: Story) -> str:
 
 
 def footer(story: Story) -> str:
-    """Tokens kept and thrown away; in samples, or steps, where the logs do not count tokens."""
+    """Tokens kept and discarded; in samples, or steps, where the logs do not count tokens."""
     signal, unit = next(
         (signal, unit) for signal, unit in UNITS
         if signal in story.kept and all(signal in left.curves for left in story.left)
@@ -33,7 +33,7 @@ def footer(story: Story) -> str:
     text = f"kept {short(kept)} {unit}"
     if thrown:
         share = 100 * thrown / (kept + thrown)
-        text += f"   ·   thrown away {short(thrown)} {unit}, {share:.0f} % of what was trained"
+        text += f"   ·   discarded {short(thrown)} {unit}, {share:.0f} % of what was trained"
     return text
 
 

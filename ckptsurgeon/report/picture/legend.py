@@ -29,7 +29,7 @@ def legend(figure: Any, story: Story, theme: Theme) -> None:
     if story.left:
         entries.append(
             Line2D([], [], color=theme.left, alpha=0.6, marker="x", markeredgewidth=1.6,
-                   markeredgecolor=theme.bad, markersize=6, label="left")
+                   markeredgecolor=theme.bad, markersize=6, label="abandoned")
         )  # fmt: skip
     for state in dict.fromkeys(story.saved.values()):
         marker, _, color, filled = MARKS[state]

@@ -56,7 +56,7 @@ def page(story: Story, x: str = "steps") -> bytes:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(story.name)}</title><style>{_STYLE}</style></head><body>",
         *pictures,
-        _table("What was left", ("receipt", "steps", "went on from", "why"), left),
+        _table("Abandoned branches", ("receipt", "steps", "resumed from", "why"), left),
         _table("Saved before the onset", ("step", "state", "steps back", ""), saved),
         "</body></html>\n",
     ]

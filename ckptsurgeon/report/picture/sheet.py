@@ -335,8 +335,10 @@ class _Sheet:
         values = values[np.isfinite(values) & (values > 0)]
         if signal == LOSS_SCALE and len(values):
             axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter(_short)
         elif len(values) and values.max() > 8 * np.quantile(values, 0.02):
             axes.set_yscale("log", nonpositive="mask")  # a rate of 0 is no line to the ground
+            axes.yaxis.set_major_formatter(_short)
         axes.minorticks_off()
         axes.set_ylabel(name)
         if signal == LR:
