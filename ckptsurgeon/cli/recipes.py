@@ -15,7 +15,7 @@ from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
 from ckptsurgeon.edits_json import Malformed, parsed, to_json
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
-from ckptsurgeon.operations.completion import surgeries
+from ckptsurgeon.operations.completion import surgeries, undone
 from ckptsurgeon.plans import Plan
 from ckptsurgeon.transaction.assumptions import AGAIN
 
@@ -152,7 +152,9 @@ def undo(
 def redo(
     receipt: Annotated[
         str | None,
-        typer.Argument(metavar="ID", help="A surgery that was undone [the last one]."),
+        typer.Argument(
+            metavar="ID", help="A surgery that was undone [the last one].", autocompletion=undone
+        ),
     ] = None,
     as_they_are: AsTheyAre = False,
     *,

@@ -32,6 +32,18 @@ def surgeries(ctx: typer.Context) -> list[str]:
     return [] if run is None else [item.id for item in reversed(standing(run.receipts()))]
 
 
+def undone(ctx: typer.Context) -> list[str]:
+    """The surgeries of the run that `redo` takes, the newest first."""
+    from ckptsurgeon.transaction.receipts import taken_back
+
+    run = run_of(ctx)
+    if run is None:
+        return []
+    done = run.receipts()
+    back = taken_back(done)
+    return [item.id for item in reversed(done) if item.undoes is None and item.id in back]
+
+
 def states() -> list[str]:
     """Of STATES."""
     return [*STATES]

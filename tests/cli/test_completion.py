@@ -64,6 +64,10 @@ def test_values_are_completed_where_they_are_known(trained: Trained) -> None:
         surgeon = [sys.executable, "-m", "ckptsurgeon", "rollback", "--to", str(step), "--yes"]
         subprocess.run(surgeon, cwd=root, check=True, capture_output=True)
     assert complete("ckptsurgeon undo ", root) == ["0002", "0001"]
+    assert complete("ckptsurgeon redo ", root) == []
+    subprocess.run([*surgeon[:3], "undo", "--yes"], cwd=root, check=True, capture_output=True)
+    assert complete("ckptsurgeon undo ", root) == ["0001"]
+    assert complete("ckptsurgeon redo ", root) == ["0002"]
 
 
 def test_bash_keeps_the_order_of_numbers() -> None:
