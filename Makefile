@@ -80,7 +80,14 @@ $(VENV)/.sources: $(VENV)/.complete constraints-sources.txt
 		--target $(VENV)/sources -r constraints-sources.txt
 	touch $@
 
-test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.olmo
+# They want other releases of what is pinned, and run without.
+$(VENV)/.optimizers: $(VENV)/.complete constraints-optimizers.txt
+	rm -rf $(VENV)/optimizers
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(VENV)/optimizers -r constraints-optimizers.txt
+	touch $@
+
+test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.olmo
 	$(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo
 
@@ -97,7 +104,7 @@ drift: $(VENV)/.formats $(VENV)/.newest-megatron
 torch-headers: venv
 	$(PY) -m tests.train.kernels.torch_headers
 
-nightly: lint torch-headers $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.olmo
+nightly: lint torch-headers $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.olmo
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo
 

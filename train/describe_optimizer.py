@@ -6,12 +6,15 @@ edits what it saved, and has it compare. It needs torch alone, and nothing of th
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib
 import inspect
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,10 @@ SAVED = "saved"
 NEVER = {"maximize", "differentiable", "capturable", "fused", "foreach", "verbose", "compile"}
 """Switches of how a step is computed, or of its direction."""
 LR = 1e-2
+BEGINNING = {"__init__", "__setstate__", "add_param_group", "load_state_dict", "train", "eval"}
+"""Methods that no update calls."""
+GOES, STAYS = "absent", "constant"
+"""What a page says of a key beside states and groups."""
 
 Make = Callable[[torch.nn.Module], Any]
 
@@ -49,19 +56,30 @@ def load(name: str) -> Any:
 
 def maker(cls: Any, given: Mapping[str, Any]) -> Make:
     """What builds one for the parameters of a model, with an lr and a momentum where it has them
-    and the arguments do not say."""
+    and the arguments do not say. What the class does not take goes to the group of the matrices."""
     accepts = inspect.signature(cls).parameters
-    arguments = dict(given)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in accepts.values())
+    arguments = {key: value for key, value in given.items() if takes_any or key in accepts}
+    of_group = {key: value for key, value in given.items() if key not in arguments}
     if "lr" in accepts and not isinstance(accepts["lr"].default, (int, float)):
         arguments.setdefault("lr", LR)
     if "momentum" in accepts and accepts["momentum"].default == 0:
         arguments.setdefault("momentum", 0.9)
 
+    without = {key: value for key, value in arguments.items() if key != "lr"}
+
     def make(net: torch.nn.Module) -> Any:
         params: Any = list(net.parameters())
+        if of_group:
+            matrices = [each for each in params if each.ndim == 2]
+            others = [each for each in params if each.ndim != 2]
+            params = [{"params": matrices, **of_group}, {"params": others}]
         if "optimizer" in next(iter(accepts)):  # it works on another one
             params = torch.optim.AdamW(params, lr=LR)
-        optimizer = cls(params, **arguments)
+        try:
+            optimizer = cls(params, **arguments)
+        except ValueError:  # it computes its rate itself
+            optimizer = cls(params, **(without if "lr" not in given else arguments))
         if callable(getattr(optimizer, "train", None)):
             optimizer.train()
         return optimizer
@@ -88,9 +106,12 @@ def _steps(cls: Any, arguments: Mapping[str, Any]) -> bool:
 
 def update(net: torch.nn.Module, optimizer: Any, seed: int) -> None:
     """One step with gradients that depend on `seed` alone, and on the weights where it asks for
-    second derivatives."""
-    generator = torch.Generator().manual_seed(seed)
-    gradients = [torch.randn(p.shape, generator=generator) * 0.1 for p in net.parameters()]
+    second derivatives. Half of each is the same of every seed: what adapts itself then moves."""
+    same, own = (torch.Generator().manual_seed(number) for number in (-1, seed))
+    gradients = [
+        (torch.randn(p.shape, generator=same) + torch.randn(p.shape, generator=own)) * 0.1
+        for p in net.parameters()
+    ]
     torch.manual_seed(1000 + seed)
     for parameter, gradient in zip(net.parameters(), gradients, strict=True):
         parameter.grad = gradient
@@ -141,6 +162,15 @@ def following(weights: Mapping[str, Any], make: Make, state: Any) -> list[list[t
         update(net, optimizer, seed)
         out.append([p.detach().clone() for p in net.parameters()])
     return out
+
+
+def begun(weights: Mapping[str, Any], make: Make) -> Any:
+    """What a new optimizer on these weights saves after its first update."""
+    net = model()
+    net.load_state_dict(weights)
+    optimizer = make(net)
+    update(net, optimizer, 0)
+    return optimizer.state_dict()
 
 
 def differ(left: Sequence[Any], right: Sequence[Any]) -> str:
@@ -194,28 +224,44 @@ def _saved(folder: Path, cls: Any, arguments: Mapping[str, Any]) -> dict[str, An
             torch.save(weights[step], inside / "weights")
     one, two = states[FIRST], states[SECOND]
     moving = {key for key in _keys(one) if _of(one, key) != _of(two, key)}
-    groups = _groups(one, two, fresh)
+    otherwise = _otherwise(two, begun(weights[SECOND], make), moving)
+    groups = _groups(one, two, fresh, _written(cls) - {*inspect.signature(cls).parameters})
     found = {
         "arguments": {key: repr(value) for key, value in arguments.items()},
         "state": {key: _kind(one, key, key in moving) for key in sorted(_keys(one))},
         "groups": groups,
         "begins": _begins(cls, arguments, groups),
-        "beside": sorted(str(key) for key in one if key not in ("state", "param_groups")),
     }
     counters = {key: each for key, each in groups.items() if each["moves"]}
     wanted = following(weights[SECOND], make, None)
-    for how, state in (("in place", _zeroed(two, moving)), ("left out", {})):
-        found[how] = _tried(two, state, counters, weights[SECOND], make, wanted)
+    for beside in _ways(one, two):
+        found["beside"] = beside
+        kept = {key: two[key] for key, start in beside.items() if start == STAYS}
+        zeroed = None if otherwise else _zeroed(two, moving)
+        for how, state in (("in place", zeroed), ("left out", {})):
+            made = None if state is None else {**kept, "state": state}
+            found[how] = _tried(two, made, counters, weights[SECOND], make, wanted)
+        if not (found["in place"] and found["left out"]):
+            break
     return found
+
+
+def _ways(one: Any, two: Any) -> list[dict[str, str]]:
+    """What may become of the keys beside states and groups: a new one does without all of them, or
+    those that do not move stay."""
+    beside = [key for key in one if key not in ("state", "param_groups")]
+    moving = {key for key in beside if repr(_text(one[key])) != repr(_text(two.get(key)))}
+    gone = dict.fromkeys(beside, GOES)
+    return [gone, {key: GOES if key in moving else STAYS for key in beside}] if gone else [gone]
 
 
 def _tried(
     saved: Any, state: Any, counters: Mapping[str, Any], weights: Any, make: Make, wanted: Any
 ) -> str:
-    """Why the saved optimizer with this state is no new one; empty if it is."""
+    """Why the saved groups with this state are no new optimizer; empty if they are."""
     if state is None:
         return "it keeps what is neither a tensor nor a number"
-    made = {**copy.deepcopy(saved), "state": state}
+    made = {**state, "param_groups": copy.deepcopy(saved["param_groups"])}
     for group in made["param_groups"]:
         for key, found in counters.items():
             if found["absent"]:
@@ -231,7 +277,7 @@ def _tried(
 def _zeroed(saved: Any, moving: Iterable[str]) -> Any:
     out: dict[Any, Any] = {}
     for key, each in saved["state"].items():
-        if not isinstance(each, dict):
+        if not isinstance(each, dict) or any(map(_is_view, each.items())):
             return None
         out[key] = {}
         for name, value in each.items():
@@ -246,14 +292,25 @@ def _zeroed(saved: Any, moving: Iterable[str]) -> Any:
     return out
 
 
+def _is_view(entry: tuple[Any, Any]) -> bool:
+    """Whether a state keeps more of itself there, by the number of a view of the parameter."""
+    return type(entry[0]) is int and isinstance(entry[1], dict)
+
+
+def _states(saved: Any) -> Iterator[dict[Any, Any]]:
+    """The state of each parameter, or of each view of one."""
+    for state in saved["state"].values():
+        if isinstance(state, dict):
+            yield {key: value for key, value in state.items() if not _is_view((key, value))}
+            yield from (value for key, value in state.items() if _is_view((key, value)))
+
+
 def _keys(saved: Any) -> set[str]:
-    each = [state for state in saved["state"].values() if isinstance(state, dict)]
-    return {key for state in each for key in state}
+    return {key for state in _states(saved) for key in state}
 
 
 def _of(saved: Any, key: str) -> str:
-    states = [state for state in saved["state"].values() if isinstance(state, dict)]
-    return repr([_text(state.get(key)) for state in states])
+    return repr([_text(state.get(key)) for state in _states(saved)])
 
 
 def _text(value: Any) -> Any:
@@ -266,14 +323,48 @@ def _text(value: Any) -> Any:
     return value
 
 
+def _otherwise(saved: Any, new: Any, moving: Iterable[str]) -> set[str]:
+    """Keys of the states that no update changes, and that a new optimizer on these weights has
+    otherwise: a copy of the weights that it began with."""
+    return {
+        key for key in (_keys(saved) & _keys(new)) - {*moving} if _of(saved, key) != _of(new, key)
+    }
+
+
 def _kind(saved: Any, key: str, moves: bool) -> str:
-    values = [s[key] for s in saved["state"].values() if isinstance(s, dict) and key in s]
+    values = [state[key] for state in _states(saved) if key in state]
     plain = all(isinstance(v, (torch.Tensor, bool, int, float, type(None))) for v in values)
     return ("moves" if moves else "stays") + ("" if plain else ", made")
 
 
-def _groups(one: Any, two: Any, fresh: Any) -> dict[str, dict[str, Any]]:
-    """Each key of the param groups: whether it moves, and what a new optimizer has there."""
+def _written(cls: Any) -> set[str]:
+    """The keys of param groups that the source of the class assigns elsewhere than where it begins
+    or goes over to evaluation: an update may change them, though none did here."""
+    out: set[str] = set()
+    for module in {each.__module__ for each in cls.__mro__ if _is_own(each)}:
+        for function in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
+            if isinstance(function, ast.FunctionDef) and function.name not in BEGINNING:
+                out |= {*_assigned(function)}
+    return out
+
+
+def _assigned(function: ast.FunctionDef) -> Iterator[str]:
+    """The keys that a function assigns in what it calls a group."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Subscript(value=owner, slice=ast.Constant(value=key), ctx=ast.Store()):
+                if "group" in ast.unparse(owner):
+                    yield str(key)
+
+
+def _is_own(cls: Any) -> bool:
+    """Whether a class is neither of Python nor of torch."""
+    return cls.__module__.partition(".")[0] not in ("builtins", "torch", "typing", "abc")
+
+
+def _groups(one: Any, two: Any, fresh: Any, written: AbstractSet[str]) -> dict[str, dict[str, Any]]:
+    """Each key of the param groups: whether it moves, or an update has it `written`, and what a new
+    optimizer has there."""
     out: dict[str, dict[str, Any]] = {}
     for mine, its, new in zip(
         one["param_groups"], two["param_groups"], fresh["param_groups"], strict=True
@@ -282,7 +373,7 @@ def _groups(one: Any, two: Any, fresh: Any) -> dict[str, dict[str, Any]]:
             if key == "params":
                 continue
             moves = repr(_text(mine[key])) != repr(_text(its.get(key)))
-            moves = moves or repr(_text(mine[key])) != repr(_text(new.get(key)))
+            moves = moves or repr(_text(mine[key])) != repr(_text(new.get(key))) or key in written
             known = out.setdefault(key, {"moves": False, "absent": key not in new})
             known["moves"] |= moves
             if key in new and isinstance(new[key], (bool, int, float, type(None))):
@@ -292,9 +383,11 @@ def _groups(one: Any, two: Any, fresh: Any) -> dict[str, dict[str, Any]]:
 
 
 def _begins(cls: Any, given: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, str]:
-    """Moving key of the groups → the argument that says what it begins with."""
+    """Moving key of the groups → the argument that says what it begins with, or `<KEY` where the
+    groups keep that under another key."""
     out: dict[str, str] = {}
-    moving = {key: each.get("new") for key, each in groups.items() if each["moves"]}
+    moving = {key: e["new"] for key, e in groups.items() if e["moves"] and "new" in e}
+    settled = {key: each.get("new") for key, each in groups.items() if not each["moves"]}
     for name, parameter in inspect.signature(cls).parameters.items():
         value = given.get(name, parameter.default)
         if not moving or not isinstance(value, float) or not value:
@@ -303,9 +396,12 @@ def _begins(cls: Any, given: Mapping[str, Any], groups: Mapping[str, Any]) -> di
             _, other = trained(maker(cls, {**given, name: value * 0.5}), 0)
         except Exception:  # of the library: the argument can't be that
             continue
+        begun = other.param_groups[0]
         for key, new in moving.items():
-            if key in other.param_groups[0] and other.param_groups[0][key] != new:
-                out[key] = name
+            if key not in begun or begun[key] == new:
+                continue
+            same = [k for k, its in settled.items() if its == new and begun.get(k) == begun[key]]
+            out[key] = f"<{same[0]}" if same else name
     return out
 
 
@@ -331,7 +427,7 @@ def _compared(folder: Path, trial: str, make: Make) -> str:
         wanted = _read(folder / SAVED / f"step-{SECOND}" / "optimizer.pt")
     if trial == "set":
         for group in wanted["param_groups"]:
-            group["lr"] = group["lr"] * 0.5
+            group["lr"] = group["lr"] and group["lr"] * 0.5
     if trial == "graft":
         donor = _read(folder / SAVED / f"step-{FIRST}" / "optimizer.pt")
         wanted["state"] = donor["state"]
@@ -350,6 +446,7 @@ def _read(path: Path) -> Any:
 def main(words: Sequence[str]) -> None:
     """`save` or `compare`, a folder, the class, and its arguments as JSON; prints JSON."""
     act, folder, name, given = words
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # a tiny model is not worth a compiler
     acts = {"save": save, "compare": compare}
     print(json.dumps(acts[act](Path(folder), name, json.loads(given))))
 

@@ -49,6 +49,11 @@ EXACT = frozenset(
         )
     }
     | {
+        "apollo_torch.random_projector.GradientProjector",
+        "apollo_torch.svd_projector.GaLoreProjector",
+        "galore_torch.galore_projector.GaLoreProjector",
+    }
+    | {
         f"numpy.{core}.multiarray.{name}"
         for core in ("core", "_core")
         for name in ("_reconstruct", "scalar")

@@ -49,6 +49,7 @@ def renewed(checkpoint: Checkpoint) -> list[Renewal]:
                 next=WITHOUT,
             )
         rest += _counters(each, known)
+        rest += _beside(each, known)
         if not (reasons := _reasons(each, known)):
             rest += _in_place(checkpoint, each, known)
         elif each.whole:
@@ -133,6 +134,12 @@ def _in_place(checkpoint: Checkpoint, state_dict: StateDict, known: Entry) -> It
             by_new.setdefault((type(new), new), []).append(place)
         for (_, new), mine in by_new.items():
             yield from (Renewal(key, column, new) for column in Places.of(mine).columns)
+
+
+def _beside(state_dict: StateDict, known: Entry) -> Iterator[Renewal]:
+    for key, place in state_dict.beside.items():
+        if known.beside[key] == ABSENT_KEY:
+            yield Renewal(key, Column.of(place), ABSENT)
 
 
 def _counters(state_dict: StateDict, known: Entry) -> Iterator[Renewal]:

@@ -160,13 +160,13 @@ class Strip(NamedTuple):
 class StateDict(NamedTuple):
     """What one optimizer saved: the places of each key of its states, and of each key of its param
     groups. `whole` are the states themselves where the trainer loads an optimizer without them, as
-    torch does; `beside` are keys of the saved dict that are neither."""
+    torch does; `beside` is what the saved dict has that is neither."""
 
     file: Path
     state: Mapping[str, Sequence[Place]]
     group: Mapping[str, Sequence[Place]]
     whole: tuple[Place, ...] = ()
-    beside: tuple[str, ...] = ()
+    beside: Mapping[str, Place] = MappingProxyType({})
 
 
 class Setting(NamedTuple):

@@ -233,7 +233,8 @@ def _refuse_more(checkpoint: Checkpoint) -> None:
     """Refuse an optimizer that keeps more than moments and a step: that would be of two steps."""
     for each in checkpoint.state_dicts():
         known = recognise(each, checkpoint.known)
-        if more := changing(each, known, {*ALL, *NUMBERED, *STEPS}):
+        more = changing(each, known, {*ALL, *NUMBERED, *STEPS})
+        if more := [*more, *each.beside]:
             raise SurgeryError(
                 f"{each.file.name}: {known.name} keeps {', '.join(more)} beside the moments, and "
                 "they would stay those of another step",

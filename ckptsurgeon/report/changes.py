@@ -51,6 +51,8 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
         name = PurePosixPath(item.file).name
         if item.path:
             name = str(next(item.paths())[-1]).rpartition(".")[2]
+            if item.new == ABSENT and name.isdecimal():  # the number of a parameter
+                name = ""
         wanted = repr(item.new)
         if isinstance(item.new, Computed):  # of each tensor from others, told in the same words
             name, wanted = "", item.new.told

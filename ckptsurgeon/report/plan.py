@@ -63,7 +63,9 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> 
     if plan.empty:
         why = f"{clean(name)} is already as asked ({plan.title})"
         if plan.promise is not None and plan.recipe.keys() - {"why", "name"} == {"rollback"}:
-            why = f"{clean(name)} is already at step {plan.promise.step - 1}"
+            why = f"{clean(name)} is already at that step"
+            if "step" not in plan.promise.not_known:
+                why = f"{clean(name)} is already at step {plan.promise.step - 1}"
         if plan.title == "nothing":
             why = "the recipe asks for nothing"
         return "\n".join([*hanging("nothing to do: ", why, style), *_notes(plan, style)])
@@ -78,7 +80,8 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> 
     if undone is not None:  # the changes are what the receipt says, and this is what is done
         lines += [*table(edits(plan.edits), style), ""]
     if plan.promise is not None and (values := promise(plan.promise)):
-        label = f"  step {plan.promise.step} {'will' if plan.promise.asked else 'would'} use   "
+        will = "will" if plan.promise.asked else "would"
+        label = f"  {next_step(plan.promise)} {will} use   "
         lines += packed(label, values, style)
     undo = "" if plan.undoes else ", undo kept"
     lines += hanging(f"{'  cost':<{len(label)}}", f"{cost(plan.edits)}{undo}", style)
@@ -92,6 +95,11 @@ def _notes(plan: Plan, style: Style) -> list[str]:
 def promise(promise: Promise) -> list[str]:
     """What the trainer will use, one item a field, without those that the format does not keep."""
     return [item for _, item in fields(promise)]
+
+
+def next_step(promise: Promise) -> str:
+    """What it is called, by its number where that is known."""
+    return "the next step" if "step" in promise.not_known else f"step {promise.step}"
 
 
 def fields(promise: Promise) -> list[tuple[str, str]]:

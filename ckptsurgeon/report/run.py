@@ -11,7 +11,7 @@ from ckptsurgeon.formats.layout import resumes
 from ckptsurgeon.hints import Hint, command, text
 from ckptsurgeon.promise import Promise
 from ckptsurgeon.report.fields import SHOWN, places
-from ckptsurgeon.report.plan import NOT_ASKED, fields, promise, reasons
+from ckptsurgeon.report.plan import NOT_ASKED, fields, next_step, promise, reasons
 from ckptsurgeon.report.style import (
     GREEN,
     RED,
@@ -54,7 +54,10 @@ def status(
 ) -> str:
     """The run on one screen. `problem` is why the latest checkpoint can't be read, `loss` what
     `sparkline` made of the logs, `headline` what is wrong with the loss and what to do next."""
-    at = f"at step {state.step}   {state.dialect}" if state else run.format.name
+    at = run.format.name
+    if state is not None:
+        known = "step" not in state.promise.not_known
+        at = f"{f'at step {state.step}' if known else 'at a step not known'}   {state.dialect}"
     surgery, unfinished = _surgery(run), run.under_way() or run.interrupted()
     rows = surgery if unfinished else []
     if not run.bare:
@@ -197,7 +200,7 @@ def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     rows = [Row("dialect", state.dialect), Row("schedule", schedule(state))]
     if state.promise.optimizer:
         rows.insert(1, Row("optimizer", state.promise.optimizer))
-    rows += [Row(f"step {state.promise.step}", item) for item in promise(state.promise)]
+    rows += [Row(next_step(state.promise), item) for item in promise(state.promise)]
     rows += [Row("note", clean(note)) for note in state.notes]
     lines = [f"{clean(run.name)}   step {state.step}", "", *table(rows, style), ""]
     found = {field: places(checkpoint, field) for field in SHOWN}

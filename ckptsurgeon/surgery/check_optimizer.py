@@ -156,11 +156,15 @@ def describe(name: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     moving = {k for each in variants for k, found in each["groups"].items() if found["moves"]}
     moving -= {"lr"} - {k for k in ("lr",) if groups.get(k, {}).get("moves")}
     counters = {key: _start(groups[key]) for key in sorted(moving - COMMON)}
+    begins = [item for each in variants for item in each["begins"].items()]
+    counters |= {key: start for key, start in begins if start[0] == "<"}
     settings = sorted(set(groups) - moving - COMMON)
     reasons = list(_reasons(variants, moving, counters, groups, in_place or left_out))
     entry: dict[str, Any] = {"state": state, "settings": settings}
     if counters:
         entry["counters"] = {k: ("constant" if v == UNKNOWN else v) for k, v in counters.items()}
+    if beside := {key: start for each in variants for key, start in each["beside"].items()}:
+        entry["beside"] = beside
     if reasons:
         entry["refused"] = "; ".join(dict.fromkeys(reasons))
     return {
@@ -185,9 +189,9 @@ def _reasons(
 ) -> Iterable[str]:
     """Why no reset can make a new one."""
     for each in variants:
-        if each["beside"]:
-            yield f"it keeps {', '.join(each['beside'])} beside its states"
         for key, argument in each["begins"].items():
+            if argument[0] == "<":
+                continue
             yield f"its {key} begins at the argument {argument}, which the checkpoint does not keep"
     if "lr" in moving:
         yield "its lr changes with every update, and begins at an argument that is not kept"

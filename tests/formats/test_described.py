@@ -179,7 +179,13 @@ def test_one_torch_file_by_its_keys(tmp_path: Path) -> None:
     format = "torch:optimizer.pt=a.0.b"
     shown = call("--format", format, "set-lr", "5e-5", "--dry-run", "-C", tmp_path)
     assert shown.exit_code == 0, shown.stderr
-    assert "no loader of it has been asked" in " ".join(shown.stdout.split())
+    said = " ".join(shown.stdout.split())
+    assert "no loader of it has been asked" in said and "which step it is, is not known" in said
+    assert "the next step would use" in said and "step 1" not in said
+    told = call("--format", format, "status", "-C", tmp_path)
+    assert f"{tmp_path.name} at a step not known" in " ".join(told.stdout.split()), told.stdout
+    document = call("--format", format, "show", "--json", "-C", tmp_path)
+    assert "which step it is" in json.loads(document.stdout)["promise"]["not_known"]["step"]
     assert call("--format", format, "reset", "moments", "--yes", "-C", tmp_path).exit_code == 0
     saved = torch.load(tmp_path / "optimizer.pt", weights_only=False)["a"][0]["b"]
     assert all(not state["exp_avg"].any() for state in saved["state"].values())

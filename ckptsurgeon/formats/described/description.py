@@ -15,6 +15,7 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats.described.name_pattern import NamePattern
+from ckptsurgeon.promise import Caveat
 from ckptsurgeon.transaction.home import HOME
 
 KeyPath = tuple[Key, ...]
@@ -143,13 +144,24 @@ class Description:
     logs: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def numbered(self) -> bool:
+        """Whether it says which step a file is of; if not, that is called step 0."""
+        return bool(self.number) or all("{step}" in pattern.text for pattern in self.files)
+
     def doubts(self) -> list[str]:
-        """What a plan says of a page whose loader was never asked."""
+        """What a plan says of a page that does not number its steps, and of one whose loader was
+        never asked."""
+        out: list[str] = []
+        if not self.numbered:
+            text = "which step it is, is not known: 0 stands for it, as there is no {step} in PATH"
+            out.append(Caveat(text, "step", known=False))
         if self.witness:
-            return []
+            return out
         return [
+            *out,
             f"{self.name} is known by its description alone: no loader of it has been asked "
-            "which values it takes"
+            "which values it takes",
         ]
 
     @classmethod

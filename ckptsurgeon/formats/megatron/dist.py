@@ -70,8 +70,10 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint, HasDigests):
         out = super().state_dicts()
         if not any(GATHERED.fullmatch(name) for name in self.saved.items):
             return out
-        held = ("param_state of whole ranks (dp_zero_gather_scatter)",)
-        return [each._replace(beside=(*each.beside, *held)) for each in out]
+        held = "param_state of whole ranks (dp_zero_gather_scatter)"
+        return [
+            each._replace(beside={**each.beside, held: Place(each.file, (), None)}) for each in out
+        ]
 
     def buckets(self) -> list[StateDict]:
         """The tensors among the values that are an optimizer's: one for all parameters, or buckets,

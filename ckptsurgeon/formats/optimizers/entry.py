@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 ZERO = "zero"
@@ -29,7 +29,8 @@ class Entry:
     """An optimizer by its keys. `state` has what it keeps of each parameter, `group` its own
     settings in a param group, `counters` what it counts there: a key of state and counters → its
     value in a new optimizer. If the setting `unless` is not 0, the state does not begin with zeros.
-    `refused` says why no reset can make a new optimizer of it."""
+    `beside` has what it saves beside states and groups: it stays (`constant`), or a new one does
+    without it (`absent`). `refused` says why no reset can make a new optimizer of it."""
 
     name: str
     source: str
@@ -38,6 +39,7 @@ class Entry:
     counters: Mapping[str, Start]
     unless: str = ""
     refused: str = ""
+    beside: Mapping[str, Start] = field(default_factory=dict)
 
 
 def entry(

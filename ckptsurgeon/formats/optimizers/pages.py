@@ -15,11 +15,12 @@ from typing import Any
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
-from ckptsurgeon.formats.optimizers.entry import STARTS, Entry, Start
+from ckptsurgeon.formats.optimizers.entry import ABSENT_KEY, CONSTANT, STARTS, Entry, Start
 
 SUFFIXES = (".yaml", ".yml")
 KEYS = ("source", "optimizers")
-ROLES = ("state", "settings", "counters", "unless", "refused")
+ROLES = ("state", "settings", "counters", "beside", "unless", "refused")
+STAY_OR_GO = (CONSTANT, ABSENT_KEY)
 
 
 @cache
@@ -63,8 +64,14 @@ def _entry(name: str, source: str, data: Any, where: str) -> Entry:
         raise UsageError(f"{where}: `{inside}.settings` is {settings!r}", next="a list of keys")
     state = _starts(values.get("state"), f"{inside}.state", where)
     counters = _starts(values.get("counters"), f"{inside}.counters", where)
+    beside = _starts(values.get("beside"), f"{inside}.beside", where)
+    for key, start in beside.items():
+        if start not in STAY_OR_GO:
+            raise UsageError(
+                f"{where}: `{inside}.beside.{key}` is {start!r}", next=" or ".join(STAY_OR_GO)
+            )
     unless, refused = (str(values.get(key) or "") for key in ("unless", "refused"))
-    return Entry(name, source, state, frozenset(settings), counters, unless, refused)
+    return Entry(name, source, state, frozenset(settings), counters, unless, refused, beside)
 
 
 def _starts(data: Any, inside: str, where: str) -> Mapping[str, Start]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def by_key(
     after: tuple[Key, ...] = (),
 ) -> dict[str, list[Column]]:
     """The places in several states by key: those of each lie between `before`, its own key in
-    `states`, and `after`."""
+    `states`, and `after`. What a state nests counts as its own."""
     alike: dict[tuple[Any, ...], list[Key]] = {}
     for number, state in states.items():
         alike.setdefault(tuple(state), []).append(number)
@@ -34,8 +34,8 @@ def by_key(
     for keys, numbers in alike.items():
         for key in keys:
             values = {number: states[number][key] for number in numbers}
-            if key == NESTED and all(isinstance(value, Mapping) for value in values.values()):
-                inner = by_key(file, before, values, (*after, NESTED))
+            if all(_nests(key, value) for value in values.values()):
+                inner = by_key(file, before, values, (*after, key))
             else:
                 inner = {str(key): [Column.under(file, before, values, (*after, key))]}
             for name, columns in inner.items():
@@ -43,9 +43,18 @@ def by_key(
     return out
 
 
-def _inner(state: Mapping[Any, Any]) -> Iterable[Any]:
-    inner = state[NESTED]
-    return inner if isinstance(inner, Mapping) else ()
+def _nests(key: Any, value: Any) -> bool:
+    """Whether a state keeps more of itself under `key`: bitsandbytes its codes, heavyball what it
+    keeps of each view of the parameter, by the number of the view."""
+    return (key == NESTED or type(key) is int) and isinstance(value, Mapping)
+
+
+def _inner(state: Mapping[Any, Any]) -> Iterator[Any]:
+    """The keys of a state, with those of what it nests."""
+    for key, value in state.items():
+        yield key
+        if _nests(key, value):
+            yield from _inner(value)
 
 
 def state_dict(
@@ -73,10 +82,7 @@ def state_dict(
         of_parameter = type(value) is dict or isinstance(value, Mapping)
         (parameters if of_parameter else others)[key] = value
     if bare:  # of states with the same keys, one says it
-        alike = {
-            (*state, *_inner(state)) if NESTED in state else (*state,): key
-            for key, state in parameters.items()
-        }
+        alike = {(*_inner(state),): key for key, state in parameters.items()}
         parameters = {key: parameters[key] for key in alike.values()}
     state = by_key(file, (*base, "state"), parameters)
     for key, value in others.items():
@@ -92,6 +98,6 @@ def state_dict(
     whole: list[Place] = []
     if loose and all(isinstance(key, int) or key in others for key in states):
         whole = [Place(file, (*base, "state", key), value) for key, value in states.items()]
-    beside = tuple(str(key) for key in tree if key not in BESIDE)
+    beside = {str(k): Place(file, (*base, k), v) for k, v in tree.items() if k not in BESIDE}
     places = {key: Places(columns) for key, columns in state.items()}
     return StateDict(file, places, group, tuple(whole), beside)

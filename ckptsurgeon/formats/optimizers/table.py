@@ -82,11 +82,12 @@ def recognise(state_dict: StateDict, known: Known = TABLE) -> Entry:
     """The optimizer that has just these keys. Raises SurgeryError for keys that none has, and for
     keys that are those of several which begin differently."""
     state, group = frozenset(state_dict.state) - STEPS, _settings(state_dict)
-    best = _best(state, group, known.page)
+    beside = frozenset(state_dict.beside)
+    best = _best(state, group, beside, known.page)
     if not best and known.settings & group:
-        best = _best(state, group - known.settings, known.page)
+        best = _best(state, group - known.settings, beside, known.page)
         group -= known.settings
-    if not best or state_dict.beside:
+    if not best:
         raise unknown(state_dict)
     if not state and not group & COUNTED:  # nothing to begin anew, whichever it is
         return next((item for item in best if not item.refused), best[0])
@@ -104,9 +105,14 @@ def unexplained(state_dict: StateDict, known: Known = TABLE) -> frozenset[str]:
     """The keys of its groups that no optimizer has beside these states, and that may be settings:
     a number, a text, a switch, None, or several of them."""
     state, group = frozenset(state_dict.state) - STEPS, _settings(state_dict)
-    if _best(state, group, known.page):
+    beside = frozenset(state_dict.beside)
+    if _best(state, group, beside, known.page):
         return frozenset()
-    alike = [item for item in _entries(known.page) if state <= set(item.state)]
+    alike = [
+        item
+        for item in (*known.page, *ENTRIES, *pages.shipped())
+        if state <= set(item.state) and beside <= set(item.beside)
+    ]
     further = [sorted(group - _group(item)) for item in alike]
     fewest = min(further, key=lambda keys: (len(keys), keys), default=[])
     counted = {key for item in alike for key in item.counters}
@@ -127,9 +133,9 @@ def _is_plain(value: Any) -> bool:
 def candidates(state_dict: StateDict, known: Known = TABLE) -> tuple[Entry, ...]:
     """Every optimizer that has just these keys; none where no known one does."""
     state, group = frozenset(state_dict.state) - STEPS, _settings(state_dict)
-    if state_dict.beside or not (state or group):
+    if not (state or group):
         return ()
-    return _best(state, group, known.page)
+    return _best(state, group, frozenset(state_dict.beside), known.page)
 
 
 def changing(state_dict: StateDict, known: Entry, usual: Collection[str]) -> list[str]:
@@ -162,46 +168,55 @@ def name(state_dict: StateDict, known: Known = TABLE) -> str:
 
 @lru_cache(maxsize=1024)
 def _best(
-    state: frozenset[str], group: frozenset[str], page: tuple[Entry, ...] = ()
+    state: frozenset[str],
+    group: frozenset[str],
+    beside: frozenset[str],
+    page: tuple[Entry, ...] = (),
 ) -> tuple[Entry, ...]:
     """The entries that have all of these keys and the fewest others: the same of every shard. Those
     of a `page` come first; the pages that are shipped are read where the table has no such entry.
     Without groups, only optimizers of torch and of trainers: others save theirs."""
-    if found := _fitting(page, state, group):
+    if found := _fitting(page, state, group, beside):
         return found
     if not group:
-        return _fitting((*torch_optim.ENTRIES, *trainers.ENTRIES), state, group)
-    found = _fitting(ENTRIES, state, group)
+        return _fitting((*torch_optim.ENTRIES, *trainers.ENTRIES), state, group, beside)
+    found = _fitting(ENTRIES, state, group, beside)
     if found and not any(_missing(found[0], state, group)):
         return found
-    return _fitting((*ENTRIES, *pages.shipped()), state, group)
+    return _fitting((*ENTRIES, *pages.shipped()), state, group, beside)
 
 
 def _fitting(
-    entries: Sequence[Entry], state: frozenset[str], group: frozenset[str]
+    entries: Sequence[Entry],
+    state: frozenset[str],
+    group: frozenset[str],
+    beside: frozenset[str],
 ) -> tuple[Entry, ...]:
-    fits = [item for item in entries if state <= set(item.state) and group <= _group(item)]
+    fits = [
+        item
+        for item in entries
+        if state <= set(item.state) and group <= _group(item) and beside <= set(item.beside)
+    ]
     fewest = min((_missing(item, state, group) for item in fits), default=(0, 0))
     return tuple(item for item in fits if _missing(item, state, group) == fewest)
 
 
-def _entries(page: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    return (*page, *ENTRIES, *pages.shipped())
-
-
 def unknown(state_dict: StateDict) -> SurgeryError:
     """The error that names each key that no entry explains, and how many there are."""
-    every = {key for item in ENTRIES for key in item.state} | STEPS
-    settings = {key for item in ENTRIES for key in _group(item)}
+    entries = (*ENTRIES, *pages.shipped())
+    every = {key for item in entries for key in item.state} | STEPS
+    settings = {key for item in entries for key in _group(item)}
+    beside = {key for item in entries for key in item.beside}
     parts = [
         f"{key} (of {len(state_dict.state[key])})" for key in sorted(set(state_dict.state) - every)
     ]
     parts += [f"{key} (in param groups)" for key in sorted(_settings(state_dict) - settings)]
-    parts += [f"{key} (beside the states)" for key in state_dict.beside]
+    parts += [f"{key} (beside the states)" for key in state_dict.beside if key not in beside]
     if not parts:
         keys = sorted(set(state_dict.state) - STEPS)
         parts = [
             f"{', '.join(keys)} with {', '.join(sorted(_settings(state_dict))) or 'no settings'}"
+            + "".join(f" beside {key}" for key in state_dict.beside)
         ]
     return SurgeryError(
         f"{state_dict.file.name}: no known optimizer keeps {'; '.join(parts)}, "
@@ -244,4 +259,4 @@ def _missing(item: Entry, state: frozenset[str], group: frozenset[str]) -> tuple
 def _starts(item: Entry, state: frozenset[str], group: frozenset[str]) -> tuple[object, ...]:
     starts = [(key, item.state.get(key, "")) for key in sorted(state)]
     counted = [(key, item.counters.get(key, "")) for key in sorted(group)]
-    return (*starts, *counted, item.unless, item.refused)
+    return (*starts, *counted, *sorted(item.beside.items()), item.unless, item.refused)

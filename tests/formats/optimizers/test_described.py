@@ -109,6 +109,7 @@ def test_an_option_names_the_page(own: Any, tmp_path: Path) -> None:
         ("optimizers: {A: {state: {m: one}}}", "`optimizers.A.state.m` is 'one'"),
         ("optimizers: {A: {states: {m: zero}}}", "unknown key `optimizers.A.states`"),
         ("optimizers: {A: {settings: eps}}", "`optimizers.A.settings` is 'eps'"),
+        ("optimizers: {A: {beside: {own: zero}}}", "`optimizers.A.beside.own` is 'zero'"),
         ("optimizers: [A]", "`optimizers` must be a mapping"),
     ],
 )
@@ -120,6 +121,71 @@ def test_a_page_that_says_something_else_is_refused(tmp_path: Path, text: str, w
     assert what in caught.value.what and caught.value.next
     with pytest.raises(UsageError, match="No such file"):
         pages.read(tmp_path / "none.yaml")
+
+
+# --- what is kept otherwise ----------------------------------------------------------------------
+
+VIEWS = """
+import torch
+
+class Views(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-2):
+        super().__init__(params, dict(lr=lr))
+        self.inner = {}
+        self.register_state_dict_post_hook(lambda own, saved: saved.update(own={"i": own.inner}))
+        self.register_load_state_dict_pre_hook(Views.loaded)
+
+    def loaded(self, saved):
+        self.inner = dict(saved.get("own", {}).get("i", {}))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        seen = self.inner["seen"] = self.inner.get("seen", 0) + 1
+        for group in self.param_groups:
+            group["begun"] = True
+            for p in group["params"]:
+                for i, view in enumerate((p, p.mean())):
+                    state = self.state[p].setdefault(i, {"known": {0}})
+                    if "mean" not in state:
+                        state["mean"] = torch.ones_like(view)
+                mean = self.state[p][0]["mean"].mul_(0.9).add_(p.grad)
+                p.add_(mean, alpha=-group["lr"] / seen)
+"""
+"""What it keeps lies under the number of a view, and it counts beside states and groups."""
+
+
+def test_what_is_nested_by_view_and_what_is_beside_the_states_is_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_views.py").write_text(VIEWS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    import own_views  # type: ignore[import-not-found]
+
+    page = tmp_path / "page.yaml"
+    done = CliRunner().invoke(app, ["check-optimizer", "own_views.Views", "-o", str(page)])
+    assert done.exit_code == 0, done.output
+    (entry,) = pages.read(page)
+    assert dict(entry.state) == {"known": "anew", "mean": "anew"}
+    assert dict(entry.beside) == {"own": "absent"} and dict(entry.counters) == {"begun": "absent"}
+
+    net, optimizer = trained(Small, lambda model: own_views.Views(model.parameters()))
+    file = save(tmp_path / "run", net, optimizer)
+    words = ["reset", "moments", "-y", "-C", str(tmp_path / "run")]
+    before = snapshot(tmp_path / "run")
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 1 and "own (beside the states)" in refused.stderr
+    assert snapshot(tmp_path / "run") == before
+    done = CliRunner().invoke(app, [*words, "--optimizer", str(page)])
+    assert done.exit_code == 0, done.output
+    saved = torch.load(file, weights_only=False)
+    assert saved["state"] == {} and "own" not in saved and "begun" not in saved["param_groups"][0]
+
+    optimizer.state[next(net.parameters())][1]["low bits"] = torch.ones(1)
+    save(tmp_path / "other", net, optimizer)
+    words = ["reset", "moments", "-y", "-C", str(tmp_path / "other"), "--optimizer", str(page)]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 1 and "low bits (of 1)" in refused.stderr
 
 
 # --- settings, by two steps ----------------------------------------------------------------------
