@@ -178,6 +178,8 @@ def test_what_is_nested_by_view_and_what_is_beside_the_states_is_described(
     assert snapshot(tmp_path / "run") == before
     done = CliRunner().invoke(app, [*words, "--optimizer", str(page)])
     assert done.exit_code == 0, done.output
+    line = "state of Views ~ values → absent 5 places in 1 shard"  # one for all parameters
+    assert line in " ".join(done.output.split())
     saved = torch.load(file, weights_only=False)
     assert saved["state"] == {} and "own" not in saved and "begun" not in saved["param_groups"][0]
 
