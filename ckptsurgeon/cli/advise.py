@@ -166,10 +166,7 @@ def advise(
     name = run.name if run is not None else ", ".join(path.name for path in told.curves.sources)
     next: Hint | None = None
     if chosen is not None and not written:
-        number = () if recipe is None else ("--recipe", recipe)
-        target = "recipe.yaml" if output is None else output
-        words = ("advise", "-o", target, *number, *logs.words())
-        next = command(*words, why="writes this recipe and shows its plan", real=True)
+        next = plan_of("recipe.yaml" if output is None else output, recipe, logs)
     common.answer(
         lambda: advice(told, proposals, name, common.style, chosen, next),
         lambda: advice_json(told, proposals, None if run is None else str(run.root)),
@@ -178,6 +175,12 @@ def advise(
         _show(run, chosen, output, common)
     if told.verdict == DIVERGED:
         raise typer.Exit(3)
+
+
+def plan_of(output: Path | str, number: int | None, logs: RunOrLogs) -> Hint:
+    """The command that writes the recipe of this number, or the first one, and shows its plan."""
+    words = ("advise", "-o", output, *(() if number is None else ("--recipe", number)))
+    return command(*words, *logs.words(), why="writes this recipe and shows its plan", real=True)
 
 
 def _chosen(proposals: Sequence[Proposal], number: int | None) -> Proposal | None:

@@ -78,7 +78,8 @@ BEFORE = (
         LOOKS_FOR_CHANGES,
     ),
     Command(
-        "report", "picture:picture", "Draw the run: what was kept, what was left, and why.",
+        "report", "picture:picture",
+        "Plot the run's history: what was kept, what was abandoned, and why.",
         LOOKS,
     ),
     Command("plan", "recipes:plan", "Show what a recipe would change, and change nothing.", PLANS),

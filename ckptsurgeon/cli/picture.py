@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ckptsurgeon.cli.advise import RunOrLogs, write
+from ckptsurgeon.cli.advise import RunOrLogs, plan_of, proposal, write
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
@@ -23,20 +24,22 @@ def picture(
     x: Annotated[
         str, typer.Option("--x", metavar="AXIS", help="steps, tokens, samples or time.")
     ] = "steps",
-    dark: Annotated[bool, typer.Option("--dark", help="On dark ground; HTML has both.")] = False,
+    dark: Annotated[bool, typer.Option("--dark", help="Dark theme; HTML has both.")] = False,
     *,
     logs: RunOrLogs,
     common: Common,
 ) -> None:
-    """Draw the run: what was kept, what was left, and why.
+    """Plot the run's history: what was kept, what was abandoned, and why.
 
-    The thick line leads to the newest step. A faded one was left at its cross, and the arrow from
-    there names the surgery and its reason. Needs matplotlib: pip install 'ckptsurgeon[plot]'.
+    The thick line leads to the newest step. A faded one was abandoned at its cross, and the arrow
+    from there names the surgery and its reason. HTML also has the recipes of advise. It needs
+    matplotlib: pip install 'ckptsurgeon[plot]'.
 
     Examples:
     ckptsurgeon report -o run.svg
     ckptsurgeon report -o run.html --x tokens
     """
+    from ckptsurgeon.look.advise import advise
     from ckptsurgeon.look.story import tell
     from ckptsurgeon.report.picture import FORMATS, draw, page
     from ckptsurgeon.report.picture.theme import DARK, LIGHT
@@ -48,8 +51,16 @@ def picture(
             next=command("report", "-o", "run.svg"),
         )
     run = logs.run(common)
-    story = tell(logs.read(run), run, logs.rule)
-    made = page(story, x) if format == "html" else draw(story, format, x, DARK if dark else LIGHT)
+    read = logs.read(run)
+    story = tell(read, run, logs.rule)
+    if format == "html":
+        if run is not None:  # with its steps read as closely as advise reads them
+            story = replace(story, advice=advise(read, run, rule=logs.rule))
+        proposals = [] if run is None else [proposal(run, item) for item in story.advice.remedies]
+        first = next((item for item in proposals if item.recipe is not None), None)
+        made = page(story, x, proposals, first, plan_of("recipe.yaml", None, logs))
+    else:
+        made = draw(story, format, x, DARK if dark else LIGHT)
     if not common.dry_run:
         write(output, made)
     common.report(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import html
 import io
 import json
 import math
@@ -263,6 +264,19 @@ def test_one_rule_can_be_picked(surgeon: Surgeon, tmp_path: Path) -> None:
     assert told["verdict"] == "unknown" and "1001" in told["reason"]
     told = answer(surgeon, "--tb", tmp_path / "tb", "--rule", "cusum")
     assert {spike["rule"] for spike in told["spikes"]} == {"cusum"}
+
+
+def test_the_page_has_the_recipe_and_the_command_of_advise(
+    surgeon: Surgeon, diverged: Path
+) -> None:
+    recipe, page = diverged / "recipe.yaml", diverged / "run.html"
+    assert surgeon("report", "-C", diverged, "-o", page).exit_code == 0
+    shown = html.unescape(page.read_text())
+    told = surgeon("advise", "-C", diverged).stdout.splitlines()
+    assert told[0].partition("   ")[2] in shown and "loss 2 → 9" in shown
+    assert f"<pre>{told[-1].split('   ')[1].strip()}</pre>" in shown
+    assert surgeon("advise", "-C", diverged, "-o", recipe).exit_code == 3
+    assert f"<pre>{recipe.read_text()}</pre>" in shown
 
 
 def test_a_picture_is_written_once(surgeon: Surgeon, diverged: Path) -> None:

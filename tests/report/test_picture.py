@@ -9,10 +9,14 @@ import struct
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.text import Text
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -24,10 +28,13 @@ from ckptsurgeon.report.picture import draw, page
 from ckptsurgeon.report.picture.arrows import MOST, label, rows
 from ckptsurgeon.report.picture.axes import axis
 from ckptsurgeon.report.picture.footer import footer, headline
-from ckptsurgeon.report.picture.sheet import _Sheet
+from ckptsurgeon.report.picture.legend import MARKS
+from ckptsurgeon.report.picture.limits import limits, lost
+from ckptsurgeon.report.picture.sheet import DPI, NARROW, WIDE, _Sheet
 from ckptsurgeon.report.picture.theme import DARK, LIGHT
 from ckptsurgeon.report.picture.thin import smoothed, thinned
 from tests.conftest import Trained
+from tests.look.invented_curves import HELD_OUT, invented
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -99,6 +106,80 @@ def test_an_arrow_names_receipt_and_reason() -> None:
     assert len(label("0003", "", "x" * 500)) == 120
 
 
+# --- how high, and where no number is ------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.sampled_from(HELD_OUT),
+    far=st.lists(st.tuples(st.floats(0.05, 0.95), st.floats(1e3, 1e30)), max_size=2),
+)
+def test_single_points_move_no_axis_and_no_curve_leaves_it(
+    seed: int, far: list[tuple[float, float]]
+) -> None:
+    clean = invented(seed).branch["loss"].values
+    values = clean.copy()
+    for share, height in far:
+        values[int(share * len(values))] = height
+    alone, shown = (limits([(curve, len(curve) // 60)], 1200) for curve in (clean, values))
+    if alone is None or shown is None:
+        assert not np.isfinite(clean).any()
+        return
+    assert shown.log == alone.log
+    high, low, most, least = (
+        math.log(value) if shown.log else value
+        for value in (shown.high, shown.low, alone.high, alone.low)
+    )
+    assert high - low <= 6 * (most - least)  # of the axis, the curve has a sixth and mostly more
+    last = np.median(clean[np.isfinite(clean)][-9:])
+    assert shown.low - 1e-6 <= last <= shown.high + 1e-6
+
+
+@settings(max_examples=40, deadline=None)
+@given(gone=st.lists(st.booleans(), min_size=2, max_size=200))
+def test_every_point_that_is_no_number_is_in_a_band(gone: list[bool]) -> None:
+    x = np.arange(1.0, len(gone) + 1)
+    bands = lost(x, np.where(gone, math.nan, 2.0), len(gone) - 1)
+    assert all(any(a <= at <= b for a, b in bands) == bad or not bad
+               for at, bad in zip(x, gone, strict=True))  # fmt: skip
+    assert bool(bands) == any(gone) and all(a < b for a, b in bands)
+    assert all(a[1] < b[0] for a, b in pairwise(bands))
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_words_stay_inside_and_off_each_other(size: tuple[float, float]) -> None:
+    """Legend, verdict, foot and axes; also of a run with everything in it."""
+    dice = np.random.default_rng(0)
+    points: list[tuple[int, dict[str, float], float]] = [
+        (step, {"loss": 2.0 + 0.05 * dice.normal(), "lr": 1e-4 * step, "grad-norm": norm}, math.nan)
+        for step, norm in enumerate(dice.lognormal(0, 1, 2000), 1)
+    ]
+    points += points[1000:1900] + [
+        (step, {"loss": math.nan}, math.nan) for step in range(1901, 2100)
+    ]
+    points[300][1]["loss"] = 1e4
+    told = tell(of_rows(points, Path("log")), None)
+    left = tuple(replace(item, to=1000, receipt="0001", why="w" * 200) for item in told.left)
+    saved = dict(zip(range(200, 1200, 200), MARKS, strict=True))
+    sheet = _Sheet(replace(told, left=left, saved=saved, skips=((5, 90),)), "steps", LIGHT, size)
+    figure = sheet.figure()
+    figure.canvas.draw()
+    whole, draw = figure.bbox, figure.canvas.get_renderer()
+    boxes = [text.get_window_extent(draw) for text in figure.texts]
+    boxes += [item.get_window_extent(draw) for item in figure.legends]
+    axes = [item.get_window_extent(draw) for item in figure.axes]
+    for i, box in enumerate(boxes):
+        assert whole.x0 <= box.x0 and box.x1 <= whole.x1
+        assert whole.y0 <= box.y0 and box.y1 <= whole.y1
+        assert not any(box.overlaps(other) for other in [*boxes[:i], *axes])
+    labels = [text for item in figure.axes for text in (item.yaxis.label, *item.get_yticklabels())]
+    assert all(text.get_window_extent(draw).x0 >= whole.x0 for text in labels if text.get_text())
+    smallest = min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text())
+    assert smallest * 400 / (72 * size[0]) > 6.5  # pixels, where the picture is 400 wide
+    words = [text.get_text() for text in figure.findobj(Text)]
+    assert "NaN" in words and "10k" in words
+
+
 # --- formats -------------------------------------------------------------------------------------
 
 
@@ -111,12 +192,12 @@ def test_an_svg_is_one_and_the_same_each_time(story: Story) -> None:
 def test_a_png_has_the_size_of_the_sheet(story: Story) -> None:
     drawn = draw(story, "png")
     assert drawn[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", drawn[16:24]) == (1728, 1065)
+    assert struct.unpack(">II", drawn[16:24]) == tuple(round(DPI * inches) for inches in WIDE)
 
 
 def test_a_page_needs_nothing_but_itself(story: Story) -> None:
     made = page(story).decode()
-    assert made.count("<svg") == 2 and "<script" not in made
+    assert made.count("<svg") == 4 and "<script" not in made
     loaded = re.findall(r"""(?:src|href)=["']([^"'#][^"']*)""", made)
     assert loaded == [] and "@import" not in made and "url(http" not in made
     assert "a spike &amp; more &lt;at&gt; 7" in made
@@ -159,7 +240,7 @@ def test_every_axis_is_drawn(story: Story, x: str) -> None:
     assert draw(story, "svg", x).startswith(b"<?xml")
 
 
-def test_the_foot_counts_what_was_thrown_away(story: Story) -> None:
+def test_the_foot_counts_what_was_discarded(story: Story) -> None:
     """32 tokens a sample, 8 samples a step: 4 steps were kept and 4 discarded."""
     assert footer(story) == (
         "kept 1.024k tokens   ·   discarded 1.024k tokens, 50 % of what was trained"

@@ -49,7 +49,9 @@ def rows(spans: Sequence[tuple[float, float]], gap: float) -> list[int]:
     return out
 
 
-def label(receipt: str | None, title: str, why: str) -> str:
-    """The receipt's number and the reason, or what was done where none was given."""
+def label(receipt: str | None, title: str, why: str, most: int = LABEL) -> str:
+    """The receipt's number and the reason, or what was done where none was given, in at most so
+    many characters."""
+    most = min(most, LABEL)
     words = f"{receipt}  {why or title}" if receipt else "the trainer went back by itself"
-    return words if len(words) <= LABEL else f"{words[: LABEL - 1]}…"
+    return words if len(words) <= most else f"{words[: most - 1]}…"

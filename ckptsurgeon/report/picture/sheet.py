@@ -11,33 +11,45 @@ from typing import TYPE_CHECKING, Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs.curves import Branch, Curve
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS, LOSS_SCALE, LR
+from ckptsurgeon.report.picture import marks, ticks
 from ckptsurgeon.report.picture.arrows import Arrow, label, rows
 from ckptsurgeon.report.picture.axes import Axis, axis
-from ckptsurgeon.report.picture.footer import footer, headline
-from ckptsurgeon.report.picture.legend import MARKS, legend
-from ckptsurgeon.report.picture.theme import LIGHT, Theme
+from ckptsurgeon.report.picture.footer import LETTER, words
+from ckptsurgeon.report.picture.legend import MARKS
+from ckptsurgeon.report.picture.limits import limits, lost
+from ckptsurgeon.report.picture.theme import LIGHT, NORMAL, SMALL, Theme
 from ckptsurgeon.report.picture.thin import smoothed, thinned
 
 if TYPE_CHECKING:
     from ckptsurgeon.look.story import Story
 
 FORMATS = ("svg", "png", "html")
-SIZE = (12.0, 7.4)
-DPI = 144
+WIDE, NARROW = (7.5, 5.75), (4.3, 6.4)
+"""Inches: for a page or a slide, and for a phone. A letter of WIDE has 6 pixels or more where the
+picture is 400 wide."""
+DPI = 216
 PIXELS = 1200
 """Columns that a curve is thinned to: those of the axes in a PNG."""
 SMOOTH = 60
+"""Of so many parts of all steps a median is taken."""
 FALL = 0.02
 """The share of the x axis, at its beginning, that does not decide how high the loss's axis is."""
-"""Of so many parts of all steps a median is taken."""
-STRIPS = ((LR, "lr"), (GRAD_NORM, "grad norm"), (LOSS_SCALE, "loss scale"))
+STRIPS = ((LR, "lr"), (GRAD_NORM, "grad\nnorm"), (LOSS_SCALE, "loss\nscale"))
+LEFT, RIGHT = 0.9, 0.15
+"""Inches beside the axes."""
 GAP = 0.01
 """The share of the x axis from which on a pause is shown as one."""
 
 
-def draw(story: Story, format: str, x: str = "steps", theme: Theme = LIGHT) -> bytes:
-    """The picture as the bytes of an SVG or a PNG. Raises SurgeryError without matplotlib, or when
-    there is no loss to draw."""
+def draw(
+    story: Story,
+    format: str,
+    x: str = "steps",
+    theme: Theme = LIGHT,
+    size: tuple[float, float] = WIDE,
+) -> bytes:
+    """The picture as the bytes of an SVG or a PNG of these inches. Raises SurgeryError without
+    matplotlib, or when there is no loss to draw."""
     if LOSS not in story.kept:
         raise SurgeryError(
             f"there is nothing to draw: {story.advice.reason}",
@@ -53,7 +65,7 @@ def draw(story: Story, format: str, x: str = "steps", theme: Theme = LIGHT) -> b
             next="pip install 'ckptsurgeon[plot]'",
         ) from None
     style: Any = {
-        "svg.hashsalt": theme.name, "svg.fonttype": "path", "font.size": 9.0,
+        "svg.hashsalt": theme.name, "svg.fonttype": "path", "font.size": NORMAL,
         "font.family": "sans-serif", "axes.edgecolor": theme.grid, "text.color": theme.ink,
         "axes.labelcolor": theme.muted, "xtick.color": theme.muted, "ytick.color": theme.muted,
         "axes.facecolor": theme.ground, "figure.facecolor": theme.ground, "path.simplify": False,
@@ -61,7 +73,7 @@ def draw(story: Story, format: str, x: str = "steps", theme: Theme = LIGHT) -> b
     }  # fmt: skip
     out = io.BytesIO()
     with matplotlib.rc_context(style):
-        figure = _Sheet(story, x, theme).figure()
+        figure = _Sheet(story, x, theme, size).figure()
         metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
         figure.savefig(out, format=format, dpi=DPI, metadata=metadata)
     return out.getvalue()
@@ -74,6 +86,7 @@ class _Sheet:
     story: Story
     x: str
     theme: Theme
+    size: tuple[float, float] = WIDE
 
     def figure(self) -> Any:
         """The whole of it."""
@@ -84,13 +97,15 @@ class _Sheet:
         self.axis: Axis = axis(self.x, branches)
         strips = [(signal, name) for signal, name in STRIPS if self._varies(signal)]
         self.low, self.high = self._limits(branches)
-        figure = Figure(figsize=SIZE)
+        figure = Figure(figsize=self.size)
         FigureCanvasAgg(figure)
-        row = [0.42] if self.story.saved else []
-        heights = [5.2, *row, *([1.0] * len(strips))]
+        row = [0.6] if self.story.saved else []
+        heights = [5.0, *row, *([1.35] * len(strips))]
+        width, _ = self.size
+        top, bottom = words(figure, self.story, self.theme, self.size)
         grid = figure.add_gridspec(
-            len(heights), 1, height_ratios=heights, hspace=0.09, left=0.075, right=0.975,
-            top=0.905, bottom=0.1,
+            len(heights), 1, height_ratios=heights, hspace=0.17, left=LEFT / width,
+            right=1 - RIGHT / width, top=top, bottom=bottom,
         )  # fmt: skip
         first = figure.add_subplot(grid[0])
         axes = [first, *(figure.add_subplot(grid[i], sharex=first) for i in range(1, len(heights)))]
@@ -106,8 +121,9 @@ class _Sheet:
         first.set_xlim(self.low, self.high + 0.012 * (self.high - self.low))
         axes[-1].tick_params(axis="x", labelbottom=True, length=3)
         axes[-1].set_xlabel(self.axis.label)
-        axes[-1].xaxis.set_major_formatter(_short)
-        self._texts(figure)
+        axes[-1].xaxis.set_major_formatter(ticks.short)
+        figure.align_ylabels(axes)
+        ticks.few(axes[-1], max(3, int(width)), "x")
         return figure
 
     # --- what all strips share -------------------------------------------------------------------
@@ -117,7 +133,7 @@ class _Sheet:
             axes.spines[side].set_visible(False)
         axes.grid(True, color=self.theme.grid, linewidth=0.6)
         axes.set_axisbelow(True)
-        axes.tick_params(length=0, labelsize=8, labelbottom=False)
+        axes.tick_params(length=0, labelsize=SMALL, labelbottom=False)
 
     def _limits(self, branches: Sequence[Branch]) -> tuple[float, float]:
         import numpy as np
@@ -199,41 +215,46 @@ class _Sheet:
 
     def _loss(self, axes: Any) -> None:
         import numpy as np
-        from matplotlib.ticker import LogLocator
 
         kept = self._curve(axes, self.story.kept, LOSS, True)
         ends = [(left, *self._curve(axes, left.curves, LOSS, False)) for left in self.story.left]
         # The fall at the very beginning would press all that follows to the floor.
-        steps, whole = self.story.kept[LOSS].steps, self.story.kept[LOSS].values
-        begun = self._of(self.story.kept, steps) > self.low + FALL * (self.high - self.low)
-        values = [whole[begun] if begun.sum() > 1 else whole]
-        values += [left.curves[LOSS].values for left in self.story.left]
-        finite = np.concatenate([y[np.isfinite(y)] for y in values])
-        low, high = float(finite.min(initial=np.inf)), float(finite.max(initial=-np.inf))
-        if low > high:
-            low, high = 0.0, 1.0
-        log = low > 0 and high > 6 * low
+        curve = self.story.kept[LOSS]
+        at, whole = self._of(self.story.kept, curve.steps), curve.values
+        begun = at > self.low + FALL * (self.high - self.low)
+        begun = begun if begun.sum() > 1 else np.ones(len(whole), bool)
+        shown = [(whole[begun], self._points(curve))]
+        shown += [(x.curves[LOSS].values, self._points(x.curves[LOSS])) for x in self.story.left]
+        found = limits(shown, PIXELS)
+        low, high, log = (found.low, found.high, found.log) if found else (0.0, 1.0, False)
         arrows = [self._arrow(left, x, y, kept, high) for left, x, y in ends if left.to is not None]
         packed = self._packed(arrows)
         count = 1 + max((arrow.row for arrow in packed), default=-1)
-        room = 0.07 * count + (0.03 if count else 0.04)
+        each = 0.36 / self.size[1]  # of the axes, that an arrow and its label take
+        room = each * count + (0.03 if count else 0.04)
         if log:
             axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axes.yaxis.set_major_formatter(_short)
-            axes.minorticks_off()
+            ticks.logarithmic(axes, low, high)
             low, high = math.log(low), math.log(high)
+        else:
+            ticks.few(axes, 6)
         top = low + (high - low + 1e-9) / (1 - room)
         bottom = low - 0.03 * (top - low)
         axes.set_ylim(*((math.exp(bottom), math.exp(top)) if log else (bottom, top)))
         axes.set_ylabel("loss")
+        if found is None:
+            axes.set_yticks([])
+        else:
+            span = self.low, self.high
+            marks.beyond(axes, at[begun], whole[begun], found, self.theme, span, self._late)
+        marks.no_numbers(axes, lost(at, whole, self.high - self.low), whole, self.theme)
         for _, x, y in ends:
             good = np.flatnonzero(np.isfinite(y))
             if len(good):
                 axes.plot([x[good[-1]]], [y[good[-1]]], "x", color=self.theme.bad, markersize=8,
                           markeredgewidth=2, zorder=7)  # fmt: skip
         for arrow in packed:
-            self._draw(axes, arrow, 1 - room + 0.035 + 0.07 * arrow.row)
+            self._draw(axes, arrow, 1 - room + 0.5 * each + each * arrow.row)
 
     def _arrow(self, left: Any, x: Any, y: Any, kept: Any, high: float) -> Arrow:
         import numpy as np
@@ -242,9 +263,9 @@ class _Sheet:
         end = good[-1] if len(good) else len(x) - 1
         to_x = float(self._of(self.story.kept, [left.to])[0])
         to_y = float(np.interp(to_x, *kept))
-        words = label(left.receipt, left.title, left.why)
+        text = label(left.receipt, left.title, left.why, int(1 / self._letter))
         start = float(y[end]) if len(good) else high
-        return Arrow(float(x[end]), start, to_x, to_y if math.isfinite(to_y) else high, words, 0)
+        return Arrow(float(x[end]), start, to_x, to_y if math.isfinite(to_y) else high, text, 0)
 
     def _packed(self, arrows: Sequence[Arrow]) -> list[Arrow]:
         spans = []
@@ -261,13 +282,22 @@ class _Sheet:
             for item, row in zip(arrows, found, strict=True)
         ]
 
+    @property
+    def _letter(self) -> float:
+        """The share of the axes that a letter takes."""
+        return LETTER * SMALL / (72 * (self.size[0] - LEFT - RIGHT))
+
     def _wide(self, arrow: Arrow) -> float:
-        return 0.0054 * len(arrow.text) * (self.high - self.low)
+        return self._letter * len(arrow.text) * (self.high - self.low)
 
     def _start(self, arrow: Arrow) -> float:
         """Where the label begins: at the left end of the arrow, unless it would leave the axes."""
         left = min(arrow.x, arrow.to_x) + 0.006 * (self.high - self.low)
         return max(self.low, min(left, self.high - self._wide(arrow)))
+
+    def _late(self, x: float, words: str) -> bool:
+        """Whether words that begin at x would leave the axes at the right."""
+        return x + (self._letter * len(words) + 0.03) * (self.high - self.low) > self.high
 
     def _draw(self, axes: Any, arrow: Arrow, height: float) -> None:
         """Up from the cross, back, and down to the kept line."""
@@ -292,8 +322,8 @@ class _Sheet:
         )  # fmt: skip
         axes.text(
             self._start(arrow), height + 0.008, arrow.text,
-            fontsize=8, color=self.theme.ink, va="bottom", ha="left", zorder=8, transform=mixed,
-            bbox={"facecolor": self.theme.ground, "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
+            fontsize=SMALL, color=self.theme.ink, va="bottom", ha="left", zorder=8, transform=mixed,
+            bbox=marks.ground(self.theme),
         )  # fmt: skip
 
     def _saved(self, axes: Any) -> None:
@@ -335,18 +365,21 @@ class _Sheet:
         values = values[np.isfinite(values) & (values > 0)]
         if signal == LOSS_SCALE and len(values):
             axes.set_yscale("log", base=2)
-            axes.yaxis.set_major_formatter(_short)
         elif len(values) and values.max() > 8 * np.quantile(values, 0.02):
             axes.set_yscale("log", nonpositive="mask")  # a rate of 0 is no line to the ground
-            axes.yaxis.set_major_formatter(_short)
+        else:
+            ticks.few(axes, 3)
+            axes.yaxis.set_major_formatter(ticks.short)
+        if axes.get_yscale() == "log":
+            ticks.decades(axes, 2 if signal == LOSS_SCALE else 10)
         axes.minorticks_off()
         axes.set_ylabel(name)
         if signal == LR:
             for step, receipt in self.story.edits:
                 (x,) = self._of(self.story.kept, [step])
                 axes.axvline(x, color=self.theme.muted, linewidth=0.9, linestyle=(0, (2, 2)))
-                axes.annotate(receipt, (x, 1), xycoords=("data", "axes fraction"), fontsize=7,
-                              xytext=(3, -8), textcoords="offset points",
+                axes.annotate(receipt, (x, 1), xycoords=("data", "axes fraction"), fontsize=SMALL,
+                              xytext=(3, -10), textcoords="offset points",
                               color=self.theme.muted)  # fmt: skip
 
     def _onset(self, axes: Sequence[Any]) -> None:
@@ -356,28 +389,11 @@ class _Sheet:
         (x,) = self._of(self.story.kept, [spike.first])
         for item in axes:
             item.axvline(x, color=self.theme.sign, linewidth=1.1, linestyle=(0, (4, 2)), zorder=6)
-        first, late = spike.signs[0], x > self.low + 0.8 * (self.high - self.low)
+        text = f"onset {spike.first}: {spike.signs[0].signal.replace('-', ' ')}"
+        late = self._late(x, text)
         axes[0].annotate(
-            f"onset {spike.first}: {first.signal}", (x, 0), xycoords=("data", "axes fraction"),
-            xytext=(-5 if late else 5, 6), textcoords="offset points", fontsize=8.5,
-            color=self.theme.sign, ha="right" if late else "left", zorder=8,
+            text, (x, 0.35), xycoords=("data", "axes fraction"),
+            xytext=(-5 if late else 5, 0), textcoords="offset points", fontsize=SMALL,
+            color=self.theme.sign, ha="right" if late else "left", va="center", zorder=8,
+            bbox=marks.ground(self.theme),
         )  # fmt: skip
-
-    # --- words -----------------------------------------------------------------------------------
-
-    def _texts(self, figure: Any) -> None:
-        figure.text(0.012, 0.965, self.story.name, fontsize=13, fontweight="bold", va="center")
-        figure.text(0.012, 0.932, headline(self.story), fontsize=9.5, color=self.theme.muted,
-                    va="center")  # fmt: skip
-        figure.text(0.012, 0.022, footer(self.story), fontsize=8.5, color=self.theme.muted,
-                    va="center")  # fmt: skip
-        legend(figure, self.story, self.theme)
-
-
-def _short(value: float, _: object = None) -> str:
-    """A number at a tick: 1500, 20k, 3.5M."""
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(value) < 10_000 or unit == "T":
-            return f"{value:g}{unit}"
-        value /= 1000
-    return f"{value:g}"

@@ -1,8 +1,11 @@
-"""The colours of a picture on light and on dark ground."""
+"""The colours of a picture on light and on dark ground, and the size of its letters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+NORMAL, SMALL = 10.0, 9.0
+"""Points of letters."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""What stands on the axes of the loss beside its curves: what lies beyond them, and where no number
+is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckptsurgeon.report.picture.theme import NORMAL, SMALL
+from ckptsurgeon.report.picture.ticks import short
+
+if TYPE_CHECKING:
+    from ckptsurgeon.report.picture.limits import Limits
+    from ckptsurgeon.report.picture.theme import Theme
+
+COLUMNS = 120
+"""Of the width, in each of which there is at most one mark at an edge."""
+
+
+def beyond(
+    axes: Any,
+    x: Any,
+    y: Any,
+    shown: Limits,
+    theme: Theme,
+    span: tuple[float, float],
+    late: Callable[[float, str], bool],
+) -> None:
+    """A mark at the edge for what lies beyond it, with how far the furthest does. `span` is the x
+    axis; words that are `late` stand left of their mark."""
+    import numpy as np
+
+    slack = 1e-9 * (abs(shown.high) + abs(shown.low))  # a logarithm and back
+    for side, edge in (("^", shown.high), ("v", shown.low)):
+        over = y > edge + slack if side == "^" else y < edge - slack
+        points = np.flatnonzero(over & np.isfinite(y))
+        if not len(points):
+            continue
+        columns = np.round((x[points] - span[0]) / (span[1] - span[0]) * COLUMNS)
+        first = points[np.unique(columns, return_index=True)[1]]
+        axes.plot(x[first], [edge] * len(first), side, color=theme.bad, markersize=5, zorder=7,
+                  clip_on=False)  # fmt: skip
+        far = points[(np.argmax if side == "^" else np.argmin)(y[points])]
+        words = short(float(f"{y[far]:.3g}"))
+        words += "" if len(points) == 1 else f", {len(points)} points"
+        left = late(float(x[far]), words)
+        axes.annotate(
+            words, (x[far], edge), xytext=(-6 if left else 6, 0), textcoords="offset points",
+            fontsize=SMALL, color=theme.bad, ha="right" if left else "left", va="center",
+            zorder=8, bbox=ground(theme),
+        )  # fmt: skip
+
+
+def no_numbers(axes: Any, bands: Sequence[tuple[float, float]], y: Any, theme: Theme) -> None:
+    """A band where the loss is no number, which a line would leave out; the widest is named."""
+    import numpy as np
+
+    for a, b in bands:
+        axes.axvspan(a, b, color=theme.bad, alpha=0.2, linewidth=0, zorder=1)
+    if bands:
+        a, b = max(bands, key=lambda band: band[1] - band[0])
+        axes.text(
+            (a + b) / 2, 0.5, "NaN" if np.isnan(y).any() else "Inf", fontsize=NORMAL,
+            transform=axes.get_xaxis_transform(), color=theme.bad, fontweight="bold", ha="center",
+            va="center", zorder=8, bbox=ground(theme),
+        )  # fmt: skip
+
+
+def ground(theme: Theme) -> dict[str, Any]:
+    """The box behind words that stand on lines."""
+    return {"facecolor": theme.ground, "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
