@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Cancelled, Common, Declined, Editing, LogOneLiner, OneLiner
 from ckptsurgeon.cli.parameter_types import parameter_types
+from ckptsurgeon.cli.usage import as_typed
 from ckptsurgeon.errors import UNTOUCHED, SurgeryError
 from ckptsurgeon.hints import DRY_RUN, Hint, again, command
 from ckptsurgeon.transaction.names import edited, outside_of_the_run
@@ -29,17 +30,19 @@ def one_liner(operation: Operation, name: str) -> Callable[..., None]:
     """The command `name` of an operation, with the options of every edit: it carries out the recipe
     that its flags stand for."""
     request = operation.command(name)
+    types = parameter_types(request)
     on_logs = any(kind.on_logs for kind in operation.sections)
 
     def edit(*, common: OneLiner, **given: Any) -> None:
-        _one_section(common, request(**given))
+        with as_typed(types):
+            _one_section(common, request(**given))
 
     bundle = LogOneLiner if on_logs else OneLiner
     signature = inspect.signature(request)
     common = inspect.Parameter("common", inspect.Parameter.KEYWORD_ONLY, annotation=bundle)
     edit.__doc__ = request.__doc__
     edit.__name__ = request.__name__
-    edit.__annotations__ = {**parameter_types(request), "common": bundle}
+    edit.__annotations__ = {**types, "common": bundle}
     edit.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*signature.parameters.values(), common]
     )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import Hint, command, shell
 
+KEY = re.compile(r"`[a-z_]+\.([a-z_]\w*)`")
+"""A key of a recipe, as errors name it."""
+TYPED_AT = "the command line"
 PAIR = re.compile(r"[a-z_]\w*=.+")
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
 
@@ -24,6 +28,31 @@ REMEDIES: dict[int, Hint] = {
     errno.ENOENT: "check the path: it does not exist",
 }
 """What helps against an error of the operating system."""
+
+
+@contextlib.contextmanager
+def as_typed(parameters: Mapping[str, Any]) -> Iterator[None]:
+    """Let an error name what was typed, as `--params`, and not the key of the recipe that it stands
+    for, as `graft.params`. `parameters` are those of the command, with their types."""
+    try:
+        yield
+    except UsageError as error:
+        error.what = _typed(error.what, parameters)
+        error.hints = tuple(
+            _typed(hint, parameters) if isinstance(hint, str) else hint for hint in error.hints
+        )
+        raise
+
+
+def _typed(text: str, parameters: Mapping[str, Any]) -> str:
+    def name(match: re.Match[str]) -> str:
+        for info in get_args(parameters.get(match[1]))[1:]:
+            shown = info.metavar if info.__class__.__name__ == "ArgumentInfo" else info.default
+            if isinstance(shown, str):  # where Typer keeps the first name of an option
+                return re.sub(r"[\[\].]", "", shown)
+        return f"`{match[1]}`"
+
+    return KEY.sub(name, text.removeprefix(f"{TYPED_AT}: "))
 
 
 def from_system(error: OSError) -> SurgeryError:

@@ -83,16 +83,15 @@ def unknown_key(
     synonyms: Mapping[str, str] | None = None,
     rare: Sequence[str] = (),
 ) -> UsageError:
-    """The error for a key that does not exist, with the nearest one that does; `synonyms` says what
-    other programs call a key, and `rare` are keys too many to list."""
+    """The error for a key that does not exist, with the nearest one that does; `synonyms` says which
+    keys are meant by the word of another program, and `rare` are keys too many to list."""
     word = key.rpartition(".")[2].lower().replace("-", "_").removeprefix("adam_")
     words = {name.rpartition(".")[2]: name for name in (*known, *rare)}
-    meant = (synonyms or {}).get(word)
-    if meant not in words:
-        meant = next(iter(difflib.get_close_matches(word, words, n=1, cutoff=0.5)), None)
+    meant = [name for name in (synonyms or {}).get(word, "").split() if name in words]
+    meant = meant or difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     hint = f"the keys are: {', '.join(known)}{RARE if rare else ''}"
-    if meant is not None:
-        hint = f"did you mean `{words[meant]}`?"
+    if meant:
+        hint = f"did you mean {' and '.join(f'`{words[name]}`' for name in meant)}?"
     inside = f"{where}: " if where else ""
     return UsageError(f"{inside}unknown key `{key}`", next=hint)
 

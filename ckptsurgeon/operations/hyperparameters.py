@@ -45,7 +45,7 @@ class Hyperparameters(Section):
         "decay_steps": "decay", "lr_decay_style": "decay_style", "wd": "weight_decay",
         "grad_clip": "clip_grad", "clip": "clip_grad", "gradient_clipping": "clip_grad",
         "max_grad_norm": "clip_grad", "epsilon": "eps", "b1": "beta1", "b2": "beta2",
-        "betas": "beta1",
+        "betas": "beta1 beta2",
         "last_epoch": "position", "num_steps": "position", "last_batch_iteration": "position",
     }  # fmt: skip
     rest: ClassVar[tuple[str, frozenset[str]]] = (

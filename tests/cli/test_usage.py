@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from ckptsurgeon.cli.build import build
+from ckptsurgeon.cli.commands import commands
+from ckptsurgeon.cli.parameter_types import parameter_types
+from ckptsurgeon.operations import Operation
 from tests.cli.conftest import Surgeon
+from tests.conftest import Trained
 
 WRONG: dict[str, tuple[list[str], str]] = {
     "command": (["staus"], "next: ckptsurgeon status"),
@@ -19,10 +25,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "two steps": (["rollback", "10", "--to", "8"], "both STEP and --to"),
     "negative rate": (["set-lr", "-1e-4"], "-1e-4: the learning rate can't be negative"),
     "negative number": (["skip", "-5"], "-5 is negative, and `ckptsurgeon skip` takes no negative"),
-    "unknown key": (["set", "betta2=0.9", "--print-recipe"], "`set.beta2`"),
+    "unknown key": (["set", "betta2=0.9", "--print-recipe"], "did you mean `beta2`?"),
     "not a pair": (["set", "beta2", "--print-recipe"], "is not KEY=VALUE"),
     "a bare key": (["set", "beta2"], "error: 'beta2' is not KEY=VALUE"),
-    "betas": (["set", "betas=0.9,0.95"], "did you mean `set.beta1`?"),
+    "betas": (["set", "betas=0.9,0.95"], "did you mean `beta1` and `beta2`?"),
     "no near key": (["set", "foo=1"], "set.rampup, and what your optimizer's param groups hold"),
     "no near value": (["precision", "fp8"], "next: one of: bf16, fp32"),
     "two pairs of one option": (
@@ -32,12 +38,12 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a pair in two words": (["set", "beta2", "0.95"], "next: ckptsurgeon set beta2=0.95"),
     "no rate": (["set-lr"], "no learning rate"),
     "two rates": (["set-lr", "1e-4", "--scale", "0.5"], "both LR and --scale"),
-    "rate in words": (["set-lr", "small", "--print-recipe"], "`set.lr` is 'small'"),
+    "rate in words": (["set-lr", "small", "--print-recipe"], "error: LR is 'small'"),
     "unknown state": (["reset", "momments", "--print-recipe"], "`moments`"),
     "two windows": (["reset", "moments", "--rewarm", "3", "--rewarm-ramp", "3"], "exclude each"),
     "no window": (["reset", "moments", "--rewarm", "0", "--print-recipe"], "it is at least 1"),
     "less than none": (["reset", "moments", "--rewarm-ramp", "-1"], "--rewarm-ramp is -1, and it"),
-    "a key twice": (["set", "lr=1e-4", "lr=2e-4"], "`set.lr` is given twice: 1e-4 and 2e-4"),
+    "a key twice": (["set", "lr=1e-4", "lr=2e-4"], "error: `lr` is given twice: 1e-4 and 2e-4"),
     "a lost minus": (["set-lr", "3e5"], "next: lr is at most 100; 3e-05, if a minus was lost"),
     "a slip": (["set", "weight_decay=1e99"], "next: weight_decay is at most 100"),
     "nodes of no job": (["relaunch", "--nodes", "2"], "belong to --slurm"),
@@ -66,6 +72,25 @@ def test_wrong_usage_is_three_lines(surgeon: Surgeon, name: str) -> None:
     assert any(line.startswith("next: ") for line in lines)
     assert result.stdout == ""
     assert result.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "name", [row.name for row in commands().values() if isinstance(row.place, Operation)]
+)
+def test_no_error_of_a_one_line_command_names_a_key_of_a_recipe(
+    surgeon: Surgeon, trained: Trained, name: str
+) -> None:
+    """Each of its own arguments and options, with what none of them takes."""
+    row, root = commands()[name], trained()
+    assert isinstance(row.place, Operation)
+    own = parameter_types(row.place.command(name))
+    for parameter in build(row).params:
+        for value in ("nosuch", "-3") if parameter.name in own else ():
+            option = parameter.opts[0]
+            words = [f"{option}={value}"] if option.startswith("-") else ["--", value]
+            said = surgeon(name, "-n", *words, CKPTSURGEON_RUN=str(root)).stderr
+            keys = re.findall(r"`[a-z_]+\.[a-z_]\w*`", said.partition("untouched:")[0])
+            assert keys == [], (words, said)
 
 
 def test_wrong_usage_with_json_is_one_object(surgeon: Surgeon) -> None:
