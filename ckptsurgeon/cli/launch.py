@@ -221,7 +221,7 @@ def start(
             next=command("relaunch", why="continue from the newest one"),
         ) from None
     if check and not common.quiet:
-        print(f"kept: the trainer agrees with the promise of step {promise.step}", file=sys.stderr)
+        print(f"verified: the trainer matches the promise of step {promise.step}", file=sys.stderr)
     if common.as_json:
         spoken = word if word is not None and word.lines else None
         common.answer(str, lambda: report.relaunch_json(argv, promise, status, word=spoken))

@@ -264,11 +264,11 @@ def _word(word: Word, style: Style) -> list[str]:
     step = word.expected.promise.step
     if word.differs:
         lines = [
-            f"{style.paint('broken:', RED)} the trainer differs from the promise of step {step}"
+            f"{style.paint('mismatch:', RED)} the trainer differs from the promise of step {step}"
         ]
     elif word.heard:
         lines = [
-            f"{style.paint('kept:', GREEN)} the trainer agrees with the promise of step {step}"
+            f"{style.paint('verified:', GREEN)} the trainer matches the promise of step {step}"
         ]
     else:
         lines = [f"nothing that the trainer said could be compared with the promise of step {step}"]

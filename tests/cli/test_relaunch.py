@@ -69,8 +69,8 @@ def test_a_check_says_its_verdict(surgeon: Surgeon, trained: Trained) -> None:
     )
     told = surgeon("relaunch", "--check", "-C", root)
     assert (told.exit_code, told.stdout) == (0, f"{json.dumps(promise)}\n")
-    assert "kept: the trainer agrees with the promise of step 9\n" in told.stderr
-    assert "kept:" not in surgeon("relaunch", "--check", "-q", "-C", root).stderr
+    assert "verified: the trainer matches the promise of step 9\n" in told.stderr
+    assert "verified:" not in surgeon("relaunch", "--check", "-q", "-C", root).stderr
 
 
 def test_the_status_of_the_trainer_is_the_exit_code(surgeon: Surgeon, trained: Trained) -> None:

@@ -31,7 +31,7 @@ def test_a_word_that_was_kept(surgeon: Surgeon, log: tuple[Path, Path]) -> None:
     root, file = log
     result = surgeon("verify", "--log", file, "-C", root)
     assert result.exit_code == 0
-    assert "kept: the trainer agrees with the promise of step 9" in result.stdout
+    assert "verified: the trainer matches the promise of step 9" in result.stdout
     assert "  agrees: step 9, lr of update 9: " in result.stdout
     assert "  not said: betas, eps, weight decay, step of Adam" in result.stdout
     word = json.loads(surgeon("verify", "--log", file, "-C", root, "--json").stdout)["word"]
@@ -44,7 +44,7 @@ def test_a_word_that_was_broken(surgeon: Surgeon, log: tuple[Path, Path]) -> Non
     root, file = log
     result = surgeon("verify", "--log", file, "-C", root)
     assert result.exit_code == 4
-    assert "broken: the trainer differs from the promise of step 9" in result.stdout
+    assert "mismatch: the trainer differs from the promise of step 9" in result.stdout
     assert "in its line: iteration 9/ 20 | consumed samples: 72 |" in result.stdout
     document = json.loads(surgeon("verify", "--log", file, "-C", root, "--json").stdout)
     assert document["sound"] and document["word"]["differs"]
