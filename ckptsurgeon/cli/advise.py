@@ -49,12 +49,14 @@ class RunOrLogs:
         typer.Option(
             "--tag",
             metavar="SIGNAL=NAME",
-            help="What loss, grad-norm, loss-scale, lr are called in the logs; repeatable.",
+            help="The name of loss, grad-norm, loss-scale or lr in the logs; repeatable.",
         ),
     ] = None
     step: Annotated[
         str | None,
-        typer.Option("--step", metavar="NAME", help="What counts updates in --log FILE."),
+        typer.Option(
+            "--step", metavar="NAME", help="The column that counts updates in --log FILE."
+        ),
     ] = None
     branch: Annotated[
         list[str] | None,

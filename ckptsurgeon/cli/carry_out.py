@@ -135,8 +135,8 @@ def _resume(run: Run, plan: Plan) -> Hint:
     if takes_flags(run):
         return f"start its trainer with what {command('relaunch', '--print-flags')} says; {read}"
     if plan.warnings:
-        return f"start its trainer as before, but for the notes above; {read}"
-    return f"start its trainer as before; {read}"
+        return f"restart its trainer with the changes noted above; {read}"
+    return f"restart its trainer with the same command; {read}"
 
 
 def show(run: Run, plan: Plan, common: Common, then: Hint = "") -> None:

@@ -20,7 +20,9 @@ def check_optimizer(
     ],
     argument: Annotated[
         list[str] | None,
-        typer.Option("--arg", metavar="NAME=VALUE", help="What it is built with; may be repeated."),
+        typer.Option(
+            "--arg", metavar="NAME=VALUE", help="An argument of its constructor; repeatable."
+        ),
     ] = None,
     python: Annotated[
         str | None,

@@ -131,7 +131,7 @@ def verify(
         typer.Option(
             "--against",
             metavar="STEP",
-            help="Level 4, and every tensor beside that of an earlier step.",
+            help="Level 4, and compare every tensor with that of an earlier step.",
             autocompletion=saved_steps,
         ),
     ] = None,
@@ -159,7 +159,7 @@ def verify(
 
     It checks that the shards are complete, readable and in agreement, that the pointers are right,
     and that the last promise was kept. --level 3 also checks every byte that has a CRC. --level 4
-    also finds NaN, Inf, moments that no gradients lead to, masters that do not round to their
+    also finds NaN, Inf, moments that no gradients can give, masters that do not round to their
     weights and a lost Adam step; with --against also saves that are dead (docs/vitals.md). --log
     and --tb also check what the trainer did at its first updates.
 
@@ -210,8 +210,8 @@ def doctor(
 
     It reports all that verify finds at the latest step, and what makes a run diverge although every
     file is sound: a lost Adam step, a next rate of 0, newer checkpoints of an abandoned branch, a
-    stale pointer, logs that end before the newest checkpoint. --vitals reads every tensor and tells
-    what is unusual in it, which no exit code counts (docs/vitals.md).
+    stale pointer, logs that end before the newest checkpoint. --vitals reads every tensor and
+    reports what is unusual in it, which no exit code counts (docs/vitals.md).
 
     Examples:
     ckptsurgeon doctor

@@ -80,7 +80,9 @@ class Common:
     optimizer: Annotated[
         Path | None,
         typer.Option(
-            "--optimizer", metavar="FILE", help="What describes the optimizer (docs/optimizers.md)."
+            "--optimizer",
+            metavar="FILE",
+            help="A page on the optimizer (docs/optimizers.md).",
         ),
     ] = None
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False

@@ -20,8 +20,8 @@ PAIR = re.compile(r"[a-z_]\w*=.+")
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
 
 REMEDIES: dict[int, Hint] = {
-    errno.EACCES: "run as the user who owns it, or change its rights",
-    errno.EPERM: "run as the user who owns it, or change its rights",
+    errno.EACCES: "run as the user who owns it, or change its permissions",
+    errno.EPERM: "run as the user who owns it, or change its permissions",
     errno.EROFS: "mount it writable, then run the same command again",
     errno.ENOSPC: "free some space, then run the same command again",
     errno.EDQUOT: "free some space, then run the same command again",
@@ -87,7 +87,7 @@ def from_click(error: Any, words: Sequence[str]) -> UsageError:
         next = shell(["ckptsurgeon", *typed]) if loose else next
     elif what.startswith("Got unexpected extra argument"):
         extra = what.partition(" (")[2].rstrip(")")
-        what = f"`{path}` does not take {extra}"
+        what = f"`{path}` takes no argument {extra}"
         if list(words).count(extra) == 1 and Path(extra).is_dir():
             at = list(words).index(extra)
             next = shell(["ckptsurgeon", *words[:at], "-C", extra, *words[at + 1 :]])

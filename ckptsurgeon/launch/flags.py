@@ -31,12 +31,11 @@ def launch_flags(run: Run) -> list[str]:
     flags = run.format.launch_flags(run.root, checkpoint)
     if not flags:
         read = command("verify", "--log", "FILE")
-        start: Hint = f"start its trainer as before; then {read} reads its output"
+        start: Hint = f"restart its trainer with the same command; then {read} reads its output"
         if run.launchable:
             start = command("relaunch", why="starts it by the command of this run")
         raise SurgeryError(
-            f"this trainer ({checkpoint.state().dialect}) takes no values from flags that are "
-            "known here",
+            f"this trainer ({checkpoint.state().dialect}) has no launch flags that are known here",
             next=(
                 start,
                 command(

@@ -98,7 +98,7 @@ def refuse_unknown_launch(run: Run) -> None:
             )
     elif not run.launchable:
         raise SurgeryError(
-            f"how this run was started is not known: no {CONFIG} and no ckptsurgeon.yaml",
+            f"no launch command is recorded: no {CONFIG} and no ckptsurgeon.yaml",
             next="write `relaunch: {command: [...]}` to ckptsurgeon.yaml in the run",
         )
 

@@ -56,12 +56,12 @@ OPERATIONS = (
     Operation(f"{HERE}.average", {"average": "Make weights the mean of several steps."}),
     Operation(f"{HERE}.graft", {"graft": "Take the moments of another step."}),
     Operation(f"{HERE}.clip_moments", {
-        "clip-moments": "Bring the largest entries of exp_avg_sq down."
+        "clip-moments": "Lower the largest entries of exp_avg_sq."
     }),
     Operation(f"{HERE}.scale", {"scale": "Multiply weights by a number."}),
-    Operation(f"{HERE}.precision", {"precision": "Go on in bf16 or fp32."}),
+    Operation(f"{HERE}.precision", {"precision": "Switch to bf16 or fp32."}),
     Operation(f"{HERE}.replicas", {
-        "sync-replicas": "Average parameters that every tensor-parallel rank keeps a copy of."
+        "sync-replicas": "Average parameters of which every tensor-parallel rank keeps a copy."
     }),
     Operation(f"{HERE}.events", {
         "truncate-tb-events": "Cut TensorBoard events after an iteration.",

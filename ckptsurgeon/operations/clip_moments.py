@@ -215,7 +215,7 @@ def clip_moments(
         typer.Option("--params", metavar="REGEX", help="Only parameters whose names match."),
     ] = None,
 ) -> dict[str, Any]:
-    """Bring the largest entries of exp_avg_sq down.
+    """Lower the largest entries of exp_avg_sq.
 
     What is above the limit becomes it: F times the median of the entries other than 0, or a
     percentile of them. exp_avg shrinks with them, so the next update stays what it was; later

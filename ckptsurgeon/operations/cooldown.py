@@ -167,7 +167,7 @@ def cooldown(
 ) -> dict[str, Any]:
     """Let the learning rate decay from this step on.
 
-    The rate of the next step is the one that it would have had. Make a fork first if the run is to
+    The next step keeps the rate that it would have had. Make a fork first if the run is to
     go on as it was.
 
     Examples:

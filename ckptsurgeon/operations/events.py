@@ -222,20 +222,20 @@ def cut_branch(name: str | None, nothing: bool) -> dict[str, Any]:
 
 def truncate_tb_events(
     after: Annotated[
-        int, typer.Option("--after", metavar="STEP", help="The last iteration that stays.")
+        int, typer.Option("--after", metavar="STEP", help="The last iteration to keep.")
     ],
     keep_tb: KeepTB = None,
     no_keep_tb: NoKeepTB = False,
     branch: Annotated[
         list[str] | None,
-        typer.Option("--branch", metavar="FILE", help="An event file of the branch that stays."),
+        typer.Option("--branch", metavar="FILE", help="An event file of the branch to keep."),
     ] = None,
     axis: Annotated[
         list[str] | None,
         typer.Option(
             "--axis",
             metavar="TAG=AXIS",
-            help="What TAG counts: iteration, samples, tokens, gigaflos.",
+            help="The unit of TAG: iteration, samples, tokens, gigaflos.",
         ),
     ] = None,
     order: Annotated[
@@ -289,7 +289,7 @@ def rename_tb_events(
     ] = None,
     regex: Annotated[bool, typer.Option("--regex", help="OLD is a regular expression.")] = False,
     allow_merge: Annotated[
-        bool, typer.Option("--allow-merge", help="NEW may be a tag that exists.")
+        bool, typer.Option("--allow-merge", help="Allow NEW to be an existing tag.")
     ] = False,
 ) -> dict[str, Any]:
     """Rename TensorBoard tags.

@@ -246,11 +246,11 @@ def _refuse_more(checkpoint: Checkpoint) -> None:
 
 
 def graft(
-    what: Annotated[str, typer.Argument(metavar="moments", help="What is grafted.")],
-    step: Annotated[int, typer.Option("--from", metavar="STEP", help="The step to take them of.")],
+    what: Annotated[str, typer.Argument(metavar="moments", help="What to graft.")],
+    step: Annotated[int, typer.Option("--from", metavar="STEP", help="Source step.")],
     run: Annotated[
         str | None,
-        typer.Option("--of", metavar="DIR", help="Of another run of the same layout."),
+        typer.Option("--of", metavar="DIR", help="Another run of the same layout."),
     ] = None,
     only: Annotated[
         str | None, typer.Option("--only", metavar="exp_avg", help="Graft only this moment.")

@@ -212,7 +212,7 @@ def set_lr(
         str | None, typer.Option("--scale", metavar="FACTOR", help="Multiply the peak instead.")
     ] = None,
     min_lr: Annotated[
-        str | None, typer.Option("--min-lr", metavar="LR", help="The rate at which the decay ends.")
+        str | None, typer.Option("--min-lr", metavar="LR", help="Final learning rate.")
     ] = None,
     warmup: Annotated[
         str | None,

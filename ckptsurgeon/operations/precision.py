@@ -101,13 +101,13 @@ def _rounded(
 
 
 def precision(
-    to: Annotated[str, typer.Argument(metavar="bf16|fp32", help="What the run goes on in.")],
+    to: Annotated[str, typer.Argument(metavar="bf16|fp32", help="The precision to switch to.")],
 ) -> dict[str, Any]:
-    """Go on in bf16 or fp32.
+    """Switch to bf16 or fp32.
 
-    The weights are rounded anew from the fp32 masters, the loss scaler of fp16 goes, and the shards
-    get the names that the new precision looks for. Masters, moments and counters stay. The run's
-    train.yaml follows; for another trainer the plan says what to change in its launch.
+    The weights are rounded from the fp32 masters again, the loss scaler of fp16 is dropped, and the
+    shards get the names that the new precision looks for. Masters, moments and counters stay. The
+    run's train.yaml follows; for another trainer the plan says what to change in its launch.
 
     Examples:
     ckptsurgeon precision bf16

@@ -101,7 +101,7 @@ def sync_replicas(
         typer.Option("--params", metavar="REGEX", help="Only parameters whose names match REGEX."),
     ] = None,
 ) -> dict[str, Any]:
-    """Average parameters that every tensor-parallel rank keeps a copy of.
+    """Average parameters of which every tensor-parallel rank keeps a copy.
 
     Layer norms and the like, which are whole on every rank: weights, fp32 masters and moments,
     where the copies drifted apart.

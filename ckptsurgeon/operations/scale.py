@@ -173,9 +173,7 @@ def scale(
         str | None,
         typer.Argument(metavar="[REGEX]", help="Parameters whose names match."),
     ] = None,
-    by: Annotated[
-        float | None, typer.Option("--by", metavar="F", help="What their weights are times.")
-    ] = None,
+    by: Annotated[float | None, typer.Option("--by", metavar="F", help="Multiplier.")] = None,
     qk_clip: Annotated[
         float | None,
         typer.Option(

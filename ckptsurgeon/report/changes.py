@@ -70,7 +70,7 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
             sign, text = "+", value(label, new)
         files = len({item.file for item in group})
         if isinstance(group[0].new, Renamed) and not group[0].path:
-            note = "" if files == 1 else f"and so {count(files - 1, 'other file')}"
+            note = "" if files == 1 else f"and {count(files - 1, 'other file')}"
         elif group[0].path:
             places = sum(item.places for item in group)
             note = f"{count(places, 'place')} in {count(files, 'shard')}"

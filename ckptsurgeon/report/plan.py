@@ -61,7 +61,7 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> 
 
     `undone` is the receipt that an undo takes back: its changes are shown the other way round."""
     if plan.empty:
-        why = f"{clean(name)} is already as asked ({plan.title})"
+        why = f"{clean(name)} is already set ({plan.title})"
         if plan.promise is not None and plan.recipe.keys() - {"why", "name"} == {"rollback"}:
             why = f"{clean(name)} is already at that step"
             if "step" not in plan.promise.not_known:

@@ -76,7 +76,7 @@ def check_optimizer(name: str, arguments: Mapping[str, Any], python: str) -> Che
                 f"{python}: {error.strerror}", next="--python PATH    with torch and the optimizer"
             ) from None
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+            last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise SurgeryError(
                 f"{name} could not be run: {last}",
                 next="--arg NAME=VALUE    what it is built with, or --python PATH",

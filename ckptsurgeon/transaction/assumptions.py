@@ -33,7 +33,7 @@ from ckptsurgeon.hints import again, command, shell
 from ckptsurgeon.plans import Fingerprint
 
 AGAIN = again(why="it plans anew")
-RIGHTS = "run as the user who owns the run, or change its rights"
+RIGHTS = "run as the user who owns the run, or change its permissions"
 BLOCK = 4096
 """Bytes that a file system gives out at once, nearly everywhere: a write between two holes takes
 as much."""

@@ -176,7 +176,7 @@ def test_no_surgery_before_a_relaunch_that_can_not_be(surgeon: Surgeon, trained:
     (root / "train.yaml").unlink()
     refused = surgeon("set-lr", "5e-4", "--yes", "--relaunch", "-C", root)
     assert refused.exit_code == 1
-    assert "how this run was started is not known" in refused.stderr
+    assert "no launch command is recorded" in refused.stderr
     assert not (root / ".ckptsurgeon").exists()
     (root / "ckptsurgeon.yaml").write_text("relaunch: {command: [/no/such/trainer]}")
     failed = surgeon("set-lr", "5e-4", "--yes", "--relaunch", "-C", root)
@@ -234,7 +234,7 @@ def test_a_run_whose_launch_is_not_known_is_not_sent_to_relaunch(
     assert "  resume   ckptsurgeon " in surgeon("set-lr", "5e-4", "--yes", "-C", root).stdout
     (root / "train.yaml").unlink()
     done = surgeon("set-lr", "4e-4", "--yes", "-C", root).stdout
-    assert "  resume   start its trainer as before; then ckptsurgeon" in done
+    assert "  resume   restart its trainer with the same command; then ckptsurgeon" in done
     assert " relaunch" not in done
 
 

@@ -136,7 +136,7 @@ def test_a_finished_plan_takes_no_overrides(surgeon: Surgeon, tmp_path: Path) ->
         ("rollback --too=5", "no such option: --too", "ckptsurgeon rollback --to=5"),
         ("status --foo", "no such option: --foo", "ckptsurgeon status --help"),
         ("completion", "no such command 'completion'", "ckptsurgeon --help"),
-        ("status 50", "`ckptsurgeon status` does not take 50", "ckptsurgeon status --help"),
+        ("status 50", "`ckptsurgeon status` takes no argument 50", "ckptsurgeon status --help"),
         ("verify --level 5", "'--level' must be less than or equal to 4",
          "ckptsurgeon verify --help"),
         ("rollback 5 --to 6", "both STEP and --to were given", "ckptsurgeon rollback --to 6"),

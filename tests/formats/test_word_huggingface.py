@@ -72,7 +72,7 @@ def test_a_relaunch_keeps_its_word_in_all_that_it_writes(saved: Path, tmp_path: 
         rates = [item.partition(":")[0] for item in word.agrees if item.startswith("lr")]
         assert rates == ["lr of update 7", "lr of update 8"]
         assert {"betas", "eps", "weight decay", "step of Adam"} <= set(word.not_said)
-    assert "note: the trainer's word agrees with the promise of step 7" in done.stderr
+    assert "note: the trainer's output agrees with the promise of step 7" in done.stderr
 
 
 def test_other_max_steps_bend_the_schedule_and_are_caught(saved: Path, tmp_path: Path) -> None:

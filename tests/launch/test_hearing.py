@@ -58,7 +58,7 @@ def test_lines_that_keep_the_promise_are_said_to(
     assert word.differs == [] and word.done
     told = capsys.readouterr().err
     assert (
-        "note: the trainer's word agrees with the promise of step 9: step 9, lr of update" in told
+        "note: the trainer's output agrees with the promise of step 9: step 9, lr of update" in told
     )
     assert "note: the trainer does not say: lr of update 9, betas, eps" in told
     assert "nothing was compared" not in told

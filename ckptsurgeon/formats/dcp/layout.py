@@ -140,7 +140,7 @@ class Torchtitan(Format, FindsStep):
             return (
                 f"relaunch the trainer with --dataloader.seed {value} (of interleaved data; other "
                 "orders have no seed) and --checkpoint.exclude_from_loading dataloader, which "
-                "begins the data anew"
+                "starts the data from the beginning"
             )
         return super().advise(key, value)
 

@@ -36,7 +36,7 @@ def is_deepspeed(schedule: Any) -> bool:
 def words(schedule: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """The schedule as a person would say it."""
     name = _section(config, "scheduler").get("type", "a scheduler of DeepSpeed")
-    return f"{name} at step {schedule[KEY]}; its rates are in the relaunch's config"
+    return f"{name} at step {schedule[KEY]}; its rates come from the launch config"
 
 
 def peak(config: Mapping[str, Any]) -> float | None:
@@ -143,7 +143,7 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
             f'"optimizer": {{"params": {{"lr": {rate!r}}}}}',
         ]
     raise SurgeryError(
-        "the scheduler saves only its position: what it decays to is in the relaunch's config",
+        "the scheduler saves only its position: what it decays to comes from the launch config",
         next=f"relaunch with this in the DeepSpeed config: {', '.join(sections)}",
     )
 

@@ -84,7 +84,7 @@ def _later(state: Mapping[str, Any], values: Mapping[str, Any]) -> str:
         return (
             f"{GREEDY} moves this rate with its metric: {falls}; where the metric keeps improving "
             f"it divides it by {factor:g}, up to {max(state['max_lrs']):g}; and after "
-            f"{state['reset_start']} such falls at the floor it begins anew at "
+            f"{state['reset_start']} such falls at the floor it starts again at "
             f"{max(state['_init_lrs']):g}"
         )
     if values["lr"] <= floor:

@@ -109,7 +109,7 @@ class Word:
         """All of it, a line for each kind of verdict."""
         step = self.expected.promise.step
         parts = (
-            (f"the trainer's word agrees with the promise of step {step}", self.agrees),
+            (f"the trainer's output agrees with the promise of step {step}", self.agrees),
             ("not compared", self.not_compared),
             ("the trainer does not say", self.not_said),
         )
@@ -207,7 +207,7 @@ class Word:
         elif self.expected.decides_lr:
             self._unknown(f"{of}: only the trainer's own config says it")
         else:
-            self._unknown("lr: the trainer computes it anew when it loads, from its own config")
+            self._unknown("lr: the trainer computes it again when it loads, from its own config")
 
     def _went_back(self, rate: float) -> bool:
         """Whether a rate is about the one from before the surgery, and the promised one is not."""
@@ -254,7 +254,7 @@ class Word:
             return
         self._fields.add("betas")
         if not self.expected.steady_betas:
-            self._unknown("betas: the scheduler sets them anew at each update")
+            self._unknown("betas: the scheduler sets them at each update")
             return
         words = ", ".join(map(str, statement.betas))
         pairs = list(zip(statement.betas, promised, strict=False))

@@ -118,7 +118,7 @@ def _lower_rate(branch: Branch, spike: Spike, back: int, state: State) -> Remedy
 def _reset_scale(back: int) -> Remedy:
     return Remedy(
         "reset the loss scale, lower the lr",
-        "the loss scale fell: start it anew, and take half the rate so that it stays",
+        "the loss scale fell: reset it, and halve the rate so that it holds",
         "OPT-175B logbook, runs 12.17-12.34",
         {"rollback": {"to": back}, "reset": ["loss_scale"], "set": {"lr": "0.5x"}},
     )
