@@ -83,8 +83,8 @@ def unknown_key(
     synonyms: Mapping[str, str] | None = None,
     rare: Sequence[str] = (),
 ) -> UsageError:
-    """The error for a key that does not exist, with the nearest one that does; `synonyms` says which
-    keys are meant by the word of another program, and `rare` are keys too many to list."""
+    """The error for a key that does not exist, with the nearest one that does. `synonyms` says
+    which keys another program's name means, and `rare` are keys too many to list."""
     word = key.rpartition(".")[2].lower().replace("-", "_").removeprefix("adam_")
     words = {name.rpartition(".")[2]: name for name in (*known, *rare)}
     meant = [name for name in (synonyms or {}).get(word, "").split() if name in words]
