@@ -67,7 +67,7 @@ def _logits(seen: Vitals) -> list[str]:
     since = "" if top.before is None else f", at step {seen.against} {top.before:.3g}"
     return [
         f"  attention logits estimated from the weights: RMS {top.rms:.3g} in {clean(top.layer)} "
-        f"head {top.head}{since}; {last.rms:.3g} in the largest head of {clean(last.layer)}"
+        f"head {top.head}{since}; least in {clean(last.layer)}, {last.rms:.3g} in its largest head"
     ]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
@@ -109,7 +109,8 @@ def test_an_arrow_names_receipt_and_reason() -> None:
 # --- how high, and where no number is ------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@example(seed=70006, far=[(0.75, 1e3)])  # the last number of a run that ends in NaN
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.sampled_from(HELD_OUT),
     far=st.lists(st.tuples(st.floats(0.05, 0.95), st.floats(1e3, 1e30)), max_size=2),
@@ -131,7 +132,7 @@ def test_single_points_move_no_axis_and_no_curve_leaves_it(
         for value in (shown.high, shown.low, alone.high, alone.low)
     )
     assert high - low <= 6 * (most - least)  # of the axis, the curve has a sixth and mostly more
-    last = np.median(clean[np.isfinite(clean)][-9:])
+    last = np.median(clean[np.isfinite(clean)][-5:])
     assert shown.low - 1e-6 <= last <= shown.high + 1e-6
 
 

@@ -20,6 +20,8 @@ LEAST = 5
 """Points of the medians that say where the curve is: two single points do not move them."""
 NOISES = 4.0
 """Times the noise from point to point that is shown on both sides of the medians."""
+RECENT = 1 << 16
+"""The points, the last, of which the noise is taken."""
 FAR = 2.0
 """Points beyond that may make the axis higher by so many times its height; else it ends BESIDE of
 the height beyond it, and what lies further is marked."""
@@ -45,7 +47,7 @@ def limits(curves: Sequence[tuple[Floats, int]], most: int) -> Limits | None:
     it may leave out."""
     import numpy as np
 
-    finite = [(values[np.isfinite(values)], points) for values, points in curves]
+    finite = [(_finite(values), points) for values, points in curves]
     finite = [(values, points) for values, points in finite if len(values)]
     if not finite:
         return None
@@ -54,7 +56,7 @@ def limits(curves: Sequence[tuple[Floats, int]], most: int) -> Limits | None:
     low = float(min(values.min() for values, _ in finite))
     high = float(max(values.max() for values, _ in finite))
     log = begin > 0 and end > LOG * begin
-    shown = [values for values, _ in finite]
+    shown = [values[-RECENT:] for values, _ in finite]
     if log:
         shown = [np.log(values[values > 0]) for values in shown]
         begin, end, high = math.log(begin), math.log(end), math.log(high)
@@ -69,15 +71,25 @@ def limits(curves: Sequence[tuple[Floats, int]], most: int) -> Limits | None:
     return Limits(math.exp(low), math.exp(high), True) if log else Limits(low, high)
 
 
+def _finite(values: Floats) -> Floats:
+    """The numbers among them; all of them without a copy."""
+    import numpy as np
+
+    finite = np.isfinite(values)
+    return values if finite.all() else values[finite]
+
+
 def _medians(values: Floats, points: int, most: int) -> Floats:
-    """Running medians, without those at the ends, which single points move."""
+    """Running medians; at the ends, which single points would move, those of LEAST points."""
     import numpy as np
 
     if len(values) <= 2 * points:
         return values
-    line = smoothed(np.arange(len(values), dtype=float), values, points, most)[1]
-    cut = min(LEAST // 2, (len(line) - 1) // 2)
-    return line[cut : len(line) - cut]
+    line = smoothed(values, values, points, most)[1]  # the x are not needed
+    each = -(-len(values) // most)
+    cut = min(-(-points // each), (len(line) - 1) // 2)
+    ends = [np.median(values[:LEAST]), np.median(values[-LEAST:])]
+    return np.append(line[cut : len(line) - cut], ends)
 
 
 def lost(x: Floats, y: Floats, whole: float) -> list[tuple[float, float]]:

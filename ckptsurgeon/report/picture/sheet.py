@@ -221,8 +221,8 @@ class _Sheet:
         # The fall at the very beginning would press all that follows to the floor.
         curve = self.story.kept[LOSS]
         at, whole = self._of(self.story.kept, curve.steps), curve.values
-        begun = at > self.low + FALL * (self.high - self.low)
-        begun = begun if begun.sum() > 1 else np.ones(len(whole), bool)
+        start = int(np.searchsorted(at, self.low + FALL * (self.high - self.low), "right"))
+        begun = slice(start if len(at) - start > 1 else 0, None)  # no copy of a long curve
         shown = [(whole[begun], self._points(curve))]
         shown += [(x.curves[LOSS].values, self._points(x.curves[LOSS])) for x in self.story.left]
         found = limits(shown, PIXELS)
