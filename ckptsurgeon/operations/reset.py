@@ -203,12 +203,19 @@ def _first_update(checkpoint: Checkpoint, part: Moments) -> str:
 
 def _tensors(checkpoint: Checkpoint, name: str) -> Sequence[Place]:
     places = checkpoint.locate(name)
-    if not places:
+    if places:
+        return places
+    kept = {key for each in checkpoint.state_dicts() for key in each.state} - STEPS
+    if not kept:
         raise SurgeryError(
             f"{checkpoint.path.name} holds no {name}",
             next="reset moments needs a checkpoint with Adam's state (saved without it?)",
         )
-    return places
+    optimizer = checkpoint.state().promise.optimizer or "its optimizer"
+    raise SurgeryError(
+        f"{checkpoint.path.name}: {optimizer} keeps {', '.join(sorted(kept))}, and no {name}",
+        next=command("reset", "moments", why="all that it keeps, with its step"),
+    )
 
 
 def _moments(run: Run, checkpoint: Checkpoint) -> list[Change]:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from ckptsurgeon.cli import app
 from tests.support.optimizer_classes import TORCH, torch_optimizer
-from tests.support.optimizer_law import Small, outcome
+from tests.support.optimizer_law import Small, outcome, save, trained
 
 LEFT_OUT = {"ASGD", "Adagrad-accumulator", "LBFGS", "Rprop", "SGD-dampening"}
 """Those that begin with more than zeros: with the lr, with a constant, or with the gradient."""
@@ -30,3 +32,17 @@ def test_no_class_of_torch_is_forgotten() -> None:
         if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
     }
     assert classes - {case.partition("-")[0] for case in TORCH} == {"Optimizer", "SparseAdam"}
+
+
+def test_of_a_factored_optimizer_the_first_moment_alone_is_refused_with_what_it_keeps(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, *trained(Small, lambda m: torch.optim.Adafactor(m.parameters(), lr=1e-2)))
+    words = ["reset", "moments", "-n", "-C", str(tmp_path)]
+    refused = CliRunner().invoke(app, [*words, "--only", "exp_avg"])
+    assert refused.exit_code == 1
+    assert "Adafactor keeps col_var, row_var, variance, and no exp_avg" in refused.stderr
+    hint = refused.stderr.partition("next: ")[2].splitlines()[0]
+    assert "reset moments" in hint and "--only" not in hint
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0 and "col_var" in done.stdout
