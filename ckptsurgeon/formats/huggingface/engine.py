@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptsurgeon.formats.deepspeed.engine import EngineCheckpoint
-from ckptsurgeon.formats.schedules import torch, transformers
+from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
 from ckptsurgeon.formats.values import Decay, Setting
 
 ARGUMENTS = {"lr": "--learning_rate", "warmup": "--warmup_steps", "decay": "--max_steps"}
@@ -33,7 +33,10 @@ class TrainerEngine(EngineCheckpoint):
         return settings, notes
 
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
-        """By the Trainer's arguments where its schedule is one of its own."""
+        """By the Trainer's arguments where its schedule is one of its own; of a scheduler of
+        DeepSpeed by both. The Trainer ends with the schedule, so its total is its last step."""
         if torch.kind(self.schedule()) == "LambdaLR":
             return transformers.cooldown(self, decay)
+        if deepspeed.is_deepspeed(self.schedule()):
+            return deepspeed.cooldown(self, decay, self.step + decay.steps)
         return super().cooldown(decay)

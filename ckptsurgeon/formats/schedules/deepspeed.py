@@ -113,8 +113,11 @@ def reschedule(
     return settings, [_advice(name, values)] if values.keys() - {"position"} else []
 
 
-def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[str]]:
+def cooldown(
+    checkpoint: Checkpoint, decay: Decay, end: int | None = None
+) -> tuple[list[Setting], list[str]]:
     """Refused with the config that is this cooldown: these schedulers save their position alone.
+    With `end`, the last step of a Trainer, also with its arguments, which the config must repeat.
 
     WarmupDecayLR decays linearly from the step at which its warm-up is over; WarmupCosineLR has
     made the first of its `total - warmup` steps at the last one of its warm-up."""
@@ -129,22 +132,28 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
             "groups",
             next="make the scheduler in the script and give it to deepspeed.initialize: LambdaLR",
         )
+    warmup = now if decay.shape == "linear" else now + 1
+    total = warmup + decay.steps if end is None else end
     if decay.shape == "linear":
         sections = [
             '"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": '
-            f'{decay.to!r}, "warmup_max_lr": {rate!r}, "warmup_num_steps": {now}, '
-            f'"total_num_steps": {now + decay.steps}}}}}'
+            f'{decay.to!r}, "warmup_max_lr": {rate!r}, "warmup_num_steps": {warmup}, '
+            f'"total_num_steps": {total}}}}}'
         ]
     else:
         sections = [
             '"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_min_ratio": 1.0, '
-            f'"cos_min_ratio": {decay.to / rate!r}, "warmup_num_steps": {now + 1}, '
-            f'"total_num_steps": {now + 1 + decay.steps}}}}}',
+            f'"cos_min_ratio": {decay.to / rate!r}, "warmup_num_steps": {warmup}, '
+            f'"total_num_steps": {total}}}}}',
             f'"optimizer": {{"params": {{"lr": {rate!r}}}}}',
         ]
+    config = f"this in the DeepSpeed config: {', '.join(sections)}"
+    if end is not None:
+        arguments = f"--learning_rate {rate!r} --warmup_steps {warmup} --max_steps {total}"
+        config = f"{arguments} and {config}"
     raise SurgeryError(
         "the scheduler saves only its position: what it decays to comes from the launch config",
-        next=f"relaunch with this in the DeepSpeed config: {', '.join(sections)}",
+        next=f"relaunch with {config}",
     )
 
 
