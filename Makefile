@@ -91,7 +91,7 @@ test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)
 	$(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo
 
-drift: $(VENV)/.formats $(VENV)/.newest-megatron
+drift: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.optimizers
 	$(call overlay,$(VENV)/newest)
 	grep '^torch==' constraints.txt > $(VENV)/newest/torch.txt
 	$(NEWEST) -m pip install --quiet --disable-pip-version-check --upgrade -c $(VENV)/newest/torch.txt ai2-olmo-core \
