@@ -14,7 +14,7 @@ from ckptsurgeon.cli.options import Cancelled, Common, Declined, Editing, LogOne
 from ckptsurgeon.cli.parameter_types import parameter_types
 from ckptsurgeon.cli.usage import as_typed
 from ckptsurgeon.errors import UNTOUCHED, SurgeryError
-from ckptsurgeon.hints import DRY_RUN, Hint, again, command
+from ckptsurgeon.hints import DRY_RUN, Command, Hint, again, command
 from ckptsurgeon.transaction.names import edited, outside_of_the_run
 from ckptsurgeon.transaction.worker import worker
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.operations import Operation
     from ckptsurgeon.operations.relaunch import Relaunch
     from ckptsurgeon.operations.section import Recipe
-    from ckptsurgeon.plans import Plan
+    from ckptsurgeon.plans import Plan, Receipt
     from ckptsurgeon.run.run import Run
 
 
@@ -108,7 +108,9 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
             except KeyboardInterrupt:
                 raise _stopped(run, plan) from None
         common.report(
-            lambda: report.done(receipt, common.style, resume=_resume(run, plan)),
+            lambda: report.done(
+                receipt, common.style, back=_back(run, receipt), resume=_resume(run, plan)
+            ),
             lambda: report.plan_json(plan, run.format.name, receipt),
         )
     if common.relaunch:
@@ -121,6 +123,14 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
             if not plan.empty and error.untouched == UNTOUCHED:
                 error.untouched = "the surgery stands; the trainer was not started"
             raise
+
+
+def _back(run: Run, receipt: Receipt) -> Command:
+    """What takes it back: an undo; a redo, if it is an undo itself."""
+    if receipt.undoes is None:
+        return command("undo", receipt.id)
+    undone = next(each for each in run.receipts() if each.id == receipt.undoes)
+    return command("redo") if undone.undoes is None else command("undo", undone.undoes)
 
 
 def _resume(run: Run, plan: Plan) -> Hint:

@@ -16,7 +16,7 @@ from ckptsurgeon.edits import (
 )
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.constants import SAFE, TORCH
-from ckptsurgeon.hints import Hint, command
+from ckptsurgeon.hints import Command, Hint, command
 from ckptsurgeon.hints import text as hint_text
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.promise import Promise
@@ -179,8 +179,11 @@ _RESTORED = {
 """What an undo may say, by what it compared."""
 
 
-def done(receipt: Receipt, style: Style, *, resume: Hint = RELAUNCH) -> str:
-    """What was done, and the two commands that come next; `resume` is empty for bare logs."""
+def done(
+    receipt: Receipt, style: Style, *, back: Command | None = None, resume: Hint = RELAUNCH
+) -> str:
+    """What was done, and the two commands that come next: `back` takes it back, by default an undo;
+    `resume` is empty for bare logs."""
     text = f"receipt {receipt.id}"
     if receipt.undoes is not None:
         what = "the run is" if receipt.steps else "what it changed is"
@@ -193,8 +196,8 @@ def done(receipt: Receipt, style: Style, *, resume: Hint = RELAUNCH) -> str:
         text += f"; {_verdict(receipt.promise, changed)}"
         lines = reasons(receipt.promise, style, {"lr", *changed})
     lines.insert(0, f"{style.paint('done:', GREEN)} {text}")
-    if receipt.undoes is None:
-        lines.append(f"  undo     {command('undo', receipt.id)}")
+    back = back or command("undo", receipt.id)
+    lines.append(f"  {back.words[0]:<8} {back}")
     if resume:
         lines.append(f"  resume   {hint_text(resume)}")
     untold = receipt.promise is not None and not receipt.promise.asked

@@ -26,6 +26,7 @@ from ckptsurgeon.edits import (
     Truncate,
 )
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import command
 from ckptsurgeon.plans import Plan, Receipt
 from ckptsurgeon.report.style import number, size, value
 from ckptsurgeon.run.run import Run
@@ -355,8 +356,9 @@ done: receipt 0001; verified: step 6211 uses lr 2.685e-05, skip 6900-7010
   resume   ckptsurgeon relaunch"""
     )
     undo = replace(RECEIPT, id="0002", promise=None, undoes="0001", steps=(6210,), restored="same")
-    assert report.done(undo, LOOK) == (
+    assert report.done(undo, LOOK, back=command("redo")) == (
         "done: receipt 0002; the run is byte for byte what it was before 0001\n"
+        "  redo     ckptsurgeon redo\n"
         "  resume   ckptsurgeon relaunch"
     )
 
