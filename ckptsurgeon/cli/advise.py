@@ -12,7 +12,7 @@ import typer
 from ckptsurgeon import disk
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.hints import Hint, command
+from ckptsurgeon.hints import Hint, command, shell
 from ckptsurgeon.look.advise.rules import RULES
 from ckptsurgeon.operations.events import ORDERS
 from ckptsurgeon.operations.section import unknown_value
@@ -251,7 +251,9 @@ def write(path: Path, data: bytes) -> None:
     try:
         disk.write_new(path.parent.resolve() / path.name, data)
     except FileExistsError:
-        raise UsageError(f"{path} already exists", next="choose another name") from None
+        raise UsageError(
+            f"{path} already exists", next=shell(["rm", path], why="or choose another name")
+        ) from None
     except OSError as error:
         raise UsageError(
             f"{path}: {error.strerror}", next="choose a FILE in a folder that can be written"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,6 +13,7 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats import Format
+from ckptsurgeon.formats.constants import TORCH
 from ckptsurgeon.formats.detect import SIGNS, detect, is_run, named, nameless
 from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.hints import Hint, again, command
@@ -20,6 +23,10 @@ SETTINGS = "ckptsurgeon.yaml"
 """What the user says about a run: its name, its log folders, how its trainer is started."""
 SHOWN = "name: TEXT, format: NAME or FILE, tensorboard: [DIR], relaunch: {command: [ARG]}"
 """Its keys, as they are written."""
+DESCRIBED = "describes a layout that is not known: docs/described.md"
+NUMBER = re.compile(r"\{\w+\}")
+STEP = re.compile(r"([a-z]*[-_]?step[-_]?|iter[-_]?|[0-9]{2})[0-9]{1,18}", re.IGNORECASE)
+"""What a folder is called that looks like a saved step, to whoever wrote the trainer."""
 WIDTH = 100
 """Folders that are looked into for a run below one that is none."""
 
@@ -50,20 +57,52 @@ def refuse_none(here: Path, format: str) -> NoReturn:
             sentence, next="--format FILE    a page with the key path of its step: `number`"
         )
     if format:
+        _refuse_other_files(here, format)
         raise UsageError(
             f"no file in {here} or above matches {format}",
             next="--format FORMAT    with paths from the run's folder",
         )
     below = _below(here)
+    if not below:
+        _refuse_unknown_layout(here.parent if STEP.fullmatch(here.name) else here)
     raise UsageError(
         f"no training run in {here} or above ({SIGNS})",
         next=[command("status", run=folder) for folder in below[:3]]
         or (
             command("status", run="RUN", why="RUN is the folder that holds the checkpoints"),
-            "--format torch:PATH=KEYS or --format FILE.yaml    for a layout that is not known: "
-            "docs/described.md",
+            f"--format torch:PATH=KEYS or --format FILE.yaml    {DESCRIBED}",
         ),
     )
+
+
+def _refuse_other_files(here: Path, format: str) -> None:
+    """Raise UsageError where the files of `torch:PATH=KEYS` are there, and torch did not save
+    them."""
+    kind, _, rest = format.partition(":")
+    path = NUMBER.sub("*", rest.partition("=")[0])
+    if kind == "torch" and path and not path.startswith("/") and ".." not in Path(path).parts:
+        for file in islice(here.glob(path), 1):
+            raise UsageError(
+                f"{file} is no file of torch.save",
+                next=f"--format FILE.yaml    {DESCRIBED}",
+            )
+
+
+def _refuse_unknown_layout(here: Path) -> None:
+    """Raise UsageError for a folder that looks like a saved step, by its name and a file in it."""
+    try:
+        inside = sorted(here.iterdir())[:WIDTH]
+    except OSError:
+        return
+    for folder in inside:
+        if not STEP.fullmatch(folder.name) or not folder.is_dir():
+            continue
+        if files := sorted(path for path in folder.iterdir() if path.suffix in TORCH):
+            path = f"{re.sub(r'[0-9]+', '{step}', folder.name)}/{files[0].name}"
+            raise UsageError(
+                f"{folder} is a saved step in no layout that is known here",
+                next=f"--format torch:{path}=KEYS, or --format FILE.yaml    {DESCRIBED}",
+            )
 
 
 def meant(start: Path) -> list[Hint]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from tests.cli.conftest import Surgeon, hints
 from tests.conftest import Trained
 from tests.formats.matrix import hugging_face
 from tests.support.snapshot import snapshot
-from tests.support.tiny_run import make_run
+from tests.support.tiny_run import GROUP, make_run, write_torch_file
 
 
 def away(trained: Trained, monkeypatch: pytest.MonkeyPatch, name: str = "a run") -> Path:
@@ -102,6 +103,31 @@ def test_a_step_of_no_run_is_told_as_such(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "no training run in" in surgeon("diff", "10", "20").stderr
+
+
+@pytest.mark.parametrize("name", ["step-000004", "step_4", "Step4", "iter-000004", "000004"])
+def test_a_step_of_an_unknown_layout_is_called_so(
+    surgeon: Surgeon, tmp_path: Path, name: str
+) -> None:
+    step = tmp_path / "out" / name
+    step.mkdir(parents=True)
+    write_torch_file(step / "lit_model.pth", {"optimizer": {"state": {}, "param_groups": [GROUP]}})
+    for typed in (step.parent, step):
+        refused = surgeon("status", "-C", typed)
+        assert f"{step} is a saved step in no layout that is known here" in refused.stderr
+    format = re.search(r"torch:\S+=", refused.stderr)
+    assert format is not None
+    read = surgeon("show", "-C", step.parent, "--format", f"{format[0]}optimizer")
+    assert read.exit_code == 0, read.stderr
+
+
+def test_a_file_that_is_none_of_torchs_is_called_so(surgeon: Surgeon, tmp_path: Path) -> None:
+    (tmp_path / "000004").mkdir()
+    (tmp_path / "000004" / "optimizer.safetensors").touch()
+    format = "torch:{step}/optimizer.safetensors="
+    refused = surgeon("status", "-C", tmp_path, "--format", format)
+    assert "optimizer.safetensors is no file of torch.save" in refused.stderr
+    assert "--format FILE.yaml" in refused.stderr
 
 
 @pytest.mark.parametrize("half", [False, True])
