@@ -110,7 +110,8 @@ def diverged(seen: Glance) -> int | None:
         base = level(Glance(steps[:k], values[:k]))
         decided = (
             margin > EVEN * abs(values[k])
-            and steps[-1] - steps[k] >= PATIENCE
+            and k + SETTLED < len(steps)  # by then cusum has seen it, and advise counts from there
+            and steps[-1] - steps[k + SETTLED] >= PATIENCE
             and not _back(values[k + 1 :], mean + 2 * std)
             and max(values[k:]) > math.fsum(values[:3]) / 3
             and base is not None

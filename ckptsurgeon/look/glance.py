@@ -1,15 +1,18 @@
-"""The loss at a glance: its last points, from the ends of the newest event files, without NumPy.
+"""The loss at a glance: its last points, from the ends of the newest event files or from what the
+Trainer saved with the newest step, without NumPy.
 
 `status` shows it. What is read is bounded, however long the run is.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.logs import signals
 from ckptsurgeon.logs.axis import ITERATION, axis
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS
@@ -22,6 +25,9 @@ from ckptsurgeon.run.run import Run
 BYTES = 2 << 20 if event_file.native is not None else 256 << 10
 """Bytes that are read in all: some 700 steps of a trainer that logs 35 tags."""
 FILES = 4
+STATE = "trainer_state.json"
+MOST = 8 << 20
+"""Bytes of it: some 50,000 points."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,9 @@ class Glance:
 
 
 def glance(run: Run) -> Glance | None:
-    """The last points of the loss in the run's event files; None where no tag is known to be it.
-    Damage ends what is read of a file."""
+    """The last points of the loss in the run's event files, or else in its newest
+    `trainer_state.json`; None where no tag is known to be it. Damage ends what is read of a
+    file."""
     files = _event_files(run)
     newest = _newest(files)
     points: list[tuple[int, float]] = []
@@ -53,9 +60,31 @@ def glance(run: Run) -> Glance | None:
             whole = whole and i == len(newest)
             break
     if not points:
-        return None
+        return _history(run)
     steps, values = zip(*points, strict=True)
     return Glance(steps, values, whole and len(tags) == 1)
+
+
+def _history(run: Run) -> Glance | None:
+    """The `log_history` of the Trainer: every loss that it logged."""
+    saved = run.steps()
+    if not saved:
+        return None
+    try:
+        document = json.loads(whole_file.read(run.directory(saved[-1]) / STATE, MOST))
+        entries = [dict(entry) for entry in document["log_history"]]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    points: dict[int, float] = {}
+    for entry in entries:
+        step, value, norm = (entry.get(key) for key in ("step", "loss", "grad_norm"))
+        if type(step) is int and isinstance(value, (int, float)):
+            hidden = value == 0 and isinstance(norm, float) and not math.isfinite(norm)
+            points[step] = math.nan if hidden else float(value)
+    if not points:
+        return None
+    ascending = sorted(points)
+    return Glance(ascending, [points[step] for step in ascending], list(points) == ascending)
 
 
 def _event_files(run: Run) -> list[Path]:

@@ -17,6 +17,7 @@ import pytest
 from ckptsurgeon.logs.tensorboard import event_file, frame, scalars
 from ckptsurgeon.look import clear
 from ckptsurgeon.look.glance import glance
+from ckptsurgeon.report.sparkline import headline
 from ckptsurgeon.run.run import Run
 from tests.cli.conftest import Surgeon, on_terminal
 from tests.conftest import Trained
@@ -247,6 +248,31 @@ def test_a_nan_that_the_trainer_logs_as_0_is_one_at_a_glance(tmp_path: Path) -> 
     write_log(tmp_path / "runs", losses, tag="train/loss", more=norms)
     seen = glance(Run.open(tmp_path))
     assert seen is not None and clear.broken(seen) == 91
+
+
+@pytest.mark.parametrize("losses", [spiked(), spiked(at=1000), [2.0] * 190 + [math.nan] * 10])
+def test_without_event_files_the_history_of_the_trainer_says_the_same(
+    tmp_path: Path, losses: list[float]
+) -> None:
+    """Its newest step has all that it logged; NaN is 0 there, beside a norm that is none."""
+    root = make_run(tmp_path / "run", (2, len(losses)))
+    state = root / f"checkpoint-{len(losses)}" / "trainer_state.json"
+    history = [
+        {"step": step, "loss": 0.0, "grad_norm": math.nan}
+        if math.isnan(value)
+        else {"step": step, "loss": value, "grad_norm": 1.0}
+        for step, value in enumerate(losses, 1)
+    ]
+    run_time = {"step": len(losses), "train_loss": 3.0, "train_runtime": 1.0}
+    document = {**json.loads(state.read_text()), "log_history": [*history, run_time]}
+    state.write_text(json.dumps(document))
+    said = glance(Run.open(root))
+    write_log(root / "runs", losses, tag="train/loss")
+    logged = glance(Run.open(root))
+    assert said is not None and logged is not None and said.whole and logged.whole
+    assert said.steps == list(logged.steps)
+    assert said.values == pytest.approx(logged.values, rel=1e-6, nan_ok=True)
+    assert headline(said) == headline(logged)
 
 
 def test_nothing_is_proposed_to_a_healthy_run(surgeon: Surgeon, tmp_path: Path) -> None:

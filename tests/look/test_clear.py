@@ -75,6 +75,19 @@ def test_jumps_of_every_height_agree(height: float) -> None:
                 assert told.spike.first == step
 
 
+@pytest.mark.parametrize("height", (0.3, 1.0, 7.0))
+def test_neither_waits_for_less_than_the_other(height: float) -> None:
+    """Around the end of its patience: advise counts from where its rule has seen the rise."""
+    said = []
+    for n in range(250 + clear.PATIENCE - 4, 250 + clear.PATIENCE + 24, 2):
+        values = jump(n, 250, height, 1)
+        rows = [(k, {"loss": value}, math.nan) for k, value in enumerate(values, 1)]
+        step = looked(values)
+        said.append(step)
+        assert step is None or judge(of_rows(rows, Path())).verdict == "diverged", n
+    assert said[0] is None and (height < 7 or said[-1] is not None)
+
+
 def test_what_is_open_is_left_to_advise() -> None:
     jumped = jump(400, 250, 5.0, 1)
     assert looked(jumped) == 251
