@@ -20,6 +20,7 @@ import pytest
 from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.schedules import megatron as megatron_scheduler
+from ckptsurgeon.hints import text
 from ckptsurgeon.look.listen import listen
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
@@ -329,7 +330,7 @@ def test_flags_that_override_megatrons_schedule_are_caught(
     (tmp_path / "out").write_text(line(json.loads(megatron("load", root, *flags))))
     word = listen(Run.open(root), log=tmp_path / "out")
     assert word.differs[0].startswith("lr of update 8: promised 0.000")
-    assert "ckptsurgeon relaunch --print-flags" in " ".join(word.expected.remedy)
+    assert "ckptsurgeon relaunch --print-flags" in " ".join(map(text, word.expected.remedy))
 
 
 def test_a_damaged_file_does_not_get_a_new_sum(
