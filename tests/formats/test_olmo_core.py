@@ -246,7 +246,7 @@ def test_batches_are_passed_over_by_the_loaders_counters(run: Maker, tmp_path: P
 
 
 def test_a_counter_that_moves_no_data_says_so(run: Maker) -> None:
-    plan = surgery.plan(Run.open(run("cosine")), from_data({"set": {"iteration": 3}}))
+    plan = surgery.plan(Run.open(run("cosine")), from_data({"set": {"iteration": 8}}))
     assert "the data goes on at batch 6 unless data_batches is set too" in plan.warnings
 
 
