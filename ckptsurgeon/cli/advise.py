@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptsurgeon import disk
+from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.hints import Hint, command, shell
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look.advise.rules import RULES
 from ckptsurgeon.operations.events import ORDERS
 from ckptsurgeon.operations.section import unknown_value
@@ -164,7 +164,7 @@ def advise(
                 untouched="nothing was written",
                 next=command("advise", why="what the logs say"),
             )
-        write(output, recipe_file(chosen, told).encode())
+        new_file.write(output, recipe_file(chosen, told).encode())
     name = run.name if run is not None else ", ".join(path.name for path in told.curves.sources)
     next: Hint | None = None
     if chosen is not None and not written:
@@ -244,17 +244,3 @@ def proposal(run: Run, remedy: Remedy) -> Proposal:
         else:
             return Proposal(remedy, data)
     return Proposal(remedy, None, refused)
-
-
-def write(path: Path, data: bytes) -> None:
-    """A new file of the user's, which is never written over."""
-    try:
-        disk.write_new(path.parent.resolve() / path.name, data)
-    except FileExistsError:
-        raise UsageError(
-            f"{path} already exists", next=shell(["rm", path], why="or choose another name")
-        ) from None
-    except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror}", next="choose a FILE in a folder that can be written"
-        ) from None

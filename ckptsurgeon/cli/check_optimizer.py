@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptsurgeon import disk, report
+from ckptsurgeon import report
+from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import UsageError, VerificationFailed
 from ckptsurgeon.files.plain_yaml import scalar
@@ -54,7 +55,7 @@ def check_optimizer(
     checked = check_optimizer(optimizer_class, arguments, python or sys.executable)
     page = page_text([checked])
     if output is not None and checked.right and not common.dry_run:
-        _keep(output, page)
+        new_file.write(output, page.encode())
     common.report(
         lambda: report.optimizer_check(checked, page, common.style),
         lambda: report.optimizer_check_json(checked),
@@ -73,12 +74,3 @@ def _pair(text: str) -> tuple[str, Any]:
     if not equals or not name.isidentifier():
         raise UsageError(f"{text!r} is not NAME=VALUE", next="--arg momentum=0.9")
     return name, scalar(value)
-
-
-def _keep(path: Path, text: str) -> None:
-    try:
-        disk.write_new(path.parent.resolve() / path.name, text.encode())
-    except FileExistsError:
-        raise UsageError(
-            f"{path} already exists", next="remove it, or choose another name"
-        ) from None

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptsurgeon import disk, report
+from ckptsurgeon import report
+from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.options import Cancelled, Common, Declined
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import again, command
@@ -127,12 +128,7 @@ def _script(job: Job, promise: Promise, output: Path | None, common: Common) -> 
 
     text = slurm.script(job)
     if output is not None and not common.dry_run:
-        try:
-            disk.write_new(output, os.fsencode(text))
-        except FileExistsError:
-            raise UsageError(
-                f"{output} already exists", next="remove it, or choose another name"
-            ) from None
+        new_file.write(output, os.fsencode(text))
     to_file = output is not None and not common.dry_run
     common.answer(
         lambda: (

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ckptsurgeon.cli.advise import RunOrLogs, plan_of, proposal, write
+from ckptsurgeon.cli import new_file
+from ckptsurgeon.cli.advise import RunOrLogs, plan_of, proposal
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
@@ -62,7 +63,7 @@ def picture(
     else:
         made = draw(story, format, x, DARK if dark else LIGHT)
     if not common.dry_run:
-        write(output, made)
+        new_file.write(output, made)
     common.report(
         lambda: (
             with_apply(f"would write {output}: {size(len(made))}", again(without=DRY_RUN))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptsurgeon import disk, report, whole_file
+from ckptsurgeon import report, whole_file
+from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.carry_out import carry_out, open_for, operate, show
 from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
 from ckptsurgeon.edits_json import Malformed, parsed, to_json
@@ -65,7 +66,7 @@ def plan(
     run = common.open_run()
     new_plan = surgery.plan(run, request, allow_globals=allow_global or ())
     if output is not None and not common.dry_run:
-        _keep(new_plan, output)
+        new_file.write(output, json.dumps(new_plan, indent=1, default=to_json).encode())
         words = [str(output)]
     else:
         words = [str(recipe), *(overrides or ())]
@@ -219,20 +220,6 @@ def read_plan(path: Path) -> Plan:
     if not isinstance(document, Plan):
         raise UsageError(f"{path} is not a plan of this version of ckptsurgeon{wrong}", next=_MAKE)
     return document
-
-
-def _keep(plan: Plan, path: Path) -> None:
-    try:
-        real = path.parent.resolve() / path.name
-        disk.write_new(real, json.dumps(plan, indent=1, default=to_json).encode())
-    except FileExistsError:
-        raise UsageError(
-            f"{path} already exists", next="remove it, or choose another name"
-        ) from None
-    except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror}", next="choose a FILE in an existing folder"
-        ) from None
 
 
 _MAKE = command("plan", "RECIPE", "-o", "plan.json")

@@ -1,0 +1,24 @@
+"""A file that a command writes for its user, where no file was before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckptsurgeon import disk
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import shell
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write it whole, and never over another file. Raises UsageError where one is, or where none
+    can be written."""
+    try:
+        disk.write_new(path.parent.resolve() / path.name, data)
+    except FileExistsError:
+        raise UsageError(
+            f"{path} already exists", next=shell(["rm", path], why="or choose another name")
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror}", next="choose a FILE in a folder that can be written"
+        ) from None
