@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +23,6 @@ SETTINGS = "ckptsurgeon.yaml"
 SHOWN = "name: TEXT, format: NAME or FILE, tensorboard: [DIR], relaunch: {command: [ARG]}"
 """Its keys, as they are written."""
 DESCRIBED = "describes a layout that is not known: docs/described.md"
-NUMBER = re.compile(r"\{\w+\}")
 STEP = re.compile(r"([a-z]*[-_]?step[-_]?|iter[-_]?|[0-9]{2})[0-9]{1,18}", re.IGNORECASE)
 """What a folder is called that looks like a saved step, to whoever wrote the trainer."""
 WIDTH = 100
@@ -78,10 +76,13 @@ def refuse_none(here: Path, format: str) -> NoReturn:
 def _refuse_other_files(here: Path, format: str) -> None:
     """Raise UsageError where the files of `torch:PATH=KEYS` are there, and torch did not save
     them."""
-    kind, _, rest = format.partition(":")
-    path = NUMBER.sub("*", rest.partition("=")[0])
-    if kind == "torch" and path and not path.startswith("/") and ".." not in Path(path).parts:
-        for file in islice(here.glob(path), 1):
+    from ckptsurgeon.formats.described.layout import Described
+
+    page = named(format)
+    if not format.startswith("torch:") or not isinstance(page, Described):
+        return
+    for pattern in page.description.files:
+        for file, _ in pattern.matches(here)[:1]:
             raise UsageError(
                 f"{file} is no file of torch.save",
                 next=f"--format FILE.yaml    {DESCRIBED}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,10 @@ class FilePattern:
     text: str
     folder: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_parts", [NamePattern(p) for p in self.text.split("/")])
+    @cached_property
+    def parts(self) -> list[NamePattern]:
+        """Its text, a name at a time."""
+        return [NamePattern(name) for name in self.text.split("/")]
 
     def entry(self, run: Path, file: Path) -> Path:
         """What is the step and nothing else: the first folder on the way to `file` whose name has
@@ -46,10 +49,6 @@ class FilePattern:
         names = self.text.split("/")
         depth = next((i for i, name in enumerate(names) if "{step}" in name), len(names) - 1)
         return self.above(run, file, depth + 1)
-
-    def numbers(self, name: str) -> dict[str, int] | None:
-        """Those in `name`, which has no folder in it; None if it is not of this pattern."""
-        return NamePattern(self.text).numbers(name)
 
     @staticmethod
     def above(run: Path, file: Path, depth: int) -> Path:
@@ -59,9 +58,8 @@ class FilePattern:
     def matches(self, run: Path) -> list[tuple[Path, dict[str, int]]]:
         """Each file of this pattern below `run` with the numbers in its path, ascending by path."""
         found: list[tuple[Path, dict[str, int]]] = [(run, {})]
-        parts: list[NamePattern] = self._parts  # type: ignore[attr-defined]
-        for depth, part in enumerate(parts):
-            last = depth == len(parts) - 1
+        for depth, part in enumerate(self.parts):
+            last = depth == len(self.parts) - 1
             deeper: list[tuple[Path, dict[str, int]]] = []
             for folder, numbers in found:
                 for path in _listed(folder):

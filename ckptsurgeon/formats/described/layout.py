@@ -15,6 +15,7 @@ from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.copied import Copied
 from ckptsurgeon.formats.described.description import Content, FilePattern, KeyPath
+from ckptsurgeon.formats.described.name_pattern import NamePattern
 from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
@@ -94,7 +95,7 @@ class Described(DescribedSteps, Paged):
         """The step in the text, or in the copy."""
         page = self.description
         if page.pointer and pointer.name == page.pointer[0]:
-            named = FilePattern(page.pointer[1].strip()).numbers((text(pointer) or "").strip())
+            named = NamePattern(page.pointer[1].strip()).numbers((text(pointer) or "").strip())
             return named["step"] if named else None
         if page.within:
             return self._within(pointer)
