@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MAX_RECORD = 512 << 20
@@ -13,24 +15,31 @@ MAX_RECORD = 512 << 20
 MAX_POINTER = 1 << 20
 
 
+@contextmanager
+def regular(path: Path, *, follow: bool = True) -> Iterator[int]:
+    """The descriptor of a regular file, for reading without a wait; unless `follow`, of no link.
+    Raises OSError: EINVAL for a FIFO, a device or a folder."""
+    more = 0 if follow else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | more)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def read(path: Path, most: int, *, follow: bool = True) -> bytes:
     """The bytes of a regular file; unless `follow`, of no link. Raises OSError: EINVAL for a FIFO,
     a device or a folder, EFBIG for more than `most` bytes, EAGAIN for what would have to be waited
     for, as some files of /proc."""
-    more = 0 if follow else os.O_NOFOLLOW
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | more)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if status.st_size <= most:
+    with regular(path, follow=follow) as descriptor:
+        if os.fstat(descriptor).st_size <= most:
             with open(descriptor, "rb", closefd=False) as file:
                 data = file.read(most + 1)
             if len(data) <= most:
                 return data
         raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
-    finally:
-        os.close(descriptor)
 
 
 def text(path: Path) -> str | None:

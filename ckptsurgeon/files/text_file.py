@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from pathlib import Path
+
+from ckptsurgeon import whole_file
 
 
 def text(path: Path) -> str | None:
     """The first 4 KiB; None if there is no regular file of this name that can be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with whole_file.regular(path, follow=False) as descriptor:
+            return os.read(descriptor, 4096).decode("utf-8", "replace")
     except OSError:
         return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        return os.read(descriptor, 4096).decode("utf-8", "replace")
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
 
 
 def number(path: Path) -> int | None:

@@ -15,11 +15,7 @@ from ckptsurgeon.run.run import CONFIG, Run
 def configured(run: Run, key: str) -> str | None:
     """What the config says of `key`, as YAML text; None without one."""
     path = run.root / CONFIG
-    text = (
-        whole_file.read(path, MAX_BYTES).decode("utf-8", "surrogateescape")
-        if path.is_file()
-        else ""
-    )
+    text = _text(path) if path.is_file() else ""
     match = re.search(rf"^{key}: *(.*?) *$", text, re.MULTILINE)
     return match[1] if match else None
 

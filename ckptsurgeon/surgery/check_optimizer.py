@@ -154,7 +154,8 @@ def describe(name: str, saved: Mapping[str, Any]) -> dict[str, Any]:
             state = dict.fromkeys(state, "anew")
     groups = {key: found for each in variants for key, found in each["groups"].items()}
     moving = {k for each in variants for k, found in each["groups"].items() if found["moves"]}
-    moving -= {"lr"} - {k for k in ("lr",) if groups.get(k, {}).get("moves")}
+    if not groups.get("lr", {}).get("moves"):  # what the last arguments say of it decides
+        moving.discard("lr")
     counters = {key: _start(groups[key]) for key in sorted(moving - COMMON)}
     begins = [item for each in variants for item in each["begins"].items()]
     counters |= {key: start for key, start in begins if start[0] == "<"}
@@ -177,7 +178,8 @@ def _start(found: Mapping[str, Any]) -> Any:
     """What a counter begins with, as a page says it."""
     if found["absent"]:
         return ABSENT_KEY
-    return found.get("new", UNKNOWN) if found.get("new", UNKNOWN) is not None else NOTHING
+    new = found.get("new", UNKNOWN)
+    return NOTHING if new is None else new
 
 
 def _reasons(
