@@ -51,8 +51,8 @@ def once(function: F) -> F:
             return function(*arguments)
         key = (asked, *arguments)
         changes, answer = answers.get(key, (-1, None))
-        if changes != disk.changes:
-            changes = disk.changes
+        if changes != disk.calls.made:
+            changes = disk.calls.made
             answer = function(*arguments)
             answers[key] = changes, answer
         return answer

@@ -104,11 +104,11 @@ def test_prune_that_is_cut_off_says_what_is_gone(
 ) -> None:
     root = trained()
     surgeon("rollback", "--to", 4, "--yes", "-C", root)
-    monkeypatch.setattr(disk, "hook", Fault("EIO", 12))
+    monkeypatch.setattr(disk.calls, "hook", Fault("EIO", 12))
     result = surgeon("prune", "--keep", 0, "--yes", "-C", root)
     assert result.exit_code == 1
     assert "of these attics a part may be gone" in result.stderr
-    monkeypatch.setattr(disk, "hook", None)
+    monkeypatch.setattr(disk.calls, "hook", None)
     assert surgeon("prune", "--keep", 0, "--yes", "-C", root).exit_code == 0
     assert not (root / ".ckptsurgeon" / "attic" / "0001").exists()
 

@@ -199,7 +199,7 @@ def test_a_done_surgery_that_can_not_be_verified_is_exit_4(
         if operation == "remove_file" and path.endswith("/journal"):
             (root / "latest").write_text("global_step2")
 
-    monkeypatch.setattr(disk, "hook", meddle)
+    monkeypatch.setattr(disk.calls, "hook", meddle)
     result = surgeon("set", "beta1=0.8", "--yes", "-C", root)
     assert result.exit_code == 4
     assert "the pointers disagree" in result.stderr

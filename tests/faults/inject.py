@@ -63,12 +63,12 @@ class Fault:
 
 
 @contextmanager
-def hooked(hook: disk.Hook | None) -> Iterator[None]:
-    before, disk.hook = disk.hook, hook
+def hooked(hook: disk.calls.Hook | None) -> Iterator[None]:
+    before, disk.calls.hook = disk.calls.hook, hook
     try:
         yield
     finally:
-        disk.hook = before
+        disk.calls.hook = before
 
 
 def exit_code(call: Callable[[], object]) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from ckptsurgeon import Run, disk
+from ckptsurgeon.disk import owners
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.transaction import lock
 from tests.hostile.hostile_run import call
@@ -118,7 +119,7 @@ def test_a_new_file_is_given_away_and_no_other_that_takes_its_name(
     roots.write_bytes(SECRET)
     roots.chmod(0o600)
     swapped: list[str] = []
-    give = disk._give
+    give = owners.give
 
     def swap_then_give(descriptor: int) -> None:
         for path in sorted(home.glob("lock.*")):
@@ -128,7 +129,7 @@ def test_a_new_file_is_given_away_and_no_other_that_takes_its_name(
                 swapped.append(path.name)
         give(descriptor)
 
-    monkeypatch.setattr(disk, "_give", swap_then_give)
+    monkeypatch.setattr(owners, "give", swap_then_give)
     call("set", PLENTY, "-C", world / "theirs/run", "--yes")
     assert swapped
     moved = [path for path in home.iterdir() if path.is_file() and path.read_bytes() == SECRET]
@@ -162,9 +163,9 @@ def test_a_shard_that_becomes_a_link_is_not_copied(
         return swap
 
     for at in range(1, 60, 4):
-        monkeypatch.setattr(disk, "hook", watch(at))
+        monkeypatch.setattr(disk.calls, "hook", watch(at))
         call("set", PLENTY, "-C", run, "--yes")
-        monkeypatch.setattr(disk, "hook", None)
+        monkeypatch.setattr(disk.calls, "hook", None)
         kept(world)
         if real.exists():
             if os.path.lexists(shard):
@@ -192,7 +193,7 @@ def test_what_root_makes_is_roots_alone_until_it_is_whole(world: Path) -> None:
         assert (info.st_uid, stat.S_IMODE(info.st_mode)) == (0, 0o600)
         disk.fsync_file(descriptor, path)
         assert path.stat().st_uid == ATTACKER
-        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~disk._umask()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~owners.umask()
 
 
 def test_a_plan_says_as_whom_root_works(world: Path) -> None:

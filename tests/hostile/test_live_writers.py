@@ -121,7 +121,7 @@ def test_a_second_surgeon_is_refused_while_the_first_one_works(trained: Trained)
         done.append(surgery.apply(run, first, jobs=1).id)
 
     worker = threading.Thread(target=work)
-    disk.hook = wait
+    disk.calls.hook = wait
     try:
         worker.start()
         assert reached.wait(60)
@@ -130,7 +130,7 @@ def test_a_second_surgeon_is_refused_while_the_first_one_works(trained: Trained)
     finally:
         go.set()
         worker.join()
-        disk.hook = None
+        disk.calls.hook = None
     assert done == ["0001"]
     assert look.inspect(run).promise.lr == pytest.approx(first.promise.lr)  # type: ignore[union-attr]
     with pytest.raises(SurgeryError):

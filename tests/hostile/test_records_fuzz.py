@@ -69,12 +69,12 @@ def _journal(root: Path) -> Any:
         ):
             raise Stop
 
-    disk.hook = cut
+    disk.calls.hook = cut
     try:
         with pytest.raises((SurgeryError, Stop)):
             surgery.apply(run, plan(run, from_data({"set": {"lr": 1e-5}})), jobs=1)
     finally:
-        disk.hook = None
+        disk.calls.hook = None
     body = (root / HOME / "journal").read_bytes().partition(b"\n")[2]
     (root / HOME / "journal").unlink()
     return json.loads(body)

@@ -22,10 +22,12 @@ FOLDERS = ("global_step6", "tensorboard", ".ckptsurgeon/staging", ".ckptsurgeon/
 
 def calls_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     calls: list[str] = []
-    monkeypatch.setattr(disk, "hook", lambda operation, path, details: calls.append(operation))
+    monkeypatch.setattr(
+        disk.calls, "hook", lambda operation, path, details: calls.append(operation)
+    )
     run = Run.open(root)
     surgery.apply(run, plan(run, RECIPE), jobs=1)
-    monkeypatch.setattr(disk, "hook", None)
+    monkeypatch.setattr(disk.calls, "hook", None)
     return len(calls)
 
 
@@ -47,10 +49,10 @@ def applied_with_a_swap(
 
     run = Run.open(root)
     wanted = plan(run, RECIPE)
-    monkeypatch.setattr(disk, "hook", swap)
+    monkeypatch.setattr(disk.calls, "hook", swap)
     with contextlib.suppress(SurgeryError, OSError):
         surgery.apply(run, wanted, jobs=1)
-    monkeypatch.setattr(disk, "hook", None)
+    monkeypatch.setattr(disk.calls, "hook", None)
     return found
 
 
@@ -92,10 +94,10 @@ def rolled_back_with_a_swap(world: Path, name: str, at: int, patch: pytest.Monke
             path.symlink_to(elsewhere)
             found.update(exact_snapshot(elsewhere))
 
-    patch.setattr(disk, "hook", swap)
+    patch.setattr(disk.calls, "hook", swap)
     with contextlib.suppress(SurgeryError, OSError):
         toy.act_rollback(world)
-    patch.setattr(disk, "hook", None)
+    patch.setattr(disk.calls, "hook", None)
     if found:
         assert exact_snapshot(elsewhere) == found, f"call {at} went through the link"
     return calls if found else 0

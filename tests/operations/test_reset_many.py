@@ -127,7 +127,7 @@ def test_zeros_between_headers_are_written_with_them(
     wanted = plan(run, RESET)
     (edit,) = wanted.edits
     assert isinstance(edit, Append)
-    monkeypatch.setattr(disk, "hook", hook)
+    monkeypatch.setattr(disk.calls, "hook", hook)
     journal.commit(made, wanted)
     monkeypatch.undo()
     assert len(edit.spans) > 2 * PARAMETERS / 2

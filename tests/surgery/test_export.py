@@ -74,11 +74,11 @@ def test_an_export_that_fails_leaves_nothing(
         if operation == "copy" and calls.count("copy") == 3:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk, "hook", fail)
+    monkeypatch.setattr(disk.calls, "hook", fail)
     with pytest.raises(OSError, match="No space left"):
         export(run, 4, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
-    monkeypatch.setattr(disk, "hook", None)
+    monkeypatch.setattr(disk.calls, "hook", None)
     (tmp_path / "out").mkdir()
     with pytest.raises(UsageError, match="out already exists"):
         export(run, 4, tmp_path / "out")

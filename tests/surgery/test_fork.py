@@ -71,7 +71,7 @@ def test_where_blocks_can_not_be_shared_the_choice_is_the_users(
         if operation == "clone":
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr(disk, "hook", refuse)
+    monkeypatch.setattr(disk.calls, "hook", refuse)
     with pytest.raises(SurgeryError, match="can't share blocks") as caught:
         fork(run, 4, tmp_path / "branch", from_data({}))
     assert [hint.split()[4] for hint in caught.value.next] == ["--hard-link", "--copy"]

@@ -1,0 +1,61 @@
+"""The only place that creates, writes, renames, truncates or removes anything on disk.
+
+Every mutating call passes `calls.hook` first, and every OSError that leaves here names its path. No
+call follows a symbolic link (`names`). Nothing here is durable by itself: data are durable after
+`fsync_file`, a name after `fsync_directory` of its directory.
+"""
+
+from __future__ import annotations
+
+from ckptsurgeon.disk import calls
+from ckptsurgeon.disk.copies import clone, copy_at, read_from
+from ckptsurgeon.disk.files import (
+    created,
+    fsync_data,
+    fsync_file,
+    opened,
+    past_the_cache,
+    truncate,
+    write_at,
+    write_each,
+    write_new,
+)
+from ckptsurgeon.disk.names import (
+    fsync_directory,
+    link,
+    make_directory,
+    remove_directory,
+    remove_file,
+    rename,
+    scratch,
+    set_times,
+    symlink,
+)
+from ckptsurgeon.disk.owners import copy_mode, copy_rights
+
+__all__ = [
+    "calls",
+    "clone",
+    "copy_at",
+    "copy_mode",
+    "copy_rights",
+    "created",
+    "fsync_data",
+    "fsync_directory",
+    "fsync_file",
+    "link",
+    "make_directory",
+    "opened",
+    "past_the_cache",
+    "read_from",
+    "remove_directory",
+    "remove_file",
+    "rename",
+    "scratch",
+    "set_times",
+    "symlink",
+    "truncate",
+    "write_at",
+    "write_each",
+    "write_new",
+]
