@@ -22,6 +22,7 @@ from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.operations.completion import saved_steps
 
 if TYPE_CHECKING:
+    from ckptsurgeon.look.glance import Glance
     from ckptsurgeon.report.style import Row
     from ckptsurgeon.run.run import Run
 
@@ -47,24 +48,26 @@ def status(*, common: Common) -> None:
             problem.hints = (command("doctor", why="what is damaged, and the way back"),)
     common.answer(
         lambda: report.status(run, state, problem, common.style, *_loss(run, common)),
-        lambda: report.status_json(run, state, problem),
+        lambda: report.status_json(run, state, problem, _glance(run)),
     )
 
 
-def _loss(run: Run, common: Common) -> tuple[Sequence[Row], tuple[str, Hint] | None]:
-    """The end of the loss, and what is wrong with it, on a terminal only: scripts read --json.
-    Without NumPy, which takes longer to load than all of `status`."""
-    if not sys.stdout.isatty():
-        return (), None
+def _glance(run: Run) -> Glance | None:
+    """The end of the loss, without NumPy, which takes longer to load than all of `status`."""
     from ckptsurgeon.look.glance import glance
-    from ckptsurgeon.report.sparkline import headline, sparkline, unremarkable
 
     try:
-        seen = glance(run)
+        return glance(run)
     except (SurgeryError, OSError):  # a log that can't be read is no reason to show no status
+        return None
+
+
+def _loss(run: Run, common: Common) -> tuple[Sequence[Row], tuple[str, Hint] | None]:
+    """The end of the loss, and what is wrong with it, on a terminal only: scripts read --json."""
+    if not sys.stdout.isatty() or (seen := _glance(run)) is None:
         return (), None
-    if seen is None:
-        return (), None
+    from ckptsurgeon.report.sparkline import headline, sparkline, unremarkable
+
     said = headline(seen)
     rows = sparkline(seen, run.steps(), common.style.width - BESIDE)
     return [*rows, *([] if said else [unremarkable(seen)])], said

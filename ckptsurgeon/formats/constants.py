@@ -7,6 +7,8 @@ TORCH = (".pt", ".pth", ".bin", ".ckpt")
 PICKLED = ".pkl"
 """Of such a file, or of a plain pickle."""
 SAFE = ".safetensors"
+TRAINER_STATE = "trainer_state.json"
+"""Hugging Face's: its counters and all that it logged, beside the shards of a step."""
 TRACKER = "latest_checkpointed_iteration.txt"
 """Megatron's pointer."""
 GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")

@@ -217,8 +217,14 @@ Row: TypeAlias = "tuple[int, Mapping[str, float], float]"
 
 
 def of_rows(rows: Iterable[Row], source: Path) -> Curves:
-    """The curves of rows in the order in which they were written. Where the step goes back, what
-    was logged from there on is left."""
+    """The curves of rows in the order in which they were written."""
+    kept, left = trained(rows)
+    return Curves(_of(kept), tuple(map(_of, left)), sources=(source,))
+
+
+def trained(rows: Iterable[Row]) -> tuple[list[Row], list[list[Row]]]:
+    """The rows that lead to the newest step, and those that were left, oldest first: where the
+    step goes back, what was logged from there on is left."""
     stretches: list[list[Row]] = []
     last = None
     for row in rows:
@@ -227,12 +233,12 @@ def of_rows(rows: Iterable[Row], source: Path) -> Curves:
         stretches[-1].append(row)
         last = row[0]
     kept: list[Row] = []
-    left: list[Branch] = []
+    left: list[list[Row]] = []
     for stretch in stretches:
         start = bisect_left(kept, stretch[0][0], key=lambda row: row[0])
-        left += [_of(kept[start:])] if start < len(kept) else []
+        left += [kept[start:]] if start < len(kept) else []
         kept[start:] = stretch
-    return Curves(_of(kept), tuple(left), sources=(source,))
+    return kept, left
 
 
 def _unfiltered(branch: dict[str, Curve]) -> Branch:

@@ -5,9 +5,12 @@ Which name is the loss is decided once for a file, by what most of its rows have
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +33,7 @@ SAID = {
     "loss": signals.LOSS, "grad_norm": signals.GRAD_NORM, "loss_scale": signals.LOSS_SCALE,
     "consumed_samples": signals.SAMPLES, "batch_size": signals.BATCH_SIZE,
 }  # fmt: skip
+MAX_LINE = 1 << 20
 SHOWN = 12
 """Names of a file that are listed where none of them is known."""
 RATES = ("lr", "next_lr", "either_lr")
@@ -42,19 +46,50 @@ def of_file(path: Path, own: Mapping[str, str], step: str | None = None) -> Curv
 
     Raises UsageError for a file that can't be read, or that has neither a loss nor a gradient norm
     under a name that is known."""
+    with (
+        _readable(path),
+        path.open(encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
+        rows, notes = _read(path, file, own, step)
+    return replace(of_rows(rows, path), notes=notes)
+
+
+def at_the_end(path: Path, most: int) -> tuple[list[Row], bool]:
+    """The rows in the last `most` bytes of a file, in the order of the file, and whether these are
+    all: of a table or of lines. A longer document of JSON gives none, as it has no last lines.
+
+    Raises UsageError as `of_file` does."""
+    with _readable(path), path.open("rb") as file:
+        head = file.readline(MAX_LINE)
+        size = file.seek(0, os.SEEK_END)
+        if size > most and path.suffix == ".json":
+            return [], False
+        file.seek(max(0, size - most))
+        if size > most:
+            file.readline(MAX_LINE)
+        end = file.read(most)
+        named = b"" if size <= most or head.startswith(b"{") else head
+        text = io.StringIO((named + end).decode("utf-8", "backslashreplace"), newline="")
+        return _read(path, text, {}, None)[0], size <= most
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raises UsageError for a file that can't be read."""
     try:
-        with path.open(encoding="utf-8", errors="backslashreplace", newline="") as file:
-            curves = _read(path, file, own, step)
+        yield
     except OSError as error:
         raise UsageError(
             f"{path} can't be read: {error.strerror}", next="--log FILE that the trainer wrote"
         ) from None
     except csv.Error as error:
         raise UsageError(f"{path}: {error}", next="--log FILE that the trainer wrote") from None
-    return curves
 
 
-def _read(path: Path, file: TextIO, own: Mapping[str, str], step: str | None) -> Curves:
+def _read(
+    path: Path, file: TextIO, own: Mapping[str, str], step: str | None
+) -> tuple[list[Row], tuple[str, ...]]:
+    """The rows in the text of a file, and sentences on what could not be read."""
     first = file.readline(MAX_DOCUMENT)
     if not first:
         raise UsageError(f"{path} is empty", next="--log FILE that the trainer wrote")
@@ -63,24 +98,25 @@ def _read(path: Path, file: TextIO, own: Mapping[str, str], step: str | None) ->
     columns = next(csv.reader([first.replace("\0", "")], delimiter=separator), [])
     if len(columns) > 1 and (_step(columns, step) is not None or _is_header(columns)):
         clean = (line.replace("\0", "") for line in lines)
-        return _curves(path, csv.DictReader(clean, delimiter=separator), own, step, columns)
+        table = csv.DictReader(clean, delimiter=separator)
+        return _known(path, table, own, step, columns), ()
     if path.suffix == ".json":
-        return _curves(path, _document(path, first + file.read(MAX_DOCUMENT)), own, step)
+        return _known(path, _document(path, first + file.read(MAX_DOCUMENT)), own, step), ()
     if first.lstrip().startswith("{") and _object(first) is not None:
         objects = (item for line in lines if (item := _object(line)) is not None)
         try:
-            return _curves(path, objects, own, step)
+            return _known(path, objects, own, step), ()
         except UsageError:
             file.seek(0)  # the bundled trainer's promise is an object above printed lines
-            curves = _printed(path, file, own, step)
-            if curves is None:
+            rows = _printed(path, file, own, step)
+            if rows is None:
                 raise
-            return curves
-    curves = _printed(path, lines, own, step)
-    if curves is None:
+            return rows, ()
+    rows = _printed(path, lines, own, step)
+    if rows is None:
         file.seek(0)
         return _counted(path, file, own, step)
-    return curves
+    return rows, ()
 
 
 def _is_header(columns: Sequence[str]) -> bool:
@@ -97,14 +133,14 @@ def _is_header(columns: Sequence[str]) -> bool:
 # --- records -------------------------------------------------------------------------------------
 
 
-def _curves(
+def _known(
     path: Path,
     items: Iterable[Any],
     own: Mapping[str, str],
     step: str | None,
     columns: Sequence[str] = (),
-) -> Curves:
-    """The curves of records: rows of a table, objects, the pairs of a line."""
+) -> list[Row]:
+    """The rows of records whose names are known: those of a table, objects, the pairs of a line."""
     at = _step(columns, step)
     counts = {name: 0 for name in columns if name and name != at}
     records: list[tuple[Mapping[str, Any], int | None]] = []
@@ -137,7 +173,7 @@ def _curves(
             f"{path}: nothing in it is known to count steps; it has {_listed(counts)}",
             next=again("--step", "NAME", why="which of these counts updates"),
         )
-    return of_rows(rows, path)
+    return rows
 
 
 def _rows(
@@ -212,7 +248,7 @@ def _object(line: str) -> dict[str, Any] | None:
 
 def _printed(
     path: Path, lines: Iterable[str], own: Mapping[str, str], step: str | None
-) -> Curves | None:
+) -> list[Row] | None:
     """By the form of the lines, where a trainer is known by it; else by their names and numbers.
     None where no line names a step."""
     speakers = [] if own or step is not None else every()
@@ -233,11 +269,13 @@ def _printed(
         begun = statement
     rows += [] if begun is None else _said(begun)
     if rows:
-        return of_rows(rows, path)
-    return _curves(path, records, own, step) if records else None
+        return rows
+    return _known(path, records, own, step) if records else None
 
 
-def _counted(path: Path, lines: Iterable[str], own: Mapping[str, str], step: str | None) -> Curves:
+def _counted(
+    path: Path, lines: Iterable[str], own: Mapping[str, str], step: str | None
+) -> tuple[list[Row], tuple[str, ...]]:
     """Dicts that name no step: by the progress bar before them, or by their own count."""
     records: list[Mapping[str, object]] = []
     bar: int | None = None
@@ -252,11 +290,9 @@ def _counted(path: Path, lines: Iterable[str], own: Mapping[str, str], step: str
             f"{path}: no line of it is understood: none has a step and a number with a name",
             next="--log FILE that the trainer wrote",
         )
-    curves = _curves(path, records, own, step)
-    if bar is not None or step is not None:
-        return curves
-    note = "its lines name no step: a step is a line here"
-    return replace(curves, notes=(*curves.notes, note))
+    named = bar is not None or step is not None
+    notes = () if named else ("its lines name no step: a step is a line here",)
+    return _known(path, records, own, step), notes
 
 
 def _mute(statement: Stated) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files import json_text
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint, Place, State, rampup
+from ckptsurgeon.formats.constants import TRAINER_STATE
 from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
 from ckptsurgeon.formats.schedules.saved import SCALED
@@ -23,8 +24,7 @@ from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import receipts
 
 OF_THE_SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style")
-MAX_STATE = 64 << 20
-ARGUMENTS, TRAINER_STATE = "training_args.bin", "trainer_state.json"
+ARGUMENTS = "training_args.bin"
 
 
 def expected(run: Run, step: int) -> Expected:
@@ -178,11 +178,9 @@ def _arguments(path: Path) -> Mapping[str, Any]:
 def _trainer_state(run: Run, step: int) -> Mapping[str, Any]:
     """`trainer_state.json` of the Hugging Face Trainer; empty where there is none."""
     try:
-        with (run.directory(step) / TRAINER_STATE).open("rb") as file:
-            document = json.loads(file.read(MAX_STATE))
-    except (OSError, ValueError, RecursionError, SurgeryError):
+        return json_text.mapping(run.directory(step) / TRAINER_STATE)
+    except (OSError, SurgeryError):
         return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _epoch_steps(document: Mapping[str, Any]) -> float | None:

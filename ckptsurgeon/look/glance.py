@@ -1,18 +1,19 @@
-"""The loss at a glance: its last points, from the ends of the newest event files or from what the
-Trainer saved with the newest step, without NumPy.
+"""The loss at a glance: its last points, from the ends of the newest event files or of what the
+trainer logged elsewhere (`histories`), without NumPy.
 
 `status` shows it. What is read is bounded, however long the run is.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsurgeon import whole_file
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.formats.constants import TRAINER_STATE
 from ckptsurgeon.logs import signals
 from ckptsurgeon.logs.axis import ITERATION, axis
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS
@@ -20,20 +21,20 @@ from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.logs.tensorboard.event_file import Index
 from ckptsurgeon.logs.tensorboard.frame import Opened, first_good
 from ckptsurgeon.logs.tensorboard.scalars import few
+from ckptsurgeon.look.histories import histories
 from ckptsurgeon.run.run import Run
 
 BYTES = 2 << 20 if event_file.native is not None else 256 << 10
 """Bytes that are read in all: some 700 steps of a trainer that logs 35 tags."""
 FILES = 4
-STATE = "trainer_state.json"
-MOST = 8 << 20
-"""Bytes of it: some 50,000 points."""
+STATE, LINES = 8 << 20, 256 << 10
+"""Bytes of a `trainer_state.json`, some 50,000 points, and of lines, some 4,000."""
 
 
 @dataclass(frozen=True)
 class Glance:
     """Steps, ascending, and the loss at them; at least one. `whole`: these are all points that the
-    run's event files hold, in one training that never went back."""
+    run's logs hold, in one training that never went back."""
 
     steps: Sequence[int]
     values: Sequence[float]
@@ -41,9 +42,9 @@ class Glance:
 
 
 def glance(run: Run) -> Glance | None:
-    """The last points of the loss in the run's event files, or else in its newest
-    `trainer_state.json`; None where no tag is known to be it. Damage ends what is read of a
-    file."""
+    """The last points of the loss in the run's event files, or else in what its trainer logged
+    beside them, as `logged.own`; None where no tag is known to be it. Damage ends what is read of
+    a file."""
     files = _event_files(run)
     newest = _newest(files)
     points: list[tuple[int, float]] = []
@@ -66,25 +67,20 @@ def glance(run: Run) -> Glance | None:
 
 
 def _history(run: Run) -> Glance | None:
-    """The `log_history` of the Trainer: every loss that it logged."""
-    saved = run.steps()
-    if not saved:
-        return None
-    try:
-        document = json.loads(whole_file.read(run.directory(saved[-1]) / STATE, MOST))
-        entries = [dict(entry) for entry in document["log_history"]]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-    points: dict[int, float] = {}
-    for entry in entries:
-        step, value, norm = (entry.get(key) for key in ("step", "loss", "grad_norm"))
-        if type(step) is int and isinstance(value, (int, float)):
-            hidden = value == 0 and isinstance(norm, float) and not math.isfinite(norm)
-            points[step] = math.nan if hidden else float(value)
-    if not points:
-        return None
-    ascending = sorted(points)
-    return Glance(ascending, [points[step] for step in ascending], list(points) == ascending)
+    """The last rows of the first history that has a loss."""
+    for path in histories(run):
+        from ckptsurgeon.logs import curves, rows
+
+        with contextlib.suppress(UsageError):
+            read, whole = rows.at_the_end(path, STATE if path.name == TRAINER_STATE else LINES)
+            kept, left = curves.trained(read)
+            losses, norms = (
+                {step: values[name] for step, values, _ in kept if name in values}
+                for name in (LOSS, GRAD_NORM)
+            )
+            if losses:
+                return Glance(list(losses), _unfiltered(losses, norms), whole and not left)
+    return None
 
 
 def _event_files(run: Run) -> list[Path]:
@@ -117,21 +113,32 @@ def _end(path: Path, most: int) -> _End:
     known = signals.found(names, {})
     if LOSS not in known:
         return _End((), None, not start)
+    losses, forward = _trained(_logged(index, end, known[LOSS]))
+    hidden = GRAD_NORM in known and 0.0 in losses.values()
+    norms = _trained(_logged(index, end, known[GRAD_NORM]))[0] if hidden else {}
+    points = list(zip(losses, _unfiltered(losses, norms), strict=True))
+    return _End(points, known[LOSS], forward and not start)
+
+
+def _unfiltered(losses: Mapping[int, float], norms: Mapping[int, float]) -> list[float]:
+    """The values of the loss; one of 0 beside a norm that is no number is NaN, as `curves` has it:
+    the Trainer logs it so."""
+    lost = {step for step, norm in norms.items() if not math.isfinite(norm)}
+    return [math.nan if v == 0 and step in lost else v for step, v in losses.items()]
+
+
+def _trained(logged: Iterable[tuple[int, float]]) -> tuple[dict[int, float], bool]:
+    """Numbers by step, from where the step went back the last time on, and whether it never did;
+    of several at one step the last."""
     points: dict[int, float] = {}
-    last, whole = -1, not start
-    for step, value in _logged(index, end, known[LOSS]):
+    last, forward = -1, True
+    for step, value in logged:
         if step <= last:
-            whole = False
+            forward = False
             points = {at: value for at, value in points.items() if at < step}
         points[step] = value
         last = step
-    if (
-        GRAD_NORM in known and 0.0 in points.values()
-    ):  # as curves reads it: the Trainer logs NaN as 0
-        for step, norm in _logged(index, end, known[GRAD_NORM]):
-            if not math.isfinite(norm) and points.get(step) == 0.0:
-                points[step] = math.nan
-    return _End(list(points.items()), known[LOSS], whole)
+    return points, forward
 
 
 def _logged(index: Index, data: bytes, tag: str) -> Iterator[tuple[int, float]]:

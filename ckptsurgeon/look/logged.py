@@ -9,10 +9,8 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.logs import curves, rows
 from ckptsurgeon.logs.curves import Curves
 from ckptsurgeon.logs.signals import LOSS
+from ckptsurgeon.look.histories import histories
 from ckptsurgeon.run.run import Run
-
-HISTORIES = ("trainer_state.json", "metrics.csv", "metrics.jsonl")
-"""Files beside event files that hold curves, in the newest checkpoint or in the root."""
 
 
 def own(
@@ -23,18 +21,16 @@ def own(
     order: str | None = None,
 ) -> Curves:
     """The curves of the run's log folders; where these have no loss, those of a history that the
-    newest step or the run's root holds. Raises SurgeryError when the lineage can't be proven."""
+    newest step, the run's root or a log folder holds. Raises SurgeryError when the lineage can't be
+    proven."""
     read = curves.of_folders(run.logs.folders(), tags, branch=branch, order=order)
     if LOSS in read.kept:
         return read
-    saved = run.steps()[-1:]
-    for folder in [*(run.directory(step) for step in saved), run.root]:
-        for name in HISTORIES:
-            if (folder / name).is_file():
-                with contextlib.suppress(UsageError):  # a history without a loss is none
-                    other = rows.of_file(folder / name, tags)
-                    if LOSS in other.kept:
-                        return other
+    for path in histories(run):
+        with contextlib.suppress(UsageError):  # a history without a loss is none
+            other = rows.of_file(path, tags)
+            if LOSS in other.kept:
+                return other
     per_step = _samples_of_a_step(run) if read.notes else None
     if per_step is None:
         return read

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.logs.printed.word import Word
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.finding import Finding
+    from ckptsurgeon.look.glance import Glance
     from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
     from ckptsurgeon.transaction.journal import Recovery
@@ -190,7 +191,9 @@ def _vitals(seen: Vitals) -> dict[str, Any]:
     return document
 
 
-def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> dict[str, Any]:
+def status_json(
+    run: Run, state: State | None, problem: SurgeryError | None, seen: Glance | None
+) -> dict[str, Any]:
     """The document of `status`."""
     return {
         "schema": SCHEMA,
@@ -203,11 +206,27 @@ def status_json(run: Run, state: State | None, problem: SurgeryError | None) -> 
         "steps": [{"step": step, "complete": run.complete(step)} for step in run.steps()],
         "pointers": run.pointers(),
         "logdirs": [run.relative(folder) for folder in run.logs.folders()],
+        "loss": None if seen is None else _loss_json(seen),
         "writers": run.writers(),
         "interrupted": run.interrupted(),
         "receipts": len(run.receipts()),
         "damaged_receipts": run.damaged_receipts(),
         "problem": None if problem is None else error_json(problem),
+    }
+
+
+def _loss_json(seen: Glance) -> dict[str, Any]:
+    """The last point of the loss, and what is wrong with its end."""
+    from ckptsurgeon.report.sparkline import headline
+
+    what, hint = headline(seen) or (None, "")
+    next, comment = apart(hint)
+    return {
+        "step": seen.steps[-1],
+        "value": plain(seen.values[-1]),
+        "problem": what,
+        "next": next or None,
+        "comment": comment or None,
     }
 
 

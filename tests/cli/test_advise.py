@@ -211,6 +211,25 @@ def test_status_shows_the_loss_on_a_terminal_alone(surgeon: Surgeon, diverged: P
     assert "advise" not in surgeon("status", "-C", diverged).stdout
 
 
+def test_status_says_it_in_json(surgeon: Surgeon, diverged: Path, tmp_path: Path) -> None:
+    """By event files, and by a table as Lightning writes it; null where no loss was logged."""
+    by_events = json.loads(surgeon("status", "--json", "-C", diverged).stdout)["loss"]
+    assert by_events["step"] == 400 and by_events["value"] == pytest.approx(9, abs=0.5)
+    assert by_events["problem"] == "the loss diverged at step 201: 1.97 → 9"
+    root = make_run(tmp_path / "table")
+    assert json.loads(surgeon("status", "--json", "-C", root).stdout)["loss"] is None
+    losses = [2.0] * 90 + [math.nan] * 10
+    lines = [f"0,{step},{loss}\n" for step, loss in enumerate(losses)]
+    (root / "metrics.csv").write_text("".join(["epoch,step,train_loss\n", *lines]))
+    assert json.loads(surgeon("status", "--json", "-C", root).stdout)["loss"] == {
+        "step": 99,
+        "value": "nan",
+        "problem": "the loss diverged: NaN from step 90 on",
+        "next": f"ckptsurgeon -C {root} advise --json",
+        "comment": "where to go back to, and what others did",
+    }
+
+
 def test_status_loads_no_numpy_to_say_so(
     surgeon: Surgeon, diverged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,11 @@ import torch
 
 from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.look.advise.advice import judge
+from ckptsurgeon.look.glance import glance
+from ckptsurgeon.look.logged import own
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.report.sparkline import headline
 from ckptsurgeon.surgery.export import export
 from tests.support.snapshot import snapshot
 
@@ -201,6 +205,45 @@ def test_a_rate_that_two_schedulers_make_is_not_set_by_one_of_them(
             operate(folder, **recipe)
     assert snapshot(root) == before
     assert operate(folder, set={"beta2": 0.9}).betas == (0.9, 0.9)
+
+
+def test_status_and_advise_read_what_its_csv_logger_wrote(tmp_path: Path) -> None:
+    """Beside the folder of its checkpoints, where it lies if nobody says otherwise."""
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            factor = float("nan") if self.global_step >= 16 else 1.0
+            loss = self.layer(batch).pow(2).mean() * factor
+            self.log("train_loss", loss, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("val_loss", self.layer(batch).pow(2).mean())
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=PEAK)
+
+    torch.manual_seed(0)
+    data = torch.utils.data.DataLoader(torch.rand(40, 4), batch_size=4)
+    logger = CSVLogger(str(tmp_path))
+    trainer = lightning.Trainer(
+        max_steps=24, accelerator="cpu", logger=logger, log_every_n_steps=1,
+        callbacks=[ModelCheckpoint(every_n_train_steps=6, save_top_k=-1)],
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Module(), data, data)
+    run = Run.open(Path(logger.log_dir) / "checkpoints")
+    seen, read = glance(run), own(run, {})
+    assert seen is not None and list(seen.steps) == list(range(24)) == list(read.kept["loss"].steps)
+    assert headline(seen) is not None and judge(read).verdict == "diverged"
+    assert "NaN from step 16 on" in (headline(seen) or ("",))[0]
 
 
 def test_slurm_requeue_does_not_lead_back(root: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.constants import TRACKER
+from ckptsurgeon.formats.constants import TRACKER, TRAINER_STATE
 from ckptsurgeon.formats.deepspeed import flags, universal
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.optimizer import EXPERTS, OPTIM
@@ -48,7 +48,7 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
     def recognizes(self, run: Path) -> bool:
         """True with a `global_step<N>` folder that holds shards, or a `latest` that names one; but
         for an engine inside a checkpoint of Hugging Face, whose scheduler lies beside it."""
-        if (run / "trainer_state.json").is_file():
+        if (run / TRAINER_STATE).is_file():
             return False
         pointer = run / LATEST
         if pointer.is_file() and STEP.match(text(pointer) or ""):

@@ -14,6 +14,7 @@ from ckptsurgeon.edits import Key
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats import json_beside
+from ckptsurgeon.formats.constants import TRAINER_STATE
 from ckptsurgeon.formats.deepspeed.engine import Engine, EngineCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import STEP
 from ckptsurgeon.formats.huggingface import fsdp
@@ -28,7 +29,6 @@ from ckptsurgeon.formats.values import OUTLIVES, Rival
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.transaction.home import HOME
 
-STATE = "trainer_state.json"
 CHECKPOINTS = "checkpoints"
 OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.bin|(?:rank\d+-of-\d+-)?optimizer\.pt")
 SCHEDULER = re.compile(r"scheduler(?:_\d+)?\.bin|scheduler\.pt")
@@ -100,7 +100,7 @@ class _Saved(StepFolders, FindsStep):
         loaders = loaders if len(loaders) == 1 else []  # of several, which one trains is not known
         trees, archives = read_shards([*optimizers, *schedulers, *scalers, *loaders])
         inside: tuple[Key, ...] = ()
-        state = folder / STATE
+        state = folder / TRAINER_STATE
         values, texts = json_beside.read([state] if state.is_file() else [])
         if (folder / fsdp.OPTIMIZER).is_dir():
             saved, *further = map(Saved.open, fsdp.folders(folder, "optimizer"))
@@ -145,7 +145,7 @@ class Transformers(_Saved, NamesElsewhere):
         "batch_size": "--per_device_train_batch_size",
     }
     fresh_optimizer = "without optimizer.pt and scheduler.pt in its checkpoint"
-    besides = ("scheduler.pt", STATE)
+    besides = ("scheduler.pt", TRAINER_STATE)
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
         """Folders whose names only begin with a later step's: `save_total_limit` counts them, and
@@ -166,7 +166,7 @@ class Transformers(_Saved, NamesElsewhere):
     def stale_pointers(self, run: Path, step: int) -> list[str]:
         """The best model so far, where its folder is not in the run; a step without an engine
         inside forgets it (`checkpoint.forget`)."""
-        state = self.directory(run, step) / STATE
+        state = self.directory(run, step) / TRAINER_STATE
         if _engine(state.parent) is None:
             return []
         best = json_text.mapping(state).get("best_model_checkpoint") if state.is_file() else None
@@ -175,8 +175,9 @@ class Transformers(_Saved, NamesElsewhere):
         if match is None or (int(match[1]) <= step and (run / name).is_dir()):
             return []
         return [
-            f"{state.parent.name}/{STATE} names {name} as the best model so far, which is not in "
-            "the run: relaunch without --load_best_model_at_end, or a better one is never loaded"
+            f"{state.parent.name}/{TRAINER_STATE} names {name} as the best model so far, which is "
+            "not in the run: relaunch without --load_best_model_at_end, or a better one is never "
+            "loaded"
         ]
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
@@ -192,7 +193,7 @@ class Transformers(_Saved, NamesElsewhere):
         """True with a folder of such a name where the Trainer's state or an optimizer is."""
         folders = (run / name for name in listed(run) if self.is_step(run / name))
         return any(
-            (folder / STATE).is_file()
+            (folder / TRAINER_STATE).is_file()
             or (folder / "optimizer.pt").is_file()
             or _engine(folder) is not None
             for folder in folders

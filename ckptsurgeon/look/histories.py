@@ -1,0 +1,18 @@
+"""Files beside event files that hold the curves of a run: what its trainer logged elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckptsurgeon.formats.constants import TRAINER_STATE
+from ckptsurgeon.run.run import Run
+
+HISTORIES = (TRAINER_STATE, "metrics.csv", "metrics.jsonl")
+
+
+def histories(run: Run) -> list[Path]:
+    """Those in the newest checkpoint, in the root, and where event files would be, the first to be
+    asked first: Lightning's CSVLogger writes beside the folder of its checkpoints."""
+    saved = [run.directory(step) for step in run.steps()[-1:]]
+    folders = dict.fromkeys([*saved, run.root, *run.logs.roots()])
+    return [path for here in folders for name in HISTORIES if (path := here / name).is_file()]
