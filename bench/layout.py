@@ -20,8 +20,8 @@ import numpy
 import torch
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from ckptsurgeon import crc32
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.transaction import crc32
 
 DESCRIPTOR_CRC, ENTRY_CRC = 4, 16
 """Where the CRC is in a zip's data descriptor, and in its directory entry."""

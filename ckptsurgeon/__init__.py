@@ -15,7 +15,6 @@ from ckptsurgeon.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
-    from ckptsurgeon.edits import Aside, Change, Relink, Rewrite
     from ckptsurgeon.look.verify import inspect, verify
     from ckptsurgeon.operations.average import Average
     from ckptsurgeon.operations.clip_moments import ClipMoments
@@ -35,8 +34,9 @@ if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe
     from ckptsurgeon.operations.skip import Skip
     from ckptsurgeon.operations.swap_optimizer import SwapOptimizer
-    from ckptsurgeon.plans import Plan, Receipt
-    from ckptsurgeon.promise import Promise
+    from ckptsurgeon.plan.edits import Aside, Change, Relink, Rewrite
+    from ckptsurgeon.plan.plan import Plan, Receipt
+    from ckptsurgeon.plan.promise import Promise
     from ckptsurgeon.recipe.file import from_data, load
     from ckptsurgeon.run.run import Run
     from ckptsurgeon.surgery.apply import apply, recover

@@ -145,7 +145,7 @@ def unlock(*, common: Common) -> None:
 
 def _confirm_by_name(run: Run, what: str, common: Common) -> None:
     """--yes counts only beside -C, so that a command typed in the wrong folder removes nothing."""
-    from ckptsurgeon.formats.one_look import look_again
+    from ckptsurgeon.files.one_look import look_again
 
     if common.yes and common.run_dir is not None:
         return

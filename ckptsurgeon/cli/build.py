@@ -81,7 +81,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         ]
 
     def invoke(**given: Any) -> None:
-        from ckptsurgeon.formats.one_look import one_look
+        from ckptsurgeon.files.one_look import one_look
 
         for name, bundle in bundles.items():
             given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})

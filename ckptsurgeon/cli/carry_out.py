@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.operations import Operation
     from ckptsurgeon.operations.relaunch import Relaunch
     from ckptsurgeon.operations.section import Recipe
-    from ckptsurgeon.plans import Plan, Receipt
+    from ckptsurgeon.plan.plan import Plan, Receipt
     from ckptsurgeon.run.run import Run
 
 
@@ -180,7 +180,7 @@ def _stopped(run: Run, plan: Plan) -> SurgeryError:
 
 
 def _confirm(plan: Plan, common: Common) -> None:
-    from ckptsurgeon.formats.one_look import look_again
+    from ckptsurgeon.files.one_look import look_again
 
     if common.yes:
         return

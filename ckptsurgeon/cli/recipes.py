@@ -13,11 +13,11 @@ from ckptsurgeon import report, whole_file
 from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.carry_out import carry_out, open_for, operate, show
 from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
-from ckptsurgeon.edits_json import Malformed, parsed, to_json
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
 from ckptsurgeon.operations.completion import surgeries, undone
-from ckptsurgeon.plans import Plan
+from ckptsurgeon.plan.as_json import Malformed, parsed, to_json
+from ckptsurgeon.plan.plan import Plan
 from ckptsurgeon.transaction.assumptions import AGAIN
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import ZEROS, Change, Content, Key, Piece, Span
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import dcp_metadata
 from ckptsurgeon.files.archives import append, rewrite
@@ -27,6 +26,7 @@ from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import scan
 from ckptsurgeon.files.pickles.tree import Object, Tensor, strides
 from ckptsurgeon.files.pickles.values import dumped
+from ckptsurgeon.plan.edits import ZEROS, Change, Content, Key, Piece, Span
 
 METADATA = ".metadata"
 NEW = re.compile(r"__ckptsurgeon_(\d+)\.distcp")

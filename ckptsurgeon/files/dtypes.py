@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 
-from ckptsurgeon.arithmetic import ITEM
-from ckptsurgeon.arithmetic import floats as floats
-from ckptsurgeon.arithmetic import from_floats as from_floats
+from ckptsurgeon.transaction.arithmetic import ITEM
+from ckptsurgeon.transaction.arithmetic import floats as floats
+from ckptsurgeon.transaction.arithmetic import from_floats as from_floats
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2,

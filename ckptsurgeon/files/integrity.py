@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Append, Content
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import Append, Content
 from ckptsurgeon.transaction.content import read as read_content
 
 MANIFEST = "integrity.json"

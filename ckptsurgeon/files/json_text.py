@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import Key
 
 MAX_BYTES = 64 << 20
 SPACE = re.compile(r"[ \t\n\r]*")

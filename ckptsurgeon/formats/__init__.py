@@ -5,9 +5,8 @@ them). A new format is one file or folder here, and one line in `detect.FORMATS`
 """
 
 from ckptsurgeon.formats.checkpoint import Checkpoint, Disagreement
-from ckptsurgeon.formats.fields import FIELDS
-from ckptsurgeon.formats.layout import Format
-from ckptsurgeon.formats.values import (
+from ckptsurgeon.formats.fields.names import FIELDS
+from ckptsurgeon.formats.fields.values import (
     MOMENTS,
     Adam,
     Blob,
@@ -26,6 +25,7 @@ from ckptsurgeon.formats.values import (
     Strip,
     Weight,
 )
+from ckptsurgeon.formats.layout import Format
 
 __all__ = [
     "FIELDS",

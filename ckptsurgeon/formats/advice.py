@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.values import State
+from ckptsurgeon.formats.fields.values import State
 from ckptsurgeon.hints import Hint, command
 
 

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.heads import Attention
-from ckptsurgeon.formats.values import (
+from ckptsurgeon.formats.fields.values import (
     Blob,
     Conversion,
     Decay,
@@ -21,6 +20,7 @@ from ckptsurgeon.formats.values import (
     Strip,
     Weight,
 )
+from ckptsurgeon.formats.heads.heads import Attention
 from ckptsurgeon.hints import Hint, command
 
 Kind = TypeVar("Kind", bound="Capability")

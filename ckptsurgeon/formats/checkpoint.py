@@ -10,17 +10,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
-from ckptsurgeon.formats import param_groups
-from ckptsurgeon.formats.columns import Places
-from ckptsurgeon.formats.fields import FIELDS
+from ckptsurgeon.formats.fields.columns import Places
+from ckptsurgeon.formats.fields.names import FIELDS
+from ckptsurgeon.formats.fields.trees import Trees
+from ckptsurgeon.formats.fields.understood import of_field, understood
+from ckptsurgeon.formats.fields.values import Part, Place, Setting, State, StateDict
+from ckptsurgeon.formats.optimizers import param_groups
 from ckptsurgeon.formats.optimizers.table import TABLE, Known
-from ckptsurgeon.formats.sane import of_field, understood
-from ckptsurgeon.formats.trees import Trees
-from ckptsurgeon.formats.values import Part, Place, Setting, State, StateDict
 from ckptsurgeon.hints import command
-from ckptsurgeon.promise import Promise
+from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plan.promise import Promise
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ckptsurgeon.formats.advice import Advice
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.values import Hazard, Rival
+from ckptsurgeon.formats.fields.values import Hazard, Rival
 from ckptsurgeon.hints import shell
 
 

@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.one_look import once
 from ckptsurgeon.formats.layout import Format
-from ckptsurgeon.formats.one_look import once
 
 NUMBERED = re.compile(r"(?P<name>.*?)(?P<number>\d{1,18})")
 

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from ckptsurgeon.edits import AnyChange, Aside, Content, Rewrite, Span, relative
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import again
 from ckptsurgeon.logs import lineage
@@ -18,6 +17,7 @@ from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.logs.tensorboard.event_file import BORN, Index
 from ckptsurgeon.logs.tensorboard.graft import grafts
 from ckptsurgeon.logs.tensorboard.message import FILE_VERSION
+from ckptsurgeon.plan.edits import AnyChange, Aside, Content, Rewrite, Span, relative
 
 FIELD = "tensorboard"
 """`Rewrite.field` and `Aside.field` of an event file."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptsurgeon.edits import Content, Rewrite, relative
 from ckptsurgeon.logs.cut import FIELD
 from ckptsurgeon.logs.rename import TEXT
 from ckptsurgeon.logs.tensorboard import event_file, message
 from ckptsurgeon.logs.tensorboard.event_file import BORN
 from ckptsurgeon.logs.tensorboard.frame import frame
+from ckptsurgeon.plan.edits import Content, Rewrite, relative
 
 TAG = "ckptsurgeon/surgery" + TEXT
 

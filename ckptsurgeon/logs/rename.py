@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ckptsurgeon.edits import AnyChange, Content, Rewrite, Span, relative
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.expressions import bounded
+from ckptsurgeon.files.expressions import bounded
 from ckptsurgeon.hints import command
 from ckptsurgeon.logs.cut import FIELD
 from ckptsurgeon.logs.tensorboard import event_file, renaming
 from ckptsurgeon.logs.tensorboard.renaming import Piece, Renamed
+from ckptsurgeon.plan.edits import AnyChange, Content, Rewrite, Span, relative
 
 TEXT = "/text_summary"
 """What torch appends to the tag of a text."""

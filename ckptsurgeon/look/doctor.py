@@ -7,7 +7,6 @@ import math
 from collections.abc import Collection
 
 from ckptsurgeon import look
-from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.capabilities import HasReplicas
@@ -19,7 +18,8 @@ from ckptsurgeon.look.advise import DIVERGED, judge
 from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.look.logged import own
 from ckptsurgeon.operations.replicas import drifted
-from ckptsurgeon.promise import Promise
+from ckptsurgeon.plan.edits import Change
+from ckptsurgeon.plan.promise import Promise
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
 

@@ -10,16 +10,16 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.formats import Checkpoint, Place, State, rampup
-from ckptsurgeon.formats.constants import TRAINER_STATE
-from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
+from ckptsurgeon.formats import Checkpoint, Place, State
+from ckptsurgeon.formats.fields.constants import TRAINER_STATE
+from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.schedules import deepspeed, rampup, torch, transformers
 from ckptsurgeon.formats.schedules.saved import SCALED
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.logs.printed.word import Expected
 from ckptsurgeon.operations.place_changes import of_settings
-from ckptsurgeon.plans import Receipt
-from ckptsurgeon.promise import Promise
+from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plan.promise import Promise
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import receipts
 

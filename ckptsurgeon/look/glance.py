@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.formats.constants import TRAINER_STATE
+from ckptsurgeon.formats.fields.constants import TRAINER_STATE
 from ckptsurgeon.logs import signals
 from ckptsurgeon.logs.axis import ITERATION, axis
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS

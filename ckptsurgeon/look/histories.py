@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptsurgeon.formats.constants import TRAINER_STATE
+from ckptsurgeon.formats.fields.constants import TRAINER_STATE
 from ckptsurgeon.run.run import Run
 
 HISTORIES = (TRAINER_STATE, "metrics.csv", "metrics.jsonl")

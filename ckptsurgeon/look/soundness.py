@@ -13,7 +13,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptsurgeon import crc32
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives.archive import Archive
@@ -22,9 +21,10 @@ from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
 from ckptsurgeon.formats.capabilities import blobs, digests
-from ckptsurgeon.formats.constants import ODD, SAFE, TORCH
-from ckptsurgeon.plans import Receipt
+from ckptsurgeon.formats.fields.constants import ODD, SAFE, TORCH
+from ckptsurgeon.plan.plan import Receipt
 from ckptsurgeon.progress import Progress
+from ckptsurgeon.transaction import crc32
 
 if TYPE_CHECKING:
     from ckptsurgeon.look.vitals.facts import Values

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsurgeon.edits import Move
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs import curves
 from ckptsurgeon.logs.curves import Branch, Curves
 from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.advise import Advice, advise
-from ckptsurgeon.plans import Receipt
+from ckptsurgeon.plan.edits import Move
+from ckptsurgeon.plan.plan import Receipt
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.home import HOME

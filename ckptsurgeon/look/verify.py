@@ -12,8 +12,8 @@ from ckptsurgeon.formats import Checkpoint, Disagreement, State
 from ckptsurgeon.hints import command
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.finding import Finding
+from ckptsurgeon.plan.promise import Promise, differences
 from ckptsurgeon.progress import Progress
-from ckptsurgeon.promise import Promise, differences
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import receipt_file, set_aside, standing, told
 
@@ -133,7 +133,7 @@ def verify(
 
 def _since(run: Run, checkpoint: Checkpoint, against: int | None) -> Between:
     """What an earlier step says of this one: `against`, or the counters of the one before."""
-    from ckptsurgeon.formats.constants import ODD
+    from ckptsurgeon.formats.fields.constants import ODD
     from ckptsurgeon.look.vitals import between
     from ckptsurgeon.look.vitals.between import Between
 

@@ -14,13 +14,11 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.arithmetic import ITEM
-from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part
 from ckptsurgeon.formats.capabilities import alike
-from ckptsurgeon.formats.stretches import Kinds, Parameter, by_parameter
+from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter, by_parameter
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import (
     change,
@@ -41,7 +39,9 @@ from ckptsurgeon.operations.section import (
     given,
     unknown_value,
 )
+from ckptsurgeon.plan.edits import Change
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.arithmetic import ITEM
 
 WAYS = ("last", "average", "zero")
 Parameters = Mapping[Parameter, Kinds]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import Checkpoint, rampup
+from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import Rebatches
+from ckptsurgeon.formats.schedules import rampup
 from ckptsurgeon.operations.own_config import config_changes, configured
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.section import Changes

@@ -12,12 +12,10 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.arithmetic import ITEM, floats
-from ckptsurgeon.edits import Change, Source
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.expressions import check_pattern
+from ckptsurgeon.files.expressions import check_pattern
 from ckptsurgeon.formats import Checkpoint, Part
-from ckptsurgeon.formats.stretches import by_parameter
+from ckptsurgeon.formats.tensors.stretches import by_parameter
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import (
     change,
@@ -28,7 +26,9 @@ from ckptsurgeon.operations.computed_changes import (
 )
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given
+from ckptsurgeon.plan.edits import Change, Source
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.arithmetic import ITEM, floats
 
 SLICE = 1 << 20
 """Elements that are looked at together."""

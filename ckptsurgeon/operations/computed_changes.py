@@ -6,20 +6,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckptsurgeon.arithmetic import ITEM
-from ckptsurgeon.edits import AnyChange, Change, Computed, Key, Source, relative
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.expressions import search, unmatched
 from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.expressions import search, unmatched
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import copies
-from ckptsurgeon.formats.moments import NUMBERED
 from ckptsurgeon.formats.optimizers.roles import ROLES
 from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
-from ckptsurgeon.formats.second_copies import second_copies
-from ckptsurgeon.formats.stretches import Kinds, Parameter
+from ckptsurgeon.formats.places.moments import NUMBERED
+from ckptsurgeon.formats.tensors.second_copies import second_copies
+from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter
 from ckptsurgeon.hints import Hint, command
+from ckptsurgeon.plan.edits import AnyChange, Change, Computed, Key, Source, relative
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.arithmetic import ITEM
 
 
 def source(run: Run, checkpoint: Checkpoint, place: Place, start: int, end: int) -> Source:

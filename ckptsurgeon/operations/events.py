@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
+from ckptsurgeon.plan.edits import AnyChange
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import next_id, standing
 

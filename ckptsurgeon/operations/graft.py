@@ -12,16 +12,15 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import Change, Computed
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.expressions import check_pattern, search, unmatched
 from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.expressions import check_pattern, search, unmatched
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import NamesMoments, alike, copies
-from ckptsurgeon.formats.moments import ALL, NUMBERED
 from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
-from ckptsurgeon.formats.stretches import pieces
+from ckptsurgeon.formats.places.moments import ALL, NUMBERED
+from ckptsurgeon.formats.tensors.stretches import pieces
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import source, sources_of, with_copies
 from ckptsurgeon.operations.known_optimizer import knowing
@@ -33,6 +32,7 @@ from ckptsurgeon.operations.section import (
     given,
     unknown_value,
 )
+from ckptsurgeon.plan.edits import Change, Computed
 from ckptsurgeon.run.run import Run
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.expressions import check_pattern, search, unmatched
+from ckptsurgeon.files.expressions import check_pattern, search, unmatched
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import NamesGroups
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS

@@ -13,7 +13,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
-from ckptsurgeon.formats.rampup import resized
+from ckptsurgeon.formats.schedules.rampup import resized
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations import completion
 from ckptsurgeon.operations.batch import batch_changes, ramp_of

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.fields.values import StateDict
 from ckptsurgeon.formats.optimizers.table import unexplained
-from ckptsurgeon.formats.values import StateDict
 from ckptsurgeon.run.run import Run
 
 C = TypeVar("C", bound=Checkpoint)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ckptsurgeon.edits import AnyChange, Change, Value
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Place, Setting
-from ckptsurgeon.formats.columns import Column
+from ckptsurgeon.formats.fields.columns import Column
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import AnyChange, Change, Value
 from ckptsurgeon.run.run import Run
 
 

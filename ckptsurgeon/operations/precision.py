@@ -11,12 +11,11 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import Change, Computed, Renamed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.capabilities import Converts
-from ckptsurgeon.formats.stretches import by_parameter
+from ckptsurgeon.formats.tensors.stretches import by_parameter
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.average import Average
 from ckptsurgeon.operations.computed_changes import covering, source, with_copies
@@ -24,6 +23,7 @@ from ckptsurgeon.operations.own_config import config_changes
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.scale import Scale
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
+from ckptsurgeon.plan.edits import Change, Computed, Renamed
 from ckptsurgeon.run.run import Run
 
 PRECISIONS = ("bf16", "fp32")

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.expressions import search
+from ckptsurgeon.files.expressions import search
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import HasHeads
-from ckptsurgeon.formats.heads import Rows
-from ckptsurgeon.formats.logits import SIGMAS, Logits, logits
-from ckptsurgeon.formats.stretches import Kinds, Parameter
+from ckptsurgeon.formats.heads.heads import Rows
+from ckptsurgeon.formats.tensors.logits import SIGMAS, Logits, logits
+from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.fields import Fields
 

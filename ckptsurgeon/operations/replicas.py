@@ -7,14 +7,14 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange, Change, Elements
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.expressions import check_pattern, search, unmatched
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats, from_floats
+from ckptsurgeon.files.expressions import check_pattern, search, unmatched
 from ckptsurgeon.formats import Checkpoint, Copy, Replica
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given
+from ckptsurgeon.plan.edits import AnyChange, Change, Elements
 from ckptsurgeon.run.run import Run
 
 

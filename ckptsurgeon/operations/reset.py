@@ -9,20 +9,19 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import ABSENT, ZEROS, AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.expressions import check_pattern, search, unmatched
+from ckptsurgeon.files.expressions import check_pattern, search, unmatched
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import NamesMoments
-from ckptsurgeon.formats.columns import Column, Places
-from ckptsurgeon.formats.moments import ALL, ALSO, NUMBERED
+from ckptsurgeon.formats.fields.columns import Column, Places
+from ckptsurgeon.formats.fields.trees import are_zero
 from ckptsurgeon.formats.optimizers.entry import ANEW
 from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
-from ckptsurgeon.formats.renew import renewed
-from ckptsurgeon.formats.trees import are_zero
+from ckptsurgeon.formats.places.moments import ALL, ALSO, NUMBERED
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations import completion
 from ckptsurgeon.operations.fields import Fields
+from ckptsurgeon.operations.fresh_state import renewed
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.known_optimizer import knowing
 from ckptsurgeon.operations.place_changes import of_column
@@ -34,6 +33,7 @@ from ckptsurgeon.operations.section import (
     given,
     unknown_value,
 )
+from ckptsurgeon.plan.edits import ABSENT, ZEROS, AnyChange, Change
 from ckptsurgeon.run.run import Run
 
 STATES = ("moments", "loss_scale")

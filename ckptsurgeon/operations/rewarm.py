@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
-from ckptsurgeon.formats.rampup import batch_size
+from ckptsurgeon.formats.schedules.rampup import batch_size
 from ckptsurgeon.formats.schedules.rewarm import HOLD
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
 from ckptsurgeon.operations.skip import Skip
+from ckptsurgeon.plan.edits import Change
 from ckptsurgeon.run.run import Run
 
 KINDS = ("hold", "ramp")

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.edits import AnyChange, Aside, Change, Content, Relink, Rewrite, Span
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint
@@ -24,6 +23,7 @@ from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.reset import states_of
 from ckptsurgeon.operations.rewarm import Hold, Ramp, window
 from ckptsurgeon.operations.section import Changes, Recipe, Section, check_step, given
+from ckptsurgeon.plan.edits import AnyChange, Aside, Change, Content, Relink, Rewrite, Span
 from ckptsurgeon.run.run import Run
 
 

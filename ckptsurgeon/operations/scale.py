@@ -12,11 +12,10 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.expressions import check_pattern
+from ckptsurgeon.files.expressions import check_pattern
 from ckptsurgeon.formats import Checkpoint, Part
-from ckptsurgeon.formats.stretches import Kinds, Parameter, by_parameter, within
+from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter, by_parameter, within
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations import qk_clip
 from ckptsurgeon.operations.computed_changes import (
@@ -38,6 +37,7 @@ from ckptsurgeon.operations.section import (
     given,
     unknown_value,
 )
+from ckptsurgeon.plan.edits import Change
 from ckptsurgeon.run.run import Run
 
 MOMENTS = ("keep", "scale", "zero")

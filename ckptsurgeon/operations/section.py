@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.fields import Fields, converted
+from ckptsurgeon.plan.edits import AnyChange
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, State

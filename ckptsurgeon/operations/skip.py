@@ -9,15 +9,15 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import AnyChange, Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
-from ckptsurgeon.formats.rampup import batch_size
+from ckptsurgeon.formats.schedules.rampup import batch_size
 from ckptsurgeon.hints import Command, Hint, command
 from ckptsurgeon.operations.counters import counter_changes
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section
-from ckptsurgeon.plans import Receipt
+from ckptsurgeon.plan.edits import AnyChange, Change
+from ckptsurgeon.plan.plan import Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
 

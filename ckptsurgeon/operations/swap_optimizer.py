@@ -10,15 +10,15 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.edits import ABSENT, AnyChange, Change, Renamed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, Place
-from ckptsurgeon.formats.sane import is_number
+from ckptsurgeon.formats.fields.understood import is_number
 from ckptsurgeon.operations.own_config import config_changes, configured
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.rewarm import Rewarm
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
+from ckptsurgeon.plan.edits import ABSENT, AnyChange, Change, Renamed
 from ckptsurgeon.run.run import Run
 
 OPTIMIZERS = ("adamw", "sgdw")

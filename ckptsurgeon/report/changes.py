@@ -7,7 +7,16 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from ckptsurgeon.edits import ABSENT, AnyChange, Aside, Change, Computed, Relink, Renamed, Rewrite
+from ckptsurgeon.plan.edits import (
+    ABSENT,
+    AnyChange,
+    Aside,
+    Change,
+    Computed,
+    Relink,
+    Renamed,
+    Rewrite,
+)
 from ckptsurgeon.report.style import MANY, Row, arrow, clean, count, names, value
 
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.edits import AnyChange, Aside, Change, Relink
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import apart
-from ckptsurgeon.plans import Plan, Receipt
-from ckptsurgeon.promise import Promise
+from ckptsurgeon.plan.edits import AnyChange, Aside, Change, Relink
+from ckptsurgeon.plan.plan import Plan, Receipt
+from ckptsurgeon.plan.promise import Promise
 from ckptsurgeon.report.edits import acts
 from ckptsurgeon.report.fields import SHOWN, places
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.edits import (
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.fields.constants import SAFE, TORCH
+from ckptsurgeon.hints import Command, Hint, command
+from ckptsurgeon.hints import text as hint_text
+from ckptsurgeon.plan.edits import (
     Append,
     Content,
     Edit,
@@ -14,12 +18,8 @@ from ckptsurgeon.edits import (
     Replace,
     length,
 )
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.constants import SAFE, TORCH
-from ckptsurgeon.hints import Command, Hint, command
-from ckptsurgeon.hints import text as hint_text
-from ckptsurgeon.plans import Plan, Receipt
-from ckptsurgeon.promise import Promise
+from ckptsurgeon.plan.plan import Plan, Receipt
+from ckptsurgeon.plan.promise import Promise
 from ckptsurgeon.report.changes import changes
 from ckptsurgeon.report.edits import edits
 from ckptsurgeon.report.style import (

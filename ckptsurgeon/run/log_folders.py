@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Move, relative
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.layout import Paged
-from ckptsurgeon.formats.logs import Logs
-from ckptsurgeon.plans import Receipt
+from ckptsurgeon.plan.edits import Move, relative
+from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.home import HOME
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from ckptsurgeon.edits import Move, relative
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import Hint, again, command
-from ckptsurgeon.plans import Receipt
+from ckptsurgeon.plan.edits import Move, relative
+from ckptsurgeon.plan.plan import Receipt
 from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.home import HOME
 

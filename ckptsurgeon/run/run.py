@@ -11,18 +11,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Move, relative
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import Checkpoint, Format, State
 from ckptsurgeon.formats.layout import CleansUp, resumes
-from ckptsurgeon.formats.logs import Logs
 from ckptsurgeon.formats.optimizers import pages
 from ckptsurgeon.formats.optimizers.table import TABLE, Known
 from ckptsurgeon.hints import Hint, again, command
-from ckptsurgeon.plans import Fingerprint, Receipt
+from ckptsurgeon.plan.edits import Move, relative
+from ckptsurgeon.plan.plan import Fingerprint, Receipt
 from ckptsurgeon.run import moved, search, writers
 from ckptsurgeon.run.log_folders import LogFolders
+from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import journal, lock, receipts
 from ckptsurgeon.transaction.home import HOME
 

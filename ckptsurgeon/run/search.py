@@ -12,10 +12,10 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats import Format
-from ckptsurgeon.formats.constants import TORCH
 from ckptsurgeon.formats.detect import SIGNS, detect, is_run, named, nameless
-from ckptsurgeon.formats.logs import Logs
+from ckptsurgeon.formats.fields.constants import TORCH
 from ckptsurgeon.hints import Hint, again, command
+from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction.home import HOME
 
 SETTINGS = "ckptsurgeon.yaml"

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.edits import relative
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.step_folders import files_below
+from ckptsurgeon.plan.edits import relative
 from ckptsurgeon.transaction import process
 
 FLUSH_S = 120

@@ -7,9 +7,9 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.hints import command
-from ckptsurgeon.plans import Plan, Receipt
+from ckptsurgeon.plan.plan import Plan, Receipt
+from ckptsurgeon.plan.promise import Promise, differences
 from ckptsurgeon.progress import Progress
-from ckptsurgeon.promise import Promise, differences
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import journal
 from ckptsurgeon.transaction.journal import Recovery

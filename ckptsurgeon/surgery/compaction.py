@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from ckptsurgeon.edits import Rewrite
 from ckptsurgeon.files.archives import shrink
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.formats.constants import TORCH
-from ckptsurgeon.formats.known_globals import refuse_unknown
-from ckptsurgeon.formats.trees import compacted
-from ckptsurgeon.plans import Plan
+from ckptsurgeon.formats.fields.constants import TORCH
+from ckptsurgeon.formats.fields.known_globals import refuse_unknown
+from ckptsurgeon.formats.fields.trees import compacted
+from ckptsurgeon.plan.edits import Rewrite
+from ckptsurgeon.plan.plan import Plan
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import render, touched
 from ckptsurgeon.transaction import receipts

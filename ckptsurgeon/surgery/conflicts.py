@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ckptsurgeon.edits import (
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.plan.edits import (
     ABSENT,
     ZEROS,
     AnyChange,
@@ -21,7 +22,6 @@ from ckptsurgeon.edits import (
     Renamed,
     Rewrite,
 )
-from ckptsurgeon.errors import UsageError
 
 Path = tuple[Key, ...]
 

@@ -17,7 +17,7 @@ from ckptsurgeon.files import safetensors_header
 from ckptsurgeon.files.dtypes import SAFETENSORS
 from ckptsurgeon.formats import Checkpoint, Weight
 from ckptsurgeon.formats.capabilities import HasWeights
-from ckptsurgeon.formats.second_copies import TRAINED
+from ckptsurgeon.formats.tensors.second_copies import TRAINED
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import named_copies
 from ckptsurgeon.progress import Progress

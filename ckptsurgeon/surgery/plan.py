@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ckptsurgeon import operations
-from ckptsurgeon.edits import AnyChange, Aside, Change, Rewrite
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
-from ckptsurgeon.formats.known_globals import refuse_unknown
-from ckptsurgeon.formats.trees import rounded
+from ckptsurgeon.formats.fields.known_globals import refuse_unknown
+from ckptsurgeon.formats.fields.trees import rounded
 from ckptsurgeon.hints import again, command
 from ckptsurgeon.operations.section import Recipe, Section
-from ckptsurgeon.plans import Plan
+from ckptsurgeon.plan.edits import AnyChange, Aside, Change, Rewrite
+from ckptsurgeon.plan.plan import Plan
 from ckptsurgeon.recipe.file import keys, to_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.conflicts import refuse_two_words

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from ckptsurgeon.edits import (
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.plan.edits import (
     AnyChange,
     Append,
     Aside,
@@ -21,7 +22,6 @@ from ckptsurgeon.edits import (
     Rewrite,
     Span,
 )
-from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.names import refuse_foreign
 

@@ -7,7 +7,10 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.edits import (
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import again
+from ckptsurgeon.operations import rollback
+from ckptsurgeon.plan.edits import (
     AnyChange,
     Append,
     Aside,
@@ -22,10 +25,7 @@ from ckptsurgeon.edits import (
     Tail,
     Truncate,
 )
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.hints import again
-from ckptsurgeon.operations import rollback
-from ckptsurgeon.plans import Plan, Receipt
+from ckptsurgeon.plan.plan import Plan, Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import loud, relinked, replaced, rewrite, touched
 from ckptsurgeon.transaction import assumptions, kept, receipts

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from ckptsurgeon.edits import Change, Move
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import command, shell
-from ckptsurgeon.plans import Plan, Receipt
+from ckptsurgeon.plan.edits import Change, Move
+from ckptsurgeon.plan.plan import Plan, Receipt
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.restore import plan_restore

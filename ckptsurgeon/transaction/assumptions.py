@@ -16,7 +16,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from ckptsurgeon import disk
-from ckptsurgeon.edits import (
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import again, command, shell
+from ckptsurgeon.plan.edits import (
     Append,
     Computed,
     Content,
@@ -28,9 +30,7 @@ from ckptsurgeon.edits import (
     Span,
     Truncate,
 )
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.hints import again, command, shell
-from ckptsurgeon.plans import Fingerprint
+from ckptsurgeon.plan.plan import Fingerprint
 
 AGAIN = again(why="it plans anew")
 RIGHTS = "run as the user who owns the run, or change its permissions"

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptsurgeon import disk
-from ckptsurgeon.arithmetic import ITEM, spoilt, together
-from ckptsurgeon.crc32 import joined
-from ckptsurgeon.edits import Checksum, Computed, Source
 from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import Checksum, Computed, Source
+from ckptsurgeon.transaction.arithmetic import ITEM, spoilt, together
+from ckptsurgeon.transaction.crc32 import joined
 from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
 from ckptsurgeon.transaction.redo import each
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ckptsurgeon.edits import Checksum, Computed, Content, Hole, Piece
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plan.edits import Checksum, Computed, Content, Hole, Piece
 
 CHUNK = 1 << 20
 """Bytes that are in memory at once."""

@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsurgeon import disk, whole_file
-from ckptsurgeon.edits_json import Malformed, parsed, to_json
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.hints import command
-from ckptsurgeon.plans import Plan, Receipt
+from ckptsurgeon.plan.as_json import Malformed, parsed, to_json
+from ckptsurgeon.plan.plan import Plan, Receipt
+from ckptsurgeon.plan.record_types import made
 from ckptsurgeon.progress import Progress, silent
-from ckptsurgeon.record_types import made
 from ckptsurgeon.transaction import assumptions, lock, receipts, staging
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.names import edited, refuse_foreign, refuse_foreign_staging

@@ -23,9 +23,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ckptsurgeon.edits import Computed, Content, Edit, Move, Replace, Span, Tail
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import shell
+from ckptsurgeon.plan.edits import Computed, Content, Edit, Move, Replace, Span, Tail
 from ckptsurgeon.transaction.home import HOME
 
 ID = re.compile(r"[0-9]{4,18}")

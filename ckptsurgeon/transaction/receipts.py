@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.edits import Content, Rewrite
-from ckptsurgeon.edits_json import Malformed, parsed, to_json
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import Hint, shell
-from ckptsurgeon.plans import Plan, Receipt
-from ckptsurgeon.promise import Promise
+from ckptsurgeon.plan.as_json import Malformed, parsed, to_json
+from ckptsurgeon.plan.edits import Content, Rewrite
+from ckptsurgeon.plan.plan import Plan, Receipt
+from ckptsurgeon.plan.promise import Promise
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.inverse import inverse
 from ckptsurgeon.transaction.names import ID

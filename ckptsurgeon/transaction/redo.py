@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckptsurgeon import disk
-from ckptsurgeon.edits import SHORT_GAP, Move, Replace, Tail, Truncate
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import SHORT_GAP, Move, Replace, Tail, Truncate
 from ckptsurgeon.transaction.assumptions import digest_of, tail_digest
 from ckptsurgeon.transaction.home import HOME
 

@@ -16,7 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from ckptsurgeon import disk
-from ckptsurgeon.edits import (
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plan.edits import (
     Append,
     Checksum,
     Computed,
@@ -31,8 +32,7 @@ from ckptsurgeon.edits import (
     Truncate,
     length,
 )
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plans import Plan, Receipt
+from ckptsurgeon.plan.plan import Plan, Receipt
 from ckptsurgeon.transaction import computing, kept, receipts
 from ckptsurgeon.transaction.computing import Place, Sum
 from ckptsurgeon.transaction.content import joined, read

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsurgeon import expressions
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.expressions import bounded, search
+from ckptsurgeon.files import expressions
+from ckptsurgeon.files.expressions import bounded, search
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 

@@ -19,7 +19,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import scan
 from ckptsurgeon.files.pickles.tree import Global, Object, Tensor, get, tensors
-from ckptsurgeon.formats.known_globals import unknown
+from ckptsurgeon.formats.fields.known_globals import unknown
 from tests.support import enums_by_name
 from tests.support.torch_files import (
     GROUPS,

@@ -17,8 +17,6 @@ import pytest
 import torch
 
 from bench import chunked
-from ckptsurgeon import crc32
-from ckptsurgeon.edits import Each
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import native
 from ckptsurgeon.files.archives.archive import Archive
@@ -28,6 +26,8 @@ from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import Scan, scan
 from ckptsurgeon.files.pickles.splice import splice
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
+from ckptsurgeon.plan.edits import Each
+from ckptsurgeon.transaction import crc32
 from tests.hostile.mutations import mutated
 from tests.support.compiled import MADE, compiled, sources_in
 from tests.support.torch_files import plain_shard, read, save, zero_shard

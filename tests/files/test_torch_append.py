@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon.edits import ABSENT, ZEROS, Append
 from ckptsurgeon.files.archives.append import Archive, render
 from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.plan.edits import ABSENT, ZEROS, Append
 from tests.support.torch_files import (
     GROUPS,
     MODES,

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils.serialization import config
 
-from ckptsurgeon.edits import ABSENT, ZEROS, Append, Content, Span
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.append import Archive, render
+from ckptsurgeon.plan.edits import ABSENT, ZEROS, Append, Content, Span
 from tests.support.torch_files import (
     GROUPS,
     MODES,

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ckptsurgeon.edits import ZEROS, Append
 from ckptsurgeon.files.archives.append import Archive
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get, tensors
+from ckptsurgeon.plan.edits import ZEROS, Append
 from tests.conftest import Trained
 from tests.support.torch_files import GROUPS, STATE, change, edited, frozen
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon.edits import Content
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.shrink import shrink
+from ckptsurgeon.plan.edits import Content
 from tests.support.torch_files import apply
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon.edits import ZEROS, Append
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.append import FIRST_GAP, Archive, render
+from ckptsurgeon.plan.edits import ZEROS, Append
 from tests.support.torch_files import GROUPS, STATE, apply, change, load, plain_shard, save
 
 Partly = Callable[[Path, Append], None]

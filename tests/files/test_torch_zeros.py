@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsurgeon import crc32
-from ckptsurgeon.edits import ZEROS, Append, Content
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.append import Archive
 from ckptsurgeon.files.archives.storage_edit import ranges
 from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.plan.edits import ZEROS, Append, Content
+from ckptsurgeon.transaction import crc32
 from tests.support.torch_files import change, edited, frozen, load, save
 
 

@@ -11,8 +11,8 @@ import torch
 from ckptsurgeon import Run
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.formats import FIELDS
+from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.report.run import SHOWN
 from tests.formats.matrix import make
 

@@ -14,11 +14,11 @@ import torch.distributed.checkpoint as dcp
 from ckptsurgeon import Run
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor, strides
-from ckptsurgeon.formats import head_counts, heads
 from ckptsurgeon.formats.capabilities import HasHeads
-from ckptsurgeon.formats.logits import Logits
-from ckptsurgeon.formats.stretches import by_parameter, numbers
-from ckptsurgeon.formats.values import Part, Place
+from ckptsurgeon.formats.fields.values import Part, Place
+from ckptsurgeon.formats.heads import head_counts, heads
+from ckptsurgeon.formats.tensors.logits import Logits
+from ckptsurgeon.formats.tensors.stretches import by_parameter, numbers
 from tests.conftest import Trained
 from tests.support.attention import logits_of, train_shared_keys
 from tests.support.dcp_trainers import CONFIG, olmo, torchtitan

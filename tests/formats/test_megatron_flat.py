@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ckptsurgeon import look, surgery
-from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved
+from ckptsurgeon.plan.edits import Change
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from tests.support.megatron_flat import NAMES, WRAPPED, gathered, loaded, save

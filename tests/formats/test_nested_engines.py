@@ -17,7 +17,7 @@ from ckptsurgeon import Run
 from ckptsurgeon.cli import app
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.formats.strips import strips
+from ckptsurgeon.formats.tensors.strips import strips
 from tests.support.deepspeed_engine import Options, make, process_group
 from tests.support.universal import convert
 

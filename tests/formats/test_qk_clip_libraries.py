@@ -17,7 +17,7 @@ import torch
 
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.head_counts import PLAIN, WITH_QK_NORM
+from ckptsurgeon.formats.heads.head_counts import PLAIN, WITH_QK_NORM
 from ckptsurgeon.recipe.file import from_data
 from tests.support import attention_seen
 from tests.support.attention import logits_of

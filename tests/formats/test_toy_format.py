@@ -11,9 +11,9 @@ import torch
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.formats import detect
+from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.layout import Format
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.recipe.file import from_data
 from tests.support.conformance import LAWS
 from tests.support.snapshot import snapshot

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from ckptsurgeon import Run, disk, plan, surgery
-from ckptsurgeon.edits_json import to_json
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plan.as_json import to_json
 from ckptsurgeon.recipe.file import from_data
 from tests.hostile import lies
 from tests.hostile.records import mutated

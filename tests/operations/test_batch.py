@@ -13,7 +13,7 @@ import torch
 
 from ckptsurgeon import Run, look, plan
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import rampup
+from ckptsurgeon.formats.schedules import rampup
 from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained

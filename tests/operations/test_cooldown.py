@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ckptsurgeon import Run, look, plan, surgery
-from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.cooldown import Cooldown
-from ckptsurgeon.plans import Plan
+from ckptsurgeon.plan.edits import Change
+from ckptsurgeon.plan.plan import Plan
 from ckptsurgeon.recipe.file import from_data, load
 from tests.conftest import Trained
 from tests.formats.matrix import hugging_face

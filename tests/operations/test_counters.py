@@ -9,7 +9,7 @@ import pytest
 
 from ckptsurgeon import Hyperparameters, Recipe, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats.rampup import batch_size
+from ckptsurgeon.formats.schedules.rampup import batch_size
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.support.launch import first_line

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from ckptsurgeon import Run, look, plan, surgery
-from ckptsurgeon.edits import Change, Computed
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.launch.relaunch import compare
-from ckptsurgeon.plans import Plan
+from ckptsurgeon.plan.edits import Change, Computed
+from ckptsurgeon.plan.plan import Plan
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.support.attention import logits_of, train_shared_keys

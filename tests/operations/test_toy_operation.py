@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from ckptsurgeon import Recipe, Run, apply, from_data, inspect, operations, plan, plan_undo
 from ckptsurgeon.cli import app
-from ckptsurgeon.edits import Change
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.operations.section import Changes, Section
+from ckptsurgeon.plan.edits import Change
 from tests.support.tiny_run import make_run
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ckptsurgeon import Run, surgery
-from ckptsurgeon.arithmetic import spoilt
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.transaction.arithmetic import spoilt
 from tests.support.snapshot import snapshot
 
 PAGE = """

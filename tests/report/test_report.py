@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ckptsurgeon import report
-from ckptsurgeon.edits import (
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import (
     ABSENT,
     ZEROS,
     AnyChange,
@@ -25,9 +27,7 @@ from ckptsurgeon.edits import (
     Span,
     Truncate,
 )
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.hints import command
-from ckptsurgeon.plans import Plan, Receipt
+from ckptsurgeon.plan.plan import Plan, Receipt
 from ckptsurgeon.report.style import number, size, value
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.export import Export

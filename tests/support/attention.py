@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import HasHeads
-from ckptsurgeon.formats.logits import Logits, logits
-from ckptsurgeon.formats.stretches import by_parameter
+from ckptsurgeon.formats.tensors.logits import Logits, logits
+from ckptsurgeon.formats.tensors.stretches import by_parameter
 from tests.support.launch import launch
 
 

@@ -20,7 +20,7 @@ from ckptsurgeon.formats import FIELDS, Checkpoint, Part, Place, capabilities
 from ckptsurgeon.formats.capabilities import Capability, NamesMoments, blobs
 from ckptsurgeon.formats.detect import detect
 from ckptsurgeon.formats.layout import HasHazards
-from ckptsurgeon.formats.stretches import by_parameter
+from ckptsurgeon.formats.tensors.stretches import by_parameter
 from ckptsurgeon.look.doctor import diagnose
 from ckptsurgeon.recipe.file import from_data
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptsurgeon.promise import Promise
+from ckptsurgeon.plan.promise import Promise
 
 PROMISE = Promise(
     step=6211,

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ckptsurgeon.edits import Change, Computed
-from ckptsurgeon.plans import Plan
+from ckptsurgeon.plan.edits import Change, Computed
+from ckptsurgeon.plan.plan import Plan
 
 HIDDEN, HEADS, GROUPS, WIDTH = 8, 4, 2, 2
 LLAMA = {

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ckptsurgeon.edits import Append, Change, Content, Hole, Span
 from ckptsurgeon.files.archives import append
 from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import scan
+from ckptsurgeon.plan.edits import Append, Change, Content, Hole, Span
 
 MODES = [(False, False), (False, True), (True, False), (True, True)]
 """mmap × weights_only."""

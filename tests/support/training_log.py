@@ -14,8 +14,8 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from ckptsurgeon.edits import AnyChange, Aside, Rewrite, Span
 from ckptsurgeon.logs.marks import Marks
+from ckptsurgeon.plan.edits import AnyChange, Aside, Rewrite, Span
 
 Point = tuple[str, int, float]
 """Tag, step, wall time: walls are unique per job and iteration, so a point is one event."""

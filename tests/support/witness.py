@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ckptsurgeon.edits import ABSENT, ZEROS, AnyChange, Aside, Change, Elements, Fill, Renamed
 from ckptsurgeon.look.diff.diff import Diff
+from ckptsurgeon.plan.edits import ABSENT, ZEROS, AnyChange, Aside, Change, Elements, Fill, Renamed
 
 Seen = set[tuple[Any, ...]]
 

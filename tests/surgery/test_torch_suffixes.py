@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.cli import app
-from ckptsurgeon.formats.constants import TORCH
+from ckptsurgeon.formats.fields.constants import TORCH
 from ckptsurgeon.report.plan import cost
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import make_run

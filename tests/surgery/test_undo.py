@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ckptsurgeon import Run, look, plan, report, surgery
-from ckptsurgeon.edits import Aside, Content, Replace
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.plan.edits import Aside, Content, Replace
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.style import Style
 from tests.conftest import Trained

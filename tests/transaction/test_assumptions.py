@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon.edits import Append, Content, Edit, Move, Replace, Span
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plans import Fingerprint, Plan
+from ckptsurgeon.plan.edits import Append, Content, Edit, Move, Replace, Span
+from ckptsurgeon.plan.plan import Fingerprint, Plan
 from ckptsurgeon.transaction import journal
 from ckptsurgeon.transaction.assumptions import check_space
 from tests.faults import toy

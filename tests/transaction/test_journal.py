@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon.edits import Content, Move, Replace
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
-from ckptsurgeon.plans import Plan
+from ckptsurgeon.plan.edits import Content, Move, Replace
+from ckptsurgeon.plan.plan import Plan
 from ckptsurgeon.transaction import journal, receipts
 from ckptsurgeon.transaction.redo import each
 from tests.faults import toy

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsurgeon.edits import Append, Content, Edit, Move, Replace, Span, Truncate
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plan.edits import Append, Content, Edit, Move, Replace, Span, Truncate
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.names import refuse_foreign, refuse_foreign_staging
 

@@ -13,8 +13,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import crc32
-from ckptsurgeon.edits import (
+from ckptsurgeon.errors import DEFECT, SurgeryError
+from ckptsurgeon.files.archives import retype, rewrite
+from ckptsurgeon.files.archives.archive import PICKLE, Archive
+from ckptsurgeon.files.archives.storage_edit import StorageEdit, Wish, blanks, storage_edits
+from ckptsurgeon.files.archives.zip_directory import Directory, Records
+from ckptsurgeon.files.archives.zip_tail import Columns, end_records, local_header, redirected
+from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.pickles.splice import Steps, splice
+from ckptsurgeon.files.pickles.tree import Tensor, get_each
+from ckptsurgeon.plan.edits import (
     ABSENT,
     ZEROS,
     Append,
@@ -26,16 +35,7 @@ from ckptsurgeon.edits import (
     Renamed,
     Value,
 )
-from ckptsurgeon.errors import DEFECT, SurgeryError
-from ckptsurgeon.files.archives import retype, rewrite
-from ckptsurgeon.files.archives.archive import PICKLE, Archive
-from ckptsurgeon.files.archives.storage_edit import StorageEdit, Wish, blanks, storage_edits
-from ckptsurgeon.files.archives.zip_directory import Directory, Records
-from ckptsurgeon.files.archives.zip_tail import Columns, end_records, local_header, redirected
-from ckptsurgeon.files.collector import collector_paused
-from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.pickles.splice import Steps, splice
-from ckptsurgeon.files.pickles.tree import Tensor, get_each
+from ckptsurgeon.transaction import crc32
 
 FIRST_GAP = 128 << 10
 """Bytes between the old end and the first new record. Readers look for the end record in the last

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import crc32
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import legacy
 from ckptsurgeon.files.archives.zip_directory import (
@@ -29,6 +28,7 @@ from ckptsurgeon.files.dtypes import ITEM_BYTES, element, number
 from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import MAX_BYTES, Scan, scan
 from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.transaction import crc32
 
 PICKLE = "data.pkl"
 TORCHSCRIPT = "constants.pkl"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 
-from ckptsurgeon.edits import Content, Span
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
 from ckptsurgeon.files.archives.zip_tail import Moved, directory, end_records, local_header
+from ckptsurgeon.plan.edits import Content, Span
 
 VERSION = ".format_version"
 

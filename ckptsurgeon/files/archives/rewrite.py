@@ -10,13 +10,13 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ckptsurgeon import crc32
-from ckptsurgeon.edits import Checksum, Computed, Content, Hole, Piece, Span
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import StorageEdit
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR, Directory, Record
 from ckptsurgeon.files.archives.zip_tail import Moved, directory_parts, end_records, local_header
+from ckptsurgeon.plan.edits import Checksum, Computed, Content, Hole, Piece, Span
+from ckptsurgeon.transaction import crc32
 
 CHUNK = 1 << 20
 LOCAL_CRC, ENTRY_CRC = 14, 16

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ckptsurgeon.edits import Content, Span
 from ckptsurgeon.files.archives.archive import CHUNK, PICKLE, Archive
 from ckptsurgeon.files.archives.compact import VERSION
 from ckptsurgeon.files.archives.storage_edit import ranges
@@ -22,6 +21,7 @@ from ckptsurgeon.files.pickles.sharing import Splice
 from ckptsurgeon.files.pickles.splice import replaced
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.files.pickles.values import encode, scalar
+from ckptsurgeon.plan.edits import Content, Span
 
 REBUILD = ("torch._utils", "_rebuild_tensor_v2")
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ckptsurgeon.edits import Each, Key, Value, each_path
 from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.files.pickles import opcodes
 from ckptsurgeon.files.pickles.scan import Scan, scan
 from ckptsurgeon.files.pickles.sharing import Cut, Memo, Splice, cut
 from ckptsurgeon.files.pickles.values import NO_SCALAR, encode, like, scalar
+from ckptsurgeon.plan.edits import Each, Key, Value, each_path
 
 
 @dataclass(slots=True)  # not frozen: that makes it three times slower to make

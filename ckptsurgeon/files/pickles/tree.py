@@ -13,8 +13,8 @@ from math import prod
 from operator import index
 from typing import Any
 
-from ckptsurgeon.edits import Each, Key
 from ckptsurgeon.files.dtypes import ITEM_BYTES, NUMPY, number
+from ckptsurgeon.plan.edits import Each, Key
 
 MOST_AXES = 64
 WIDEST = 1 << 63

@@ -11,21 +11,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.pickles.tree import get
-from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.capabilities import Cools, NamesGroups
 from ckptsurgeon.formats.checkpoint import agree
-from ckptsurgeon.formats.constants import GROUP
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.optimizer import Optimizer
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
-from ckptsurgeon.formats.moments import ALL
+from ckptsurgeon.formats.fields import known_globals
+from ckptsurgeon.formats.fields.constants import GROUP
+from ckptsurgeon.formats.fields.values import (
+    COUNTING,
+    MOMENTS,
+    Part,
+    Place,
+    State,
+    StateDict,
+    Weight,
+)
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.values import COUNTING, MOMENTS, Part, Place, State, StateDict, Weight
+from ckptsurgeon.formats.places.moments import ALL
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import Key
 
 FOREIGN = re.compile(r"(^|\.)(state|param_groups)\.")
 """What the name of a value of an optimizer has in it, whoever saved it."""

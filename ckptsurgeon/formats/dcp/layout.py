@@ -20,11 +20,11 @@ from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint
 from ckptsurgeon.formats.dcp.olmo_ddp import OlmoDdpCheckpoint, is_flat
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
+from ckptsurgeon.formats.fields.shard_files import opened, read_shards
+from ckptsurgeon.formats.fields.understood import problem
+from ckptsurgeon.formats.fields.values import Rival, State
 from ckptsurgeon.formats.layout import FindsStep, Format
-from ckptsurgeon.formats.sane import problem
-from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import files_below, folders_in
-from ckptsurgeon.formats.values import Rival, State
 from ckptsurgeon.hints import Hint, command
 
 CONFIG = "config.json"

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import head_counts, heads
 from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
-from ckptsurgeon.formats.heads import Attention
-from ckptsurgeon.formats.sane import mapping
+from ckptsurgeon.formats.fields.understood import mapping
+from ckptsurgeon.formats.fields.values import Decay, Place, Setting
+from ckptsurgeon.formats.heads import head_counts, heads
+from ckptsurgeon.formats.heads.heads import Attention
 from ckptsurgeon.formats.schedules import olmo_core
-from ckptsurgeon.formats.values import Decay, Place, Setting
 from ckptsurgeon.hints import command
-from ckptsurgeon.promise import Caveat
+from ckptsurgeon.plan.promise import Caveat
 
 FIXED = ("initial_lr",)
 """Keys of the param groups that a load takes from the config, where it names no others."""

@@ -14,8 +14,8 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint
 from ckptsurgeon.formats.dcp.optimizer import Optimizer, Paths
-from ckptsurgeon.formats.sane import mapping
-from ckptsurgeon.formats.values import MOMENTS, Part, Place, Setting, StateDict, Weight
+from ckptsurgeon.formats.fields.understood import mapping
+from ckptsurgeon.formats.fields.values import MOMENTS, Part, Place, Setting, StateDict, Weight
 
 MASTER = "main"
 RESETS = ("reset_optimizer_states_on_resume", "reset_optimizer_states_on_load")

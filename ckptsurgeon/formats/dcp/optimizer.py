@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.files.dcp import Saved
+from ckptsurgeon.plan.edits import Key
 
 Paths = list[tuple[Key, ...]]
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.capabilities import AdjustsGroups
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
+from ckptsurgeon.formats.fields.values import Located, Place, Setting
 from ckptsurgeon.formats.schedules import saved
 from ckptsurgeon.formats.schedules.torch_schedulers import TorchSchedulers
-from ckptsurgeon.formats.values import Located, Place, Setting
+from ckptsurgeon.plan.edits import Key
 
 
 @dataclass

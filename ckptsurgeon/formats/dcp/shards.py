@@ -12,7 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, NEW, Saved, Whole
@@ -20,8 +19,9 @@ from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.capabilities import HasArchives, HasWeights, NamesMoments
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.dcp import weights
-from ckptsurgeon.formats.sane import impossible, problem
-from ckptsurgeon.formats.values import MOMENTS, Blob, Box, Part, Place, Weight
+from ckptsurgeon.formats.fields.understood import impossible, problem
+from ckptsurgeon.formats.fields.values import MOMENTS, Blob, Box, Part, Place, Weight
+from ckptsurgeon.plan.edits import Append, Change, Content, Key
 
 
 @dataclass

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
+from ckptsurgeon.formats.fields.values import Decay, Place, Setting
 from ckptsurgeon.formats.schedules.check import refuse_no_rate
-from ckptsurgeon.formats.values import Decay, Place, Setting
-from ckptsurgeon.promise import Caveat
+from ckptsurgeon.plan.promise import Caveat
 
 
 @dataclass

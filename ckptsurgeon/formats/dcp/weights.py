@@ -12,7 +12,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, strides
-from ckptsurgeon.formats.values import Weight
+from ckptsurgeon.formats.fields.values import Weight
 from ckptsurgeon.hints import command
 
 STATE = re.compile(r"(optimizer|optim|chained_\d+|lr_scheduler|train_state|dataloader|rng_state)\b")

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats import head_counts, heads, known_globals
 from ckptsurgeon.formats.capabilities import (
     Converts,
     Cools,
@@ -35,15 +34,9 @@ from ckptsurgeon.formats.deepspeed import (
 )
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.heads import Attention
-from ckptsurgeon.formats.json_beside import transformers_config
-from ckptsurgeon.formats.megatron import batch
-from ckptsurgeon.formats.sane import is_count, understood
-from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_cooldown
-from ckptsurgeon.formats.schedules.check import AFTER_LOADING
-from ckptsurgeon.formats.schedules.names import is_megatron
-from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trained_after
-from ckptsurgeon.formats.values import (
+from ckptsurgeon.formats.fields import known_globals
+from ckptsurgeon.formats.fields.understood import is_count, understood
+from ckptsurgeon.formats.fields.values import (
     Conversion,
     Decay,
     Part,
@@ -53,7 +46,15 @@ from ckptsurgeon.formats.values import (
     State,
     Weight,
 )
-from ckptsurgeon.promise import Promise
+from ckptsurgeon.formats.heads import head_counts, heads
+from ckptsurgeon.formats.heads.heads import Attention
+from ckptsurgeon.formats.megatron import batch
+from ckptsurgeon.formats.places.json_beside import transformers_config
+from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_cooldown
+from ckptsurgeon.formats.schedules.check import AFTER_LOADING
+from ckptsurgeon.formats.schedules.names import is_megatron
+from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trained_after
+from ckptsurgeon.plan.promise import Promise
 
 BUNDLED = {"adamw": "AdamW", "sgdw": "SGDW"}
 """The bundled trainer's names for its optimizers → what people call them."""

@@ -10,7 +10,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import DeepSpeed
-from ckptsurgeon.formats.values import Located, Part, Place, State
+from ckptsurgeon.formats.fields.values import Located, Part, Place, State
 
 BINS = ("pytorch_model.bin", "model.pt")
 """Files of whole weights beside an engine."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
+from ckptsurgeon.formats.fields.values import Setting, State
 from ckptsurgeon.formats.megatron import options
 from ckptsurgeon.formats.megatron.options import NEVER, SCHEDULE
 from ckptsurgeon.formats.schedules.rewarm import HOLD
-from ckptsurgeon.formats.values import Setting, State
 from ckptsurgeon.hints import Hint, command
-from ckptsurgeon.promise import Caveat
+from ckptsurgeon.plan.promise import Caveat
 
 USE, OVERRIDE = "--use-checkpoint-{}", "--override-{}"
 """With the name of the scheduler's class, as the trainer's flags spell it."""

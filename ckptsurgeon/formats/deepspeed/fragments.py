@@ -16,7 +16,7 @@ from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats.deepspeed import universal
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.values import Part, Place
+from ckptsurgeon.formats.fields.values import Part, Place
 from ckptsurgeon.hints import command
 
 

@@ -16,18 +16,18 @@ from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.constants import TRACKER, TRAINER_STATE
 from ckptsurgeon.formats.deepspeed import flags, universal
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.optimizer import EXPERTS, OPTIM
 from ckptsurgeon.formats.deepspeed.parallel import absent_layers
 from ckptsurgeon.formats.deepspeed.shards import MODEL
+from ckptsurgeon.formats.fields.constants import TRACKER, TRAINER_STATE
+from ckptsurgeon.formats.fields.shard_files import KEPT_SCANS, read_shards
+from ckptsurgeon.formats.fields.understood import MAX_RANKS, is_count, problem, understood
+from ckptsurgeon.formats.fields.values import Hazard, State
 from ckptsurgeon.formats.layout import Format, HasHazards, NamesElsewhere
 from ckptsurgeon.formats.megatron.options import OPTIONS
-from ckptsurgeon.formats.sane import MAX_RANKS, is_count, problem, understood
-from ckptsurgeon.formats.shard_files import KEPT_SCANS, read_shards
 from ckptsurgeon.formats.step_folders import folders_in
-from ckptsurgeon.formats.values import Hazard, State
 from ckptsurgeon.hints import Hint
 
 STEP = re.compile(r"global_step(\d+)")

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import get
-from ckptsurgeon.formats import optimizer_state
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.columns import Column, Places
 from ckptsurgeon.formats.deepspeed import universal
+from ckptsurgeon.formats.fields.columns import Column, Places
+from ckptsurgeon.formats.fields.values import Place, StateDict
 from ckptsurgeon.formats.optimizers.state_dict import by_key, state_dict
-from ckptsurgeon.formats.values import Place, StateDict
+from ckptsurgeon.formats.places import optimizer_state
+from ckptsurgeon.plan.edits import Key
 
 OPTIM = re.compile(
     r"(?P<dtype>bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d{2,})_optim_states\.pt"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.formats.sane import is_count
-from ckptsurgeon.formats.values import Box
+from ckptsurgeon.formats.fields.understood import is_count
+from ckptsurgeon.formats.fields.values import Box
 
 LAYER = re.compile(r"layer_(\d{2,})(?:-model_(\d{2,}))?-model_states\.pt")
 EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_(\d+)_model_states\.pt")

@@ -12,16 +12,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats import optimizer_state
 from ckptsurgeon.formats.deepspeed import fragments
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.deepspeed.parallel import EXPERT, LAYER, box, model_rank, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.values import MOMENTS, NUMBER, Box, Part, Place
+from ckptsurgeon.formats.fields.values import MOMENTS, NUMBER, Box, Part, Place
+from ckptsurgeon.formats.places import optimizer_state
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import Key
 
 MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 TIED = "tied_modules."

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptsurgeon.edits import ABSENT
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.values import Conversion, Place, Setting
+from ckptsurgeon.formats.fields.values import Conversion, Place, Setting
+from ckptsurgeon.plan.edits import ABSENT
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SCALER = ("loss_scaler", "dynamic_loss_scale", "overflow")

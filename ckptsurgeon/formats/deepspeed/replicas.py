@@ -14,7 +14,7 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.deepspeed import parts
 from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.values import Copy, Replica
+from ckptsurgeon.formats.fields.values import Copy, Replica
 from ckptsurgeon.hints import command
 
 

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, get
 from ckptsurgeon.formats.capabilities import NamesGroups
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.columns import Places
-from ckptsurgeon.formats.constants import GROUP
 from ckptsurgeon.formats.deepspeed import optimizer
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
+from ckptsurgeon.formats.fields.columns import Places
+from ckptsurgeon.formats.fields.constants import GROUP
+from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.fields.values import Place, StateDict
 from ckptsurgeon.formats.megatron.options import BATCH
-from ckptsurgeon.formats.moments import ALL
-from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.places.moments import ALL
 from ckptsurgeon.formats.schedules import annealing, deepspeed
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
-from ckptsurgeon.formats.values import Place, StateDict
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import Key
 
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d{2,})_model_states\.pt")
 IN_GROUPS = (*GROUP, "momentum")

@@ -15,7 +15,7 @@ from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats.deepspeed import parallel
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.sane import is_count, understood
+from ckptsurgeon.formats.fields.understood import is_count, understood
 from ckptsurgeon.formats.schedules.annealing import learning_rate
 
 RANK = re.compile(r"zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt")

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.fields.values import MOMENTS, Hazard, Place, StateDict
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.formats.values import MOMENTS, Hazard, Place, StateDict
+from ckptsurgeon.plan.edits import Key
 
 FOLDER = re.compile(r"global_step(\d+)_universal")
 POINTER = "latest_universal"

@@ -15,7 +15,7 @@ from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.formats.deepspeed import parts
 from ckptsurgeon.formats.deepspeed.parallel import LAYER, axis
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.values import Part, Weight
+from ckptsurgeon.formats.fields.values import Part, Weight
 
 
 def weights(checkpoint: DeepSpeedShards) -> Iterator[Weight]:

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import HasWeights
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
 from ckptsurgeon.formats.described.savers import Saving
+from ckptsurgeon.formats.fields.values import Decay, Located, Place, Setting, State, Weight
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.values import Decay, Located, Place, Setting, State, Weight
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import Key
 
 
 @dataclass

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ckptsurgeon.edits import AnyChange, Append, Change, Content
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import capabilities as can
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.fields.values import Blob, Conversion, Part, Place, Strip
 from ckptsurgeon.formats.step_folders import files_below
-from ckptsurgeon.formats.values import Blob, Conversion, Part, Place, Strip
+from ckptsurgeon.plan.edits import AnyChange, Append, Change, Content
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")

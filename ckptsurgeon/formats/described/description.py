@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats.described.name_pattern import NamePattern
-from ckptsurgeon.promise import Caveat
+from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plan.promise import Caveat
 from ckptsurgeon.transaction.home import HOME
 
 KeyPath = tuple[Key, ...]

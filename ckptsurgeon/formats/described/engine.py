@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ckptsurgeon.formats.deepspeed.engine import EngineCheckpoint
 from ckptsurgeon.formats.described.savers import Saving
-from ckptsurgeon.formats.values import Located
+from ckptsurgeon.formats.fields.values import Located
 
 
 @dataclass

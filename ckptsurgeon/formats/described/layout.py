@@ -10,6 +10,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import Saved
+from ckptsurgeon.files.one_look import once
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
@@ -19,12 +20,11 @@ from ckptsurgeon.formats.described.name_pattern import NamePattern
 from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
+from ckptsurgeon.formats.fields.shard_files import read_shards
+from ckptsurgeon.formats.fields.values import Rival
 from ckptsurgeon.formats.layout import Paged, leads_out, outside
 from ckptsurgeon.formats.megatron.dist import common_state
-from ckptsurgeon.formats.one_look import once
-from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.step_folders import files_below
-from ckptsurgeon.formats.values import Rival
 from ckptsurgeon.hints import Hint, command
 
 ENDING = 1 << 20

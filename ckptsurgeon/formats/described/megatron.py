@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import known_globals
 from ckptsurgeon.formats.described.description import COUNTERS, Description
 from ckptsurgeon.formats.described.savers import Saving
+from ckptsurgeon.formats.fields import known_globals
+from ckptsurgeon.formats.fields.values import Located, Place, State
 from ckptsurgeon.formats.megatron.dist import GROUPS, MegatronDistCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.schedules.torch_schedulers import NOT_KNOWN, TorchSchedulers
-from ckptsurgeon.formats.values import Located, Place, State
 from ckptsurgeon.hints import command
 
 CHAINED = re.compile(r"chained_(\d+)\.")

@@ -20,9 +20,9 @@ from ckptsurgeon.formats.described.sharded import (
     optimizers,
     weights_of,
 )
+from ckptsurgeon.formats.fields.shard_files import read_shards
+from ckptsurgeon.formats.fields.values import Located
 from ckptsurgeon.formats.megatron.dist import COMMON, common_root
-from ckptsurgeon.formats.shard_files import read_shards
-from ckptsurgeon.formats.values import Located
 
 KEYS = ("optimizers", "schedulers", "scalers", "weights", "savers")
 

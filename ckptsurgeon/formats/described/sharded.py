@@ -15,8 +15,8 @@ from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.described.description import COUNTERS, Description, KeyPath
 from ckptsurgeon.formats.described.savers import Saving
-from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
-from ckptsurgeon.formats.values import COUNTING, Located, Part, Place, Weight
+from ckptsurgeon.formats.fields.values import COUNTING, Located, Part, Place, Weight
+from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
 
 SHARDS = "shard-*.safetensors"
 """What torch's writer calls safetensors that hold what a rank has of each tensor."""

@@ -9,6 +9,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA
+from ckptsurgeon.files.one_look import once
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.deepspeed.engine import Engine
@@ -16,10 +17,9 @@ from ckptsurgeon.formats.described.checkpoint import expanded
 from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
 from ckptsurgeon.formats.described.sharded import SHARDS, begun
 from ckptsurgeon.formats.described.siblings import Siblings, siblings
+from ckptsurgeon.formats.fields.understood import is_count
 from ckptsurgeon.formats.layout import Format, NamesMore, leads_inside
 from ckptsurgeon.formats.megatron.dist import CONFIG, common_file, common_state
-from ckptsurgeon.formats.one_look import once
-from ckptsurgeon.formats.sane import is_count
 from ckptsurgeon.formats.step_folders import files_below
 
 Shard = tuple[Path, FilePattern, Mapping[str, int]]

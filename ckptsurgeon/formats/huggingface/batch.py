@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from math import gcd
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats.json_beside import JsonBeside
+from ckptsurgeon.formats.fields.values import Place, Setting
+from ckptsurgeon.formats.places.json_beside import JsonBeside
 from ckptsurgeon.formats.schedules import plateau, torch
-from ckptsurgeon.formats.values import Place, Setting
 from ckptsurgeon.hints import command
 
 STEPS = ("warmup_steps", "save_steps", "eval_steps", "logging_steps")

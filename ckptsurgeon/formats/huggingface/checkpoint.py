@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats import head_counts, heads
 from ckptsurgeon.formats.capabilities import HasHeads, HasWeights
-from ckptsurgeon.formats.constants import GROUP, SAFE
-from ckptsurgeon.formats.heads import Attention
+from ckptsurgeon.formats.fields.constants import GROUP, SAFE
+from ckptsurgeon.formats.fields.values import Decay, Part, Place, Setting, Weight
+from ckptsurgeon.formats.heads import head_counts, heads
+from ckptsurgeon.formats.heads.heads import Attention
 from ckptsurgeon.formats.huggingface import weights
 from ckptsurgeon.formats.huggingface.trainer_state import TrainerState
-from ckptsurgeon.formats.json_beside import JsonBeside, transformers_config
+from ckptsurgeon.formats.places.json_beside import JsonBeside, transformers_config
+from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.schedules import torch, transformers
 from ckptsurgeon.formats.schedules.check import refuse_several
-from ckptsurgeon.formats.values import Decay, Part, Place, Setting, Weight
 
 
 def batches(checkpoint: JsonBeside, file: Path) -> list[Place]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptsurgeon.formats.deepspeed.engine import EngineCheckpoint
+from ckptsurgeon.formats.fields.values import Decay, Setting
 from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
-from ckptsurgeon.formats.values import Decay, Setting
 
 ARGUMENTS = {"lr": "--learning_rate", "warmup": "--warmup_steps", "decay": "--max_steps"}
 """Key of a recipe → the argument that the Trainer compares with the DeepSpeed config."""

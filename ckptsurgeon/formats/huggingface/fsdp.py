@@ -14,16 +14,16 @@ from typing import ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
-from ckptsurgeon.formats import head_counts, heads
 from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
 from ckptsurgeon.formats.dcp.shards import absent
-from ckptsurgeon.formats.heads import Attention
+from ckptsurgeon.formats.fields.values import Decay, Place, Setting, Weight
+from ckptsurgeon.formats.heads import head_counts, heads
+from ckptsurgeon.formats.heads.heads import Attention
 from ckptsurgeon.formats.huggingface.trainer_state import TrainerState
-from ckptsurgeon.formats.json_beside import transformers_config
+from ckptsurgeon.formats.places.json_beside import transformers_config
 from ckptsurgeon.formats.schedules import torch, transformers
-from ckptsurgeon.formats.values import Decay, Place, Setting, Weight
 
 OPTIMIZER = "optimizer_0"
 NUMBERED = re.compile(r"(?:optimizer|pytorch_model_fsdp)_\d+")

@@ -10,23 +10,23 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.dcp import Saved, Values
-from ckptsurgeon.formats import json_beside
-from ckptsurgeon.formats.constants import TRAINER_STATE
 from ckptsurgeon.formats.deepspeed.engine import Engine, EngineCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import STEP
+from ckptsurgeon.formats.fields.constants import TRAINER_STATE
+from ckptsurgeon.formats.fields.shard_files import opened, read_shards
+from ckptsurgeon.formats.fields.values import OUTLIVES, Rival
 from ckptsurgeon.formats.huggingface import fsdp
 from ckptsurgeon.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from ckptsurgeon.formats.huggingface.engine import TrainerEngine
 from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
 from ckptsurgeon.formats.layout import FindsStep, NamesElsewhere
+from ckptsurgeon.formats.places import json_beside
 from ckptsurgeon.formats.schedules.torch import is_torch
-from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import StepFolders, listed
-from ckptsurgeon.formats.values import OUTLIVES, Rival
 from ckptsurgeon.hints import Hint, command
+from ckptsurgeon.plan.edits import Key
 from ckptsurgeon.transaction.home import HOME
 
 CHECKPOINTS = "checkpoints"

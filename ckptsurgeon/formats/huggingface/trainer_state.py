@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.formats.capabilities import Ranks, Rebatches
+from ckptsurgeon.formats.fields.values import Place, Setting
 from ckptsurgeon.formats.huggingface import batch
-from ckptsurgeon.formats.json_beside import JsonBeside
-from ckptsurgeon.formats.values import Place, Setting
+from ckptsurgeon.formats.places.json_beside import JsonBeside
 
 BEST = ("best_model_checkpoint", "best_metric", "best_global_step")
 """What the Trainer keeps of the best model: its folder, the metric, the step."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text
-from ckptsurgeon.formats.constants import SAFE
-from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.fields.constants import SAFE
+from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.hints import command
 
 WHOLE = re.compile(

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import rampup
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.values import Setting
+from ckptsurgeon.formats.fields.values import Setting
+from ckptsurgeon.formats.schedules import rampup
 
 
 def rebatch(

@@ -15,12 +15,12 @@ from typing import Any
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.dcp import Saved, Values
+from ckptsurgeon.formats.fields.shard_files import read_shards
+from ckptsurgeon.formats.fields.understood import mapping
+from ckptsurgeon.formats.fields.values import Place, State
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, MegatronDistCheckpoint
 from ckptsurgeon.formats.megatron.flat import MegatronFlatCheckpoint
-from ckptsurgeon.formats.sane import mapping
-from ckptsurgeon.formats.shard_files import read_shards
-from ckptsurgeon.formats.values import Place, State
 
 COUNTERS = "train_state.pt"
 CONFIG = "run_config.yaml"

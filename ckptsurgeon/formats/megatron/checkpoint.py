@@ -8,20 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from ckptsurgeon.edits import AnyChange
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
-from ckptsurgeon.formats import head_counts, heads, known_globals
 from ckptsurgeon.formats.capabilities import AdjustsGroups, Cools, HasHeads, NamesMoments, Rebatches
-from ckptsurgeon.formats.heads import Attention
+from ckptsurgeon.formats.fields import known_globals
+from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.fields.values import NUMBER, Decay, Part, Place, Setting, State
+from ckptsurgeon.formats.heads import head_counts, heads
+from ckptsurgeon.formats.heads.heads import Attention
 from ckptsurgeon.formats.megatron import arguments, batch, flags, identity, parts, soundness
 from ckptsurgeon.formats.megatron.shards import MegatronShards
-from ckptsurgeon.formats.sane import understood
 from ckptsurgeon.formats.schedules import megatron, names
 from ckptsurgeon.formats.schedules.annealing import present_rate
 from ckptsurgeon.formats.schedules.check import samples_of
 from ckptsurgeon.formats.schedules.megatron import in_proportion
-from ckptsurgeon.formats.values import NUMBER, Decay, Part, Place, Setting, State
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import AnyChange
 
 Self = TypeVar("Self", bound="MegatronCheckpoint")
 NOTHING: Mapping[str, Any] = {}

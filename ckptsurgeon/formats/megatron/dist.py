@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.edits import Append, Change, Content, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives.archive import Archive
@@ -21,12 +20,13 @@ from ckptsurgeon.files.dcp import METADATA, Saved, Values
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import HasDigests
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
+from ckptsurgeon.formats.fields.shard_files import read_shards
+from ckptsurgeon.formats.fields.values import MOMENTS, Located, Part, Place, StateDict, Strip
 from ckptsurgeon.formats.megatron import parts
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
-from ckptsurgeon.formats.shard_files import read_shards
-from ckptsurgeon.formats.strips import MASTERS
-from ckptsurgeon.formats.values import MOMENTS, Located, Part, Place, StateDict, Strip
+from ckptsurgeon.formats.tensors.strips import MASTERS
+from ckptsurgeon.plan.edits import Append, Change, Content, Key
 
 CONFIG = "metadata.json"
 """Written last: a folder without it is not complete."""

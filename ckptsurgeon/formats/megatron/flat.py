@@ -16,17 +16,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import NamesMoments
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
+from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.fields.values import NUMBER, Part, Place, State, StateDict
 from ckptsurgeon.formats.megatron import flat_parts
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.values import NUMBER, Part, Place, State, StateDict
+from ckptsurgeon.plan.edits import Key
 
 INSIDE = r"(?P<base>optimizer(?:\.\d+)?(?:\.optimizer)?)"
 NUMBERED = re.compile(INSIDE + r"\.param_groups\.(?P<owner>\d+)\.(?P<key>\w+)")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckptsurgeon.files.dtypes import FLOATS
 from ckptsurgeon.formats.dcp.shards import DcpShards
+from ckptsurgeon.formats.fields.values import MOMENTS, NUMBER, Part, Place
 from ckptsurgeon.formats.megatron.parts import (
     MASTERS,
     Named,
@@ -22,8 +23,7 @@ from ckptsurgeon.formats.megatron.parts import (
     refuse_cut_otherwise,
     unknown,
 )
-from ckptsurgeon.formats.strips import MASTERS as IN_STATE
-from ckptsurgeon.formats.values import MOMENTS, NUMBER, Part, Place
+from ckptsurgeon.formats.tensors.strips import MASTERS as IN_STATE
 
 WEIGHT = re.compile(r"model\d*\.(.+)")
 STATE = re.compile(r"optimizer(?:\.\d+)?(?:\.optimizer)?\.state\.(.+)\.(\w+)")

@@ -17,8 +17,11 @@ from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.constants import TRACKER
 from ckptsurgeon.formats.dcp.shards import absent
+from ckptsurgeon.formats.fields.constants import TRACKER
+from ckptsurgeon.formats.fields.shard_files import opened, read_shards
+from ckptsurgeon.formats.fields.understood import problem, understood
+from ckptsurgeon.formats.fields.values import Hazard, Rival
 from ckptsurgeon.formats.layout import CleansUp, Format, HasHazards, NamesElsewhere
 from ckptsurgeon.formats.megatron import bridge, options, tiers
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
@@ -26,10 +29,7 @@ from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, opened_dist
 from ckptsurgeon.formats.megatron.flags import USE
 from ckptsurgeon.formats.megatron.flat import ROOT, opened_flat
 from ckptsurgeon.formats.megatron.tiers import OTHER, STEP
-from ckptsurgeon.formats.sane import problem, understood
-from ckptsurgeon.formats.shard_files import opened, read_shards
 from ckptsurgeon.formats.step_folders import files_below, folders_in, listed
-from ckptsurgeon.formats.values import Hazard, Rival
 from ckptsurgeon.hints import Hint, command, shell
 from ckptsurgeon.transaction.home import HOME
 

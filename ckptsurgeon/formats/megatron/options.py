@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptsurgeon.formats.values import State
+from ckptsurgeon.formats.fields.values import State
 
 SCHEDULE: Mapping[str, str] = {
     "lr": "--lr", "min_lr": "--min-lr", "warmup": "--lr-warmup-samples",

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import FLOATS
 from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.formats.fields.values import MOMENTS, NUMBER, Box, Part, Place
 from ckptsurgeon.formats.megatron.shards import MegatronShards, Optimizer
-from ckptsurgeon.formats.strips import contiguous
-from ckptsurgeon.formats.values import MOMENTS, NUMBER, Box, Part, Place
+from ckptsurgeon.formats.tensors.strips import contiguous
+from ckptsurgeon.plan.edits import Key
 
 CHUNK = re.compile(r"model(\d*)")
 FLAT = {"param": "master", **{kind: kind for kind in MOMENTS}}

@@ -13,22 +13,22 @@ from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, get, tensors
-from ckptsurgeon.formats import moments
 from ckptsurgeon.formats.capabilities import HasPadding
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.fields.understood import not_understood, understood
+from ckptsurgeon.formats.fields.values import Place, StateDict, Strip
 from ckptsurgeon.formats.megatron import arguments
 from ckptsurgeon.formats.megatron.options import BATCH
-from ckptsurgeon.formats.moments import ALL
 from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.formats.sane import not_understood, understood
+from ckptsurgeon.formats.places import moments
+from ckptsurgeon.formats.places.moments import ALL
 from ckptsurgeon.formats.schedules import megatron
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
-from ckptsurgeon.formats.values import Place, StateDict, Strip
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import Key
 
 ARGS = {
     "consumed_samples": "consumed_train_samples",

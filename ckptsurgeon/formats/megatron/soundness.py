@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
+from ckptsurgeon.formats.fields.understood import is_count, understood
+from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.formats.megatron.shards import MegatronShards
-from ckptsurgeon.formats.sane import is_count, understood
-from ckptsurgeon.formats.values import Place
+from ckptsurgeon.plan.edits import Key
 
 
 def contradictions(checkpoint: MegatronShards) -> list[str]:

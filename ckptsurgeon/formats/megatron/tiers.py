@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.formats.constants import TRACKER
+from ckptsurgeon.formats.fields.constants import TRACKER
+from ckptsurgeon.formats.fields.values import LOADED, OUTLIVES, Rival
 from ckptsurgeon.formats.step_folders import listed
-from ckptsurgeon.formats.values import LOADED, OUTLIVES, Rival
 from ckptsurgeon.hints import command, shell
 
 OTHER = "non_persistent"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ckptsurgeon.formats.fields.values import StateDict
 from ckptsurgeon.formats.optimizers.table import TABLE, Known, candidates
-from ckptsurgeon.formats.values import StateDict
 
 NAMES = frozenset(
     {

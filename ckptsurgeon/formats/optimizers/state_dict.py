@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
-from ckptsurgeon.formats.columns import Column, Places
-from ckptsurgeon.formats.constants import NESTED
-from ckptsurgeon.formats.sane import not_understood
-from ckptsurgeon.formats.values import Place, StateDict
+from ckptsurgeon.formats.fields.columns import Column, Places
+from ckptsurgeon.formats.fields.constants import NESTED
+from ckptsurgeon.formats.fields.understood import not_understood
+from ckptsurgeon.formats.fields.values import Place, StateDict
+from ckptsurgeon.plan.edits import Key
 
 BESIDE = frozenset(
     # of torch; fairseq's loss scale; nanotron's names and fp32 masters

@@ -9,6 +9,7 @@ from types import NoneType
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.fields.values import StateDict
 from ckptsurgeon.formats.optimizers import (
     pages,
     pytorch_optimizer,
@@ -17,7 +18,6 @@ from ckptsurgeon.formats.optimizers import (
     trainers,
 )
 from ckptsurgeon.formats.optimizers.entry import CONSTANT, Entry
-from ckptsurgeon.formats.values import StateDict
 from ckptsurgeon.hints import again, command
 
 ENTRIES: tuple[Entry, ...] = (

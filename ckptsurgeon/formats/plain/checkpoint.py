@@ -10,27 +10,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats import known_globals, optimizer_state
 from ckptsurgeon.formats.capabilities import NamesGroups, NamesMoments, Repeats
 from ckptsurgeon.formats.checkpoint import Disagreement
-from ckptsurgeon.formats.columns import Column, Places
-from ckptsurgeon.formats.constants import GROUP
-from ckptsurgeon.formats.json_beside import JsonBeside
-from ckptsurgeon.formats.moments import ALL
-from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.formats.plain import parts
-from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.schedules import saved
-from ckptsurgeon.formats.schedules.torch_schedulers import NOT_KNOWN, TorchSchedulers
-from ckptsurgeon.formats.values import (
+from ckptsurgeon.formats.fields import known_globals
+from ckptsurgeon.formats.fields.columns import Column, Places
+from ckptsurgeon.formats.fields.constants import GROUP
+from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.fields.values import (
     Located,
     Part,
     Place,
     State,
     StateDict,
 )
+from ckptsurgeon.formats.optimizers.state_dict import state_dict
+from ckptsurgeon.formats.places import optimizer_state
+from ckptsurgeon.formats.places.json_beside import JsonBeside
+from ckptsurgeon.formats.places.moments import ALL
+from ckptsurgeon.formats.plain import parts
+from ckptsurgeon.formats.schedules import saved
+from ckptsurgeon.formats.schedules.torch_schedulers import NOT_KNOWN, TorchSchedulers
+from ckptsurgeon.plan.edits import Key
 
 
 @dataclass

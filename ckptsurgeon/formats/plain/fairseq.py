@@ -12,13 +12,13 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.one_look import once
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.fields.shard_files import read_shards
+from ckptsurgeon.formats.fields.understood import is_count, problem, understood
+from ckptsurgeon.formats.fields.values import Rival, State
 from ckptsurgeon.formats.layout import Format, leads_out, outside
-from ckptsurgeon.formats.one_look import once
 from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
-from ckptsurgeon.formats.sane import is_count, problem, understood
-from ckptsurgeon.formats.shard_files import read_shards
-from ckptsurgeon.formats.values import Rival, State
 from ckptsurgeon.hints import Hint, command
 
 SUFFIX = r"(?P<suffix>(?:-model_part-(?P<mp>\d+))?(?:-shard(?P<dp>\d+))?)\.pt"

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.fields.values import NUMBER, Decay, Part, Place, Setting
 from ckptsurgeon.formats.plain import flat_parameters
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.plain.flat_parameters import Flat
-from ckptsurgeon.formats.sane import understood
-from ckptsurgeon.formats.values import NUMBER, Decay, Part, Place, Setting
 from ckptsurgeon.hints import command
-from ckptsurgeon.promise import Caveat
+from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plan.promise import Caveat
 
 OPTIMIZER = "last_optimizer_state"
 FLAGS = {

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.sane import mapping
-from ckptsurgeon.formats.values import Part
+from ckptsurgeon.formats.fields.understood import mapping
+from ckptsurgeon.formats.fields.values import Part
 from ckptsurgeon.hints import command
 
 RANK = re.compile(r"-shard(\d+)\.pt$")

@@ -12,23 +12,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
-from ckptsurgeon.formats import head_counts, heads, json_beside
 from ckptsurgeon.formats.capabilities import HasHeads
-from ckptsurgeon.formats.heads import Attention
+from ckptsurgeon.formats.fields.shard_files import read_shards
+from ckptsurgeon.formats.fields.understood import is_count, mapping, problem, understood
+from ckptsurgeon.formats.fields.values import Decay, Part, Place, Setting
+from ckptsurgeon.formats.heads import head_counts, heads
+from ckptsurgeon.formats.heads.heads import Attention
+from ckptsurgeon.formats.places import json_beside
+from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.plain import nanotron_parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.plain.nanotron_parts import SHARD
-from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
-from ckptsurgeon.formats.sane import is_count, mapping, problem, understood
-from ckptsurgeon.formats.shard_files import read_shards
 from ckptsurgeon.formats.step_folders import StepFolders, listed
-from ckptsurgeon.formats.values import Decay, Part, Place, Setting
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import Key
 
 LATEST = "latest.txt"
 METADATA = "checkpoint_metadata.json"

@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats.safetensors_beside import SafetensorsBeside
-from ckptsurgeon.formats.values import MOMENTS, Part, Place
+from ckptsurgeon.formats.fields.values import MOMENTS, Part, Place
+from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import Key
 
 SHARD = re.compile(
     r"optimizer_pp-(?P<pp>\d+)-of-\d+(?:_dp-(?P<dp>\d+)-of-\d+)?_tp-(?P<tp>\d+)-of-\d+"

@@ -10,13 +10,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get, strides
-from ckptsurgeon.formats import optimizer_state
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.sane import mapping, not_understood
-from ckptsurgeon.formats.values import COUNTING, MOMENTS, NUMBER, Located, Part, Place, Weight
+from ckptsurgeon.formats.fields.understood import mapping, not_understood
+from ckptsurgeon.formats.fields.values import (
+    COUNTING,
+    MOMENTS,
+    NUMBER,
+    Located,
+    Part,
+    Place,
+    Weight,
+)
+from ckptsurgeon.formats.places import optimizer_state
+from ckptsurgeon.plan.edits import Key
 
 
 def named(state_dict: Mapping[Any, Any]) -> dict[Key, str]:

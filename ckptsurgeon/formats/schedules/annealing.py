@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import sane
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.fields import understood as sane
+from ckptsurgeon.formats.fields.values import Decay, Place, Setting
 from ckptsurgeon.formats.schedules.check import (
     ASSERTED,
     refuse_early_decay,
@@ -22,7 +23,6 @@ from ckptsurgeon.formats.schedules.check import (
 )
 from ckptsurgeon.formats.schedules.megatron import stable_then_decay
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron, value
-from ckptsurgeon.formats.values import Decay, Place, Setting
 from ckptsurgeon.hints import command
 
 PLAIN = {

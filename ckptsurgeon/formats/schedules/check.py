@@ -8,8 +8,8 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.sane import not_understood
-from ckptsurgeon.formats.values import Decay, Place
+from ckptsurgeon.formats.fields.understood import not_understood
+from ckptsurgeon.formats.fields.values import Decay, Place
 from ckptsurgeon.hints import command
 
 CALLS = frozenset({"_step_count", "_is_initial", "verbose", "_get_lr_called_within_step"})

@@ -12,11 +12,11 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.sane import refuse_rates
+from ckptsurgeon.formats.fields.understood import refuse_rates
+from ckptsurgeon.formats.fields.values import Decay, Setting
 from ckptsurgeon.formats.schedules.check import refuse_early_decay
-from ckptsurgeon.formats.values import Decay, Setting
 from ckptsurgeon.hints import command
-from ckptsurgeon.promise import Caveat
+from ckptsurgeon.plan.promise import Caveat
 
 KEY = "last_batch_iteration"
 WARMUPS = ("WarmupLR", "WarmupDecayLR")

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.fields.values import Decay
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.formats.schedules.shapes import as_lambda
-from ckptsurgeon.formats.values import Decay
 
 SHAPE = "cosine"
 """Of a schedule that starts again, where none is asked for."""

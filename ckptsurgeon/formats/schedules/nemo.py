@@ -13,10 +13,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats.fields.values import Decay
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING, refuse_low_peak
-from ckptsurgeon.formats.values import Decay
+from ckptsurgeon.plan.edits import Key
 
 NAME = "CosineAnnealing"
 KEYS = frozenset({"max_steps", "warmup_steps", "constant_steps", "decay_steps", "min_lr"})

@@ -13,9 +13,9 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.fields.values import Place, Setting
 from ckptsurgeon.formats.schedules.annealing import unscheduled
 from ckptsurgeon.formats.schedules.check import one_scheduler, refuse_low_peak
-from ckptsurgeon.formats.values import Place, Setting
 from ckptsurgeon.hints import command
 
 NAME, GREEDY = "ReduceLROnPlateau", "GreedyLR"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ckptsurgeon.formats.rampup import batch_size
-from ckptsurgeon.formats.values import State
+from ckptsurgeon.formats.fields.values import State
+from ckptsurgeon.formats.schedules.rampup import batch_size
 
 HOLD = "hold"
 Window = tuple[str, int, int]

@@ -7,11 +7,11 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.fields.values import Located, Place, Setting
 from ckptsurgeon.formats.schedules import annealing, nemo, torch
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING
-from ckptsurgeon.formats.values import Located, Place, Setting
-from ckptsurgeon.promise import Caveat
+from ckptsurgeon.plan.promise import Caveat
 
 UNSEEN = Caveat(
     "initial_lr in the param groups says that a scheduler makes the rate, and its state is not "

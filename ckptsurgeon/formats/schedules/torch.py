@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.sane import is_number, not_understood, refuse_rates
+from ckptsurgeon.formats.fields.understood import is_number, not_understood, refuse_rates
+from ckptsurgeon.formats.fields.values import Place, Setting
 from ckptsurgeon.formats.schedules import in_code, nemo, plateau
 from ckptsurgeon.formats.schedules.check import (
     AFTER_LOADING,
@@ -25,9 +25,9 @@ from ckptsurgeon.formats.schedules.check import (
     refuse_low_peak,
     refuse_odd,
 )
-from ckptsurgeon.formats.values import Place, Setting
 from ckptsurgeon.hints import command
-from ckptsurgeon.promise import Caveat
+from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plan.promise import Caveat
 
 COMMON = frozenset(
     {

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.fields.values import Decay, Setting
 from ckptsurgeon.formats.schedules import in_code, nemo
 from ckptsurgeon.formats.schedules.check import one_scheduler, refuse_no_rate
 from ckptsurgeon.formats.schedules.torch import (
@@ -22,7 +22,7 @@ from ckptsurgeon.formats.schedules.torch import (
     settings_of,
     warnings_of,
 )
-from ckptsurgeon.formats.values import Decay, Setting
+from ckptsurgeon.plan.edits import Key
 
 DECAYS = {
     "LinearLR": "linear", "PolynomialLR": "linear", "CosineAnnealingLR": "cosine",

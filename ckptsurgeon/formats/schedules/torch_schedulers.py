@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import Cools
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.sane import understood
+from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.fields.values import Decay, Located, Place, Setting
 from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
 from ckptsurgeon.formats.schedules.check import refuse_several
-from ckptsurgeon.formats.values import Decay, Located, Place, Setting
+from ckptsurgeon.plan.edits import Key
 
 UNKNOWN = "an unknown schedule"
 NOT_KNOWN: tuple[str, float | None] = (UNKNOWN, None)

@@ -13,9 +13,9 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.fields.values import Decay, Setting
 from ckptsurgeon.formats.schedules import torch_cooldown
 from ckptsurgeon.formats.schedules.check import one_scheduler, refuse_no_rate
-from ckptsurgeon.formats.values import Decay, Setting
 
 Share = Callable[[int], float | None]
 

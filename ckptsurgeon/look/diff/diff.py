@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-from ckptsurgeon.edits import ABSENT, AnyChange, Aside, Change, Rewrite
-from ckptsurgeon.edits import Content as NewBytes
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.collector import collector_paused
@@ -19,6 +17,8 @@ from ckptsurgeon.look.diff.files import Difference, compare
 from ckptsurgeon.look.diff.sides import Side
 from ckptsurgeon.look.diff.tensors import Tensors
 from ckptsurgeon.look.diff.versions import Version
+from ckptsurgeon.plan.edits import ABSENT, AnyChange, Aside, Change, Rewrite
+from ckptsurgeon.plan.edits import Content as NewBytes
 from ckptsurgeon.progress import Progress
 
 SMALL = 1 << 20

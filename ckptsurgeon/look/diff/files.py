@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptsurgeon.edits import ABSENT, AnyChange, Aside, Change, Key, Rewrite
-from ckptsurgeon.edits import Content as NewBytes
 from ckptsurgeon.look.diff.leaves import same
 from ckptsurgeon.look.diff.versions import Content, Held, Version
+from ckptsurgeon.plan.edits import ABSENT, AnyChange, Aside, Change, Key, Rewrite
+from ckptsurgeon.plan.edits import Content as NewBytes
 
 
 @dataclass

@@ -9,16 +9,16 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ckptsurgeon.edits import ABSENT, AnyChange, Change, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Place, Weight
 from ckptsurgeon.formats.capabilities import HasWeights
-from ckptsurgeon.formats.strips import contiguous, strips
+from ckptsurgeon.formats.tensors.strips import contiguous, strips
 from ckptsurgeon.look.diff.files import shown
 from ckptsurgeon.look.diff.leaves import Leaves, same
 from ckptsurgeon.look.diff.versions import TREES, Version
+from ckptsurgeon.plan.edits import ABSENT, AnyChange, Change, Key
 
 FIELDS = ("tokens", "gigaflos", "batch_size", "rampup", "peak_lr", "scheduler")
 """Of a state, besides its promise and its schedule."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckptsurgeon.edits import AnyChange, Aside, Change, Move, Relink, Replace, Rewrite, Truncate
-from ckptsurgeon.edits import Content as NewBytes
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.dcp import METADATA
@@ -17,7 +15,18 @@ from ckptsurgeon.look.diff.diff import Diff, logs, texts
 from ckptsurgeon.look.diff.files import compare
 from ckptsurgeon.look.diff.tensors import Tensors
 from ckptsurgeon.look.diff.versions import TREES, Version
-from ckptsurgeon.plans import Receipt
+from ckptsurgeon.plan.edits import (
+    AnyChange,
+    Aside,
+    Change,
+    Move,
+    Relink,
+    Replace,
+    Rewrite,
+    Truncate,
+)
+from ckptsurgeon.plan.edits import Content as NewBytes
+from ckptsurgeon.plan.plan import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import numbered, standing, taken_back

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.files.archives.archive import Archive, bytes_at
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Weight
-from ckptsurgeon.formats.strips import contiguous
+from ckptsurgeon.formats.tensors.strips import contiguous
 from ckptsurgeon.look.diff.files import Difference, Twin
+from ckptsurgeon.plan.edits import Key
 from ckptsurgeon.progress import Progress
 
 PART = 1 << 18

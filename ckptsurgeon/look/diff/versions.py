@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats.constants import PICKLED, TORCH
+from ckptsurgeon.formats.fields.constants import PICKLED, TORCH
 from ckptsurgeon.look.diff.leaves import Leaves, leaves
+from ckptsurgeon.plan.edits import Key
 
 TREES = (*TORCH, PICKLED)
 """How the names of files end in which there is a tree."""

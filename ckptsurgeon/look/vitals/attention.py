@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import HasHeads
-from ckptsurgeon.formats.logits import SIGMAS, Logits, logits
-from ckptsurgeon.formats.stretches import by_parameter
+from ckptsurgeon.formats.tensors.logits import SIGMAS, Logits, logits
+from ckptsurgeon.formats.tensors.stretches import by_parameter
 from ckptsurgeon.look.vitals.observations import Observation
 
 CLIPPED = 100.0

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import FLOATS
@@ -22,7 +21,8 @@ from ckptsurgeon.look.vitals.bound import FLOOR
 from ckptsurgeon.look.vitals.facts import named
 from ckptsurgeon.look.vitals.jobs import Planner, Range, Source, strips_of
 from ckptsurgeon.look.vitals.reader import BLOCK, Reader
-from ckptsurgeon.plans import Receipt
+from ckptsurgeon.plan.edits import Change
+from ckptsurgeon.plan.plan import Receipt
 
 LOST = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """What rounding takes of a mean that is kept in 16 bits, at most, at every update."""

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsurgeon.edits import Change
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import MOMENTS, Checkpoint
-from ckptsurgeon.formats.constants import ODD
+from ckptsurgeon.formats.fields.constants import ODD
 from ckptsurgeon.look.vitals import bound
 from ckptsurgeon.look.vitals.jobs import Job, Range, Source, jobs
 from ckptsurgeon.look.vitals.reading import Reading
 from ckptsurgeon.look.vitals.scan import scan
-from ckptsurgeon.plans import Receipt
+from ckptsurgeon.plan.edits import Change
+from ckptsurgeon.plan.plan import Receipt
 from ckptsurgeon.progress import Progress
 
 SHOWN = 3

@@ -12,8 +12,8 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Strip
-from ckptsurgeon.formats.constants import ODD
-from ckptsurgeon.formats.strips import contiguous, dense, strips
+from ckptsurgeon.formats.fields.constants import ODD
+from ckptsurgeon.formats.tensors.strips import contiguous, dense, strips
 from ckptsurgeon.look.vitals.bound import Edited, limit
 
 

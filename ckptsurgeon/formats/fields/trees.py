@@ -7,7 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ckptsurgeon.edits import (
+from ckptsurgeon.errors import DamagedFile, NotUnderstood, SurgeryError
+from ckptsurgeon.files.archives import append, compact
+from ckptsurgeon.files.archives.archive import PICKLE, Archive
+from ckptsurgeon.files.archives.storage_edit import contiguous
+from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, NUMBERS, element, number
+from ckptsurgeon.files.pickles.tree import Tensor, get, get_each
+from ckptsurgeon.formats.fields.columns import Column, Places
+from ckptsurgeon.formats.fields.patched import New, patched
+from ckptsurgeon.formats.fields.shard_files import opened
+from ckptsurgeon.formats.fields.understood import impossible, is_bounded, problem
+from ckptsurgeon.formats.fields.values import Located, Place
+from ckptsurgeon.plan.edits import (
     ZEROS,
     AnyChange,
     Append,
@@ -19,17 +30,6 @@ from ckptsurgeon.edits import (
     Key,
     Renamed,
 )
-from ckptsurgeon.errors import DamagedFile, NotUnderstood, SurgeryError
-from ckptsurgeon.files.archives import append, compact
-from ckptsurgeon.files.archives.archive import PICKLE, Archive
-from ckptsurgeon.files.archives.storage_edit import contiguous
-from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, NUMBERS, element, number
-from ckptsurgeon.files.pickles.tree import Tensor, get, get_each
-from ckptsurgeon.formats.columns import Column, Places
-from ckptsurgeon.formats.patched import New, patched
-from ckptsurgeon.formats.sane import impossible, is_bounded, problem
-from ckptsurgeon.formats.shard_files import opened
-from ckptsurgeon.formats.values import Located, Place
 
 Self = TypeVar("Self", bound="Trees")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ckptsurgeon.arithmetic import ITEM, floats
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Whole
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.heads import Rows
-from ckptsurgeon.formats.values import Part, Place
+from ckptsurgeon.formats.fields.values import Part, Place
+from ckptsurgeon.formats.heads.heads import Rows
 from ckptsurgeon.hints import command
+from ckptsurgeon.transaction.arithmetic import ITEM, floats
 
 Parameter = tuple[str, str]
 """A parameter's name, and the cut of it."""

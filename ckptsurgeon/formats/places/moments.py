@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import ZEROS, Fill, Key
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.constants import NESTED
-from ckptsurgeon.formats.values import Place
+from ckptsurgeon.formats.fields.constants import NESTED
+from ckptsurgeon.formats.fields.values import Place
+from ckptsurgeon.plan.edits import ZEROS, Fill, Key
 
 NUMBERS = {"exp_avg": "1", "exp_avg_sq": "2"}
 ALSO = ("max_exp_avg_sq", "momentum_buffer")

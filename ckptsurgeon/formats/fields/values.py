@@ -9,10 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ckptsurgeon.edits import ZEROS, Fill, Key
 from ckptsurgeon.errors import NotUnderstood
 from ckptsurgeon.hints import Hint
-from ckptsurgeon.promise import Promise
+from ckptsurgeon.plan.edits import ZEROS, Fill, Key
+from ckptsurgeon.plan.promise import Promise
 
 Located = tuple[Path, tuple[Key, ...]]
 """A file, and a key path in it."""

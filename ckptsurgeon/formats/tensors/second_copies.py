@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.safetensors import SafetensorsFile
@@ -19,8 +18,9 @@ from ckptsurgeon.files.dcp import Values
 from ckptsurgeon.files.pickles.tree import Object, Tensor
 from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.constants import PICKLED, SAFE, TORCH
-from ckptsurgeon.formats.values import COUNTING, Located, Part
+from ckptsurgeon.formats.fields.constants import PICKLED, SAFE, TORCH
+from ckptsurgeon.formats.fields.values import COUNTING, Located, Part
+from ckptsurgeon.plan.edits import Key
 
 TRAINED = "current_model_state"
 """Under this key Lightning's WeightAveraging keeps what is trained; `state_dict` is the average."""

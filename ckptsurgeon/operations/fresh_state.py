@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ckptsurgeon.edits import ABSENT, ZEROS
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.columns import Column, Places
-from ckptsurgeon.formats.moments import ALL, NUMBERED
+from ckptsurgeon.formats.fields.columns import Column, Places
+from ckptsurgeon.formats.fields.values import Place, StateDict
 from ckptsurgeon.formats.optimizers.entry import ABSENT_KEY, ANEW, CONSTANT, NOTHING, ZERO, Entry
 from ckptsurgeon.formats.optimizers.roles import ROLES
 from ckptsurgeon.formats.optimizers.table import STEPS, recognise
-from ckptsurgeon.formats.values import Place, StateDict
+from ckptsurgeon.formats.places.moments import ALL, NUMBERED
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import ABSENT, ZEROS
 
 WITHOUT = "start the trainer without its saved optimizer state"
 

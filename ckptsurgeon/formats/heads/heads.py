@@ -13,8 +13,8 @@ from math import prod
 from typing import NamedTuple
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.head_counts import Model, unknown
-from ckptsurgeon.formats.values import Part
+from ckptsurgeon.formats.fields.values import Part
+from ckptsurgeon.formats.heads.head_counts import Model, unknown
 from ckptsurgeon.hints import command
 
 GROUPED = re.compile(r"(.+\.)?(?:query_key_value|linear_qkv)\.weight")

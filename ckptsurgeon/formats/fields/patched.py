@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckptsurgeon.edits import ABSENT, Key, Renamed
 from ckptsurgeon.files.pickles.tree import Object
+from ckptsurgeon.plan.edits import ABSENT, Key, Renamed
 
 
 @dataclass(frozen=True)

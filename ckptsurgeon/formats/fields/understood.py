@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import Key
 
 MAX_NODES = 10_000
 """Values in the largest field, each reference counted again."""

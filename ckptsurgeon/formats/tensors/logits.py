@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.heads import Attention, Head, Rows
-from ckptsurgeon.formats.stretches import Kinds, Parameter, numbers
+from ckptsurgeon.formats.heads.heads import Attention, Head, Rows
+from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter, numbers
 
 SIGMAS = 5.0
 """Times its root mean square that a head's largest logit is taken to be: of a million logits of a

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.edits import Append, Change, Content
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.columns import Places
-from ckptsurgeon.formats.sane import impossible, problem
-from ckptsurgeon.formats.values import Place
+from ckptsurgeon.formats.fields.columns import Places
+from ckptsurgeon.formats.fields.understood import impossible, problem
+from ckptsurgeon.formats.fields.values import Place
+from ckptsurgeon.plan.edits import Append, Change, Content
 
 
 @dataclass

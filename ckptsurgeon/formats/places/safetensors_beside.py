@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsurgeon.edits import Append, Change, Computed, Content, Piece, Span
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.values import Place
+from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.hints import command
+from ckptsurgeon.plan.edits import Append, Change, Computed, Content, Piece, Span
 
 
 @dataclass

@@ -14,10 +14,8 @@ from ckptsurgeon.files.archives.storage_edit import contiguous as contiguous
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.capabilities import HasPadding, NamesMoments
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.constants import QUANTIZED
-from ckptsurgeon.formats.optimizers import adam
-from ckptsurgeon.formats.stretches import Kinds, by_parameter, pieces
-from ckptsurgeon.formats.values import (
+from ckptsurgeon.formats.fields.constants import QUANTIZED
+from ckptsurgeon.formats.fields.values import (
     MOMENTS,
     NUMBER,
     Adam,
@@ -28,6 +26,8 @@ from ckptsurgeon.formats.values import (
     StateDict,
     Strip,
 )
+from ckptsurgeon.formats.optimizers import adam
+from ckptsurgeon.formats.tensors.stretches import Kinds, by_parameter, pieces
 
 MASTERS = ("master_param", "fp32_param", "param")
 """What optimizers of 16-bit weights call their fp32 copy."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.sane import mapping
+from ckptsurgeon.formats.fields.understood import mapping
 from ckptsurgeon.hints import command
 
 PLAIN = frozenset(

@@ -7,14 +7,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptsurgeon.edits import Key
 from ckptsurgeon.files.dtypes import NUMBERS
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
-from ckptsurgeon.formats import moments
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.columns import Column, Places
-from ckptsurgeon.formats.sane import is_number, not_understood
-from ckptsurgeon.formats.values import Place
+from ckptsurgeon.formats.fields.columns import Column, Places
+from ckptsurgeon.formats.fields.understood import is_number, not_understood
+from ckptsurgeon.formats.fields.values import Place
+from ckptsurgeon.formats.places import moments
+from ckptsurgeon.plan.edits import Key
 
 
 class States(NamedTuple):

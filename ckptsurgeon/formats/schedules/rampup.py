@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckptsurgeon.formats.values import State
+from ckptsurgeon.formats.fields.values import State
 
 
 def batch_size(state: State, consumed: int) -> int:

@@ -9,8 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from ckptsurgeon.edits import ZEROS, Each, Fill, Key, each_path
-from ckptsurgeon.formats.values import Place
+from ckptsurgeon.formats.fields.values import Place
+from ckptsurgeon.plan.edits import ZEROS, Each, Fill, Key, each_path
 
 K = TypeVar("K")
 

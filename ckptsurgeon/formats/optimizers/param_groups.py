@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+from ckptsurgeon.formats.fields.values import StateDict
 from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.optimizers.table import TABLE, Known
-from ckptsurgeon.formats.values import StateDict
-from ckptsurgeon.promise import Epsilon
+from ckptsurgeon.plan.promise import Epsilon
 
 
 def rates(betas: Any) -> tuple[float, ...]:

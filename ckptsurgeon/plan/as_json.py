@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from ckptsurgeon.edits import (
+from ckptsurgeon.plan.edits import (
     Append,
     Aside,
     Change,
@@ -31,9 +31,9 @@ from ckptsurgeon.edits import (
     Tail,
     Truncate,
 )
-from ckptsurgeon.plans import Fingerprint, Plan, Receipt
-from ckptsurgeon.promise import Promise
-from ckptsurgeon.record_types import made
+from ckptsurgeon.plan.plan import Fingerprint, Plan, Receipt
+from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plan.record_types import made
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind

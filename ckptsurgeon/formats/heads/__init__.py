@@ -1,0 +1,1 @@
+"""Which rows of the weights belong to which attention head."""

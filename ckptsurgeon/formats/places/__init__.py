@@ -1,0 +1,1 @@
+"""Where families keep alike what lies in or beside their shards."""

@@ -1,0 +1,1 @@
+"""Whose the bytes of each tensor are, side by side over all shards of a step."""
