@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from tests.conftest import LONGEST
 from tests.support.launch import REPO
@@ -54,6 +55,23 @@ def test_no_test_module_imports_another() -> None:
         if name.startswith("tests.") and any(part.startswith("test_") for part in name.split("."))
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(("folder", "most"), [("ckptsurgeon", 22), ("ckptsurgeon/formats", 18)])
+def test_a_reader_can_survey_the_rooms(folder: str, most: int) -> None:
+    inside = {
+        path.parent.name if path.name == "__init__.py" else path.stem
+        for pattern in ("*.py", "*/__init__.py")
+        for path in (REPO / folder).glob(pattern)
+    }
+    assert len(inside - {Path(folder).name, "__main__"}) <= most
+
+
+def test_the_rooms_lie_on_at_most_eleven_layers_with_eight_modules_beside_them() -> None:
+    contracts = tomllib.loads((REPO / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    assert len(contracts["contracts"][0]["layers"]) <= 11
+    beside = {path.name for path in (REPO / "ckptsurgeon").glob("*.py")}
+    assert len(beside - {"__init__.py", "__main__.py"}) <= 8
 
 
 def imported(path: Path) -> set[str]:
