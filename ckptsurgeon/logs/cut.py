@@ -18,6 +18,7 @@ from ckptsurgeon.logs.tensorboard.event_file import BORN, Index
 from ckptsurgeon.logs.tensorboard.graft import grafts
 from ckptsurgeon.logs.tensorboard.message import FILE_VERSION
 from ckptsurgeon.plan.edits import AnyChange, Aside, Content, Rewrite, Span, relative
+from ckptsurgeon.transaction.home import EVENTS
 
 FIELD = "tensorboard"
 """`Rewrite.field` and `Aside.field` of an event file."""
@@ -168,7 +169,7 @@ def _cut_branches(
 
 
 def _check_name(keep_as: str) -> None:
-    if keep_as in ("", ".", "..") or "/" in keep_as or "tfevents" in keep_as:
+    if keep_as in ("", ".", "..") or "/" in keep_as or EVENTS in keep_as:
         raise UsageError(
             f"{keep_as!r} is not the name of a folder for the cut branch",
             next="give one plain name, such as tb-7k-glitch",

@@ -10,8 +10,11 @@ from ckptsurgeon.logs.tensorboard import event_file, message
 from ckptsurgeon.logs.tensorboard.event_file import BORN
 from ckptsurgeon.logs.tensorboard.frame import frame
 from ckptsurgeon.plan.edits import Content, Rewrite, relative
+from ckptsurgeon.transaction.home import EVENTS
 
 TAG = "ckptsurgeon/surgery" + TEXT
+NOTE = ".ckptsurgeon"
+"""How the name of the event file ends that holds a note."""
 
 
 def note(logdir: Path, root: Path, step: int, text: str, when: float) -> Rewrite:
@@ -24,7 +27,7 @@ def note(logdir: Path, root: Path, step: int, text: str, when: float) -> Rewrite
     names = (BORN.search(path.name) for path in event_file.files(logdir))
     born = max((int(name[0]) for name in names if name), default=int(when))
     number = 1
-    while (path := logdir / f"events.out.tfevents.{born}.~{number}.ckptsurgeon").exists():
+    while (path := logdir / f"events.out.{EVENTS}.{born}.~{number}{NOTE}").exists():
         number += 1
     event = message.text_event(when, step, TAG, text)
     data = event_file.version_record(when) + frame(event)

@@ -10,14 +10,15 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs import curves
 from ckptsurgeon.logs.curves import Branch, Curves
+from ckptsurgeon.logs.note import NOTE
 from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.advise import Advice, advise
 from ckptsurgeon.plan.edits import Move
 from ckptsurgeon.plan.plan import Receipt
-from ckptsurgeon.run.attic import pruned
+from ckptsurgeon.run.attic import folders, pruned
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import EVENTS, KEPT_EVENTS
 from ckptsurgeon.transaction.receipts import standing
 
 SOUND, UNSOUND, INCOMPLETE, ATTIC, PRUNED = (
@@ -126,12 +127,11 @@ def _left(run: Run, receipts: Sequence[Receipt]) -> Iterator[Left]:
 def _cut(run: Run, receipt: Receipt) -> Iterator[Path]:
     """The event files that a surgery keeps in the attic as they were, or, when that is gone, what
     it kept of them in a folder of its own."""
-    homes = dict.fromkeys([run.root / HOME, *(folder / HOME for folder in run.logs.roots())])
     found = [
         path
-        for home in homes
-        for path in sorted((home / "attic" / receipt.id).rglob("*tf-events*"))
-        if not path.name.endswith(HOME)
+        for folder in folders(run, receipt.id)
+        for path in sorted(folder.rglob(f"*{KEPT_EVENTS}*"))
+        if not path.name.endswith(NOTE)
     ]
     own = {folder.name for folder in run.logs.branches()}
     found = [path for path in found if path.parent.name not in own]
@@ -139,7 +139,7 @@ def _cut(run: Run, receipt: Receipt) -> Iterator[Path]:
         yield from found
         return
     for edit in receipt.inverse:
-        if isinstance(edit, Move) and "tfevents" in edit.src and not edit.src.endswith(HOME):
+        if isinstance(edit, Move) and EVENTS in edit.src and not edit.src.endswith(NOTE):
             path = run.root / edit.src
             if path.parent in run.logs.branches() and path.is_file():
                 yield path

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from ckptsurgeon.plan.edits import Edit, Move, Replace, Tail, Truncate
 from ckptsurgeon.report.style import Row, clean, names
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import HOME, in_attic
 
 BACK = "brings back"
 RENAMES = "renames"
@@ -43,9 +43,9 @@ def _act(edit: Edit | Tail) -> tuple[str, str]:
     if isinstance(edit, Truncate):
         return "cuts back", edit.file
     if isinstance(edit, Replace):
-        return (BACK if _kept(edit.staged) else "rewrites"), edit.file
+        return (BACK if in_attic(edit.staged) else "rewrites"), edit.file
     if isinstance(edit, Move):
-        if _kept(edit.src):
+        if in_attic(edit.src):
             return BACK, edit.dst
         if HOME in edit.src.split("/"):
             return "makes", edit.dst
@@ -53,8 +53,3 @@ def _act(edit: Edit | Tail) -> tuple[str, str]:
             return "takes away", edit.src
         return RENAMES, f"{edit.src} → {edit.dst}"
     return "appends to", edit.file
-
-
-def _kept(name: str) -> bool:
-    """Whether it is in an attic."""
-    return f"{HOME}/attic/" in name

@@ -28,6 +28,7 @@ from ckptsurgeon.report.style import (
     value,
 )
 from ckptsurgeon.report.vitals import signs
+from ckptsurgeon.transaction.home import EVENTS
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, Place, State
@@ -172,7 +173,7 @@ def schedule(state: State) -> str:
 def _events(run: Run) -> list[Row]:
     rows = []
     for folder in run.logs.folders():
-        files = sum(1 for _ in folder.glob("*tfevents*"))
+        files = sum(1 for _ in folder.glob(f"*{EVENTS}*"))
         rows.append(Row("events", f"{run.relative(folder)}/", count(files, "file")))
     return rows or [Row("events", "none")]
 

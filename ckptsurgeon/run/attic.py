@@ -9,12 +9,9 @@ from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction import lock
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction import kept, lock
+from ckptsurgeon.transaction.home import ATTIC, HOME, KEPT_EVENTS, RECEIPTS, has_receipts
 from ckptsurgeon.transaction.worker import as_owner
-
-KEPT_EVENTS = "tf-events"
-"""What the name of an event file has in it in an attic."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +30,20 @@ def attics(run: Run) -> list[Attic]:
     """The attic of every surgery that has something in it, oldest first."""
     out = []
     for receipt in run.receipts():
-        folders = [home / "attic" / receipt.id for home in _homes(run)]
-        files = [file for folder in folders for file in _files(run, folder)]
+        places = folders(run, receipt.id)
+        files = [file for folder in places for file in _files(run, folder)]
         if files:
             size = sum(os.lstat(file).st_blocks * 512 for file in files)
-            existing = tuple(folder for folder in folders if folder.is_dir())
+            existing = tuple(folder for folder in places if folder.is_dir())
             out.append(Attic(receipt.id, receipt.title, len(files), size, existing))
     return out
 
 
-def _homes(run: Run) -> list[Path]:
-    """Where attics of this run may be. A log folder that has receipts is a run of its own, and what
-    it keeps is its own."""
-    beside = [folder / HOME for folder in run.logs.roots()]
-    own = [home for home in beside if not (home / "receipts").is_dir()]
-    return list(dict.fromkeys([run.root / HOME, *own]))
+def folders(run: Run, id: str) -> list[Path]:
+    """Where the attic of surgery `id` may be. A log folder that has receipts is a run of its own,
+    and what it keeps is its own."""
+    beside = [folder for folder in run.logs.roots() if not has_receipts(folder)]
+    return [folder / HOME / ATTIC / id for folder in dict.fromkeys([run.root, *beside])]
 
 
 def prune(run: Run, chosen: Sequence[Attic]) -> None:
@@ -73,15 +69,10 @@ def prune(run: Run, chosen: Sequence[Attic]) -> None:
 
 def pruned(id: str) -> str:
     """The marker, below the root, that the attic of surgery `id` is gone or going."""
-    return f"{HOME}/receipts/{id}/pruned"
+    return f"{HOME}/{RECEIPTS}/{id}/pruned"
 
 
 def _files(run: Run, folder: Path) -> Iterator[Path]:
-    """Everything but real folders, so links to folders too; outside of the run event files alone,
-    as surgeries keep nothing else there."""
-    outside = not folder.is_relative_to(run.root)
-    for inner, folders, names in os.walk(folder):
-        links = [name for name in folders if (Path(inner) / name).is_symlink()]
-        for name in sorted([*names, *links]):
-            if not outside or KEPT_EVENTS in name:
-                yield Path(inner) / name
+    """Outside of the run event files alone, as surgeries keep nothing else there."""
+    inside = folder.is_relative_to(run.root)
+    return (path for path in kept.files(folder) if inside or KEPT_EVENTS in path.name)

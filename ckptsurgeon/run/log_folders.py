@@ -12,16 +12,15 @@ from typing import Any
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.layout import Paged
+from ckptsurgeon.logs.note import NOTE
 from ckptsurgeon.plan.edits import Move, relative
 from ckptsurgeon.plan.plan import Receipt
 from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import receipts
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import EVENTS, HOME
 
 ABOVE = 2
 """So far above the run a log folder may be that holds it: further up are the logs of others."""
-NOTE = ".ckptsurgeon"
-"""How the names of event files end that hold a note about a surgery."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +63,21 @@ class LogFolders:
         with_events = {
             here: None
             for here, _, files in self._walk()
-            if here not in branches and any("tfevents" in name for name in files)
+            if here not in branches and any(EVENTS in name for name in files)
         }
         return list(with_events)
 
     def branches(self) -> set[Path]:
         """Folders that surgeries made for cut branches: no trainer writes there."""
         branches: set[Path] = set()
-        for receipt in receipts.read(self.root, mentioning="tfevents"):
+        for receipt in receipts.read(self.root, mentioning=EVENTS):
             if receipt.undoes is None:
                 branches |= self._cut_branches(receipt)
         return branches
 
     def files(self) -> list[Path]:
         """All event files in those folders, notes about surgeries among them."""
-        return [item for folder in self.folders() for item in sorted(folder.glob("*tfevents*"))]
+        return [item for folder in self.folders() for item in sorted(folder.glob(f"*{EVENTS}*"))]
 
     def event_files(self) -> list[str]:
         """Those without the notes, relative to the root."""
@@ -91,7 +90,7 @@ class LogFolders:
         for here, inner, _ in self._walk():
             for link in (here / name for name in inner):
                 with contextlib.suppress(OSError):
-                    if link.is_symlink() and any("tfevents" in n.name for n in link.iterdir()):
+                    if link.is_symlink() and any(EVENTS in n.name for n in link.iterdir()):
                         links.append(relative(link, self.root))
         return links
 
@@ -110,9 +109,9 @@ class LogFolders:
         aside, the run writes its logs: a cut file may get another name there."""
         made, written = set(), set()
         for edit in receipt.inverse:
-            if isinstance(edit, Move) and "tfevents" in edit.src and not edit.src.endswith(NOTE):
+            if isinstance(edit, Move) and EVENTS in edit.src and not edit.src.endswith(NOTE):
                 made.add(edit.src)
-            elif "tfevents" in (file := edit.dst if isinstance(edit, Move) else edit.file):
+            elif EVENTS in (file := edit.dst if isinstance(edit, Move) else edit.file):
                 written.add(file)
         return {self._folder(file) for file in made} - {self._folder(file) for file in written}
 

@@ -11,16 +11,14 @@ from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.plan.edits import Move, relative
 from ckptsurgeon.plan.plan import Receipt
 from ckptsurgeon.transaction import receipts
-from ckptsurgeon.transaction.home import HOME
-
-ATTIC = "attic"
+from ckptsurgeon.transaction.home import ATTIC, HOME, has_receipts, in_attic, kept_by
 
 
 def refuse_moved(start: Path) -> None:
     """Raise UsageError for a folder inside an attic, and for one that is gone because a surgery
     moved it there. Both know the surgery by its receipt."""
     here = start.resolve()
-    kept = _kept_in(here)
+    kept = kept_by(here)
     if kept is not None:
         root = _root(kept[0]) or kept[0]
         receipt, name = _taken(root, relative(here, root))
@@ -41,7 +39,7 @@ def refuse_moved(start: Path) -> None:
 def nearest(named: Path) -> Path:
     """`named`, or the nearest folder above it that is still in the run."""
     with contextlib.suppress(OSError):
-        kept = _kept_in(named.resolve())
+        kept = kept_by(named.resolve())
         if kept is not None:
             return _root(kept[0]) or kept[0]
     while not named.is_dir() and named != named.parent:
@@ -61,18 +59,9 @@ def _away(root: Path, receipt: Receipt, name: str) -> UsageError:
     )
 
 
-def _kept_in(here: Path) -> tuple[Path, str] | None:
-    """The folder whose attic `here` lies in, and the id of the surgery that it is of."""
-    parts = here.parts
-    for at in range(len(parts) - 2):
-        if parts[at : at + 2] == (HOME, ATTIC):
-            return Path(*parts[:at]), parts[at + 2]
-    return None
-
-
 def _root(path: Path) -> Path | None:
     """The nearest folder at or above it that has receipts."""
-    return next((p for p in (path, *path.parents) if (p / HOME / "receipts").is_dir()), None)
+    return next((p for p in (path, *path.parents) if has_receipts(p)), None)
 
 
 def _taken(root: Path, kept: str) -> tuple[Receipt | None, str]:
@@ -90,7 +79,7 @@ def _taker(root: Path, gone: str) -> Receipt | None:
         for edit in receipt.inverse:
             if (
                 isinstance(edit, Move)
-                and HOME in edit.src
+                and in_attic(edit.src)
                 and f"{gone}/".startswith(f"{edit.dst}/")
             ):
                 return receipt

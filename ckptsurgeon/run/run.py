@@ -24,7 +24,7 @@ from ckptsurgeon.run import moved, search, writers
 from ckptsurgeon.run.log_folders import LogFolders
 from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import journal, lock, receipts
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import ATTIC, EVENTS, HOME, KEPT_EVENTS
 
 LINE = 80
 """Characters of a pointer that are told."""
@@ -114,7 +114,7 @@ class Run:
     def attic(self, file: str, id: str) -> str:
         """Where `file` is kept after surgery `id`: on its own file system, by a name that
         TensorBoard does not load and the trainer's clean-up does not count."""
-        return self._aside("attic", file, id)
+        return self._aside(ATTIC, file, id)
 
     def staging(self, file: str, id: str) -> str:
         """Where the new bytes of `file` are written before the commit, by the same rules."""
@@ -125,10 +125,10 @@ class Run:
         for root in self.logs.roots():
             home = self.relative(root)
             if file.startswith("../") and file.startswith(f"{home}/"):
-                inner = file[len(home) + 1 :].replace("tfevents", "tf-events")
+                inner = file[len(home) + 1 :].replace(EVENTS, KEPT_EVENTS)
                 return f"{home}/{HOME}/{kind}/{id}/{inner}"
         kept = self.format.kept_as(file) if isinstance(self.format, CleansUp) else file
-        return f"{HOME}/{kind}/{id}/{kept.replace('tfevents', 'tf-events')}"
+        return f"{HOME}/{kind}/{id}/{kept.replace(EVENTS, KEPT_EVENTS)}"
 
     def fingerprint(self, file: str) -> Fingerprint:
         """What `file` is at this moment; an absent file has inode 0."""

@@ -16,7 +16,7 @@ from ckptsurgeon.formats.detect import SIGNS, detect, is_run, named, nameless
 from ckptsurgeon.formats.fields.constants import TORCH
 from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.run.only_logs import Logs
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import HOME, has_receipts
 
 SETTINGS = "ckptsurgeon.yaml"
 """What the user says about a run: its name, its log folders, how its trainer is started."""
@@ -43,7 +43,7 @@ def nearest(here: Path, format: str = "") -> tuple[Path, Format, Mapping[str, An
         found = _recognized(folder, given) if given else detect(folder)
         if found is not None:
             return folder, found, settings
-        if not format and (folder / HOME / "receipts").is_dir():
+        if not format and has_receipts(folder):
             return folder, Logs(), {}
     return None
 

@@ -19,6 +19,7 @@ from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.plan.edits import relative
 from ckptsurgeon.transaction import process
+from ckptsurgeon.transaction.home import EVENTS
 
 FLUSH_S = 120
 """Seconds after which torch's writer has flushed what it holds."""
@@ -28,7 +29,7 @@ MAX_RECORD = 1 << 16
 """Bytes of what the bundled trainer says of its process."""
 MOUNTS = Path("/proc/self/mountinfo")
 REMOTE = ("nfs", "nfs4", "cifs", "smb3")
-EVENT_WRITER = re.compile(r"tfevents\.(?P<born>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.\d+")
+EVENT_WRITER = re.compile(rf"{EVENTS}\.(?P<born>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.\d+")
 
 
 def evidence(

@@ -29,7 +29,7 @@ from ckptsurgeon.plan.plan import Plan, Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import loud, relinked, replaced, rewrite, touched
 from ckptsurgeon.transaction import assumptions, kept, receipts
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import ATTIC, HOME
 from ckptsurgeon.transaction.inverse import kept_tails
 from ckptsurgeon.transaction.names import refuse_foreign
 
@@ -90,7 +90,7 @@ def _inverse(
 
     What the surgery had staged is not needed again, but it is kept: this plan's attic gets it. A
     file in `gone` is in the attic already."""
-    staging, attic = f"{HOME}/staging/{receipt.id}/", f"{HOME}/attic/{id}/"
+    staging, attic = f"{HOME}/staging/{receipt.id}/", f"{HOME}/{ATTIC}/{id}/"
     edits: list[Edit] = []
     linked: list[Truncate | Append] = []
     for old in receipt.inverse:

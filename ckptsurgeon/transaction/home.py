@@ -2,7 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 HOME = ".ckptsurgeon"
 """The folder in the run's root, and in each log folder on another file system. It holds `journal`
 and `lock` while a surgery is under way, `staging/<id>` before its commit, `attic/<id>` with what it
 moved aside, and `receipts/<id>`."""
+
+ATTIC = "attic"
+RECEIPTS = "receipts"
+EVENTS = "tfevents"
+"""What the name of each event file has in it."""
+KEPT_EVENTS = "tf-events"
+"""What it has in it in an attic instead: TensorBoard would load the file."""
+
+
+def has_receipts(folder: Path) -> bool:
+    """Whether surgeries were done in the run whose root is `folder`."""
+    return (folder / HOME / RECEIPTS).is_dir()
+
+
+def in_attic(name: str) -> bool:
+    """Whether a name that edits use, from the root, is of what a surgery keeps."""
+    return f"/{HOME}/{ATTIC}/" in f"/{name}"
+
+
+def kept_by(path: Path) -> tuple[Path, str] | None:
+    """The folder whose attic `path` lies in, and the id of the surgery that keeps it."""
+    parts = path.parts
+    for at in range(len(parts) - 2):
+        if parts[at : at + 2] == (HOME, ATTIC):
+            return Path(*parts[:at]), parts[at + 2]
+    return None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ckptsurgeon.plan.edits import Append, Edit, Inverse, Move, Replace, Tail, Truncate
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import ATTIC, HOME
 
 
 def kept_tails(id: str) -> str:
     """Where an undo keeps the bytes that it cuts off, those of all files one after the other."""
-    return f"{HOME}/attic/{id}/{HOME}.tails"
+    return f"{HOME}/{ATTIC}/{id}/{HOME}.tails"
 
 
 def inverse(edits: Iterable[Edit], id: str) -> tuple[Inverse, ...]:

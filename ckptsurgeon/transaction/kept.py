@@ -19,7 +19,7 @@ from typing import Any
 
 from ckptsurgeon import whole_file
 from ckptsurgeon.plan.edits import Content, Edit, Inverse, Move, Replace, Tail, Truncate
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import HOME, RECEIPTS, in_attic
 from ckptsurgeon.transaction.inverse import kept_tails
 
 SMALL = 1 << 20
@@ -34,7 +34,7 @@ EMPTY: _Known = (0, 0, hashlib.sha256().hexdigest())
 
 def record_file(id: str) -> str:
     """Where it is written what surgery `id` took away."""
-    return f"{HOME}/receipts/{id}/kept.json"
+    return f"{HOME}/{RECEIPTS}/{id}/kept.json"
 
 
 def document(root: Path, edits: Iterable[Edit]) -> bytes:
@@ -51,8 +51,8 @@ def document(root: Path, edits: Iterable[Edit]) -> bytes:
             elif before.content == Content(()):
                 known[edit.kept] = EMPTY
             staged[edit.file] = edit
-        elif isinstance(edit, Move) and edit.content is None and _in_attic(edit.dst):
-            for path in _files(root / edit.src):
+        elif isinstance(edit, Move) and edit.content is None and in_attic(edit.dst):
+            for path in files(root / edit.src):
                 below = os.path.relpath(path, root / edit.src)
                 name = edit.dst if below == "." else f"{edit.dst}/{below}"
                 known[name] = _known(path, digest=below == ".")
@@ -75,32 +75,28 @@ def compared(root: Path, id: str, inverse: Iterable[Inverse]) -> tuple[str, list
                 changed.append(edit.file)
             continue
         name = edit.staged if isinstance(edit, Replace) else edit.src
-        if not _in_attic(name) or name == kept_tails(id):
+        if not in_attic(name) or name == kept_tails(id):
             continue
         first, end = (bisect_left(names, f"{name}{after}") for after in "/0")  # 0 comes after /
         expected = {n: known[n] for n in (name, *names[first:end]) if n in known}
         if not expected:
             unknown = True
             continue
-        there = {os.path.relpath(path, root): path for path in _files(root / name)}
+        there = {os.path.relpath(path, root): path for path in files(root / name)}
         changed += sorted(expected.keys() ^ there.keys())
         changed += [n for n in expected if n in there and not _same(there[n], expected[n])]
     return (CHANGED if changed else UNKNOWN if unknown else SAME), changed
 
 
-def _in_attic(name: str) -> bool:
-    return f"/{HOME}/attic/" in f"/{name}"
-
-
-def _files(path: Path) -> Iterator[Path]:
-    """The file itself, or every file below a folder; a link is a file."""
+def files(path: Path) -> Iterator[Path]:
+    """The file itself, or every file below a folder; a link is a file, to a folder too."""
     if path.is_symlink() or not path.is_dir():
         if os.path.lexists(path):
             yield path
         return
     for here, folders, names in os.walk(path):
         links = [name for name in folders if (Path(here) / name).is_symlink()]
-        yield from (Path(here) / name for name in [*names, *links])
+        yield from (Path(here) / name for name in sorted([*names, *links]))
 
 
 def _known(path: Path, *, digest: bool) -> _Known:

@@ -26,14 +26,12 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import shell
 from ckptsurgeon.plan.edits import Computed, Content, Edit, Move, Replace, Span, Tail
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import ATTIC, EVENTS, HOME
 
 ID = re.compile(r"[0-9]{4,18}")
 """How the id of a surgery is written: at least four digits."""
 RECORDS = ("tails", "recipe.json", "kept.json", "receipt.json")
 """What lies in `staging` beside the folder of a surgery, after its id and a dot."""
-EVENTS = "tfevents"
-"""What the name of each event file has in it."""
 
 
 def refuse_foreign(
@@ -142,7 +140,7 @@ def _keeping(root: Path, names: Iterable[str]) -> list[Path]:
         beside, _, inner = name.partition(f"/{HOME}/")
         kind, _, id = posixpath.dirname(inner).partition("/")
         id = id.partition("/")[0]
-        if name.startswith("../") and kind in ("staging", "attic") and ID.fullmatch(id):
+        if name.startswith("../") and kind in ("staging", ATTIC) and ID.fullmatch(id):
             folder = Path(posixpath.normpath(f"{root}/{beside}"))
             if (folder / HOME / kind / id).is_dir():
                 folders[folder] = None
@@ -185,7 +183,7 @@ class _Bounds:
         return any(
             len(parts) > 3
             and parts[0] == HOME
-            and parts[1] in (kinds or ("staging", "attic"))
+            and parts[1] in (kinds or ("staging", ATTIC))
             and ID.fullmatch(parts[2]) is not None
             for parts in self.below(name).values()
         )

@@ -19,7 +19,7 @@ from ckptsurgeon.plan.as_json import Malformed, parsed, to_json
 from ckptsurgeon.plan.edits import Content, Rewrite
 from ckptsurgeon.plan.plan import Plan, Receipt
 from ckptsurgeon.plan.promise import Promise
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import HOME, RECEIPTS
 from ckptsurgeon.transaction.inverse import inverse
 from ckptsurgeon.transaction.names import ID
 from ckptsurgeon.version import VERSION
@@ -147,7 +147,7 @@ def _read_once(path: Path, *status: int) -> tuple[Receipt | None, str]:
 
 def _ids(root: Path) -> list[str]:
     """Also of a surgery whose receipt is lost: its attic has that name."""
-    folder = root / HOME / "receipts"
+    folder = root / HOME / RECEIPTS
     if not folder.is_dir():
         return []
     return sorted(item.name for item in folder.iterdir() if ID.fullmatch(item.name))
@@ -158,13 +158,13 @@ def _ids(root: Path) -> list[str]:
 
 def receipt_file(id: str) -> str:
     """Where the receipt of surgery `id` is: once it is there, the surgery is finished."""
-    return f"{HOME}/receipts/{id}/receipt.json"
+    return f"{HOME}/{RECEIPTS}/{id}/receipt.json"
 
 
 def records(id: str) -> dict[str, str]:
     """Staged name → final name of the records of a surgery, the receipt last."""
     return {
-        f"{HOME}/staging/{id}.{name}": f"{HOME}/receipts/{id}/{name}"
+        f"{HOME}/staging/{id}.{name}": f"{HOME}/{RECEIPTS}/{id}/{name}"
         for name in ("recipe.json", "kept.json", "receipt.json")
     }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from tests.conftest import Trained
 from tests.hostile.hostile_run import call, fifo
+from tests.hostile.watched import audited
 from tests.support.surgeries import operate
 from tests.support.tiny_run import make_run
 
@@ -25,34 +25,27 @@ LOOKS = (
     ("report", "-o", "OUT.svg"), ("export", "OUT.safetensors"), ("fork", "OUT", "--copy"),
     ("repair-latest", "-n"), ("shrink", "-n"), ("recover",),
 )  # fmt: skip
-_waits: list[str] | None = None
-
-
-def _audit(event: str, details: tuple[Any, ...]) -> None:
-    if _waits is None or event != "open":
-        return
-    path, _, flags = details
-    try:
-        info = Path(path).stat()
-    except (OSError, TypeError, ValueError):
-        return
-    if stat.S_ISFIFO(info.st_mode) and not flags & os.O_NONBLOCK:
-        _waits.append(f"{path}")
-        raise OSError("it would wait here for ever")
 
 
 @contextmanager
 def no_wait() -> Iterator[list[str]]:
     """The pipes that are opened as a file is: that fails here, and would wait elsewhere."""
-    global _waits
-    if not getattr(sys, "_waits_watched", False):
-        sys.addaudithook(_audit)
-        sys._waits_watched = True  # type: ignore[attr-defined]
-    _waits = []
-    try:
-        yield _waits
-    finally:
-        _waits = None
+    waits: list[str] = []
+
+    def refuse(event: str, details: tuple[Any, ...]) -> None:
+        if event != "open":
+            return
+        path, _, flags = details
+        try:
+            info = Path(path).stat()
+        except (OSError, TypeError, ValueError):
+            return
+        if stat.S_ISFIFO(info.st_mode) and not flags & os.O_NONBLOCK:
+            waits.append(f"{path}")
+            raise OSError("it would wait here for ever")
+
+    with audited(refuse):
+        yield waits
 
 
 def files(root: Path) -> list[Path]:

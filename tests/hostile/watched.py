@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import pkgutil
@@ -18,27 +19,45 @@ from tests.hostile.lies import PRECIOUS
 
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
 """Audit events of a process that is started."""
-_started: list[str] | None = None
+Hook = Callable[[str, tuple[Any, ...]], None]
 
 
-def _audit(event: str, details: tuple[Any, ...]) -> None:
-    if _started is not None and event in STARTS:
-        _started.append(f"{event}{details}")
+@functools.cache
+def _hooks() -> list[Hook]:
+    """The hooks at work. Python gives no audit hook back, so it gets one, which asks these."""
+    hooks: list[Hook] = []
+
+    def ask(event: str, details: tuple[Any, ...]) -> None:
+        for hook in hooks:
+            hook(event, details)
+
+    sys.addaudithook(ask)
+    return hooks
+
+
+@contextlib.contextmanager
+def audited(hook: Hook) -> Iterator[None]:
+    """Call `hook` with each audit event meanwhile; what it raises, the audited call raises."""
+    hooks = _hooks()
+    hooks.append(hook)
+    try:
+        yield
+    finally:
+        hooks.remove(hook)
 
 
 @contextlib.contextmanager
 def no_process() -> Iterator[None]:
     """Fail if a process is started meanwhile."""
-    global _started
-    if not getattr(sys, "_watched", False):
-        sys.addaudithook(_audit)
-        sys._watched = True  # type: ignore[attr-defined]
-    _started = []
-    try:
+    started: list[str] = []
+
+    def note(event: str, details: tuple[Any, ...]) -> None:
+        if event in STARTS:
+            started.append(f"{event}{details}")
+
+    with audited(note):
         yield
-        assert _started == []
-    finally:
-        _started = None
+    assert started == []
 
 
 Seen = dict[str, tuple[Any, ...]]

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckptsurgeon.transaction.home import EVENTS
+
 DIGITS = re.compile(r"\d{1,18}")
 VERSION = re.compile(r"\.[A-Za-z]+\d+$")
 """The end of a name whose number is part of a file type: `.mp4`, `.h5`, `.sha256`."""
@@ -133,5 +135,5 @@ def _names(folder: Path, known: Collection[Path]) -> list[Path]:
     return [
         path
         for path in paths
-        if path not in known and path.name[0] != "." and "tfevents" not in path.name
+        if path not in known and path.name[0] != "." and EVENTS not in path.name
     ]

@@ -17,6 +17,7 @@ from typing import Any
 
 from ckptsurgeon.logs.tensorboard import message
 from ckptsurgeon.logs.tensorboard.frame import Data, Opened, Records, damaged, frame
+from ckptsurgeon.transaction.home import EVENTS
 
 native: Any
 try:
@@ -24,7 +25,7 @@ try:
 except ImportError:
     native = None
 
-BORN = re.compile(r"(?<=tfevents\.)\d+")
+BORN = re.compile(rf"(?<={EVENTS}\.)\d+")
 """In a file's name: when its writer was opened, in seconds."""
 DROPPED = 255
 """`Index.kinds` of bytes that are no record: what salvage leaves out."""
@@ -86,9 +87,7 @@ def files(directory: Path) -> list[Path]:
         names = [
             item.name
             for item in items
-            if "tfevents" in item.name
-            and not item.name.endswith(".profile-empty")
-            and item.is_file()
+            if EVENTS in item.name and not item.name.endswith(".profile-empty") and item.is_file()
         ]
     return [directory / name for name in sorted(names)]
 

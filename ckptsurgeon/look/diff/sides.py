@@ -10,6 +10,7 @@ from ckptsurgeon.formats.detect import is_run
 from ckptsurgeon.look.diff.versions import TREES, Version
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.run.search import SETTINGS
+from ckptsurgeon.transaction.home import EVENTS
 
 NUMBER = re.compile(r"\d{1,18}")
 
@@ -91,7 +92,7 @@ class Side:
     def logs(self) -> dict[str, Version]:
         """Its event files, those of abandoned branches too."""
         logs = self.run.logs
-        cut = (path for folder in sorted(logs.branches()) for path in folder.glob("*tfevents*"))
+        cut = (path for folder in sorted(logs.branches()) for path in folder.glob(f"*{EVENTS}*"))
         return {self.run.relative(path): Version(path) for path in (*logs.files(), *cut)}
 
 

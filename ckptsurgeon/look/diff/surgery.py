@@ -29,6 +29,7 @@ from ckptsurgeon.plan.edits import Content as NewBytes
 from ckptsurgeon.plan.plan import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.home import EVENTS, in_attic
 from ckptsurgeon.transaction.receipts import numbered, standing, taken_back
 
 
@@ -125,22 +126,22 @@ class _Found:
         before = Version(_kept(run, edit.staged), folder=_home(run, edit.file))
         if _is_tree(edit.file):
             self.shards[edit.file] = (before, now)
-        elif "tfevents" in edit.file:
+        elif EVENTS in edit.file:
             self.events[edit.file] = (before, now)
         else:
             self.texts[edit.file] = (before, now)
 
     def _moved(self, run: Run, edit: Move, later: Sequence[Receipt]) -> None:
         """A new file, or one that went to the attic."""
-        if "/attic/" in f"/{edit.src}":
+        if in_attic(edit.src):
             name = edit.dst
-            kind = "tensorboard" if "tfevents" in name else "checkpoint"
+            kind = "tensorboard" if EVENTS in name else "checkpoint"
             self.changes.append(Aside(name, kind))
             return
         name = edit.src
         if name.endswith(".distcp"):  # holds values that `.metadata` names, and is compared there
             return
-        if "tfevents" in name:
+        if EVENTS in name:
             note = self.notes.get(name, "new")
             self.changes.append(Rewrite(name, "tensorboard", NewBytes(()), note, new_file=True))
         else:
@@ -185,9 +186,8 @@ def _kept(run: Run, file: str) -> Path:
     """Where a file is that the answer is read from."""
     path = run.root / file
     if not path.exists():
-        pruned = "attic" in path.parts
         raise SurgeryError(
-            f"{file} is gone" + (": its attic was pruned" if pruned else ""),
+            f"{file} is gone" + (": its attic was pruned" if in_attic(file) else ""),
             next=command("log"),
         )
     return path
